@@ -248,3 +248,62 @@ def test_a_schema_of_arguments_that_cannot_be_enforced_is_refused(spelling: PreT
             several=True,
         )
     assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 400
+
+
+BYTES = bytes_tokenizer()
+OPEN: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+REPEATED = [
+    ({"type": "object"}, '{"b": 1, "b": 2}', '{"b": 1, "bc": 2}'),
+    (OPEN, '{"a": 1, "b": 1, "b": 2}', '{"a": 1, "b": 1, "c": 2}'),
+    ({"type": "object"}, '{"b": {"c": 1, "c": 1}}', '{"b": {"c": {"c": 1}}, "c": {"b": 1}}'),
+    ({"type": "object"}, '{"b": [{"x": 1, "x": 1}]}', '{"b": [{"x": 1}, {"x": 1}, "x", "x"], "x": "\\"x\\": 1, "}'),
+    ({"type": "object"}, '{"b\\n": 1, "b\\u000a": 2}', '{"b\\n": 1, "b\\u000b": 2}'),
+    ({"type": "object"}, '{"é": 1, "é": 2}', '{"é": 1, "è": 2}'),
+    ({"type": "object"}, '{"": 1, "": 2}', '{"": 1, " ": 2}'),
+    ({"type": "object", "additionalProperties": {"type": "integer"}}, '{"b": 1, "b": 2}', '{"b": 1, "c": 2}'),
+    ({"type": "object", "patternProperties": {"^[ab]$": {}}}, '{"a": 1, "a": 2}', '{"a": 1, "b": 2}'),
+    ({"type": "array", "items": OPEN}, '[{"b": 1}, {"b": 1, "b": 2}]', '[{"b": 1}, {"b": 1}]'),
+]
+
+
+@pytest.mark.parametrize(("schema", "twice", "once"), REPEATED)
+def test_no_key_comes_twice(schema: dict[str, Any], twice: str, once: str) -> None:
+    """A small model repeated keys of an object that the schema left open, until its limit."""
+    grammar = Grammars(BYTES, BYTES_VOCAB, {EOS}).json_schema(schema)
+    assert takes(grammar, once, BYTES) and not takes(grammar, twice, BYTES)
+
+
+@pytest.mark.parametrize(
+    "options", [{"forced": True}, {"forced": False}, {"forced": False, "text": {"type": "object"}}]
+)
+def test_nor_in_the_arguments_of_a_call(spelling: PreTrainedTokenizerFast, options: dict[str, Any]) -> None:
+    open_ = [Function("f", {"type": "object"})]
+    grammar = Grammars(spelling, BYTES_VOCAB, {EOS}).calls(open_, several=True, **options)
+    good = call_text("f", {"b": 1, "c": {"b": '"b": '}})
+    bad = good.replace('"c"', '"b"')
+    assert takes(grammar, good, spelling) and takes(grammar, f"{good}\n{good}", spelling)
+    assert not takes(grammar, bad, spelling) and not takes(grammar, f"{good}\n{bad}", spelling)
+    if not options["forced"]:
+        text = '{"b": 1, "b": 2}'
+        assert takes(grammar, text, spelling) is ("text" not in options)
+
+
+@pytest.mark.parametrize("text", [once for _, _, once in REPEATED])
+def test_masks_allow_what_may_follow_and_no_more(text: str) -> None:
+    """Whatever tokens end a key: alone, with what comes before it or behind it."""
+    grammar = Grammars(BYTES, BYTES_VOCAB, {EOS}).json_schema({})
+    state: ConstraintState | None = grammar.start()
+    every = torch.arange(len(BYTES))
+    for token in [*BYTES.encode(text), EOS]:
+        assert state is not None
+        allowed = state.allows(every).tolist()
+        assert allowed == [state.after(other) is not None for other in every.tolist()]
+        assert allowed[token]
+        state = state.after(token)
+
+
+@pytest.mark.parametrize("vocab", [BYTES_VOCAB - 1, BYTES_VOCAB, BYTES_VOCAB + 1])
+def test_masks_are_as_wide_as_the_vocabulary(vocab: int) -> None:
+    """llguidance gave one word more where 32 divides it, which no other rule of tokens could be joined with."""
+    mask = Grammars(BYTES, vocab, {EOS}).json_object().start().mask
+    assert mask is not None and len(mask) == -(-vocab // 32)

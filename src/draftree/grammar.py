@@ -1,6 +1,7 @@
 """Grammars over tokens, compiled by llguidance: JSON Schema, regular expressions, choices, Lark, GBNF, function calls.
 
-llguidance refuses what it cannot enforce, keyword by keyword, so that every answer that ends is valid.
+llguidance refuses what it cannot enforce, keyword by keyword, so that every answer that ends is valid. What it does not
+know is which keys an object has that a schema leaves open: ``JsonKeys`` sees to it that none comes twice.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -50,11 +51,98 @@ class Function:
     parameters: Mapping[str, Any]
 
 
-class GrammarState(ConstraintState):
-    """A matcher of llguidance at one place of a text."""
+class JsonKeys(NamedTuple):
+    """The keys that the objects have which are open at one place of a text of JSON.
 
-    def __init__(self, matcher: LLMatcher, ends: Collection[int]) -> None:
-        self._matcher, self._ends = matcher, ends
+    Attributes:
+        objects: keys of each, decoded; None: it is an array.
+        string: what has come of a string, of a key alone as it is written; None: no string is open.
+        escaped: a backslash is the last of it.
+        is_key: this string, or the next, is a key.
+        free: the end of a text before the first call of a function; None: JSON has begun.
+    """
+
+    objects: tuple[frozenset[str] | None, ...] = ()
+    string: bytes | None = None
+    escaped: bool = False
+    is_key: bool = False
+    free: bytes | None = None
+
+    def after(self, more: bytes) -> JsonKeys | None:
+        """Those after more of the text; None: an object would have a key twice."""
+        if self.free is not None:
+            opens = CALL_TAGS[0].encode()
+            before, tag, more = (self.free + more).partition(opens)
+            if not tag:
+                return JsonKeys(free=before[1 - len(opens) :])
+        objects, string, escaped, is_key = list(self.objects), self.string, self.escaped, self.is_key
+        for byte in (more[i : i + 1] for i in range(len(more))):
+            if string is not None:
+                if byte != b'"' or escaped:
+                    string, escaped = string + byte if is_key else b"", byte == b"\\" and not escaped
+                    continue
+                if is_key:
+                    key, others = _text_of(string), objects[-1] or frozenset()
+                    if key in others:
+                        return None
+                    objects[-1], is_key = others | {key}, False
+                string = None
+            elif byte == b'"':
+                string = b""
+            elif byte in b"{[":
+                is_key = byte == b"{"
+                objects.append(frozenset() if is_key else None)
+            elif byte in b"}]":
+                del objects[-1:]
+                is_key = False
+            elif byte == b",":
+                is_key = bool(objects) and objects[-1] is not None
+        return JsonKeys(tuple(objects), string, escaped, is_key)
+
+
+def _text_of(written: bytes) -> str:
+    """A string of JSON, as it is written, without its escapes."""
+    return str(json.loads(b'"%s"' % written)) if b"\\" in written else written.decode(errors="replace")
+
+
+class _KeyTokens:
+    """Tokens that can end a key."""
+
+    def __init__(self, tokens: LLTokenizer) -> None:
+        self._tokens = tokens
+        self._ending: dict[bytes, list[int]] = {}  # by what they have of the key: those with one quotation mark
+        others = []
+        for token in range(tokens.vocab_size):
+            before, mark, behind = self.spelled(token).partition(b'"')
+            if mark and (b'"' in behind or b"\\" in before):
+                others.append(token)
+            elif mark:
+                self._ending.setdefault(before, []).append(token)
+        self._others = np.array(others, dtype=np.int64)
+
+    def spelled(self, token: int) -> bytes:
+        return self._tokens.decode_bytes([token])
+
+    def repeating(self, keys: JsonKeys, mask: Tensor) -> list[int]:
+        """Tokens that a mask allows and that would end a key for the second time."""
+        found: list[int] = []
+        if keys.string is not None and keys.is_key:
+            if b"\\" in keys.string:
+                found += (token for tokens in self._ending.values() for token in tokens)
+            else:
+                written = [key.encode(errors="replace") for key in keys.objects[-1] or ()]
+                rests = [key[len(keys.string) :] for key in written if key.startswith(keys.string)]
+                found += (token for rest in rests for token in self._ending.get(rest, ()))
+        ids = np.concatenate([self._others, np.array(found, dtype=np.int64)])
+        allowed = ids[(mask.numpy()[ids >> 5] >> (ids & 31)) & 1 == 1].tolist()
+        return [token for token in allowed if keys.after(self.spelled(token)) is None]
+
+
+class GrammarState(ConstraintState):
+    """A matcher of llguidance at one place of a text, and the keys of its JSON."""
+
+    def __init__(self, matcher: LLMatcher, grammar: Grammar, keys: JsonKeys | None) -> None:
+        self._matcher, self._grammar, self._keys = matcher, grammar, keys
         self._mask: Tensor | None = None
         self._after: dict[int, ConstraintState | None] = {}
 
@@ -66,11 +154,18 @@ class GrammarState(ConstraintState):
             ConfigError: the grammar is too complex here, or the vocabulary cannot spell what it asks for.
         """
         if self._mask is None:
-            mask = torch.from_numpy(np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32).copy())
+            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32)  # it may have one more than V needs
+            mask = torch.from_numpy(bits[: self._grammar._words].copy())
             if self._matcher.is_error():
                 raise ConfigError(f"the grammar cannot be followed: {_brief(self._matcher.get_error())}: simplify it")
             if not self._fits(mask):
                 raise ConfigError("the grammar cannot be followed: no token of the model's vocabulary fits here")
+            if self._keys is not None and self._grammar._key_tokens is not None:
+                words = mask.numpy().view(np.uint32)
+                for repeating in self._grammar._key_tokens.repeating(self._keys, mask):
+                    words[repeating >> 5] &= ~np.uint32(1 << (repeating & 31))
+                if not words.any():
+                    raise ConfigError("the grammar cannot be followed: its object has each key that may come already")
             self._mask = mask
         return self._mask
 
@@ -81,22 +176,26 @@ class GrammarState(ConstraintState):
             return bool(words)
         word = int(mask[words[0]]) & 0xFFFFFFFF
         token = 32 * words[0] + word.bit_length() - 1
-        return bool(word & (word - 1)) or token in self._ends or bool(self._matcher.validate_tokens([token]))
+        return bool(word & (word - 1)) or token in self._grammar._ends or bool(self._matcher.validate_tokens([token]))
 
     @property
     def forced(self) -> int | None:
         tokens = self._matcher.compute_ff_tokens()
-        return tokens[0] if tokens else None
+        return tokens[0] if tokens and bool(self.allows(torch.tensor(tokens[0]))) else None
 
     def after(self, token: int) -> ConstraintState | None:
         if token not in self._after:
             found: ConstraintState | None = None
-            if token in self._ends:
+            if token in self._grammar._ends:
                 found = TextEnded() if bool(self.allows(torch.tensor(token))) else None
             elif self._matcher.validate_tokens([token]):
-                matcher = self._matcher.deep_copy()
-                matcher.consume_token(token)
-                found = GrammarState(matcher, self._ends)
+                keys = self._keys
+                if keys is not None and self._grammar._key_tokens is not None:
+                    keys = keys.after(self._grammar._key_tokens.spelled(token))
+                if keys is not None or self._keys is None:
+                    matcher = self._matcher.deep_copy()
+                    matcher.consume_token(token)
+                    found = GrammarState(matcher, self._grammar, keys)
             self._after[token] = found
         return self._after[token]
 
@@ -114,9 +213,12 @@ class Grammar:
     source: str
     _matcher: LLMatcher = field(repr=False, compare=False)
     _ends: frozenset[int] = field(repr=False, compare=False)
+    _words: int = field(repr=False, compare=False)  # of a mask
+    _keys: JsonKeys | None = field(repr=False, compare=False)
+    _key_tokens: _KeyTokens | None = field(repr=False, compare=False)
 
     def start(self) -> ConstraintState:
-        return GrammarState(self._matcher.deep_copy(), self._ends)
+        return GrammarState(self._matcher.deep_copy(), self, self._keys)
 
 
 class Grammars:
@@ -144,7 +246,7 @@ class Grammars:
             raise ConfigError(f"{type(tokenizer).__name__} does not say how its tokens are spelled: grammars need that")
 
     def json_schema(self, schema: Mapping[str, Any]) -> Grammar:
-        """JSON on one line that is valid by a schema. ``oneOf`` is read as ``anyOf``.
+        """JSON on one line that is valid by a schema, without a key twice in an object. ``oneOf`` is read as ``anyOf``.
 
         Raises:
             ConfigError: it is no schema, or has what cannot be enforced; the message names it.
@@ -156,7 +258,7 @@ class Grammars:
             grammar = LLMatcher.grammar_from_json_schema(source, overrides=_LAYOUT)
         except ValueError as error:  # it is nested too deep
             raise ConfigError(f"the json_schema cannot be used: {_brief(str(error))}") from None
-        return self._compiled("json_schema", source, grammar)
+        return self._compiled("json_schema", source, grammar, JsonKeys())
 
     def json_object(self) -> Grammar:
         """Any JSON object, on one line."""
@@ -226,7 +328,12 @@ class Grammars:
             if others:
                 rules.append(f"other: TEXT <[{','.join(others)}]>")
         grammar = "\n".join(["%llguidance {}", f"start: {start}", *rules])
-        return self._compiled("calls", grammar, LLMatcher.grammar_from_lark(grammar))
+        keys = JsonKeys(free=None if forced or text is not None else b"")
+        return self._compiled("calls", grammar, LLMatcher.grammar_from_lark(grammar), keys)
+
+    @cached_property
+    def _key_tokens(self) -> _KeyTokens:
+        return _KeyTokens(self._tokens)
 
     @cached_property
     def tags(self) -> Mapping[int, str]:
@@ -249,13 +356,14 @@ class Grammars:
         """A tag in a rule: its token, if it is one."""
         return f"<[{self._tag_tokens[tag]}]>" if tag in self._tag_tokens else json.dumps(tag)
 
-    def _compiled(self, kind: str, source: str, grammar: str) -> Grammar:
+    def _compiled(self, kind: str, source: str, grammar: str, keys: JsonKeys | None = None) -> Grammar:
         if len(source) > _LONGEST:
             raise ConfigError(f"the {kind} has {len(source)} characters: use at most {_LONGEST}")
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             raise ConfigError(f"the {kind} cannot be used: {_brief(matcher.get_error())}")
-        made = Grammar(kind, source, matcher, self._ends)
+        words, key_tokens = -(-self._tokens.vocab_size // 32), None if keys is None else self._key_tokens
+        made = Grammar(kind, source, matcher, self._ends, words, keys, key_tokens)
         _ = made.start().mask  # what cannot even begin is found now
         return made
 
