@@ -4,51 +4,65 @@
 #include <string.h>
 
 #include "draftree.h"
+#include "formats.h"
 #include "platform.h"
 
 enum {
-    PAGE_HEADER = 64, /* bytes before a page's cells: how many rows hold it */
-    MOST_SPARE = 16,  /* pages that are kept when nobody holds them */
+    PAGE_HEADER = 64,     /* bytes before a page's cells: how many rows hold it */
+    SCALE_SIZE = 32,      /* dimensions of a key or value that share a scale in FORMAT_Q8_0 */
+    MOST_SPARE = 16,      /* pages that are kept when nobody holds them */
     MOST_CELLS = 1 << 30, /* of a row, whose tree may hold more nodes than its context has positions */
 };
 
-static size_t head_elements(const Cache *cache) {
-    return (size_t)2 * PAGE_CELLS * (size_t)cache->head_size; /* keys and values of a head */
+/* Bytes of one dimension of a key or value, and of the scale of 32 of them; 0: there is none. */
+static size_t number_bytes(const Cache *cache) { return cache->format == FORMAT_F16 ? sizeof(uint16_t) : 1; }
+
+static size_t scale_bytes(const Cache *cache) { return cache->format == FORMAT_F16 ? 0 : sizeof(uint16_t); }
+
+/* Bytes of the keys of a head in a page; its values take as many. */
+static size_t key_bytes(const Cache *cache) {
+    const size_t size = (size_t)cache->head_size;
+    return PAGE_CELLS * (size * number_bytes(cache) + size / SCALE_SIZE * scale_bytes(cache));
 }
 
-void start_cache(Cache *cache, int layers, int heads, int head_size) {
+int64_t token_bytes(const Cache *cache) {
+    return (int64_t)(2 * key_bytes(cache) / PAGE_CELLS) * cache->layers * cache->heads;
+}
+
+void start_cache(Cache *cache, int layers, int heads, int head_size, int format) {
     memset(cache, 0, sizeof *cache);
     cache->layers = layers;
     cache->heads = heads;
     cache->head_size = head_size;
-    cache->page_bytes = PAGE_HEADER + (size_t)layers * (size_t)heads * head_elements(cache) * sizeof(uint16_t);
+    cache->format = format;
+    cache->page_bytes = PAGE_HEADER + (size_t)token_bytes(cache) * PAGE_CELLS;
 }
 
-static int32_t *holders(uint16_t *page) { return (int32_t *)(void *)((uint8_t *)page - PAGE_HEADER); }
+static int32_t *holders(uint8_t *page) { return (int32_t *)(void *)(page - PAGE_HEADER); }
 
-static uint16_t *new_page(Cache *cache) {
-    uint16_t *page;
+static uint8_t *new_page(Cache *cache) {
+    uint8_t *page;
     if (cache->spare_count) {
         page = cache->spare[--cache->spare_count];
     } else {
         uint8_t *memory = allocate(cache->page_bytes);
         if (!memory)
             return NULL;
-        page = (uint16_t *)(void *)(memory + PAGE_HEADER);
+        page = memory + PAGE_HEADER;
     }
     *holders(page) = 1;
     cache->page_total++;
     return page;
 }
 
-static void leave_page(Cache *cache, uint16_t *page) {
+static void leave_page(Cache *cache, uint8_t *page) {
     if (--*holders(page))
         return;
     cache->page_total--;
     if (cache->spare && cache->spare_count < MOST_SPARE)
         cache->spare[cache->spare_count++] = page;
     else
-        release((uint8_t *)page - PAGE_HEADER, cache->page_bytes);
+        release(page - PAGE_HEADER, cache->page_bytes);
 }
 
 Row *find_row(const Cache *cache, int32_t row) {
@@ -91,7 +105,7 @@ void free_cache(Cache *cache) {
         if (cache->rows[number].open)
             close_row(cache, &cache->rows[number]);
     while (cache->spare_count)
-        release((uint8_t *)cache->spare[--cache->spare_count] - PAGE_HEADER, cache->page_bytes);
+        release(cache->spare[--cache->spare_count] - PAGE_HEADER, cache->page_bytes);
     free(cache->spare);
     free(cache->rows);
     memset(cache, 0, sizeof *cache);
@@ -101,7 +115,7 @@ static int reserve_page_list(Row *row, int32_t count) {
     if (count <= row->page_capacity)
         return DRAFTREE_OK;
     int32_t capacity = count + count / 2 + 4;
-    uint16_t **pages = realloc(row->pages, (size_t)capacity * sizeof *pages);
+    uint8_t **pages = realloc(row->pages, (size_t)capacity * sizeof *pages);
     if (!pages)
         return DRAFTREE_NO_MEMORY;
     row->pages = pages;
@@ -151,10 +165,10 @@ int reserve_nodes(Cache *cache, Row *row, int32_t count) {
     if (reserve_page_list(row, pages))
         return DRAFTREE_NO_MEMORY;
     for (int32_t page = (row->length + row->count) / PAGE_CELLS; page < row->page_count; page++) {
-        uint16_t *shared = row->pages[page];
+        uint8_t *shared = row->pages[page];
         if (*holders(shared) == 1)
             continue;
-        uint16_t *own = new_page(cache);
+        uint8_t *own = new_page(cache);
         if (!own)
             return DRAFTREE_NO_MEMORY;
         memcpy(own, shared, cache->page_bytes - PAGE_HEADER);
@@ -162,7 +176,7 @@ int reserve_nodes(Cache *cache, Row *row, int32_t count) {
         row->pages[page] = own;
     }
     while (row->page_count < pages) {
-        uint16_t *page = new_page(cache);
+        uint8_t *page = new_page(cache);
         if (!page)
             return DRAFTREE_NO_MEMORY;
         row->pages[row->page_count++] = page;
@@ -191,31 +205,51 @@ int32_t path_cells(const Row *row, int32_t node, int32_t *cells) {
 }
 
 HeadCache head_cache(const Cache *cache, const Row *row, int layer, int head) {
-    const size_t keys = ((size_t)layer * (size_t)cache->heads + (size_t)head) * head_elements(cache);
+    const size_t keys = ((size_t)layer * (size_t)cache->heads + (size_t)head) * 2 * key_bytes(cache);
     return (HeadCache){
         .pages = row->pages,
         .keys = keys,
-        .values = keys + (size_t)PAGE_CELLS * (size_t)cache->head_size,
+        .values = keys + key_bytes(cache),
         .page_count = row->page_count,
         .head_size = cache->head_size,
+        .format = cache->format,
     };
+}
+
+/* Copy `rows` numbers of `bytes` each, which lie BLOCK_CELLS numbers apart: one cell of a block. */
+static void copy_column(uint8_t *to, const uint8_t *from, size_t rows, size_t bytes) {
+    for (size_t i = 0; i < rows; i++)
+        memcpy(to + i * BLOCK_CELLS * bytes, from + i * BLOCK_CELLS * bytes, bytes);
+}
+
+/* Where `size` numbers of `bytes` of a cell begin among keys (blocks of cells side by side) and among values. */
+static size_t key_place(int32_t cell, size_t size, size_t bytes) {
+    const size_t block = (size_t)(cell % PAGE_CELLS / BLOCK_CELLS);
+    return (block * size * BLOCK_CELLS + (size_t)(cell % BLOCK_CELLS)) * bytes;
+}
+
+static size_t value_place(int32_t cell, size_t size, size_t bytes) {
+    return (size_t)(cell % PAGE_CELLS) * size * bytes;
 }
 
 /* Copy the keys and values of a cell, all layers and heads, to an earlier cell of the row. */
 static void move_cell(const Cache *cache, const Row *row, int32_t from, int32_t to) {
-    const size_t size = (size_t)cache->head_size, heads = (size_t)cache->layers * (size_t)cache->heads;
-    const size_t block = size * BLOCK_CELLS;
+    const size_t heads = (size_t)cache->layers * (size_t)cache->heads, all_keys = key_bytes(cache);
+    const size_t size = (size_t)cache->head_size, bytes = number_bytes(cache);
+    const size_t scales = size / SCALE_SIZE, width = scale_bytes(cache), behind = PAGE_CELLS * size * bytes;
     for (size_t head = 0; head < heads; head++) {
-        const size_t start = head * head_elements(cache);
-        const uint16_t *old = row->pages[from / PAGE_CELLS] + start;
-        uint16_t *new = row->pages[to / PAGE_CELLS] + start;
-        const uint16_t *old_keys = old + (size_t)(from % PAGE_CELLS / BLOCK_CELLS) * block + from % BLOCK_CELLS;
-        uint16_t *new_keys = new + (size_t)(to % PAGE_CELLS / BLOCK_CELLS) * block + to % BLOCK_CELLS;
-        for (size_t i = 0; i < size; i++)
-            new_keys[i * BLOCK_CELLS] = old_keys[i * BLOCK_CELLS];
-        const size_t values = (size_t)PAGE_CELLS * size;
-        memcpy(new + values + (size_t)(to % PAGE_CELLS) * size, old + values + (size_t)(from % PAGE_CELLS) * size,
-               size * sizeof *new);
+        const uint8_t *old = row->pages[from / PAGE_CELLS] + head * 2 * all_keys;
+        uint8_t *new = row->pages[to / PAGE_CELLS] + head * 2 * all_keys;
+        copy_column(new + key_place(to, size, bytes), old + key_place(from, size, bytes), size, bytes);
+        memcpy(new + all_keys + value_place(to, size, bytes), old + all_keys + value_place(from, size, bytes),
+               size * bytes);
+        if (!width)
+            continue;
+        old += behind;
+        new += behind;
+        copy_column(new + key_place(to, scales, width), old + key_place(from, scales, width), scales, width);
+        memcpy(new + all_keys + value_place(to, scales, width), old + all_keys + value_place(from, scales, width),
+               scales * width);
     }
 }
 

@@ -28,23 +28,27 @@ typedef struct {
     Node *nodes;
     int32_t page_count;
     int32_t page_capacity;
-    uint16_t **pages;
+    uint8_t **pages;
 } Row;
 
 typedef struct {
     int layers;
     int heads; /* of keys */
     int head_size;
+    int format; /* FORMAT_F16 or FORMAT_Q8_0 */
     size_t page_bytes;
     Row *rows;
     int32_t row_count;
-    uint16_t **spare; /* pages that nobody holds, kept for the next row */
+    uint8_t **spare; /* pages that nobody holds, kept for the next row */
     int32_t spare_count;
     int64_t page_total; /* that rows hold */
 } Cache;
 
-void start_cache(Cache *cache, int layers, int heads, int head_size);
+void start_cache(Cache *cache, int layers, int heads, int head_size, int format);
 void free_cache(Cache *cache);
+
+/* Bytes of a token's keys and values, all layers and heads. */
+int64_t token_bytes(const Cache *cache);
 
 /* An open row by its number; NULL: there is none. */
 Row *find_row(const Cache *cache, int32_t row);

@@ -21,10 +21,7 @@ const char *draftree_tiers(void) {
 
 const char *draftree_tier(const Model *model) { return model->tier->name; }
 
-int64_t draftree_token_bytes(const Model *model) {
-    const Cache *cache = &model->cache;
-    return (int64_t)sizeof(uint16_t) * 2 * cache->layers * cache->heads * cache->head_size;
-}
+int64_t draftree_token_bytes(const Model *model) { return token_bytes(&model->cache); }
 
 int64_t draftree_cache_bytes(const Model *model) { return model->cache.page_total * (int64_t)model->cache.page_bytes; }
 
@@ -93,8 +90,9 @@ static int check_nodes(const Model *model, int32_t row_count, const int32_t *row
                 return DRAFTREE_BAD_TOKEN;
             if (parent < -1 || parent >= row->count + i)
                 return DRAFTREE_BAD_TREE;
-            depths[at] = parent < 0 ? 0 : 1 + (parent < row->count ? row->nodes[parent].depth
-                                                                      : depths[first + parent - row->count]);
+            depths[at] =
+                parent < 0 ? 0
+                           : 1 + (parent < row->count ? row->nodes[parent].depth : depths[first + parent - row->count]);
             if (row->length + depths[at] >= model->architecture.context)
                 return DRAFTREE_CONTEXT_FULL;
         }
