@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 from draftree.bench import contestants
 from draftree.bench.contestants import entries
 from draftree.bench.results import Turn, read_items, read_results
-from draftree.bench.run import RunPlan, interrupts, peak_memory, reset_peak
+from draftree.bench.run import RunPlan, peak_memory, reset_peak
 from draftree.bench.suites import Item
 from draftree.cli.bench import commit
 from draftree.cli.main import run
@@ -244,7 +243,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_is_done(
     assert len(read_results(tmp_path / "out")) == 6
 
 
-def _press_after(monkeypatch: pytest.MonkeyPatch, answers: int, presses: int) -> None:
+def _press_after(monkeypatch: pytest.MonkeyPatch, answers: int) -> None:
     """Ctrl-C in the middle of an answer (warm-ups count)."""
     decode, count = contestants.EngineContestant.decode, 0
 
@@ -252,35 +251,23 @@ def _press_after(monkeypatch: pytest.MonkeyPatch, answers: int, presses: int) ->
         nonlocal count
         count += 1
         if count == answers:
-            for _ in range(presses):
-                os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
         return decode(self, prompt, params)
 
     monkeypatch.setattr(contestants.EngineContestant, "decode", interrupted)
 
 
-def test_ctrl_c_finishes_the_answer_and_goes_on_later(
+def test_ctrl_c_keeps_the_answers_that_have_ended(
     model: str, suite: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = _asked(model, suite, tmp_path / "out", methods="chain")
     with monkeypatch.context() as patch:
-        _press_after(patch, answers=5, presses=1)  # two warm-ups, the two turns of an answer, then the next one's first
-        assert run(asked) == 1
-    assert "interrupted after 2 of 6 answers" in capsys.readouterr().err
-    assert len(read_results(tmp_path / "out")) == 2
-    assert _summary(tmp_path / "out")["complete"] is False
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        _press_after(patch, answers=5)  # two warm-ups, the two turns of an answer, then the next one's first
+        assert run(asked) == 130
+    assert "interrupted after 1 of 6 answers: the same command goes on" in capsys.readouterr().err
+    assert len(read_results(tmp_path / "out")) == 1
     assert run(asked) == 0
     assert len(read_results(tmp_path / "out")) == 6
-
-
-def test_ctrl_c_twice_stops_at_once(
-    model: str, suite: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _press_after(monkeypatch, answers=5, presses=2)
-    assert run(_asked(model, suite, tmp_path / "out", methods="chain")) == 1
-    assert capsys.readouterr().err.endswith("draftree: interrupted\n")
-    assert len(read_results(tmp_path / "out")) == 1
 
 
 def test_a_prompt_that_does_not_fit_is_named_and_skipped_only_if_asked(
@@ -330,30 +317,3 @@ def test_the_peak_is_that_since_the_start() -> None:
     reset_peak(cpu)
     least = peak_memory(cpu)
     assert most is not None and least is not None and most - least > size // 2
-
-
-def test_the_first_ctrl_c_notifies_and_the_second_stops() -> None:
-    notified: list[str] = []
-    with interrupts(lambda: notified.append("once")) as pressed:
-        assert not pressed()
-        os.kill(os.getpid(), signal.SIGINT)
-        assert (pressed(), notified) == (True, ["once"])
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_outside_the_main_thread_it_does_nothing() -> None:
-    failed: list[BaseException] = []
-
-    def enter() -> None:
-        try:
-            with interrupts(lambda: None) as pressed:
-                assert not pressed()
-        except ValueError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert failed == []

@@ -97,7 +97,7 @@ def test_what_an_interrupted_calibration_has_measured_is_kept(
     capsys.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr(command, "measure", interrupted)
-        assert run(asked(model, prompts, out, *distribution)) == 1
+        assert run(asked(model, prompts, out, *distribution)) == 130
     assert "interrupted after 1 of 3 prompts: the same command goes on from there" in complaint(capsys)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.txt", "tree.json.part", "whole.json"]
     assert run(asked(model, prompts, out, *distribution)) == 0

@@ -399,5 +399,5 @@ def test_ctrl_c_is_one_line_and_no_success(capsys: Captured, monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr("draftree.cli.options.load", interrupted)
-    assert run(["generate", "the cat"]) == 1
+    assert run(["generate", "the cat"]) == 130
     assert capsys.readouterr().err == "draftree: interrupted\n"

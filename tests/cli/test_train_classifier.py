@@ -119,7 +119,7 @@ def test_an_interrupted_training_goes_on_where_it_was(
     capsys.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr(sample_store, "respond", interrupted)
-        assert run(asked(model, prompts, out)) == 1
+        assert run(asked(model, prompts, out)) == 130
     assert "samples: the same command goes on from there" in complaint(capsys)
     assert not out.exists()
     assert run(asked(model, prompts, out)) == 0

@@ -134,7 +134,7 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
             patch.setattr(head_data, "respond", lambda *a, **k: interrupted(drawn(*a, **k)))
         else:
             patch.setattr(fit.Fit, "run", lambda self: interrupted(steps(self)))
-        assert run(asked(model, prompts, out, *arguments)) == 1
+        assert run(asked(model, prompts, out, *arguments)) == 130
     assert "interrupted: the same command goes on from there" in complaint(capsys)
     assert not (out / "config.json").exists()
     assert run(asked(model, prompts, out, *arguments)) == 0

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -30,35 +26,6 @@ from ..text import Prompt, encode
 from .contestants import Contestant, Entry, Models
 from .results import AnswerRecord, RunFolder, Turn
 from .suites import Item
-
-
-@contextmanager
-def interrupts(notify: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Count Ctrl-C: the first one calls ``notify``, the second one raises KeyboardInterrupt.
-
-    Outside the main thread, which alone receives signals, nothing is counted.
-
-    Yields:
-        whether there was one.
-    """
-    pressed = False
-
-    def press(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-        notify()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
-
 
 _RESET_PEAK = "5"
 """What /proc/self/clear_refs takes to let the peak of resident memory start anew (proc(5), Linux 4.0)."""
@@ -130,15 +97,14 @@ class Run:
         self._plan, self._models, self._folder, self._meter = plan, models, folder, meter
         self._contestants: dict[str, Contestant] = {}
 
-    def decode(self, stop: Callable[[], bool], notify: Callable[[int], None]) -> float | None:
+    def decode(self, notify: Callable[[int], None]) -> float:
         """Decode all that is missing.
 
         Args:
-            stop: called before each answer; true ends the run there.
-            notify: called after each with how many are done in all.
+            notify: called after each answer with how many are done in all.
 
         Returns:
-            seconds of all else (prompts, records, files) over seconds of decoding; None: nothing was decoded.
+            seconds of all else (prompts, records, files) over seconds of decoding.
 
         Raises:
             RunError: a line cannot be written.
@@ -146,21 +112,17 @@ class Run:
         """
         missing = self._plan.missing({r.key for r in self._folder.records})
         for entry in {entry.label: entry for _, _, entry in missing}.values():
-            if stop():
-                return None
             self._contestants[entry.label] = self._models.contestant(entry)
             self._warm(entry)
         elapsed = decoding = 0.0
         for repeat, item, entry in missing:
-            if stop():
-                break
             began = time.perf_counter()
             record = self._answer(item, entry, repeat)
             self._folder.append(record)
             elapsed += time.perf_counter() - began
             decoding += record.seconds
             notify(len(self._folder.records))
-        return elapsed / decoding - 1 if decoding else None
+        return elapsed / decoding - 1
 
     def _params(self, entry: Entry, repeat: int, most: int) -> SamplingParams:
         max_tokens = max(1, min(most, self._plan.max_tokens))

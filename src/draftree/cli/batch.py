@@ -21,6 +21,7 @@ from ..models.abilities import tokenizer_of
 from ..models.loading import DEFAULT_MODEL
 from ..progress import err, progress_reporter
 from ..tracing.trace import Observer
+from .interrupt import GO_ON, on_interrupt
 from .options import ComputeOptions, SpeculationOptions, Target, TraceOptions, with_options
 
 
@@ -77,14 +78,11 @@ def batch(
             records = answered_on_ray(list(waiting), sent, replicas=options.replicas or 1, accelerators=accelerators)
         else:
             records = make(speculation, observers).records(waiting)
-        try:
+        with on_interrupt(lambda: f"interrupted after {len(output.done)} of {total} lines: {GO_ON}"):
             with progress_reporter("batch", total, before) as progress:
                 for record in records:
                     output.append(record)
                     progress(len(output.done))
-        except KeyboardInterrupt:
-            done = len(output.done)
-            raise RunError(f"interrupted after {done} of {total} lines: the same command goes on from there") from None
     kept = f", {before} of them before" if before else ""
     if output.errors:
         raise RunError(f"{out}: {output.errors} of {total} lines could not be answered{kept}: their records have why")

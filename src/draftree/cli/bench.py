@@ -28,19 +28,19 @@ from ..bench.contestants import Models, entries, split_names
 from ..bench.load_test import LoadTest, find_guidellm, load_table, read_report
 from ..bench.replayed import ReplayedModels, check_replayed
 from ..bench.results import RunFolder
-from ..bench.run import Run, RunPlan, check_lengths, find_meter, interrupts
+from ..bench.run import Run, RunPlan, check_lengths, find_meter
 from ..bench.suites import SUITES, Item, choose, load_suite
 from ..bench.summary import READING, Table, load_runs, overview, tabulate
 from ..bench.summary import as_json as table_as_json
 from ..bench.summary import report as of_run
 from ..config import SamplingParams
 from ..drafters.spec import NONE, DrafterSpec
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError
 from ..models.cost_profile import processor
 from ..models.loading import DEFAULT_MODEL
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out, progress_reporter
-from .console import complain
+from .interrupt import GO_ON, on_interrupt
 from .options import (
     Candidates,
     ComputeOptions,
@@ -93,7 +93,7 @@ def bench(
     """Measure methods beside AR decoding and rival systems on the same prompts.
 
     Every contestant answers every prompt, in an order that changes from prompt to prompt; DIR/results.jsonl gets a line
-    for each answer. The same command goes on where it stopped. Ctrl-C finishes the answer, twice stops at once.
+    for each answer. The same command goes on where it was stopped, by Ctrl-C or otherwise.
 
     With --replay each prompt is decoded once: trees, and what is accepted of them, are those of decoding, drafting is
     timed, and the target's passes over trees take the seconds of its cost profile ('draftree profile').
@@ -144,17 +144,15 @@ def bench(
 
 
 def _run(plan: RunPlan, folder: RunFolder, models: Callable[[], Models], *, skip_bad: bool) -> Table:
-    """Decode what is missing, then write the summary; an interrupted run writes it too."""
-    with interrupts(lambda: complain("finishing this answer; Ctrl-C again stops at once")) as pressed:
+    """Decode what is missing, then write the summary."""
+    with on_interrupt(lambda: f"interrupted after {len(folder.records)} of {plan.answers} answers: {GO_ON}"):
         if len(folder.records) < plan.answers:
             plan = replace(plan, items=check_lengths(models().target, plan.items, skip_bad))
             with progress_reporter("decoding", plan.answers, len(folder.records)) as notify:
                 meter = find_meter(models().target.capabilities.device)
-                harness = Run(plan, models(), folder, meter).decode(pressed, notify)
-            if harness is not None and not isinstance(models(), ReplayedModels):
+                harness = Run(plan, models(), folder, meter).decode(notify)
+            if not isinstance(models(), ReplayedModels):
                 err.print(f"beside decoding the harness took {harness:.2%} of the time")
-        if not folder.records:
-            raise RunError("interrupted before the first answer")
         known = read_differences(folder.path)
         verdicts, differences = compare(folder.records, plan.entries, plan.items, known, lambda: models().target)
         table = tabulate(folder.records, ar_labels(plan.entries), verdicts)
@@ -168,8 +166,6 @@ def _run(plan: RunPlan, folder: RunFolder, models: Callable[[], Models], *, skip
                 "differences": [asdict(found) for found in differences],
             }
         )
-    if done < plan.answers:
-        raise RunError(f"interrupted after {done} of {plan.answers} answers: the same command goes on from there")
     return table
 
 

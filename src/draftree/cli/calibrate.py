@@ -25,6 +25,7 @@ from ..progress import progress_reporter
 from ..text import Prompt, encode, user
 from ..train.prompts import read_prompts
 from ..train.rank_acceptance import AcceptanceMeasurement, Tally, TreeCosts, TruePath, check_ranges, conclude, measure
+from .interrupt import GO_ON, on_interrupt
 from .options import ComputeOptions, Drafter, Seed, Target, Temperature, whole, with_options
 
 _SHOWN_RANKS = 6
@@ -86,14 +87,10 @@ def calibrate(
         weight_format=model.capabilities.weight_format,
     )
     tally = Tally.load(path.with_name(f"{path.name}.part"), calibration, force=force)
-    try:
+    with on_interrupt(lambda: f"interrupted after {tally.done} of {len(texts)} prompts: {GO_ON}"):
         with progress_reporter("calibrating", len(texts), tally.done) as progress:
             for done in measure(calibration, model, drafts, policy, tally):
                 progress(done)
-    except KeyboardInterrupt:
-        raise RunError(
-            f"interrupted after {tally.done} of {len(texts)} prompts: the same command goes on from there"
-        ) from None
     try:
         found = conclude(calibration, tally, nodes, _costs(model, drafts) if by_cost else None)
     except RunError:

@@ -16,10 +16,16 @@ from ..progress import err
 from ..text import user
 from . import console as show
 from .console import complain, run
+from .interrupt import on_interrupt
 from .options import ComputeOptions, SpeculationOptions, Target, TraceOptions, with_options
 
 _ONE_CHAT = SchedulerParams(rows=1, prefixes=1)
 """A turn reads what is new in it: the row of the turn before is kept."""
+
+
+def _raised() -> None:
+    """Ctrl-C at the prompt: a line editor leaves the terminal as it was."""
+    raise KeyboardInterrupt
 
 
 @partial(with_options, without=("stop",))
@@ -32,16 +38,17 @@ def chat(
     trace: TraceOptions,
     compute: ComputeOptions,
 ) -> None:
-    """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer."""
+    """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer or it."""
     observers = trace.observers(context, str(speculation.method))
     engine = make_engine(compute.load(target), speculation, observers, scheduling=_ONE_CHAT)
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:
         try:
-            line = input("> " if sys.stdin.isatty() else "")
+            with on_interrupt(_raised):
+                line = input("> " if sys.stdin.isatty() else "")
             line.encode()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             err.print()
             return
         except UnicodeError:
@@ -59,7 +66,8 @@ def chat(
         except InputError as error:
             complain(f"{error}, or forget the conversation with /reset" if messages else str(error))
             continue
-        run(handle)
+        with on_interrupt(handle.cancel):
+            run(handle)
         answer = handle.generation
         err.print(show.figures(answer.stats, answer.lossy), style="dim")
         messages += [*user(line), {"role": "assistant", "content": answer.text}]

@@ -171,18 +171,15 @@ def plot_file(name: str) -> Path:
     return path
 
 
-def run(handle: Handle, *, silent: bool = False, stream: bool = True) -> bool:
-    """Run a request to its end and print its text, as it comes or at the end; true when Ctrl-C ended it."""
+def run(handle: Handle, *, silent: bool = False, stream: bool = True) -> None:
+    """Run a request to its end and print its text, as it comes or at the end."""
     try:
         for chunk in handle:
             if stream and not silent:
                 _print(chunk)
-    except KeyboardInterrupt:
-        return True
     finally:
         if not silent:
             out.out("" if stream else handle.request.text, highlight=False)
-    return False
 
 
 def _print(chunk: Chunk) -> None:

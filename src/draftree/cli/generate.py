@@ -18,7 +18,7 @@ from ..drafters.base import NoDrafter
 from ..drafters.spec import AUTO, LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engines import load_beam_engine, make_engine
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError
 from ..models.loading import DEFAULT_MODEL
 from ..policies.auto.policy import AutoTree
 from ..policies.methods import DEFAULT_METHOD
@@ -28,6 +28,7 @@ from ..text import Prompt, user
 from ..verify.schemes import Match
 from . import console as show
 from .console import read_file, read_json, read_prompt, run
+from .interrupt import on_interrupt
 from .options import ComputeOptions, SpeculationOptions, Target, TraceOptions, given, with_options
 
 
@@ -98,11 +99,12 @@ def generate(
         params = replace(params, constraint=engine.grammars.regex(regex))
     handle = engine.submit(message, params, prediction=predicted)
     request, scheme, drafter = handle.request, engine.speculation.scheme, engine.speculation.drafter
-    interrupted = run(handle, silent=as_json, stream=not show_trees)
+    with on_interrupt(lambda: f"interrupted after {len(request.output_ids)} tokens"):
+        run(handle, silent=as_json, stream=not show_trees)
     report: dict[str, object] = {
         "text": request.text,
         "token_ids": request.output_ids,
-        "finish_reason": "interrupted" if interrupted else request.finish_reason,
+        "finish_reason": request.finish_reason,
         "seed": request.seed,
         "verification": verify,
         "candidates": scheme.candidates,
@@ -120,15 +122,10 @@ def generate(
             err.print(show.stages(request.stats), markup=False)
         if explain:
             err.print(report["explanation"], markup=False)
-    if compare and not interrupted:
-        try:
-            interrupted = _compare(engine, request, report, quiet=as_json)
-        except KeyboardInterrupt:
-            interrupted = True
+    if compare:
+        _compare(engine, request, report, quiet=as_json)
     if as_json:
         out.out(json.dumps(report, ensure_ascii=False))
-    if interrupted:
-        raise RunError(f"interrupted after {len(request.output_ids)} tokens")
 
 
 def _reading_predictions(speculation: SpeculationOptions) -> SpeculationOptions:
@@ -146,14 +143,13 @@ def _reading_predictions(speculation: SpeculationOptions) -> SpeculationOptions:
     return speculation
 
 
-def _compare(engine: Engine, request: Request, report: dict[str, object], *, quiet: bool) -> bool:
-    """Decode the same prompt without drafts and report on both; true when Ctrl-C ended it."""
+def _compare(engine: Engine, request: Request, report: dict[str, object], *, quiet: bool) -> None:
+    """Decode the same prompt without drafts and report on both."""
     without = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
     prompt = request.ids[: request.prompt_length]
     params = replace(request.params, seed=request.seed)
     handle = without.submit(prompt, params)
-    if run(handle, silent=True):
-        return True
+    run(handle, silent=True)
     other, scheme = handle.request, engine.speculation.scheme
     one, two = request.output_ids, other.output_ids
     difference = first_difference(engine.target, prompt, one, two, params)
@@ -169,7 +165,6 @@ def _compare(engine: Engine, request: Request, report: dict[str, object], *, qui
         elif difference and request.params.temperature and not isinstance(scheme, Match):
             verdict += f" ({scheme.name}: another draw from the same distribution)"
         err.print(f"draft trees decode {ratio:.2f}x as fast as AR decoding (tokens per second), {verdict}")
-    return False
 
 
 _DRAFTER = ("--drafter", "--no-loop-back")

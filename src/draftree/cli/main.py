@@ -1,13 +1,14 @@
 """``draftree generate | chat | batch | serve | info | methods | bench | report | profile | calibrate | train``, ...
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
-while running, or Ctrl-C, is one line and exit code 1.
+while running is one line and exit code 1; so is Ctrl-C, with exit code 130.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import warnings
 
@@ -30,6 +31,7 @@ from .chat import chat
 from .console import complain
 from .generate import generate
 from .info import info, profile
+from .interrupt import INTERRUPTED, Interrupted
 from .serve import serve
 from .train_classifier import classifier
 from .train_head import app as train
@@ -44,10 +46,6 @@ app = typer.Typer(
 
 _ClickError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """What typer raises for unusable arguments; typer carries its own click, so click's class would not do."""
-
-_INTERRUPTED = 130
-"""What a typer application returns after Ctrl-C, instead of letting it pass."""
-
 
 app.command()(generate)
 app.command()(chat)
@@ -106,8 +104,8 @@ def run(arguments: list[str] | None = None) -> int:
 def _run_command(arguments: list[str] | None) -> int:
     try:
         arguments = sys.argv[1:] if arguments is None else arguments
-        if app(args=arguments or ["--help"], prog_name="draftree", standalone_mode=False) == _INTERRUPTED:
-            raise KeyboardInterrupt
+        if app(args=arguments or ["--help"], prog_name="draftree", standalone_mode=False) == INTERRUPTED:
+            raise KeyboardInterrupt  # typer returns this instead of letting it pass
     except typer.Exit as stop:
         return stop.exit_code
     except _ClickError as error:
@@ -122,9 +120,9 @@ def _run_command(arguments: list[str] | None) -> int:
     except (MemoryError, torch.OutOfMemoryError):
         complain("out of memory: use a smaller --nodes, a shorter prompt, or --dtype bfloat16")
         return 1
-    except (KeyboardInterrupt, typer.Abort):
-        complain("interrupted")
-        return 1
+    except (KeyboardInterrupt, Interrupted, typer.Abort) as error:
+        complain(str(error) or "interrupted")
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has left
         sys.stderr.close()
         return 1
@@ -135,7 +133,7 @@ def _run_command(arguments: list[str] | None) -> int:
 
 
 def main() -> None:
-    """Entry point of the ``draftree`` command; standard input or error that the caller closed are empty."""
+    """Run the command line of this process; standard input or error that the caller closed are empty."""
     for name, mode in (("stdin", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))
@@ -146,4 +144,10 @@ def main() -> None:
         sys.stdin.reconfigure(errors="surrogateescape")  # what is not text costs its line, not those read with it
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what a terminal's encoding lacks is no reason to stop
-    sys.exit(run_on_ranks(run, load_part) if processes() > 1 else run())
+    if processes() > 1:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # rank 0 lets the others end
+        code = run_on_ranks(run, load_part)
+    else:
+        code = run()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done
+    sys.exit(code)

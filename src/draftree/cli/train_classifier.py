@@ -13,7 +13,7 @@ from ..artifacts import new_file, own_folder
 from ..drafters.grow import TreeDrafter
 from ..drafters.registry import load_drafter, provenance
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError
 from ..models.loading import DEFAULT_MODEL
 from ..policies.c2t import CLASSIFIER_FILE, DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
 from ..progress import out as output
@@ -39,6 +39,7 @@ from ..train.c2t_samples import (
 )
 from ..train.prompts import LONGEST_PROMPT, digest, encoded
 from ..train.responses import MAX_ROWS, TEMPERATURES
+from .interrupt import GO_ON, on_interrupt
 from .options import ComputeOptions, Drafter, Target, number, whole, with_options
 from .train_head import PromptOptions
 
@@ -114,7 +115,7 @@ def classifier(
         ),
         force=force,
     )
-    try:
+    with on_interrupt(lambda: f"interrupted with {store.count} of {samples} samples: {GO_ON}"):
         with progress_reporter("collecting samples", samples, store.count) as progress:
             drafts.prepare(model)
             model.reserve(rows + 1, LONGEST_PROMPT + max_tokens)
@@ -122,10 +123,6 @@ def classifier(
         learned, kept_apart = store.samples().split(apart)
         with progress_reporter("fitting, epochs", recipe.epochs) as progress:
             found = fit(learned, recipe, negatives, init, progress, kept_apart)
-    except KeyboardInterrupt:
-        raise RunError(
-            f"interrupted with {store.count} of {samples} samples: the same command goes on from there"
-        ) from None
     figures = evaluate(found, kept_apart, negatives)
     trained_on = {
         "prompts": [asdict(file) for file in files],

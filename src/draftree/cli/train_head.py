@@ -14,7 +14,7 @@ import typer
 
 from ..artifacts import LARGEST_DATA, own_folder, read_bytes, user_path
 from ..config import option
-from ..errors import ConfigError, RunError, UnknownNameError
+from ..errors import ConfigError, UnknownNameError
 from ..models.abilities import trainable
 from ..models.base import FINAL_STATE
 from ..models.loading import DEFAULT_MODEL
@@ -26,6 +26,7 @@ from ..train.head_architectures import ARCHITECTURES, Architecture
 from ..train.head_data import HeadData
 from ..train.prompts import PromptFile, digest, encoded, read_prompts, shuffled
 from ..train.responses import DataRecipe
+from .interrupt import GO_ON, on_interrupt
 from .options import ComputeOptions, Target, whole, with_options
 
 WORK = "work"
@@ -127,10 +128,8 @@ def head(
         out=folder,
         init=start,
     )
-    try:
+    with on_interrupt(lambda: f"interrupted: {GO_ON}"):
         figures = training.run(progress_reporter, force=force)
-    except KeyboardInterrupt:
-        raise RunError("interrupted: the same command goes on from there") from None
     _report(folder, figures)
 
 
