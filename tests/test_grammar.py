@@ -80,7 +80,7 @@ def test_grammars_take_what_they_say(
         (lambda g: g.choice([]), "choice is .*: give texts"),
         (lambda g: g.choice(["a", ""]), "choice is .*: give texts"),
         (lambda g: g.grammar("start: nothing"), "the grammar cannot be used: .*nothing"),
-        (lambda g: g.grammar("((("), "the grammar cannot be read"),
+        (lambda g: g.grammar("((("), "the grammar cannot be used"),
         (lambda g: g.json_schema(True), "the json_schema is True: give an object"),
         (lambda g: g.json_object(), "no token of the model's vocabulary fits"),  # it has no braces
         (lambda g: g.json_schema({"type": "nothing"}), "the json_schema cannot be used: .*nothing"),

@@ -10,7 +10,7 @@ import draftree
 
 PACKAGE = Path(draftree.__file__).parent
 FLOORS = [
-    ["errors", "progress", "artifacts", "config", "constraint", "sampling", "tree", "models.cpu.openmp"],
+    ["errors", "progress", "artifacts", "config", "constraint", "sampling", "tree", "sandbox", "models.cpu.openmp"],
     ["text", "grammar"],
     ["models"],
     ["request"],

@@ -16,17 +16,16 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from llguidance.hf import from_tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from .constraint import ConstraintState, TextEnded
 from .errors import ConfigError, shortened
+from .sandbox.jobs import JSON_LAYOUT
+from .sandbox.workers import JobError, run
 from .text import CALL_TAGS, Tokenizer
 
-_LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
-"""JSON on one line: models need no freedom there, and what is forced can be drafted. "oneOf" is read as "anyOf"."""
 _LONGEST = 1 << 20
 """Characters of a grammar's text: beyond it compiling takes seconds."""
 
@@ -253,12 +252,11 @@ class Grammars:
         """
         if not isinstance(schema, Mapping):
             raise ConfigError(f"the json_schema is {shortened(repr(schema))}: give an object")
-        source = json.dumps(schema)
         try:
-            grammar = LLMatcher.grammar_from_json_schema(source, overrides=_LAYOUT)
-        except ValueError as error:  # it is nested too deep
-            raise ConfigError(f"the json_schema cannot be used: {_brief(str(error))}") from None
-        return self._compiled("json_schema", source, grammar, JsonKeys())
+            source = json.dumps(schema)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"the json_schema cannot be used: it is no JSON ({error})") from None
+        return self._compiled("json_schema", "json_schema", source, JsonKeys())
 
     def json_object(self) -> Grammar:
         """Any JSON object, on one line."""
@@ -270,7 +268,7 @@ class Grammars:
         Raises:
             ConfigError: it is none.
         """
-        return self._compiled("regex", pattern, LLMatcher.grammar_from_regex(pattern))
+        return self._compiled("regex", "regex", pattern)
 
     def choice(self, texts: Sequence[str]) -> Grammar:
         """One of these texts.
@@ -280,8 +278,7 @@ class Grammars:
         """
         if not texts or not all(texts):
             raise ConfigError(f"choice is {list(texts)!r}: give texts of at least one character")
-        either = " | ".join(map(json.dumps, texts))
-        return self._compiled("choice", json.dumps(list(texts)), LLMatcher.grammar_from_lark(f"start: {either}"))
+        return self._compiled("choice", "lark", f"start: {' | '.join(map(json.dumps, texts))}")
 
     def grammar(self, text: str) -> Grammar:
         """Texts of a context-free grammar: Lark's as llguidance reads it (the rule ``start``), or GBNF (``root``).
@@ -289,11 +286,7 @@ class Grammars:
         Raises:
             ConfigError: it is none.
         """
-        try:
-            lark = any_to_lark(text)
-        except GbnfToLarkError as error:
-            raise ConfigError(f"the grammar cannot be read: {_brief(str(error))}") from None
-        return self._compiled("grammar", text, LLMatcher.grammar_from_lark(lark))
+        return self._compiled("grammar", "grammar", text)
 
     def calls(
         self, functions: Sequence[Function], *, forced: bool, several: bool, text: Mapping[str, Any] | None = None
@@ -327,9 +320,8 @@ class Grammars:
             rules.append(f"first: spelled{f' | TEXT {opens}' if tag in self._special else ''}")
             if others:
                 rules.append(f"other: TEXT <[{','.join(others)}]>")
-        grammar = "\n".join(["%llguidance {}", f"start: {start}", *rules])
         keys = JsonKeys(free=None if forced or text is not None else b"")
-        return self._compiled("calls", grammar, LLMatcher.grammar_from_lark(grammar), keys)
+        return self._compiled("calls", "lark", "\n".join(["%llguidance {}", f"start: {start}", *rules]), keys)
 
     @cached_property
     def _key_tokens(self) -> _KeyTokens:
@@ -356,9 +348,18 @@ class Grammars:
         """A tag in a rule: its token, if it is one."""
         return f"<[{self._tag_tokens[tag]}]>" if tag in self._tag_tokens else json.dumps(tag)
 
-    def _compiled(self, kind: str, source: str, grammar: str, keys: JsonKeys | None = None) -> Grammar:
+    def _compiled(self, kind: str, form: str, source: str, keys: JsonKeys | None = None) -> Grammar:
+        """Compile a grammar that a worker has read without harm; that takes no lock of the interpreter.
+
+        Args:
+            form: how the source is written (``sandbox.jobs.read_grammar``).
+        """
         if len(source) > _LONGEST:
             raise ConfigError(f"the {kind} has {len(source)} characters: use at most {_LONGEST}")
+        try:
+            grammar = run("read_grammar", form, source)
+        except JobError as error:
+            raise ConfigError(f"the {kind} cannot be used: {_brief(str(error))}") from None
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             raise ConfigError(f"the {kind} cannot be used: {_brief(matcher.get_error())}")
@@ -370,7 +371,7 @@ class Grammars:
 
 def _inline(schema: Mapping[str, Any]) -> str:
     """A schema inside a rule."""
-    return f"%json {json.dumps({**schema, 'x-guidance': _LAYOUT})}"
+    return f"%json {json.dumps({**schema, 'x-guidance': JSON_LAYOUT})}"
 
 
 class _Spelled:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
-from jinja2 import TemplateError
-
 from .config import SamplingParams
 from .errors import InputError, PromptError
+from .sandbox.workers import JobError, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +31,6 @@ class Conversation:
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Conversation
 """Text as it is, token ids, or a conversation: messages with "role" and "content" for the model's chat template."""
 
-Tools = list[dict[Any, Any] | Callable[..., Any]]
-"""What transformers' tokenizers take for tools; here they are described, none is a Python function."""
-
 CALL_TAGS = ("<tool_call>", "</tool_call>")
 """Around a call of a function in Hermes' format, {"name": ..., "arguments": {...}} on a line of its own between."""
 
@@ -42,8 +38,8 @@ _WINDOW = 16
 """Tokens that are decoded together at most, once their text is complete."""
 
 _INCOMPLETE = "\ufffd"
-_TEMPLATE_FAILS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
-"""What a damaged template may raise beside jinja2's own errors, which it runs as code."""
+_GOES_ON = "\ue000goes on "
+"""Behind the content that an answer goes on with, in a rendered conversation; a template may strip its space."""
 
 
 @runtime_checkable
@@ -51,29 +47,22 @@ class Tokenizer(Protocol):
     """Text to token ids and back; transformers' tokenizers are such as they are.
 
     Attributes:
-        chat_template: None, or empty, where a model has none.
+        chat_template: None, or empty, where a model has none; several by their names.
     """
 
     chat_template: str | dict[str, str] | None
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the special tokens that begin one."""
+    @property
+    def special_tokens_map(self) -> Mapping[str, Any]:
+        """Special tokens that templates know by names, such as "bos_token"."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
+        """The ids of a text, with the special tokens that begin one; special tokens that it contains are found."""
 
     def decode(
         self, token_ids: list[int], *, skip_special_tokens: bool = ..., clean_up_tokenization_spaces: bool = ...
     ) -> str | list[str]:
         """The text of ids (no list of texts: that is of lists of ids, which nobody gives)."""
-
-    def apply_chat_template(
-        self,
-        conversation: list[dict[str, str]],
-        *,
-        tools: Tools | None = ...,
-        add_generation_prompt: bool,
-        continue_final_message: bool = ...,
-        return_dict: bool,
-    ) -> object:
-        """The ids of a conversation, with what begins an answer, or up to the end of the last message's content."""
 
     def get_vocab(self) -> dict[str, int]:
         """The ids of all tokens."""
@@ -210,7 +199,7 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
         raise PromptError("the prompt is text but the model has no tokenizer: give token ids, or load one with it")
     if isinstance(prompt, str):
         _check_text(prompt)
-        return tokenizer.encode(prompt)
+        return _ids(tokenizer, prompt)
     return _encode_conversation(tokenizer, Conversation(cast(Sequence[Mapping[str, str]], prompt)))
 
 
@@ -229,21 +218,46 @@ def _encode_conversation(tokenizer: Tokenizer, conversation: Conversation) -> li
     if calls and not _writes_calls(tokenizer):
         messages, tools = _with_calls_as_text(messages, tools), []
     try:
-        ids = tokenizer.apply_chat_template(
-            cast(list[dict[str, str]], messages),
-            tools=cast(Tools, tools) or None,
-            add_generation_prompt=not conversation.continued,
-            continue_final_message=conversation.continued,
-            return_dict=False,
-        )
-    except PromptError:
-        raise
-    except (TemplateError, *_TEMPLATE_FAILS) as error:
+        text = _rendered(tokenizer, messages, tools, continued=conversation.continued)
+    except JobError as error:
         raise PromptError(
-            f"the model's chat template does not take this conversation ({type(error).__name__}: {error}): "
+            f"the model's chat template does not take this conversation ({error}): "
             "give the prompt as raw text (--raw on the command line)"
         ) from None
-    return list(cast(list[int], ids))
+    return _ids(tokenizer, text, add_special_tokens=False)
+
+
+def _ids(tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
+    try:
+        return tokenizer.encode(text, **options)
+    except PromptError:
+        raise
+    except Exception as error:  # noqa: BLE001 - libraries raise what they like
+        raise PromptError(f"the model's tokenizer does not take this text ({error}): give another") from None
+
+
+def _rendered(
+    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, continued: bool
+) -> str:
+    """A conversation as the chat template writes it, up to what begins an answer, or to the last message's content.
+
+    Raises:
+        JobError: the template fails.
+    """
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("tool_use" if tools else "default") or template.get("default", "")
+    if continued:
+        *before, last = messages
+        messages = [*before, {**last, "content": last["content"] + _GOES_ON}]
+    given = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": not continued}
+    text = str(run("render", template, {**tokenizer.special_tokens_map, "documents": None, **given}))
+    if not continued:
+        return text
+    found, mark, behind = text.rpartition(_GOES_ON.rstrip())
+    if not mark:
+        raise JobError("it leaves the last message's content out")
+    return found if behind.startswith(" ") else found.rstrip()
 
 
 def call_text(name: str, arguments: object) -> str:
@@ -253,7 +267,7 @@ def call_text(name: str, arguments: object) -> str:
 
 
 _PROBED = {"name": "probe", "description": "what_it_does", "parameters": {"type": "object", "properties": {}}}
-_PROBE = [
+_PROBE: list[dict[str, Any]] = [
     {"role": "user", "content": "a"},
     {
         "role": "assistant",
@@ -272,12 +286,9 @@ def _writes_calls(tokenizer: Tokenizer) -> bool:
     """
     probed = {"type": "function", "function": _PROBED}
     try:
-        messages = cast(list[dict[str, str]], _PROBE)
-        ids = tokenizer.apply_chat_template(messages, tools=[probed], add_generation_prompt=True, return_dict=False)
-        text = cast(str, tokenizer.decode(cast(list[int], ids), skip_special_tokens=False))
-    except (TemplateError, *_TEMPLATE_FAILS):
+        written = "".join(_rendered(tokenizer, _PROBE, [probed], continued=False).split())
+    except JobError:
         return False
-    written = "".join(text.split())
     return "what_it_does" in written and "".join(call_text("probe", {"x": 1}).split()) in written
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from threading import Lock
-from typing import Any, NamedTuple
-
-from transformers.utils.chat_template_utils import render_jinja_template
+from typing import NamedTuple
 
 from ...errors import PromptError
-from ...text import Tools
 from .library import Library
 
 _UNKNOWN, _UNUSED, _CONTROL = 1, 2, 8
@@ -63,9 +60,9 @@ class LlamaTokenizer:
         # SentencePiece puts a space in front of a text, which is not the text's own.
         self._prefixed = self._join(self._tokenize("a", special=False)).startswith(b" ")
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text, with the special tokens that begin one; special tokens that it contains are found."""
-        return self._tokenize(text, special=True)
+        return self._tokenize(text, special=add_special_tokens)
 
     def _tokenize(self, text: str, special: bool) -> list[int]:
         """Ids of a text, after ``special`` tokens that begin one."""
@@ -120,37 +117,8 @@ class LlamaTokenizer:
         pieces = [self._piece(token) for token in range(self._size)]
         return [piece.text for piece in pieces], [token for token, piece in enumerate(pieces) if piece.special]
 
-    def apply_chat_template(
-        self,
-        conversation: list[dict[str, str]],
-        *,
-        tools: Tools | None = None,
-        add_generation_prompt: bool,
-        continue_final_message: bool = False,
-        return_dict: bool = False,
-    ) -> list[int]:
-        """The ids of a conversation, as transformers renders it: in a sandbox.
-
-        Raises:
-            jinja2.TemplateError: the template is none, or does not take this conversation; damaged ones raise what they
-                like.
-            ValueError: there is no template, or a dict is wanted.
-        """
-        if not self.chat_template or return_dict:
-            raise ValueError("no chat template" if not self.chat_template else "return_dict must be False")
-        rendered: Any = render_jinja_template(
-            [conversation],
-            tools=tools,
-            chat_template=str(self.chat_template),
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            **self._named,
-        )
-        (text,), _ = rendered
-        return self._tokenize(text, special=False)
-
     @cached_property
-    def _named(self) -> dict[str, Any]:
+    def special_tokens_map(self) -> Mapping[str, str]:
         """Special tokens that templates know by names."""
         ids = {name: getattr(self._library, f"vocab_{name}")(self._vocab) for name in ("bos", "eos")}
         return {f"{name}_token": self._text(token) for name, token in ids.items() if token >= 0}

@@ -1,0 +1,119 @@
+"""What a worker process does: chat templates and grammars of strangers are run and read here (``workers.run``).
+
+The process imports nothing of the package, so that it starts in a tenth of a second. A line of standard input is a job:
+[most seconds of the processor, name, arguments]; a line of standard output is what it gives: {"result": ...} or
+{"error": "..."}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import signal
+import sys
+import time
+from datetime import datetime
+from typing import Any
+
+_MEMORY = 2 << 30
+"""Bytes of addresses for the process, of which it takes a tenth at its start."""
+_STACK = 1 << 20
+"""Bytes of stack: what can be read here can be read by threads of the package too, which have some megabytes."""
+
+
+def render(template: str, variables: dict[str, Any]) -> str:
+    """The text of a chat template."""
+    return str(_compiled(template).render(**variables))
+
+
+@functools.lru_cache
+def _compiled(template: str) -> Any:
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """Templates mark what an assistant generates, which means something where models are trained."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def fail(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals |= {"raise_exception": fail, "strftime_now": lambda form: datetime.now().strftime(form)}
+    return environment.from_string(template)
+
+
+def read_grammar(kind: str, source: str) -> str:
+    """A grammar as llguidance's matchers take it.
+
+    Args:
+        kind: "json_schema", "regex", "lark", or "grammar", which is Lark or GBNF.
+    """
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    made = {
+        "json_schema": lambda: LLMatcher.grammar_from_json_schema(source, overrides=JSON_LAYOUT),
+        "regex": lambda: LLMatcher.grammar_from_regex(source),
+        "lark": lambda: LLMatcher.grammar_from_lark(source),
+        "grammar": lambda: LLMatcher.grammar_from_lark(any_to_lark(source)),
+    }[kind]()
+    if error := LLMatcher.validate_grammar(made):
+        raise ValueError(error)
+    return made
+
+
+JSON_LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
+"""JSON on one line: models need no freedom there, and what is forced can be drafted. "oneOf" is read as "anyOf"."""
+_JOBS = {job.__name__: job for job in (render, read_grammar)}
+
+
+def _limit_memory() -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError):  # not every system has all limits
+        import resource
+
+        for name, most in (("RLIMIT_STACK", _STACK), ("RLIMIT_AS", _MEMORY)):
+            kind = getattr(resource, name)
+            hard = resource.getrlimit(kind)[1]
+            resource.setrlimit(kind, (most, hard))
+
+
+def _limit_time(seconds: int) -> None:
+    """The process ends, even where nobody waits for it any more, when a job takes longer."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + seconds, hard))
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _limit_memory()
+    for line in sys.stdin.buffer:
+        seconds, name, arguments = json.loads(line)
+        _limit_time(seconds)
+        try:
+            answer = {"result": _JOBS[name](*arguments)}
+        except BaseException as error:  # noqa: BLE001 - a library's panics are no Exceptions
+            answer = {"error": f"{type(error).__name__}: {error}"[: 1 << 12]}
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
