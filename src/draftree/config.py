@@ -151,7 +151,8 @@ class SamplingParams:
         skip_special_tokens: special tokens give no text.
         truncate_prompt_tokens: the prompt's last so many tokens are read; -1: as many as leave room for ``max_tokens``.
         logprobs: log-probabilities of each token and of so many of the most probable ones (``request.Logprobs``), by
-            the target's own distribution, before constraint, processors and temperature; None: none.
+            the target's own distribution, before constraint, processors and temperature; None: none. Drafts change none
+            where the backend is exact (``Capabilities.rounding`` is 0), elsewhere by rounding.
         prompt_logprobs: the same of the prompt's tokens but the first (``Request.prompt_logprobs``); the prompt is read
             in small pieces then, and from its beginning.
         constraint: what the text may be, such as JSON of a schema (``draftree.grammar``); comes before the processors.

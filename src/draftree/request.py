@@ -126,7 +126,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """What the target thought of one token, drafted or not.
+    """The target's own log-probabilities of one token; drafts move them by no more than passes of other widths do.
 
     Attributes:
         token: natural logarithm of its probability.
