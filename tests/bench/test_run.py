@@ -317,3 +317,12 @@ def test_the_peak_is_that_since_the_start() -> None:
     reset_peak(cpu)
     least = peak_memory(cpu)
     assert most is not None and least is not None and most - least > size // 2
+
+
+def test_a_method_without_a_bound_says_so_before_it_starts(suite: str, tmp_path: Path, capsys: Captured) -> None:
+    """A run of ``dynamic-width`` took 136 minutes where all others took seconds, and nothing had said why."""
+    methods = "auto,dynamic-width,dynamic-width-depth:nodes=9,dynamic-width-budget"
+    assert run(_asked("./nowhere", suite, tmp_path / "out", methods=methods)) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "dynamic-width has no node budget: " in first and "dynamic-width:nodes=31" in first
+    assert "./nowhere" in second

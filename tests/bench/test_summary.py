@@ -85,7 +85,7 @@ def test_the_report_has_the_tables_of_all_runs_and_where_they_were_measured(tmp_
     assert "\n| opt-tree:delta=0.2 " in printed
 
 
-def test_no_run_and_an_unfinished_one_are_one_line(tmp_path: Path, capsys: Captured) -> None:
+def test_a_run_without_answers_is_one_line_and_one_that_goes_on_is_reported(tmp_path: Path, capsys: Captured) -> None:
     assert run(["report", str(tmp_path)]) == 2
     assert "no run in" in capsys.readouterr().err
     plain, chain = entries(["chain"], ["lookup"], [0.0], 8)
@@ -96,5 +96,25 @@ def test_no_run_and_an_unfinished_one_are_one_line(tmp_path: Path, capsys: Captu
     other.ids[-1] = 99  # nobody has asked the target yet whether that is a near-tie
     records = [record(plain, 0, turn([1, 1, 1], 1.0)), record(chain, 0, other)]
     save(tmp_path / "torn", [plain, chain], records)
-    assert run(["report", str(tmp_path / "torn")]) == 2
-    assert "is not finished: give its command again: draftree bench" in capsys.readouterr().err
+    assert run(["report", str(tmp_path / "torn")]) == 0
+    printed = capsys.readouterr().out
+    assert "not-compared" in printed and "Not finished" not in printed
+    save(tmp_path / "half", [plain, chain], [*records, record(plain, 1, turn([1, 1, 1], 1.0))])
+    assert run(["report", str(tmp_path / "half")]) == 0
+    assert "**Not finished**: 1 answers are left" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf"])
+def test_a_report_draws_a_plot(suffix: str, tmp_path: Path, capsys: Captured) -> None:
+    """Of every method of every run, those without AR decoding to compare with included."""
+    for name in ("one", "two"):
+        full_run(tmp_path / name)
+    plain, chain = entries(["chain"], ["lookup"], [0.0], 8)
+    save(tmp_path / "alone", [plain, chain], [record(chain, 0, turn([2, 1], 1.0))])
+    file = tmp_path / f"plot{suffix}"
+    assert run(["report", str(tmp_path), "--plot", str(file)]) == 0
+    assert "## Run two" in capsys.readouterr().out
+    content = file.read_bytes()
+    assert content.startswith({".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}[suffix])
+    if suffix == ".svg":
+        assert all(f"<!-- {name} -->".encode() in content for name in ("one", "two", "alone", "opt-tree:delta=0.2 T=1"))

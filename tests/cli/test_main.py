@@ -401,3 +401,11 @@ def test_ctrl_c_is_one_line_and_no_success(capsys: Captured, monkeypatch: pytest
     monkeypatch.setattr("draftree.cli.options.load", interrupted)
     assert run(["generate", "the cat"]) == 130
     assert capsys.readouterr().err == "draftree: interrupted\n"
+
+
+@pytest.mark.parametrize(("more", "notes"), [((), 1), (("--nodes", "9"), 0)])
+def test_a_method_without_a_bound_says_so_before_it_starts(more: tuple[str, ...], notes: int, capsys: Captured) -> None:
+    assert run(["generate", "a", "--target", "./nowhere", "--method", "dynamic-width-depth", *more]) == 2
+    *noted, _ = capsys.readouterr().err.splitlines()
+    assert len(noted) == notes
+    assert all("dynamic-width-depth has no node budget: " in note and "--nodes 31" in note for note in noted)

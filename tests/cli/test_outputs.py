@@ -56,6 +56,7 @@ OUTPUTS = [
         for words in ("generate hello --target MODEL", "chat --target MODEL", "batch SOURCE NEW --target MODEL")
     ),
     Output("serve MODEL --port 0 --recycle-file OUT --drafter recycle"),
+    Output("report nowhere --plot OUT", suffix=".svg"),
     Output(f"profile {NOWHERE} --plot OUT", suffix=".svg"),
     *(Output(f"calibrate --target {NOWHERE} --prompts SOURCE --out OUT {force}") for force in ("", "--force")),
     *(

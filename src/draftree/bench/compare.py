@@ -23,10 +23,10 @@ Key = tuple[str, int, str]
 """Prompt, repeat and method of a record."""
 EQUAL, NEAR_TIE, OTHER_DRAW = "equal", "near-tie", "other-draw"
 LOSSY, BEAMS = "lossy", "beams"
-OTHER_FORMAT, DIFFERENT = "other-format", "different"
+OTHER_FORMAT, DIFFERENT, UNCOMPARED = "other-format", "different", "not-compared"
 """How ids compare with AR decoding's: the same; they differ from a near-tie on; another draw from the same
 distribution; the verification was a lossy one; the best of several beams; a peer computes in float32 and ours in a
-cheaper weight format; none of these."""
+cheaper weight format; none of these; not compared, in a run that is not finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ def compare(
     entries: Sequence[Entry],
     items: Sequence[Item],
     known: Sequence[AnswerDifference],
-    target: Callable[[], LanguageModel],
+    target: Callable[[], LanguageModel] | None,
 ) -> tuple[dict[Key, str], list[AnswerDifference]]:
     """Verdicts of all records that have one of AR decoding to compare with, and where answers differ.
 
     Args:
         known: found earlier; they need no target.
-        target: returns the target; called only where a difference is new.
+        target: returns the target, called only where a difference is new; without one that is not compared.
     """
     by_label, by_id = {e.label: e for e in entries}, {i.id: i for i in items}
     base = ar_labels(entries)
@@ -82,8 +82,10 @@ def compare(
         if turn is not None:
             found = before.get(record.key)
             if found is None:
-                model = target()  # may raise: without it no new difference is compared
-                found = _difference(record, other, turn, by_label[record.method], by_id[record.prompt], model)
+                if target is None:
+                    verdicts[record.key] = UNCOMPARED
+                    continue
+                found = _difference(record, other, turn, by_label[record.method], by_id[record.prompt], target())
             differences.append(found)
             verdicts[record.key] = found.verdict
     return verdicts, differences

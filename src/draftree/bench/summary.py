@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,7 +20,7 @@ from ..models.loading import ModelOptions
 from ..verify.schemes import DEFAULT_SCHEME
 from .compare import EQUAL, Key, ar_labels, compare, read_differences
 from .contestants import Entry
-from .results import CONFIG, AnswerRecord, StepColumns, read_config, read_results
+from .results import CONFIG, AnswerRecord, StepColumns, read_config, read_results, read_summary
 
 DRAWS = 2000
 
@@ -303,6 +303,12 @@ class LoadedRun:
         """The command line that made it."""
         return str(self.config["command"])
 
+    @property
+    def left(self) -> int:
+        """Answers that it lacks."""
+        planned = self.config["prompts"] * self.config["repeats"] * len(self.entries)
+        return 0 if read_summary(self.path).get("complete") else planned - len(self.records)
+
     @cached_property
     def by_method(self) -> dict[str, list[AnswerRecord]]:
         """Label -> records."""
@@ -325,7 +331,7 @@ def load_runs(name: str | Path) -> list[LoadedRun]:
     """The run of a folder, or those of the folders in it, by name.
 
     Raises:
-        ConfigError: there is no run, one cannot be read, or one is not finished.
+        ConfigError: there is no run, or one cannot be read, or has no answers.
     """
     folder = user_path(name)
     if (folder / CONFIG).is_file():
@@ -341,11 +347,7 @@ def _load(path: Path) -> LoadedRun:
     entries = tuple(Entry(**values) for values in config["entries"])
     if not records:
         raise ConfigError(f"{path} has no answers yet: give its command again: {config['command']}")
-
-    def unfinished() -> NoReturn:
-        raise ConfigError(f"{path} is not finished: give its command again: {config['command']}")
-
-    verdicts, _ = compare(records, entries, [], read_differences(path), unfinished)
+    verdicts, _ = compare(records, entries, [], read_differences(path), None)
     return LoadedRun(path, config, entries, tuple(records), tabulate(records, ar_labels(entries), verdicts))
 
 
@@ -361,6 +363,8 @@ _MOST_DIFFERENCES = 40
 def report(run: LoadedRun, level: int = 2) -> str:
     """A run in Markdown, its heading at this level: what it was made of and on, figures, answers unlike AR's."""
     parts = [f"{'#' * level} Run {run.path.name}", _described(run), overview(run.table)]
+    if run.left:
+        parts.insert(1, f"**Not finished**: {run.left} answers are left; the command below goes on with them.")
     deeper = "#" * (level + 1)
     categories = [c for c in next(iter(run.table.values())) if c != ALL]
     if len(categories) > 1:

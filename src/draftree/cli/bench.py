@@ -26,6 +26,7 @@ from ..artifacts import make_folder, own_folder, read_bytes, user_path, write_wh
 from ..bench.compare import ar_labels, compare, read_differences
 from ..bench.contestants import Models, entries, split_names
 from ..bench.load_test import LoadTest, find_guidellm, load_table, read_report
+from ..bench.plotting import draw
 from ..bench.replayed import ReplayedModels, check_replayed
 from ..bench.results import RunFolder
 from ..bench.run import Run, RunPlan, check_lengths, find_meter
@@ -33,13 +34,15 @@ from ..bench.suites import SUITES, Item, choose, load_suite
 from ..bench.summary import READING, Table, load_runs, overview, tabulate
 from ..bench.summary import as_json as table_as_json
 from ..bench.summary import report as of_run
-from ..config import SamplingParams
+from ..config import DEFAULT_NODES, SamplingParams
 from ..drafters.spec import NONE, DrafterSpec
 from ..errors import ConfigError
 from ..models.cost_profile import processor
 from ..models.loading import DEFAULT_MODEL
+from ..policies.base import unbounded
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out, progress_reporter
+from .console import complain, plot_file
 from .interrupt import GO_ON, on_interrupt
 from .options import (
     Candidates,
@@ -111,6 +114,9 @@ def bench(
     contestants = entries(split_names(methods), named, temperatures, nodes, candidates, corpus or ())
     if replay:
         check_replayed(contestants)
+    for entry in contestants:
+        if note := unbounded(entry.label, entry.nodes, f"{entry.label}:nodes={DEFAULT_NODES}"):
+            complain(note)
     chosen = choose(load_suite(suite, data=data, skip_bad=skip_bad), categories=_names(categories or ""), limit=limit)
     items = [replace(item, turns=item.turns[:turns]) for item in chosen]
     config = {
@@ -293,7 +299,12 @@ def report(
     folders: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Runs of 'draftree bench', or folders that hold some.")
     ],
+    plot: Annotated[str, typer.Option(metavar="FILE", help="Draw speed and acceptance: .png, .svg or .pdf.")] = "",
 ) -> None:
-    """Print the tables of runs in Markdown, with what they were made of and measured on."""
+    """Print the tables of runs in Markdown, with what they were made of and measured on; finished or not."""
+    file = plot_file(plot) if plot else None
     runs = [run for folder in folders for run in load_runs(folder)]
     out.print("\n\n".join([READING, *(of_run(run) for run in runs)]), markup=False)
+    if file is not None:
+        draw(runs, file)
+        err.print(f"{file}: speed and acceptance of each method", markup=False)

@@ -11,12 +11,13 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
 
-from ..config import SamplingParams, option
+from ..config import DEFAULT_NODES, SamplingParams, option
 from ..drafters.corpus import MEMORY, Corpus
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load
+from ..policies.base import node_budget, unbounded
 from ..tracing.trace import Observer, Trace
 from .console import complain
 
@@ -203,6 +204,9 @@ class SpeculationOptions(SpeculationParams):
         if self.tree is not None:
             object.__setattr__(self, "settings", {**(self.settings or {}), "tree": self.tree})
         SpeculationParams.__post_init__(self)
+        budget = node_budget(self.policy, self.nodes)
+        if note := unbounded(str(self.method), budget, f"--nodes {DEFAULT_NODES}"):
+            complain(note)
         if self.no_loop_back:
             object.__setattr__(self, "spec", self.spec.without_loop_back())
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ..config import DEFAULT_NODES, Budget
+from ..config import DEFAULT_NODES, MAX_NODES, Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..request import Outcome, Request
@@ -236,6 +236,20 @@ class GrowthPolicy(ABC):
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:  # noqa: B027
         """Learn from the outcomes of a proposal."""
+
+
+def unbounded(name: str, nodes: int, bound: str) -> str | None:
+    """What to know of a method with this node budget before it starts, if anything.
+
+    Args:
+        bound: how to give it another budget.
+    """
+    if nodes < MAX_NODES:
+        return None
+    return (
+        f"{name} has no node budget: a step may draft {MAX_NODES} tokens, and take minutes; bound it with {bound}, or "
+        "take dynamic-width-budget"
+    )
 
 
 def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
