@@ -91,6 +91,8 @@ class Stats:
         steps: target passes after the prefill.
         drafted, accepted: [d] nodes at depth d + 1 that were drafted and accepted.
         drafters: name -> what it did, the parts of an ensemble apart; a node that several proposed counts for each.
+        out_of_context: name -> tokens that it takes, of the drafters whose context ended before the answer did: they
+            drafted nothing from there on.
         drafted_layers: of beams: layers that were drafted, over all steps.
         expected: sum over steps of the tree's expected acceptance length E(A), root counted as 1.
         draft_passes: drafter model passes of the steps that this request took part in.
@@ -105,6 +107,7 @@ class Stats:
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     drafters: dict[str, DrafterStats] = field(default_factory=dict)
+    out_of_context: dict[str, int] = field(default_factory=dict)
     drafted_layers: int = 0
     expected: float = 0.0
     draft_passes: int = 0

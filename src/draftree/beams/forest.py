@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import SamplingParams
 from ..errors import CacheError
 from ..models.base import ForestModel, Nodes, Row
-from ..request import Request, Stats
+from ..request import Request
 from ..text import NoText
 from ..tree import ROOT
 from .params import BeamParams
@@ -235,7 +235,7 @@ class BeamRequest:
         self.finished: list[FinishedBeam] = []
         self.done = False
         self.improvable = True
-        self.stats = Stats()
+        self.stats = self.trunk.stats
         self.peak_slots = len(self.ids)
         self.record = record or DraftRecord()
         self.drafting = True

@@ -69,6 +69,7 @@ def as_json(stats: Stats) -> dict[str, object]:
         "drafted_by_depth": stats.drafted,
         "accepted_by_depth": stats.accepted,
         "draft_passes": stats.draft_passes,
+        "out_of_context": stats.out_of_context,
         "seconds": asdict(stats.seconds) | {"total": stats.seconds.total},
         "tokens_per_second": stats.tokens_per_second,
         "stages": [asdict(stage) for stage in stats.stages],

@@ -6,6 +6,7 @@ that ended a fully accepted path, and the target's bonus token) is fed as a shor
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ from ..tree import ROOT
 from .base import BeamSource, Grown, Scorer, UnscoredNode
 from .constrained import NodeStates
 from .distributions import DraftLogits, Drawing, Drawn
+
+log = logging.getLogger("draftree.drafters")
 
 
 @dataclass(slots=True)
@@ -64,6 +67,8 @@ class ModelSource(BeamSource):
     _passes: int = field(default=0, repr=False)
     _states: dict[Request, State] = field(default_factory=dict, repr=False)
     _prefixes: PrefixCache = field(init=False, repr=False)
+    _outgrown: bool = field(default=False, init=False, repr=False)
+    """Some text was longer than its context."""
 
     def __post_init__(self) -> None:
         self._prefixes = PrefixCache(self.model, 0)
@@ -85,8 +90,19 @@ class ModelSource(BeamSource):
         return self._passes
 
     def fit(self, request: Request, budget: Budget) -> Budget:
-        """The part that lies within the model's context."""
-        room = max(0, self.model.capabilities.max_length - len(request.ids))
+        """The part that lies within the model's context; the request's statistics, and once the log, name its end."""
+        most = self.model.capabilities.max_length
+        room = max(0, most - len(request.ids))
+        if not room:
+            request.stats.out_of_context[self.name] = most
+            if not self._outgrown:
+                log.warning(
+                    "drafter %s takes %d tokens, and a text has grown beyond: nothing is drafted by it from there on; "
+                    "give a drafter with a longer context",
+                    self.name,
+                    most,
+                )
+            self._outgrown = True
         return replace(budget, depth=room if budget.depth is None else min(room, budget.depth))
 
     def read(self, request: Request, most: int) -> bool:

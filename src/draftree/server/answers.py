@@ -41,6 +41,7 @@ def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
             for name in dict.fromkeys(name for s in stats for name in s.drafters)
             if (made := [s.drafters[name] for s in stats if name in s.drafters])
         },
+        "out_of_context": {name: most for s in stats for name, most in s.out_of_context.items()},
     }
 
 
