@@ -12,7 +12,6 @@ import hashlib
 import importlib.util
 import io
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -35,7 +34,8 @@ from . import tensor_parallel
 from .base import EAGER, LanguageModel
 from .cpu.quantization import DEFAULT_WEIGHT_FORMAT, check
 from .huggingface import HFModel
-from .llama import gguf_file
+from .llama.gguf_checks import check as check_gguf
+from .llama.gguf_file import fingerprint
 from .llama.library import has_library
 from .llama.llama_model import LlamaModel
 from .pretrained import first_line, quiet, read_gguf, read_pretrained
@@ -158,7 +158,7 @@ def load_huggingface(
     stock, tokenizer = _load(name, place, weights, attention)
     model = HFModel(stock, tokenizer, name=name, weight_format=weight_format, runner=runner)
     if (gguf := gguf_path(name)) is not None:  # the same model as over llama.cpp
-        model.capabilities = replace(model.capabilities, fingerprint=gguf_file.fingerprint(gguf_file.check(gguf)))
+        model.capabilities = replace(model.capabilities, fingerprint=fingerprint(check_gguf(gguf)))
     return model
 
 
@@ -318,6 +318,7 @@ def convert(gguf: Path) -> Path:
         ModelFileError: the file is not a GGUF model that transformers can read.
         RunError: the cache directory cannot be written.
     """
+    check_gguf(gguf)
     try:
         folder = cache_folder() / f"{gguf.stem}-{_identity(gguf)}"
     except OSError as error:
@@ -376,9 +377,6 @@ def _identity(gguf: Path) -> str:
     Not by content: to read gigabytes would hold up every start, and a part of them misses weights that differ
     elsewhere. So a file that is copied or touched is converted once more.
     """
-    with gguf.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ModelFileError(f"cannot read {gguf}: it does not start like a GGUF file: download it again")
-        stat = os.fstat(file.fileno())
+    stat = gguf.stat()
     known = [str(gguf.resolve()), stat.st_size, stat.st_mtime_ns]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from ..errors import UnsupportedModelError
+from ..errors import ModelFileError, UnsupportedModelError
 from . import attention
 from .base import FINAL, Capabilities, FeatureSpec, LanguageModel, Nodes, Row, prefill
 
@@ -192,13 +192,28 @@ def check_equal(model: LanguageModel, pairs: Iterable[tuple[Tensor, Tensor]], wh
     Raises:
         UnsupportedModelError: they are not.
     """
-    can, worst = model.capabilities, max(difference(x, y) for x, y in pairs)
+    can, pairs = model.capabilities, list(pairs)
+    check_finite(can, torch.cat([wanted for _, wanted in pairs]))
+    worst = max(difference(x, y) for x, y in pairs)
     allowed = _HALF_TOLERANCE if can.weight_format == "int8" else tolerance(can.dtype)
     if not worst <= allowed:
         raise UnsupportedModelError(
             f"{can.name} ({can.architecture}) fails the tree self-test: {what} logits differ by {worst:.2g} standard "
             f"deviations ({allowed:g} allowed), so it does not honour tree masks or positions: load it with "
             "attn_implementation='sdpa' or 'eager', or use transformers' own generate for it"
+        )
+
+
+def check_finite(can: Capabilities, logits: Tensor) -> None:
+    """Check that a model gives numbers: one weight that is none spreads to all logits.
+
+    Raises:
+        ModelFileError: it does not.
+    """
+    if not logits.isfinite().all():
+        raise ModelFileError(
+            f"{can.name} gives logits that are NaN or infinite: weights are damaged, or too large for "
+            f"{str(can.dtype).removeprefix('torch.')}: download it again, or use dtype float32"
         )
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from draftree.errors import DraftreeError, ModelFileError, UnsupportedModelError
-from draftree.models.llama.gguf_file import check, fingerprint, refuse, slot_bytes, unloadable
+from draftree.models.llama.gguf_checks import check
+from draftree.models.llama.gguf_file import fingerprint, refuse, slot_bytes, unloadable
 from draftree.models.llama.library import F16, Q8_0, open_library
 
 from ...tiny_gguf import HEAD, WINDOW, byte_level, write
@@ -208,6 +209,7 @@ def test_bytes_of_a_slot(file: Path) -> None:
 
 def test_bytes_of_a_slot_of_layers_that_differ(tmp_path: Path) -> None:
     def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_context_length(2048)
         writer.add_block_count(3)
         writer.add_head_count([8, 8, 4])
         writer.add_head_count_kv([2, 0, 4])

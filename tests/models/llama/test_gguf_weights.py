@@ -24,7 +24,7 @@ from draftree.models.base import LanguageModel, prefill
 from draftree.models.heads.eagle_file import SHIPPED, shipped_for
 from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.llama.gguf_file import GGUFHeader, check
+from draftree.models.llama.gguf_file import GGUFHeader, read
 from draftree.models.llama.gguf_weights import GGUFWeights
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.loading import load
@@ -71,7 +71,7 @@ def write(path: Path, tensors: dict[str, tuple[NDArray[np.uint8], Kind]], alignm
 
 
 def weights_of(path: Path) -> GGUFWeights:
-    return GGUFWeights(check(path))
+    return GGUFWeights(read(path))
 
 
 def whole(weights: NDArray[np.uint8], kind: Kind) -> Tensor:
@@ -109,19 +109,19 @@ def test_an_output_layer_of_its_own_comes_with_its_biases(alignment: int | None,
 
 
 def test_a_file_without_embeddings_is_one_line(tmp_path: Path) -> None:
-    header = check(write(tmp_path / "other.gguf", {"other_embd.weight": (packed(Kind.F32), Kind.F32)}))
+    header = read(write(tmp_path / "other.gguf", {"other_embd.weight": (packed(Kind.F32), Kind.F32)}))
     _check_refused(header)
 
 
 @pytest.mark.parametrize("kind", [Kind.I8, 9999], ids=str)
 def test_a_format_that_nothing_dequantizes_is_one_line(kind: int, tmp_path: Path) -> None:
-    header = check(write(tmp_path / "odd.gguf", {"token_embd.weight": (packed(Kind.F32), Kind.F32)}))
+    header = read(write(tmp_path / "odd.gguf", {"token_embd.weight": (packed(Kind.F32), Kind.F32)}))
     odd = [replace(t, kind=int(kind), size=0 if kind == 9999 else VOCAB * HIDDEN) for t in header.tensors]
     _check_refused(replace(header, tensors=tuple(odd)))
 
 
 def test_a_file_that_is_gone_is_one_line(tmp_path: Path) -> None:
-    header = check(path := write(tmp_path / "gone.gguf", {"token_embd.weight": (packed(Kind.F32), Kind.F32)}))
+    header = read(path := write(tmp_path / "gone.gguf", {"token_embd.weight": (packed(Kind.F32), Kind.F32)}))
     path.unlink()
     _check_refused(header)
 

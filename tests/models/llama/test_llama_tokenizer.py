@@ -21,7 +21,7 @@ from draftree.drafters.registry import check_vocabulary
 from draftree.errors import PromptError, VocabularyError
 from draftree.models.huggingface import HFModel
 from draftree.models.llama import llama_tokenizer
-from draftree.models.llama.gguf_file import check
+from draftree.models.llama.gguf_checks import check
 from draftree.models.llama.library import open_library
 from draftree.models.llama.llama_tokenizer import LlamaTokenizer, read_tokenizer
 from draftree.models.loading import DEFAULT_MODEL, EMBEDDED

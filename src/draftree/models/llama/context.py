@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import CacheError, RunError
-from .gguf_file import check, refuse, unloadable
+from .gguf_checks import check
+from .gguf_file import refuse, unloadable
 from .library import BF16, F16, Q8_0, BatchStruct, Library
 
 IDS = 256

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedModelError
 from ..base import LanguageModel, Nodes, prefill
-from ..probe import PROMPT, decoded, difference
+from ..probe import PROMPT, check_finite, decoded, difference
 
 _PARENTS = (-1, -1, 0, 1, 3, 2, 3, 4)
 """Of the tree of the test. Its branches are interleaved; it is as wide as the widest kernels that are known."""
@@ -31,6 +31,7 @@ def exactness(model: LanguageModel, kinds: Collection[str], tokens: int) -> tupl
         how exact they are, in words; by how much the gap between two logits may differ.
 
     Raises:
+        ModelFileError: they are no numbers.
         UnsupportedModelError: they differ by more than rounding.
     """
     vocab = model.capabilities.vocab_size
@@ -39,6 +40,7 @@ def exactness(model: LanguageModel, kinds: Collection[str], tokens: int) -> tupl
     branch = model.fork(row)
     alone = decoded(model, branch, [drafted[node] for node in _PATH])
     model.close(branch)
+    check_finite(model.capabilities, alone)
 
     def found(count: int) -> Tensor:
         tree = Nodes(torch.tensor(drafted[:count]), torch.tensor(_PARENTS[:count]))

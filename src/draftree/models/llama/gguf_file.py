@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,12 @@ from .library import Library
 Value = int | float | bool | str | tuple[int | float | bool, ...]
 
 _VERSIONS = (2, 3)
+_DIMENSIONS = 4
+"""Most of a tensor."""
 _LONGEST = 1024
 """Entries of an array of metadata that is read: one number a layer. Longer ones are the vocabulary's."""
 _RUNS, _RUN = 16, 256
 """Pieces of each tensor that go into the fingerprint, and their bytes: about a megabyte of a model of 30 layers."""
-_NO_MODELS = {"adapter": "a LoRA adapter", "imatrix": "an importance matrix", "mmproj": "a multi-modal projector"}
 _CODES = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -52,6 +53,7 @@ class StoredTensor:
         kind: ggml's number of its type.
         begin: in bytes, in ``file``.
         size: in bytes; 0: of a type that the package ``gguf`` does not know.
+        block_size: of its blocks, in bytes; 1 where ``size`` is 0.
     """
 
     name: str
@@ -61,6 +63,10 @@ class StoredTensor:
     begin: int
     size: int
 
+    @property
+    def block_size(self) -> int:
+        return _SIZES.get(self.kind, (1, 1))[1]
+
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
@@ -68,10 +74,14 @@ class GGUFHeader:
 
     Attributes:
         metadata: numbers, texts and short arrays, by key.
+        arrays: of each array, the type of its entries (``GGUFValueType``) and how many there are, by key.
+        tokens: the vocabulary's texts, as they are stored.
     """
 
     path: Path
     metadata: Mapping[str, Value]
+    arrays: Mapping[str, tuple[int, int]]
+    tokens: Sequence[bytes]
     tensors: tuple[StoredTensor, ...]
 
     @property
@@ -96,7 +106,7 @@ class GGUFHeader:
         whole = tuple(value for value in values if isinstance(value, int) and value >= 0)
         if not whole or len(whole) != len(values):
             name = key.format(arch=self.architecture)
-            raise ModelFileError(f"{self.path}: {name} is {found!r}, which is no number of something: {_AGAIN}")
+            raise ModelFileError(f"{self.path}: {name} is {found!r}, which is no number of something: {AGAIN}")
         return whole
 
     @property
@@ -119,59 +129,21 @@ class GGUFHeader:
         return frozenset(kinds - {"F32"} or kinds)
 
 
-def check(path: Path) -> GGUFHeader:
-    """The header of a file that holds all of a language model, as far as it can be seen without loading it.
-
-    Raises:
-        ModelFileError: it is no GGUF file of a language model, or damaged, or a part of it is missing.
-        UnsupportedModelError: it is of a version that llama.cpp does not read.
-    """
-    try:
-        header = _read(path)
-        first, *others = _parts(header)
-        read = [header, *map(_read, others)]
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    kind = str(header.metadata.get(Keys.General.TYPE, ""))
-    if what := _NO_MODELS.get("mmproj" if header.architecture == "clip" else kind):
-        raise ModelFileError(f"{path} is no language model but {what}: give the .gguf file of the model itself")
-    if not header.architecture or not header.tensors:
-        lacking = "weights" if header.architecture else Keys.General.ARCHITECTURE
-        raise ModelFileError(
-            f"{path} is no language model: it has no {lacking}: give the .gguf file of the model itself"
-        )
-    return GGUFHeader(path, header.metadata, tuple(tensor for part in read for tensor in part.tensors))
+AGAIN = "download it again"
 
 
-_AGAIN = "download it again"
-
-
-def _unreadable(path: Path, error: OSError) -> ModelFileError:
+def unreadable(path: Path, error: OSError) -> ModelFileError:
+    """The error of a file that the system does not give."""
     return ModelFileError(
         f"cannot read {error.filename or path}: {error.strerror or error}: give a file that can be read"
     )
-
-
-def _parts(header: GGUFHeader) -> list[Path]:
-    """All files of a model: the parts of a split one are numbered from 1 by their names, and from 0 inside."""
-    path = header.path
-    ((count,), (part,)) = (header.numbers(key) or (0,) for key in (Keys.Split.LLM_KV_SPLIT_COUNT, "split.no"))
-    if count < 2:
-        return [path]
-    numbered = re.fullmatch(r"(.*)-\d{5}-of-\d{5}\.gguf", path.name)
-    if numbered is None:
-        raise ModelFileError(f"{path} is part {part + 1} of {count} but not named so: name it as it was published")
-    parts = [path.with_name(f"{numbered[1]}-{i + 1:05}-of-{count:05}.gguf") for i in range(count)]
-    if part != 0:
-        raise ModelFileError(f"{path} is part {part + 1} of {count} of a model: give the first, {parts[0].name}")
-    return parts
 
 
 class _Damaged(Exception):
     """The bytes are no header."""
 
 
-def _read(path: Path) -> GGUFHeader:
+def read(path: Path) -> GGUFHeader:
     """The header of one file.
 
     Raises:
@@ -182,48 +154,64 @@ def _read(path: Path) -> GGUFHeader:
     with path.open("rb") as file:
         start = file.read(8)
         if start[:4] != b"GGUF":
-            raise ModelFileError(f"cannot read {path}: it does not start like a GGUF file: {_AGAIN}")
+            raise ModelFileError(f"cannot read {path}: it does not start like a GGUF file: {AGAIN}")
         size = os.fstat(file.fileno()).st_size
         version = int.from_bytes(start[4:], "little")
         if len(start) == 8 and version not in _VERSIONS:
             what = "big-endian" if version & 0xFFFF == 0 else f"version {version}"
             raise UnsupportedModelError(f"{path} is a GGUF file of {what}, not of version 2 or 3: convert it again")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            reader = _Reader(data)
             try:
-                header = _Reader(data).header(path)
+                header = reader.header(path)
             except (_Damaged, struct.error, OverflowError) as error:
-                reason = str(error) if isinstance(error, _Damaged) else f"it ends after {size} bytes, inside its header"
-                raise ModelFileError(f"{path} is damaged: {reason}: {_AGAIN}") from None
-    needed = max((tensor.begin + tensor.size for tensor in header.tensors), default=0)
-    if size < needed:
-        raise ModelFileError(f"{path} is incomplete: it has {size} bytes of {needed}: {_AGAIN}")
+                ends = f"it ends after {size} bytes, inside its header"
+                reason = str(error) if isinstance(error, _Damaged) else ends
+                raise ModelFileError(f"{path} is damaged: {reason}{reader.place}: {AGAIN}") from None
+    if beyond := next((tensor for tensor in header.tensors if tensor.begin + tensor.size > size), None):
+        needed = max(tensor.begin + tensor.size for tensor in header.tensors)
+        raise ModelFileError(
+            f"{path} is incomplete: it has {size} bytes of {needed}, and tensor {beyond.name} lies beyond: {AGAIN}"
+        )
     return header
 
 
 class _Reader:
-    """Walks over a header; the end of the file inside it is a ``struct.error``, or an OverflowError far behind it."""
+    """Walks over a header; the end of the file inside it is a ``struct.error``, or an OverflowError far behind it.
+
+    Attributes:
+        place: behind what it has last read the name of, for people.
+    """
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, 8
+        self._arrays: dict[str, tuple[int, int]] = {}
+        self._tokens: list[bytes] = []
+        self.place = ""
 
     def header(self, path: Path) -> GGUFHeader:
         tensors, entries = self._take("QQ")
         metadata: dict[str, Value] = {}
         for _ in range(entries):
             key = self._text()
-            value = self._value(self._take("I")[0])
+            if key in metadata or key in self._arrays:
+                raise _Damaged(f"{key} is there twice")
+            self.place = f", at {key}"
+            value = self._value(key, self._take("I")[0])
             if value is not None:
                 metadata[key] = value
         places = [self._tensor() for _ in range(tensors)]
+        self.place = ""
         align = metadata.get(Keys.General.ALIGNMENT, GGUF_DEFAULT_ALIGNMENT)
-        if not isinstance(align, int) or align < 1:
-            raise _Damaged(f"{Keys.General.ALIGNMENT} is {align!r}")
-        begin = -(-self._at // align) * align
-        stored = (
-            StoredTensor(name, shape, kind, path, begin + offset, _bytes(shape, kind))
-            for name, shape, kind, offset in places
-        )
-        return GGUFHeader(path, metadata, tuple(stored))
+        if not isinstance(align, int) or align < 1 or align & (align - 1):
+            raise _Damaged(f"{Keys.General.ALIGNMENT} is {align!r}, not a power of 2")
+        begin, end, stored = -(-self._at // align) * align, 0, list[StoredTensor]()
+        for name, shape, kind, offset in places:
+            if offset != end and (not stored or stored[-1].size):
+                raise _Damaged(f"tensor {name} is at byte {offset} of the weights, where {end} is next")
+            stored.append(StoredTensor(name, shape, kind, path, begin + offset, _bytes(shape, kind)))
+            end = -(-(offset + stored[-1].size) // align) * align
+        return GGUFHeader(path, metadata, self._arrays, self._tokens, tuple(stored))
 
     def _take(self, codes: str) -> tuple[int, ...]:
         values = struct.unpack_from(f"<{codes}", self._data, self._at)
@@ -241,21 +229,19 @@ class _Reader:
             raise struct.error
         return begin
 
-    def _value(self, kind: int) -> Value | None:
+    def _value(self, key: str, kind: int) -> Value | None:
         """The next value; None: an array that is not read."""
         if kind == GGUFValueType.STRING:
             return self._text()
-        if kind == GGUFValueType.ARRAY:
-            of, length = self._take("I")[0], self._take("Q")[0]
-            return self._array(of, length)
-        return self._take(self._code(kind))[0]
-
-    def _array(self, of: int, length: int) -> Value | None:
+        if kind != GGUFValueType.ARRAY:
+            return self._take(self._code(kind))[0]
+        of, length = self._arrays[key] = self._take("I")[0], self._take("Q")[0]
         if of == GGUFValueType.STRING:
-            size_of, at, data = struct.Struct("<Q").unpack_from, self._at, self._data
-            for _ in range(length):
-                at += 8 + size_of(data, at)[0]
-            self._at = at
+            texts = self._texts(length)
+            if key == Keys.Tokenizer.LIST:
+                self._tokens = list(texts)
+            else:
+                deque(texts, maxlen=0)
             return None
         if of == GGUFValueType.ARRAY:
             raise _Damaged("it holds arrays of arrays")
@@ -265,6 +251,14 @@ class _Reader:
         self._skip(length * struct.calcsize(f"<{code}"))
         return None
 
+    def _texts(self, count: int) -> Iterator[bytes]:
+        size_of, at, data = struct.Struct("<Q").unpack_from, self._at, self._data
+        for _ in range(count):
+            end = at + 8 + size_of(data, at)[0]
+            yield data[at + 8 : end]
+            at = end
+        self._at = at
+
     def _code(self, kind: int) -> str:
         try:
             return _CODES[GGUFValueType(kind)]
@@ -273,8 +267,15 @@ class _Reader:
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._text()
-        shape = self._take("Q" * min(self._take("I")[0], _LONGEST))
+        self.place = f", at tensor {name}"
+        (count,) = self._take("I")
+        if not 1 <= count <= _DIMENSIONS:
+            raise _Damaged(f"it has {count} dimensions")
+        shape = self._take("Q" * count)
         kind, offset = self._take("IQ")
+        block, _ = _SIZES.get(kind, (1, 0))
+        if 0 in shape or shape[0] % block:
+            raise _Damaged(f"its shape is {list(shape)}, in blocks of {block}")
         return name, shape, kind, offset
 
 
@@ -308,7 +309,7 @@ def fingerprint(header: GGUFHeader) -> str:
                     files[tensor.file].seek(tensor.begin + begin)
                     digest.update(files[tensor.file].read(size))
     except OSError as error:
-        raise _unreadable(header.path, error) from None
+        raise unreadable(header.path, error) from None
     return digest.hexdigest()[:16]
 
 
@@ -333,7 +334,7 @@ def slot_bytes(header: GGUFHeader, keys: int, values: int) -> int:
     shared = header.numbers(Keys.Attention.HEAD_COUNT_KV) or heads
     widths = header.widths
     if not layers or not shared or not all(widths) or len(shared) not in (1, layers):
-        raise ModelFileError(f"{header.path} does not give its {header.architecture}.attention.head_count: {_AGAIN}")
+        raise ModelFileError(f"{header.path} does not give its {header.architecture}.attention.head_count: {AGAIN}")
     total = sum(_bytes((n * w,), kind) for n in shared for w, kind in zip(widths, (keys, values), strict=True))
     return total * layers // len(shared)
 
@@ -342,11 +343,13 @@ def unloadable(library: Library, path: Path) -> DraftreeError:
     """The error of a model that llama.cpp has just failed to load, with the reason out of its complaints."""
     why = "error loading model: "
     reasons = [line.split(why)[-1] for line in library.complaints if why in line]
-    reason = reasons[-1] if reasons else library.complaint() or "it gives no reason"
+    reason = reasons[-1] if reasons else "it gives no reason"
+    if not reasons or "failed to load model" in reason:  # the reason came first
+        reason = next(iter(library.complaints), reason)
     library.complaints = []
     if "unknown model architecture" in reason:
         return UnsupportedModelError(f"{path}: {reason} to {library.name}: {_OTHER_BACKEND}")
-    return ModelFileError(f"llama.cpp cannot load {path}: {reason}: {_AGAIN}, or use backend 'transformers'")
+    return ModelFileError(f"llama.cpp cannot load {path}: {reason}: {AGAIN}, or use backend 'transformers'")
 
 
 _OTHER_BACKEND = "use backend 'transformers', if transformers knows it"

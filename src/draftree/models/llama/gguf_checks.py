@@ -1,0 +1,180 @@
+"""What a GGUF file must hold before an engine gets it: where some of it is otherwise, llama.cpp ends the process.
+
+Nothing here knows an architecture: whether numbers and shapes of tensors go together is the engine's to find out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType as Format
+from gguf.constants import GGUFValueType, Keys
+from numpy.typing import NDArray
+
+from ...errors import ModelFileError
+from .gguf_file import AGAIN, GGUFHeader, StoredTensor, read, unreadable
+
+_NO_MODELS = {"adapter": "a LoRA adapter", "imatrix": "an importance matrix", "mmproj": "a multi-modal projector"}
+_MOST = {Keys.LLM.CONTEXT_LENGTH: 2**31 - 1, Keys.LLM.EMBEDDING_LENGTH: 2**31 - 1, Keys.LLM.BLOCK_COUNT: 512}
+"""Numbers that every model has, and their largest values: llama.cpp counts in 32 bits, and has room for 512 layers."""
+_NO_WEIGHTS = {Format.I8, Format.I16, Format.I32, Format.I64, Format.F64}
+"""Types that llama.cpp computes no layer with."""
+_EPSILONS = (Keys.Attention.LAYERNORM_RMS_EPS, Keys.Attention.LAYERNORM_EPS, Keys.Attention.GROUPNORM_EPS)
+_TEXT = frozenset({GGUFValueType.STRING})
+_VOCABULARY = {
+    Keys.Tokenizer.LIST: _TEXT,
+    Keys.Tokenizer.MERGES: _TEXT,
+    Keys.Tokenizer.SCORES: frozenset({GGUFValueType.FLOAT32}),
+    Keys.Tokenizer.TOKEN_TYPE: frozenset({GGUFValueType.INT32, GGUFValueType.UINT32}),
+}
+"""Arrays of the vocabulary, and the types of their entries, which llama.cpp takes for granted."""
+_EACH = (Keys.Tokenizer.SCORES, Keys.Tokenizer.TOKEN_TYPE)
+"""Those with an entry a token."""
+_SCALES: Mapping[int, tuple[int, ...]] = {
+    **dict.fromkeys((Format.Q4_0, Format.Q5_0, Format.Q8_0, Format.IQ4_NL, Format.IQ4_XS), (0,)),
+    **dict.fromkeys((Format.IQ2_XXS, Format.IQ2_XS, Format.IQ2_S, Format.IQ3_XXS, Format.IQ3_S, Format.IQ1_S), (0,)),
+    **dict.fromkeys((Format.Q4_1, Format.Q5_1, Format.Q4_K, Format.Q5_K), (0, 2)),
+    Format.Q2_K: (80, 82),
+    Format.Q3_K: (108,),
+    Format.Q6_K: (208,),
+    Format.TQ1_0: (52,),
+    Format.TQ2_0: (64,),
+}
+"""Where a block has its scales and minima, each a float16: in bytes from its start."""
+_INFINITE = {Format.F16: 0x7C00, Format.BF16: 0x7F80}
+"""Bits of infinity in 16 bits; those of NaN are above, apart from the sign."""
+_PIECE = 1 << 16
+"""Numbers that are looked at together: as many as processors keep in their caches."""
+
+
+def check(path: Path) -> GGUFHeader:
+    """The header of a file that holds all of a language model, as far as it can be seen without loading it.
+
+    Raises:
+        ModelFileError: it is no GGUF file of a language model, or damaged, or a part of it is missing.
+        UnsupportedModelError: it is of a version that llama.cpp does not read.
+    """
+    try:
+        header = read(path)
+        first, *others = _parts(header)
+        tensors = [tensor for part in (header, *map(read, others)) for tensor in part.tensors]
+    except OSError as error:
+        raise unreadable(path, error) from None
+    kind = str(header.metadata.get(Keys.General.TYPE, ""))
+    if what := _NO_MODELS.get("mmproj" if header.architecture == "clip" else kind):
+        raise ModelFileError(f"{path} is no language model but {what}: give the .gguf file of the model itself")
+    if not header.architecture or not tensors:
+        lacking = "weights" if header.architecture else Keys.General.ARCHITECTURE
+        raise ModelFileError(
+            f"{path} is no language model: it has no {lacking}: give the .gguf file of the model itself"
+        )
+    whole = GGUFHeader(path, header.metadata, header.arrays, header.tokens, tuple(tensors))
+    if flaw := _flaw(whole):
+        raise ModelFileError(f"{path} is damaged: {flaw}: {AGAIN}")
+    return whole
+
+
+def _parts(header: GGUFHeader) -> list[Path]:
+    """All files of a model: the parts of a split one are numbered from 1 by their names, and from 0 inside."""
+    path = header.path
+    ((count,), (part,)) = (header.numbers(key) or (0,) for key in (Keys.Split.LLM_KV_SPLIT_COUNT, "split.no"))
+    if count < 2:
+        return [path]
+    numbered = re.fullmatch(r"(.*)-\d{5}-of-\d{5}\.gguf", path.name)
+    if numbered is None:
+        raise ModelFileError(f"{path} is part {part + 1} of {count} but not named so: name it as it was published")
+    parts = [path.with_name(f"{numbered[1]}-{i + 1:05}-of-{count:05}.gguf") for i in range(count)]
+    if part != 0:
+        raise ModelFileError(f"{path} is part {part + 1} of {count} of a model: give the first, {parts[0].name}")
+    return parts
+
+
+def _flaw(header: GGUFHeader) -> str | None:
+    """The first thing that is wrong with a model's numbers, vocabulary or tensors, by its name."""
+    for find in (_flaw_of_numbers, _flaw_of_vocabulary, _flaw_of_tensors):
+        if flaw := find(header):
+            return flaw
+    return None
+
+
+def _flaw_of_numbers(header: GGUFHeader) -> str | None:
+    for key, value in header.metadata.items():
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            return f"{key} is {value}"
+    for key in _EPSILONS:
+        name = key.format(arch=header.architecture)
+        epsilon = header.metadata.get(name, 0.0)
+        if not isinstance(epsilon, float) or not 0 <= epsilon < 1:
+            return f"{name} is {epsilon}, not a number from 0 to 1"
+    for key, most in _MOST.items():
+        name, found = key.format(arch=header.architecture), header.numbers(key)
+        if found is None:
+            return f"it has no {name}"
+        if len(found) != 1 or not 1 <= found[0] <= most:
+            return f"{name} is {', '.join(map(str, found))}, not a number from 1 to {most}"
+    for tensor in header.tensors:
+        block = re.match(r"blk\.(\d+)\.", tensor.name)
+        if block and int(block[1]) >= header.layers:
+            return f"{Keys.LLM.BLOCK_COUNT.format(arch=header.architecture)} is {header.layers}, with {tensor.name}"
+    return None
+
+
+def _flaw_of_vocabulary(header: GGUFHeader) -> str | None:
+    for key, kinds in _VOCABULARY.items():
+        if key in header.metadata and key not in header.arrays:
+            return f"{key} is no array"
+        kind, length = header.arrays.get(key, (None, 0))
+        if kind is not None and kind not in kinds:
+            return f"{key} has entries of type {GGUFValueType(kind).name}"
+        if kind is not None and key in _EACH and length != len(header.tokens):
+            return f"{key} has {length} entries for {len(header.tokens)} tokens"
+    spelt = [token.partition(b"\0")[0] for token in header.tokens]  # as far as llama.cpp reads them
+    first = dict(zip(reversed(spelt), range(len(spelt) - 1, -1, -1), strict=True))
+    for token, text in enumerate(spelt):
+        if text and first[text] != token:
+            shown = text.decode(errors="replace")
+            return f"{Keys.Tokenizer.LIST} has {shown!r} twice, as token {first[text]} and as token {token}"
+    return None
+
+
+def _flaw_of_tensors(header: GGUFHeader) -> str | None:
+    names = set[str]()
+    for tensor in header.tensors:
+        name, kind = tensor.name, tensor.kind
+        if name in names:
+            return f"tensor {name} is there twice"
+        names.add(name)
+        if not tensor.size:  # a type that only newer engines know
+            continue
+        vector = len(tensor.shape) == 1 or name.endswith("_norm.weight")
+        if kind in _NO_WEIGHTS or (vector and kind != Format.F32):
+            wanted = "F32" if vector else "a type of weights"
+            return f"tensor {name} is of type {Format(kind).name}, not {wanted}"
+    infinite = (tensor.name for tensor in header.tensors if tensor.size and not _finite(tensor))
+    return next((f"tensor {name} has weights that are NaN or infinite" for name in infinite), None)
+
+
+def _finite(tensor: StoredTensor) -> bool:
+    """All weights of a tensor are numbers, or all scales of its blocks.
+
+    Passes do not show it: llama.cpp rounds activations that are NaN to numbers.
+    """
+    data = np.memmap(tensor.file, np.uint8, "r", tensor.begin, (tensor.size,))
+    if tensor.kind == Format.F32:
+        return all(np.isfinite(part).all() for part in _pieces(data.view(np.float32)))
+    infinite, columns = _INFINITE.get(Format(tensor.kind)), [data.view(np.uint16)]
+    if infinite is None:
+        blocks = data.reshape(-1, tensor.block_size)
+        infinite = _INFINITE[Format.F16]
+        columns = [blocks[:, at : at + 2].view(np.uint16)[:, 0] for at in _SCALES.get(tensor.kind, ())]
+    return all((part & 0x7FFF).max() < infinite for column in columns for part in _pieces(column))
+
+
+def _pieces(values: NDArray[np.generic]) -> Iterable[NDArray[Any]]:
+    return (values[begin : begin + _PIECE] for begin in range(0, len(values), _PIECE))

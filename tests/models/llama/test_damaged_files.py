@@ -1,0 +1,110 @@
+"""Damaged GGUF files: each is one line that names what is wrong, or it loads and decodes. llama.cpp aborts on some."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from draftree.errors import ModelFileError
+from draftree.models.llama.gguf_checks import check
+
+from ...tiny_gguf import write
+from .damaged import TOKENS, Change, of_kind, of_length, overwritten, renamed, with_item, with_tensor
+
+_EACH = 10
+"""One of so many variants is tried; 1 takes a minute of one core."""
+_HIDDEN = "failed to load model"
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Of each variant: its name, exit code, output and complaint."""
+    command = [sys.executable, "-m", "tests.models.llama.damaged", str(tmp_path_factory.mktemp("files")), str(_EACH)]
+    settings = os.environ | {"GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=settings, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def test_at_least_150_variants_are_tried(outcomes: Sequence[dict[str, Any]]) -> None:
+    assert len({each["name"] for each in outcomes}) == len(outcomes) >= 150
+
+
+def test_each_is_refused_in_one_line_or_decodes(outcomes: Sequence[dict[str, Any]]) -> None:
+    def fine(each: dict[str, Any]) -> bool:
+        if each["code"] == 0:
+            return bool(json.loads(each["out"])["stats"]["tokens"] == TOKENS)
+        line = each["err"].strip()
+        return each["code"] == 2 and each["out"] == "" and "\n" not in line and _HIDDEN not in line and line != ""
+
+    assert [each for each in outcomes if not fine(each)] == []
+    assert {each["code"] for each in outcomes} == {0, 2}
+
+
+_NORM, _GATE = "blk.0.attn_norm.weight", "blk.0.ffn_gate.weight"
+_EPSILON = "llama.attention.layer_norm_rms_epsilon"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (overwritten("llama.block_count", 0), "llama.block_count is 0"),
+        (overwritten("llama.block_count", 2**20), "llama.block_count is 1048576"),
+        (overwritten("llama.context_length", 2**32 - 1), "llama.context_length is 4294967295"),
+        (overwritten("llama.embedding_length", 0), "llama.embedding_length is 0"),
+        (renamed("llama.embedding_length"), "it has no llama.embedding_length"),
+        (overwritten(_EPSILON, -1e-6), f"{_EPSILON} is -9.99"),
+        (overwritten(_EPSILON, np.nan), f"{_EPSILON} is nan"),
+        (overwritten(_EPSILON, np.inf), f"{_EPSILON} is inf"),
+        (of_kind("tokenizer.ggml.merges", 99), "unknown type 99, at tokenizer.ggml.merges"),
+        (of_length("tokenizer.chat_template", 2**62), "inside its header, at tokenizer.chat_template"),
+        (with_item("tokenizer.ggml.tokens", 40, b"!"), "tokenizer.ggml.tokens has '!' twice"),
+        (with_tensor(_NORM, 4, 26), f"tensor {_NORM} is of type I32, not F32"),
+        (with_tensor(_NORM, 3, 0), f"at tensor {_NORM}"),
+        (with_tensor(_GATE, 2, 9), f"it has 9 dimensions, at tensor {_GATE}"),
+        (with_tensor(_GATE, 3, 33), rf"its shape is \[33, 128\], in blocks of 32, at tensor {_GATE}"),
+        (with_tensor(_GATE, 3, 2**40), "tensor blk.0.ffn_up.weight is at byte"),
+        (with_tensor(_GATE, 4, 26), f"tensor {_GATE} is of type I32|tensor blk.0.ffn_up.weight is at byte"),
+        (with_tensor(_GATE, 5, 32), f"tensor {_GATE} is at byte 32 of the weights"),
+        (with_tensor("blk.0.attn_q.weight", 1, ord("k"), 11), "tensor blk.0.attn_k.weight is there twice"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, change: Change, named: str) -> None:
+    path = write(tmp_path / "tiny.gguf", weights="Q8_0", layers=1, hidden=64, heads=2, kv_heads=1)
+    change(reader := gguf.GGUFReader(path, "r+"))
+    reader.data.flush()
+    with pytest.raises(ModelFileError, match=named):
+        check(path)
+
+
+@pytest.mark.parametrize("weights", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_weight_that_is_no_number_is_found_in_any_tensor(tmp_path: Path, weights: str, value: float) -> None:
+    """A NaN in one matrix reached no logits: llama.cpp rounds activations to blocks of integers in between."""
+    path = write(tmp_path / "tiny.gguf", weights=weights, layers=1)
+    check(path)
+    for tensor in gguf.GGUFReader(path).tensors:
+        reader = gguf.GGUFReader(path, "r+")
+        _, block = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
+        at = tensor.data_offset + tensor.n_bytes // block // 2 * block
+        number = np.array([value], np.float32)
+        if tensor.tensor_type == gguf.GGMLQuantizationType.BF16:
+            number = (number.view(np.uint32) >> 16).astype(np.uint16)
+        elif tensor.tensor_type != gguf.GGMLQuantizationType.F32:
+            number = number.astype(np.float16)
+        before = reader.data[at : at + number.nbytes].copy()
+        reader.data[at : at + number.nbytes] = number.view(np.uint8)
+        reader.data.flush()
+        with pytest.raises(ModelFileError, match=f"tensor {tensor.name} has weights that are NaN or infinite"):
+            check(path)
+        reader.data[at : at + number.nbytes] = before
+        reader.data.flush()
+    check(path)
