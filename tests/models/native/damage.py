@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from draftree.errors import CacheError, InputError
-from draftree.models.llama.gguf_file import check
+from draftree.models.llama.gguf_checks import check
 from draftree.models.native import binding
 from draftree.models.native.architecture import describe
 
