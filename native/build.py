@@ -147,7 +147,8 @@ def build(folder: Path = INSTALLED, compiler: Compiler | None = None, extra: Seq
     def compile_unit(unit: tuple[Path, tuple[str, ...]]) -> str:
         source, flags = unit
         command = [*compiler.command, *common, *flags, "-c", str(source)]
-        content = hashlib.sha256("\0".join(command).encode() + source.read_bytes() + headers).hexdigest()
+        what = "\0".join(word for word in command if not word.startswith("-W"))  # warnings change no code
+        content = hashlib.sha256(what.encode() + source.read_bytes() + headers).hexdigest()
         compiled = OBJECTS / f"{source.stem}-{content[:16]}.o"
         if not compiled.exists():
             _make(command, compiled)

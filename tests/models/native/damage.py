@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from gguf import GGMLQuantizationType
 
 from draftree.errors import CacheError, InputError
 from draftree.models.llama.gguf_checks import check
@@ -51,7 +52,7 @@ def main(path: Path, count: int) -> None:
     for seed in range(count):
         path.write_bytes(damaged(data, header, np.random.default_rng(seed)))
         try:
-            description = describe(check(path))
+            description = describe(check(path), (GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0)[seed // 3 % 2])
             model = binding.LoadedModel(path, description, 1, tiers[seed % len(tiers)])
             row = model.open()
             model.extend([row], [2], [0, 0], [-1, 0], np.ones(2, np.uint8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -25,7 +26,11 @@ def test_it_exports_the_functions_of_its_header_alone(tmp_path: Path) -> None:
 def _wheel(folder: Path, compiler: str) -> Path:
     script = "import hatchling.build, sys; hatchling.build.build_wheel(sys.argv[1])"
     subprocess.run(  # noqa: S603 - our own build
-        [sys.executable, "-c", script, folder], cwd=ROOT, check=True, capture_output=True, env={"CC": compiler}
+        [sys.executable, "-c", script, folder],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        env={**os.environ, "CC": compiler},
     )
     return next(folder.glob("*.whl"))
 
