@@ -36,7 +36,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import check_made_for, load_drafter, provenance
 from draftree.engine.engine import Engine
 from draftree.errors import InputError
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.base import Frontier, GrowthPolicy
 from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.policies.c2t import DEFAULT, Classifier, ClassifierTree, Score, read_classifier

@@ -37,7 +37,7 @@ def read(context: Context, ids: Sequence[int], start: int, sequence: int, last: 
     found = context.decode(Tokens(list(ids), list(range(start, start + len(ids))), [[sequence]] * len(ids), wanted))
     if found is None:
         raise RunError(f"a context of {context.cells} tokens is too small for {start + len(ids)}: use shorter contexts")
-    return found[0]
+    return torch.from_numpy(found[0])
 
 
 def timed(call: Callable[[], object]) -> float:

@@ -31,9 +31,10 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.models.abilities import tokenizer_of
 from draftree.models.base import LanguageModel, Nodes, prefill
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.runner import RUNNERS
+from draftree.models.huggingface.torch_scores import tensor_of
 from draftree.models.loading import DEFAULT_MODEL, load, load_stock
-from draftree.models.runner import RUNNERS
 from draftree.text import encode, user
 
 from .serving import questions
@@ -63,7 +64,7 @@ def pass_times(model: LanguageModel, context: int, sizes: Sequence[int], repeats
 
 
 def _wait(model: LanguageModel) -> None:
-    if model.capabilities.device.type == "cuda":
+    if model.capabilities.device.startswith("cuda"):
         torch.cuda.synchronize(model.capabilities.device)
 
 
@@ -115,7 +116,7 @@ def _logits(model: LanguageModel, prompt: list[int], answer: list[int], step: in
     row, found = prefill(model, prompt), []
     for first in range(0, len(answer), step):
         new = answer[first : first + step]
-        found.append(model.extend([row], [Nodes.chain(new)])[0].float())
+        found.append(tensor_of(model.extend([row], [Nodes.chain(new)])).float())
         model.commit(row, range(len(new)))
     model.close(row)
     return torch.cat(found)

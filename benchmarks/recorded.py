@@ -21,7 +21,7 @@ from draftree.artifacts import write_whole
 from draftree.bench.suites import choose, load_suite
 from draftree.config import MAX_NODES, Budget, SamplingParams
 from draftree.drafters.base import Grown, NoDrafter, Scorer, TokenSource, UnscoredNode
-from draftree.drafters.distributions import Drawing, Drawn
+from draftree.drafters.distributions import Drawn
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
@@ -29,7 +29,7 @@ from draftree.errors import ConfigError
 from draftree.models.abilities import tracked
 from draftree.models.base import LanguageModel
 from draftree.models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import DEFAULT_MODEL, load_huggingface
 from draftree.policies.base import Candidates
 from draftree.policies.best_paths import Eagle2Tree
@@ -37,7 +37,7 @@ from draftree.request import Outcome, Request
 from draftree.text import encode, user
 from draftree.train.rank_acceptance import decoded
 from draftree.train.replay import Replay
-from draftree.tree import ROOT
+from draftree.tree import ROOT, Drawing
 
 BEAM, DEPTH = 16, 10
 """Nodes of a layer that are scored, and layers, by default."""

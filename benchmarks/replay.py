@@ -33,7 +33,6 @@ from draftree.bench.contestants import AR, entries, split_names
 from draftree.bench.summary import markdown, ratio
 from draftree.config import DEFAULT_NODES, SamplingParams
 from draftree.drafters.base import Scorer, TokenSource
-from draftree.drafters.distributions import Drawing
 from draftree.drafters.grow import TreeDrafter
 from draftree.errors import InputError
 from draftree.models.base import LanguageModel
@@ -42,7 +41,7 @@ from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy
 from draftree.request import Request, StepCost
 from draftree.train.replay import Replay
-from draftree.tree import ROOT
+from draftree.tree import ROOT, Drawing
 
 from .recorded import BEAM, KnownText, RecordedSource, add_options, recorded
 

@@ -33,9 +33,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from random import Random
 
+import numpy as np
 import psutil  # type: ignore[import-untyped]
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from draftree.bench.compare import first_difference
 from draftree.bench.suites import choose, load_suite
@@ -228,7 +229,7 @@ def overhead(args: argparse.Namespace) -> None:
     print(f"{1e3 * statistics.median(inside):.1f} ms; largest {1e3 * max(outside[2:-2]):.3f} ms")
 
 
-def _breaks(ids: Tensor, logits: Tensor) -> Tensor:
+def _breaks(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
     raise ValueError("broken on purpose")
 
 

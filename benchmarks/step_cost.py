@@ -36,12 +36,13 @@ from draftree.drafters.base import NoDrafter, Scorer, UnscoredNode
 from draftree.drafters.grow import TreeDrafter, grow
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
-from draftree.models import attention
 from draftree.models.base import FeatureSpec, LanguageModel, Nodes, prefill
 from draftree.models.cpu.quantization import AUTO, DEFAULT_WEIGHT_FORMAT, DRAFTING, STOCK, WEIGHT_FORMATS, summary
 from draftree.models.heads.eagle_file import shipped_for, shipped_head
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface import attention
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.torch_scores import tensor_of
 from draftree.models.loading import DEFAULT_MODEL, load_huggingface, load_stock
 from draftree.policies.base import Candidates, Frontier, Plan
 from draftree.policies.c2t import ClassifierTree, Score
@@ -261,7 +262,7 @@ def pass_seconds(
         for n in sizes:
             for name, model in models.items():
                 tokens = [(5 * i + 3) % model.capabilities.vocab_size for i in range(n)]
-                nodes = Nodes(torch.tensor(tokens), torch.full((n,), ROOT))  # a head scores no chain in one pass
+                nodes = Nodes.of(torch.tensor(tokens), torch.full((n,), ROOT))  # a head scores no chain in one pass
                 began = time.perf_counter()
                 model.extend([rows[name]], [nodes])
                 seen[name, n].append(time.perf_counter() - began)
@@ -316,9 +317,9 @@ def _print_agreement(models: dict[str, HFModel]) -> None:
 def _logprobs(model: HFModel) -> tuple[Tensor, Tensor]:
     """[n, V] log-probs of the token after each of a fixed text, and its [n] ids."""
     ids = torch.tensor(encode(model.tokenizer, TEXT)[: model.capabilities.max_length])
-    row = prefill(model, ids[:1].tolist())
-    logits = model.extend([row], [Nodes.chain(ids[1:].tolist())])[0]
-    logprobs = torch.cat([row.logits[None], logits]).double().log_softmax(-1)
+    row = model.open()
+    scores = model.extend([row], [Nodes.chain(ids.tolist())])
+    logprobs = tensor_of(scores).double().log_softmax(-1)
     model.close(row)
     return logprobs, ids
 

@@ -25,19 +25,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import Scorer, TokenSource, UnscoredNode
-from draftree.drafters.distributions import Drawing
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.models.cost_profile import Grid, load_profile, measure_and_keep
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load_huggingface
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import Candidates
 from draftree.request import Request
 from draftree.text import encode, user
+from draftree.tree import Drawing
 
 SHAPES: dict[str, dict[str, Any]] = {
     "vocabulary": {"vocab_size": 131072, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4},

@@ -21,7 +21,7 @@ from transformers import DynamicCache, Qwen3Config
 
 from draftree.models.heads.dflash import DFlashModel
 from draftree.models.heads.head_formats import load_head
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 
 from .marginal_heads import DFlashRecipe, features_of
 from .tiny import tiny

@@ -8,8 +8,8 @@ import torch
 
 from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.huggingface import HFModel
-from draftree.models.probe import fingerprint
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.probe import fingerprint
 from draftree.train.eagle_fit import Fit, FitRecipe, Frozen
 from draftree.train.eagle_training import draft_vocabulary
 from draftree.train.head_architectures import regress

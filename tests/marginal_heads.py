@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from draftree.models.base import FeatureSpec, prefill
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
 
 from .published import ROPES, Config, Recipe, layer_of, rms, through
 
@@ -41,7 +42,7 @@ def features_of(target: HFModel, prompt: Sequence[int], wanted: FeatureSpec) -> 
     """[n - 1, F] hidden states of a target at all tokens of a text but the last."""
     target.track_features(wanted)
     row = prefill(target, list(prompt))
-    found = row.waiting_features(wanted)[:-1].clone()
+    found = feature_row(row).waiting_features(wanted)[:-1].clone()
     target.close(row)
     return found
 

@@ -21,7 +21,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.models.cost_profile import Identity, Point, Profile
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy, Provenance
 from draftree.policies.c2t import DEFAULT, DEFAULT_WIDTH, ClassifierTree, LearnedTree, LearnedWidth, read_classifier

@@ -1,4 +1,4 @@
-"""transformers' own decoding, which ours is compared with."""
+"""transformers' own decoding, which ours is compared with; and logits of our passes as tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
+
+from draftree.models.abilities import DraftHead
+from draftree.models.base import LanguageModel, Nodes, Row, prefill_scored
+from draftree.models.huggingface.torch_scores import tensor_of
 
 Found = list[tuple[list[int], float]]
 """Token ids and score of each beam."""
@@ -47,3 +53,17 @@ def same_beams(ours: Found, theirs: Found, near: float = 1e-3) -> bool:
         if mine != other[: len(mine)]:
             return True
     return True
+
+
+def extended(
+    model: LanguageModel, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None
+) -> Tensor:
+    """A pass, and [B, w, V] logits after the nodes of each row that are wanted; NaN past a row's own."""
+    scores = model.extend(rows, nodes) if states is None else cast(DraftHead, model).extend(rows, nodes, states)
+    return pad_sequence(list(tensor_of(scores).clone().split([new.scored for new in nodes])), True, float("nan"))
+
+
+def prefilled(model: LanguageModel, ids: Sequence[int]) -> tuple[Row, Tensor]:
+    """A new row that has read a text, and [V] logits after it."""
+    row, scores = prefill_scored(model, ids)
+    return row, tensor_of(scores)[0].clone()

@@ -29,7 +29,8 @@ from draftree.models.base import FINAL_STATE, Nodes, prefill
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.heads.head_formats import load_head
 from draftree.models.heads.peagle import ParallelHead
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.train.eagle_fit import Fit, FitRecipe
 from draftree.train.eagle_training import draft_vocabulary
 from draftree.train.head_architectures import ARCHITECTURES
@@ -37,6 +38,7 @@ from draftree.train.head_architectures import ARCHITECTURES
 from .heads import frozen, responses
 from .marginal_heads import ParallelRecipe, features_of
 from .published import FLAGS, ROPES, Recipe, eagle_head
+from .references import extended
 from .tiny import save_tiny, tiny
 
 TEXT = [3, 1, 41, 59, 26, 5, 35, 8, 9, 7, 9, 32, 38, 4, 6]
@@ -138,13 +140,13 @@ def trained_difference() -> float:
 def worst(head: HeadModel, target: HFModel, model: Any) -> float:
     """Largest difference of the logits of a head here and as a model of speculators."""
     tokens, largest = torch.tensor(TEXT[1:]), 0.0
-    features = prefill(target, TEXT).waiting_features(head.features)[:-1].clone()
+    features = feature_row(prefill(target, TEXT)).waiting_features(head.features)[:-1].clone()
     want = logits_of(model, features)
     for cut in range(1, len(tokens) - STEPS + 1):
         row = head.open()
         found = [head.advance([row], [tokens[:cut]], [features[:cut]])[0]]
         for k in range(STEPS - 1):
-            found.append(head.extend([row], [Nodes(tokens[cut + k, None], torch.tensor([k - 1]))])[0, 0])
+            found.append(extended(head, [row], [Nodes.of(tokens[cut + k, None], torch.tensor([k - 1]))])[0, 0])
         head.close(row)
         for logits, step in zip(found, want, strict=True):
             largest = max(largest, float((logits[: step.shape[1]] - step[cut - 1]).abs().max()))

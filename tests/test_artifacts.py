@@ -13,7 +13,7 @@ from draftree.artifacts import JsonFormat, is_path, user_path
 from draftree.cli.main import run
 from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, InputError
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load
 from draftree.policies.methods import find_policy
 from draftree.tracing.trace import read_trace

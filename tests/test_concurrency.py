@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from torch import Tensor
+from numpy.typing import NDArray
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, TokenSource
@@ -29,6 +30,7 @@ from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError, QueueFullError, RunError, UnknownNameError
 from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.policies.methods import METHODS
+from draftree.scores import Scores
 from draftree.verify.schemes import find_scheme
 
 from .toy import ToyModel
@@ -80,7 +82,7 @@ class Counting:
         self.model, self.fed, self.widest = toy(), 0, 0
         extend = self.model.extend
 
-        def counting(rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+        def counting(rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
             self.fed += sum(len(new.tokens) for new in nodes)
             self.widest = max(self.widest, *(len(new.tokens) for new in nodes))
             return extend(rows, nodes)
@@ -208,14 +210,14 @@ def test_a_draft_model_reads_what_is_new_too(monkeypatch: pytest.MonkeyPatch) ->
     assert fed[1] <= 16
 
 
-def failing(ids: Tensor, logits: Tensor, *, at: int) -> Tensor:
-    if ids.shape[1] >= at:
+def failing(ids: NDArray[np.int64], logits: NDArray[np.float32], *, at: int) -> NDArray[np.float32]:
+    if len(ids) >= at:
         raise Broken
     return logits
 
 
-def criterion(ids: Tensor, scores: Tensor | None, *, at: int) -> bool:
-    if ids.shape[1] >= at:
+def criterion(ids: NDArray[np.int64], *, at: int) -> bool:
+    if len(ids) >= at:
         raise Broken
     return False
 
@@ -257,7 +259,7 @@ def test_the_error_of_a_request_holds_nothing_of_its_step() -> None:
 def test_a_callback_cannot_wait_for_its_own_engine() -> None:
     engine, params = Engine(toy()), SamplingParams(max_tokens=3)
 
-    def asking(ids: Tensor, logits: Tensor) -> Tensor:
+    def asking(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
         engine.generate([[1, 2]], SamplingParams(max_tokens=1))
         return logits
 
@@ -341,7 +343,7 @@ def test_one_thread_can_own_the_models_while_others_submit() -> None:
     seen: set[int] = set()
     extend = model.extend
 
-    def watched(rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+    def watched(rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         seen.add(threading.get_ident())
         return extend(rows, nodes)
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from numpy.typing import NDArray
 
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
-from draftree.constraint import ConstraintState, TextEnded, followed, masked
+from draftree.constraint import ConstraintState, TextEnded, followed
 from draftree.drafters import grow as growing
 from draftree.drafters.base import Scorer, TokenSource
+from draftree.drafters.distributions import _masked
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -23,10 +25,12 @@ from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, RunError
+from draftree.models.huggingface.torch_scores import TorchScores
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
 from draftree.request import Outcome
+from draftree.scores import Edit, NumpyScores
 from draftree.tracing.trace import Observer
 
 from .toy import ToyModel, chi_square
@@ -53,8 +57,8 @@ class ToyState(ConstraintState):
     path: tuple[int, ...] = ()
 
     @property
-    def mask(self) -> Tensor:
-        return torch.tensor([sum(1 << t for t in self.rule(self.path))], dtype=torch.int32)
+    def mask(self) -> NDArray[np.uint32]:
+        return np.array([sum(1 << t for t in self.rule(self.path))], np.uint32)
 
     def after(self, token: int) -> ConstraintState | None:
         if token not in self.rule(self.path):
@@ -192,16 +196,16 @@ def test_a_draft_models_distribution_is_masked_before_candidates_are_chosen() ->
 
 
 def test_processors_see_constrained_logits() -> None:
-    seen: list[Tensor] = []
+    seen: list[list[int]] = []
 
-    def note(ids: Tensor, logits: Tensor) -> Tensor:
-        seen.append(logits[0].isinf().nonzero()[:, 0])
+    def note(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        seen.append(np.flatnonzero(np.isinf(logits)).tolist())
         return logits
 
     params = SamplingParams(max_tokens=4, constraint=ToyConstraint(), processors=(note,))
     text = Engine(model()).generate([PROMPT], params)[0].token_ids
     for i, refused in enumerate(seen[: len(text)]):
-        assert set(refused.tolist()) == set(range(VOCAB)) - no_twin(text[:i])
+        assert set(refused) == set(range(VOCAB)) - no_twin(text[:i])
 
 
 def test_requests_with_and_without_constraints_share_a_step() -> None:
@@ -215,29 +219,31 @@ def test_requests_with_and_without_constraints_share_a_step() -> None:
 @given(st.integers(1, 200), st.integers(0, 2**32), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_masks_are_those_of_each_bit(vocab: int, seed: int, named: bool) -> None:
-    rng = torch.Generator().manual_seed(seed)
-    open_ = torch.rand(vocab, generator=rng) < 0.4
-    words = torch.zeros(-(-vocab // 32) * 32, dtype=torch.int64)
-    words[:vocab] = open_
-    bits = (words.view(-1, 32) << torch.arange(32)).sum(1)
-    mask = torch.where(bits >= 2**31, bits - 2**32, bits).int()
+    """Of scores, in NumPy and in torch, and of drafters' logits, which may be of some tokens alone."""
+    rng = np.random.default_rng(seed)
+    open_ = rng.random(vocab) < 0.4
+    bits = np.zeros(-(-vocab // 32) * 32, np.bool_)
+    bits[:vocab] = open_
+    mask = np.packbits(bits, bitorder="little").view(np.uint32)
 
     class Fixed(TextEnded):
         @property
-        def mask(self) -> Tensor | None:
+        def mask(self) -> NDArray[np.uint32] | None:
             return mask
 
-    entries = torch.randperm(vocab, generator=rng)[: vocab // 2 + 1] if named else None
-    allowed = open_ if entries is None else open_[entries]
-    logits = torch.randn((2, len(allowed)), generator=rng)
-    before = logits.clone()
-    found = masked(logits, [Fixed(), None], None if entries is None else [entries, entries])
-    assert torch.equal(logits, before) and torch.equal(found[1], logits[1])
-    if not allowed.any():
-        assert torch.equal(found, logits)
-    else:
-        assert torch.equal(found[0], logits[0].masked_fill(~allowed, float("-inf")))
-    assert torch.equal(Fixed().allows(torch.arange(vocab)), open_)
+    assert np.array_equal(Fixed().allows(np.arange(vocab)), open_)
+    assert [Fixed().allowed(token) for token in range(vocab)] == open_.tolist()
+    entries = rng.permutation(vocab)[: vocab // 2 + 1] if named else np.arange(vocab)
+    logits = rng.standard_normal((2, len(entries))).astype(np.float32)
+    allowed = open_[entries]
+    want = np.where(allowed, logits[0], np.float32(-np.inf)) if allowed.any() else logits[0]
+    given_ids = [torch.from_numpy(entries)] * 2 if named else None
+    masked = _masked(torch.from_numpy(logits), [Fixed(), None], given_ids).numpy()
+    assert np.array_equal(masked, np.stack([want, logits[1]]))
+    if not named:
+        for scores in (NumpyScores(logits, [2]), TorchScores(torch.from_numpy(logits), [2])):
+            edited = scores.logits([0, 1], [Edit(mask=mask), Edit()])
+            assert np.array_equal(edited, np.stack([want, logits[1]]))
 
 
 def test_tokens_that_were_not_drawn_under_the_constraint_are_an_error() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -12,8 +14,9 @@ from draftree.engine.engine import Engine
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
-from draftree.sampling import Draws
-from draftree.tree import TreeBatch
+from draftree.sampling.draws import Draws
+from draftree.scores import Scores
+from draftree.tree import DraftTree
 from draftree.verify import schemes
 from draftree.verify.match import Verdict, match
 
@@ -42,12 +45,14 @@ def test_sampled_text_through_trees_follows_the_targets_distribution(policy: Gro
 
 
 def test_a_verification_that_prefers_drafts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def biased(logits: torch.Tensor, trees: TreeBatch, draw: Draws, beside: None) -> list[Verdict]:
-        """Gives up the target's draw for the first drafted child every tenth time that it is none."""
-        verdicts = match(logits, trees, draw, beside)
+    def biased(
+        scores: Scores, roots: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
+    ) -> list[Verdict]:
+        """Gives up the target's draw for the first drafted child every second time that it is none."""
+        verdicts = match(scores, roots, trees, draws)
         for b, v in enumerate(verdicts):
-            if trees.depth and not v.path and draw.seeds[b] % 10 == 0:
-                verdicts[b] = Verdict([], [int(trees.tokens[b, 0])])
+            if len(trees[b]) and not v.path and draws[b].seed % 2 == 0:
+                verdicts[b] = Verdict([], [int(trees[b].tokens[0])])
         return verdicts
 
     monkeypatch.setattr(schemes, "match", biased)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM, RepetitionPenaltyLogitsProcessor
@@ -16,8 +18,9 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine, Generation
 from draftree.errors import ConfigError, InputError, PromptError
+from draftree.integrations.hf_generate import as_processor
 from draftree.models.base import prefill
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
@@ -29,10 +32,6 @@ from .tiny import MAX_LENGTH, VOCAB, tiny
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 TOKENS = 40
-
-
-def relative_model() -> HFModel:
-    return HFModel(relative(), self_test=False)
 
 
 def _decode(
@@ -92,7 +91,7 @@ def test_each_sequence_of_a_batch_has_its_own_sampling() -> None:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_processor_sees_each_node_on_its_own_path(name: str) -> None:
-    penalty = RepetitionPenaltyLogitsProcessor(1.5)
+    penalty = as_processor(RepetitionPenaltyLogitsProcessor(1.5))
     params = SamplingParams(max_tokens=TOKENS, processors=(penalty,))
     want = [generated(tiny(), p, TOKENS, repetition_penalty=1.5) for p in PROMPTS]
     assert want != _stock(), "the penalty must matter"
@@ -134,8 +133,8 @@ def test_nothing_follows_the_end_of_sequence_token(name: str) -> None:
 def test_a_criterion_ends_generation_at_its_token() -> None:
     whole = _stock()[0]
 
-    def ten_tokens(ids: Tensor, scores: object) -> bool:
-        return ids.shape[1] >= len(PROMPTS[0]) + 10
+    def ten_tokens(ids: NDArray[np.int64]) -> bool:
+        return len(ids) >= len(PROMPTS[0]) + 10
 
     g = _decode("static", "self", PROMPTS[:1], SamplingParams(max_tokens=TOKENS, criteria=(ten_tokens,)))[0]
     assert (g.token_ids, g.finish_reason) == (whole[:10], "criteria")
@@ -314,13 +313,12 @@ def test_a_node_budget_out_of_range_is_refused(nodes: int) -> None:
         Engine(target(), nodes=nodes)
 
 
-class _Failing(Exception):
-    """Raised by a processor of a test."""
+class _Failing(Exception): ...
 
 
 def _failing_at(length: int) -> Processor:
-    def fail(ids: Tensor, logits: Tensor) -> Tensor:
-        if ids.shape[1] == length:
+    def fail(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        if len(ids) == length:
             raise _Failing
         return logits
 
@@ -339,7 +337,7 @@ def test_a_sequence_that_fails_to_open_leaves_no_row_behind() -> None:
 
 def test_a_batch_goes_on_rightly_after_a_step_that_failed() -> None:
     model = target()
-    engine = Engine(model, TreeDrafter(StaticTree(), ModelSource(relative_model(), VOCAB)), nodes=8)
+    engine = Engine(model, TreeDrafter(StaticTree(), ModelSource(HFModel(relative(), self_test=False), VOCAB)), nodes=8)
     bad = SamplingParams(max_tokens=TOKENS, processors=(_failing_at(len(PROMPTS[0]) + 5),))
     culprit, bystander = engine.open(PROMPTS[0], bad), engine.open(PROMPTS[1], SamplingParams(max_tokens=TOKENS))
     with pytest.raises(_Failing):

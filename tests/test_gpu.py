@@ -17,8 +17,8 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
-from draftree.models.huggingface import HFModel
-from draftree.models.runner import GraphRunner, StockRunner
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.runner import GraphRunner, StockRunner
 from draftree.policies.entropy import EntropyTree
 from draftree.train.responses import respond, seed_of
 

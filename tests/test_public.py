@@ -56,6 +56,7 @@ def test_the_public_names_are_these() -> None:
         "StepRecord",
         "Trace",
         "Window",
+        "as_processor",
         "custom_generate",
         "generate_with",
         "load",

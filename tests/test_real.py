@@ -20,7 +20,7 @@ from draftree.bench.compare import first_difference
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load_huggingface, load_stock
 from draftree.policies.methods import METHODS
 from draftree.text import encode
@@ -91,7 +91,7 @@ def test_the_default_drafter_is_the_target_in_int4(
     model: HFModel, prompts: list[list[int]], greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its layers come from 4 bits, so that next to nothing is lost."""
-    monkeypatch.setattr("draftree.models.huggingface.price", lambda model, weight_format: 0.4)
+    monkeypatch.setattr("draftree.models.huggingface.hf_model.price", lambda model, weight_format: 0.4)
     made = draftree.load_drafter("auto", model, policy("chain"))
     assert made.name == "int4"
     (drafting,) = made.source.models  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ def test_the_default_drafter_is_the_target_in_int4(
 def test_where_int4_is_slow_the_default_drafter_takes_the_head_that_ships(
     model: HFModel, prompts: list[list[int]], greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.models.huggingface.price", lambda model, weight_format: 0.9)
+    monkeypatch.setattr("draftree.models.huggingface.hf_model.price", lambda model, weight_format: 0.9)
     made = draftree.load_drafter("auto", model, policy("opt-tree"))
     assert made.name == "lookup+recycle+head"
     got = Engine(model, made, nodes=16).generate(prompts[:1], SamplingParams(max_tokens=TOKENS))[0]

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from draftree import METHODS, Engine, Generation, SamplingParams, SchedulerParams, SpeculationParams
 from draftree.engines import make_engine
 from draftree.models.base import LanguageModel, Nodes, Row
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.llama.llama_model import LlamaModel
+from draftree.scores import Scores
 
 from . import tiny_gguf
 from .tiny import tiny, tiny_tokenizer
@@ -57,7 +57,7 @@ class Toy(ToyModel):
         super().__init__(40, spread=12.0, max_length=128)
         self.tokenizer, self.most = Letters(), 0
 
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         self.most = max(self.most, *(len(new.tokens) for new in nodes))
         return super().extend(rows, nodes)
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import (
     LogitsProcessor,
@@ -20,7 +22,12 @@ from transformers import (
 
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError
-from draftree.sampling import Draws, gumbel_noise, gumbel_noise_of, warp
+from draftree.models.huggingface import torch_sampling
+from draftree.sampling import noise as keyed
+from draftree.sampling import warping
+from draftree.sampling.draws import DrawPlace, Draws, draw_at
+from draftree.sampling.noise import stream_key
+from draftree.scores import NumpyScores
 
 from .toy import chi_square
 
@@ -50,6 +57,21 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def warp(logits: Tensor, params: SamplingParams) -> Tensor:
+    """[R, V] by NumPy, row by row."""
+    return torch.stack([torch.from_numpy(warping.warp(row.numpy(), params.warping)) for row in logits])
+
+
+def warp_by_torch(logits: Tensor, params: SamplingParams) -> Tensor:
+    return torch_sampling.warp(logits, params.warping)
+
+
+def gumbel_noise(seeds: Sequence[int], positions: Sequence[int], vocab: int) -> Tensor:
+    """[R, V] by NumPy, row by row."""
+    keys = [stream_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    return torch.stack([torch.from_numpy(keyed.gumbel_noise(key, vocab)) for key in keys])
+
+
 def transformers_warp(logits: Tensor, params: SamplingParams) -> Tensor:
     """What transformers' ``generate`` makes of logits, in its order."""
     warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(params.temperature)]
@@ -65,8 +87,13 @@ def transformers_warp(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def assert_warped_alike(logits: Tensor, params: SamplingParams) -> None:
+    for made in (warp, warp_by_torch):
+        _assert_warped_alike(made(logits, params), logits, params)
+
+
+def _assert_warped_alike(ours: Tensor, logits: Tensor, params: SamplingParams) -> None:
     """The same tokens kept and the same values as transformers, but for tokens on the very edge of the nucleus."""
-    ours, theirs = warp(logits, params), transformers_warp(logits, params)
+    theirs = transformers_warp(logits, params)
     few, many = (
         transformers_warp(logits.double(), replace(params, top_p=min(1.0, params.top_p + e))).isfinite()
         for e in (-ROUNDING, ROUNDING)
@@ -119,10 +146,18 @@ def test_the_noise_of_a_token_does_not_depend_on_the_size_of_the_vocabulary() ->
     assert torch.equal(gumbel_noise([1], [2], 5000)[:, :50], gumbel_noise([1], [2], 50))
 
 
-def test_the_noise_of_some_tokens_is_that_of_the_vocabulary_at_their_places() -> None:
-    tokens = torch.tensor([[4, 0, 49, 7], [7, 7, 3, 1]])
-    noise = gumbel_noise([5, 2**63 - 1], [7, 0], 50)
-    assert torch.equal(gumbel_noise_of([5, 2**63 - 1], [7, 0], tokens), noise.gather(1, tokens))
+def test_the_noise_is_the_same_in_torch() -> None:
+    seeds, positions = [5, 0, 2**63 - 1, 5], [7, 0, 4000, 8]
+    keys = [stream_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    noise = gumbel_noise(seeds, positions, 500)
+    torch.testing.assert_close(torch_sampling.gumbel_noise(keys, 500), noise, rtol=1e-12, atol=1e-12)
+    tokens = torch.tensor([[4, 0, 499, 7], [7, 7, 3, 1], [1, 2, 3, 4], [9, 8, 7, 6]])
+    torch.testing.assert_close(
+        torch_sampling.gumbel_noise_of(keys, tokens), noise.gather(1, tokens), rtol=1e-12, atol=0
+    )
+    starts = torch.tensor([torch_sampling.signed(keyed.mix(seed + keyed.GOLDEN)) for seed in seeds])
+    at = torch_sampling.gumbel_noise_at(starts, torch.tensor(positions), 500)
+    torch.testing.assert_close(at, noise, rtol=1e-12, atol=1e-12)
 
 
 def splitmix64(state: int) -> Iterator[int]:
@@ -146,8 +181,8 @@ def test_the_noise_is_a_splitmix64_stream_keyed_by_a_hash_of_seed_and_position(s
     golden = 0x9E3779B97F4A7C15
     key = next(splitmix64(next(splitmix64(seed)) + (position - 1) * golden))
     bits = islice(splitmix64(key - golden), 100)
-    expected = [-math.log(-math.log1p(-((b >> 11) + 0.5) * 2.0**-53)) for b in bits]
-    assert gumbel_noise([seed], [position], 100)[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    expected = [-math.log(-math.log1p(-((b >> 12) + 0.5) * 2.0**-52)) for b in bits]
+    assert gumbel_noise([seed], [position], 100)[0].tolist() == pytest.approx(expected, rel=1e-14, abs=1e-14)
 
 
 def test_every_seed_and_position_has_noise_of_its_own() -> None:
@@ -170,9 +205,8 @@ def along(axis: str) -> Tensor:
     n = 100_000
     if axis == "tokens":
         return gumbel_noise([1], [2], n)
-    if axis == "positions":
-        return gumbel_noise([1] * n, range(n), 2)[:, 1]
-    return gumbel_noise(range(n), [9] * n, 2)[:, 1]
+    keys = [stream_key(1, i) if axis == "positions" else stream_key(i, 9) for i in range(n)]
+    return torch_sampling.gumbel_noise(keys, 2)[:, 1]
 
 
 axes = pytest.mark.parametrize("axis", ["tokens", "positions", "seeds"])
@@ -207,15 +241,20 @@ def draw(
     params: Sequence[SamplingParams], logits: Tensor, histories: Sequence[Sequence[int]] | None = None, seed: int = 0
 ) -> Tensor:
     """One draw a row; row b has seed ``seed + b``."""
-    rows = len(params)
-    draws = Draws(params, range(seed, seed + rows), histories or [[1, 2, 3]] * rows)
-    return draws(logits, torch.empty((rows, 0), dtype=torch.int64))
+    each = [Draws(p, seed + b, histories[b] if histories else [1, 2, 3]) for b, p in enumerate(params)]
+    return drawn(logits, each, [[]] * len(params))
+
+
+def drawn(logits: Tensor, draws: Sequence[Draws], before: Sequence[Sequence[int]]) -> Tensor:
+    """One draw of each request after tokens of this step."""
+    places = [DrawPlace(own, b, tokens) for b, (own, tokens) in enumerate(zip(draws, before, strict=True))]
+    return torch.tensor(draw_at(NumpyScores(logits.numpy(), [1] * len(logits)), places))
 
 
 def frequencies(logits: Tensor, params: SamplingParams) -> Tensor:
     """[V] how often each token is drawn from one distribution over ``DRAWS`` seeds."""
-    drawn = [draw([params] * 10_000, logits.expand(10_000, -1), seed=first) for first in range(0, DRAWS, 10_000)]
-    return torch.cat(drawn).bincount(minlength=len(logits))
+    each = [draw([params] * 10_000, logits.expand(10_000, -1), seed=first) for first in range(0, DRAWS, 10_000)]
+    return torch.cat(each).bincount(minlength=len(logits))
 
 
 @pytest.mark.parametrize("name", ["temperature", "top-k", "top-p", "min-p", "all"])
@@ -233,11 +272,10 @@ def test_the_chi_square_test_sees_a_distribution_that_is_a_little_off() -> None:
 
 
 def test_draws_over_positions_follow_the_distribution() -> None:
-    logits, params = normal(12, seed=4), [SamplingParams(temperature=1.0)] * 100
-    counts = torch.zeros(12, dtype=torch.int64)
-    draws = Draws(params, [7] * 100, [[0] * n for n in range(1, 101)])
-    for passed in range(0, DRAWS // 10, 100):
-        counts += draws(logits.expand(100, -1), torch.zeros((100, passed), dtype=torch.int64)).bincount(minlength=12)
+    logits, params = normal(12, seed=4), SamplingParams(temperature=1.0)
+    draws = Draws(params, 7, [0])
+    keys = [draws.key(depth) for depth in range(DRAWS // 10)]
+    counts = torch.tensor([warping.draw(logits.numpy(), key) for key in keys]).bincount(minlength=12)
     assert chi_square(counts, logits.softmax(-1)) > REFUSED
 
 
@@ -261,10 +299,10 @@ def test_two_draws_with_neighbouring_keys_are_independent(step: tuple[int, int])
 
 
 def test_a_draw_depends_on_the_absolute_position_not_on_where_a_step_began() -> None:
-    params, logits = [SamplingParams(temperature=1.0)], normal(1, 5000)
-    early = Draws(params, [3], [[4, 5]])(logits, torch.tensor([[6, 7, 8]]))
-    late = Draws(params, [3], [[4, 5, 6, 7]])(logits, torch.tensor([[8]]))
-    other = Draws(params, [3], [[4, 5, 6, 7]])(logits, torch.tensor([[8, 9]]))
+    params, logits = SamplingParams(temperature=1.0), normal(1, 5000)
+    early = drawn(logits, [Draws(params, 3, [4, 5])], [[6, 7, 8]])
+    late = drawn(logits, [Draws(params, 3, [4, 5, 6, 7])], [[8]])
+    other = drawn(logits, [Draws(params, 3, [4, 5, 6, 7])], [[8, 9]])
     assert early == late != other
 
 
@@ -280,37 +318,33 @@ def test_at_temperature_zero_a_draw_is_the_argmax_whatever_else_is_set() -> None
     assert torch.equal(draw([SamplingParams(top_k=3, top_p=0.5, min_p=0.2)] * 9, logits), logits.argmax(-1))
 
 
-def test_half_precision_logits_are_drawn_from_in_float32() -> None:
-    params, logits = [SETTINGS["all"]] * 3000, normal(3000, 100).bfloat16()
-    assert torch.equal(draw(params, logits), draw(params, logits.float()))
-
-
 class Recorder:
     """A processor that notes what it is given and adds ``boost`` to one token."""
 
     def __init__(self, boosted: int = 0, boost: float = 0.0) -> None:
         self.boosted, self.boost = boosted, boost
-        self.ids: list[list[list[int]]] = []
+        self.ids: list[list[int]] = []
         self.shapes: list[tuple[int, ...]] = []
 
-    def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
+    def __call__(self, ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
         self.ids.append(ids.tolist())
-        self.shapes.append(tuple(logits.shape))
-        return logits + self.boost * torch.eye(logits.shape[1])[self.boosted]
+        self.shapes.append(logits.shape)
+        logits[self.boosted] += self.boost
+        return logits
 
 
 def test_a_processor_sees_exactly_the_committed_and_the_drawn_ids_of_its_row() -> None:
     seen = Recorder()
     params = [SamplingParams(), SamplingParams(processors=(seen,)), SamplingParams()]
-    draws = Draws(params, [0, 0, 0], [[1], [2, 3, 4], [5, 6]])
-    draws(normal(3, 10), torch.tensor([[7, 7], [8, 9], [7, 7]]))
-    assert seen.ids == [[[2, 3, 4, 8, 9]]]
-    assert seen.shapes == [(1, 10)]
+    draws = [Draws(p, 0, history) for p, history in zip(params, [[1], [2, 3, 4], [5, 6]], strict=True)]
+    drawn(normal(3, 10), draws, [[7, 7], [8, 9], [7, 7]])
+    assert seen.ids == [[2, 3, 4, 8, 9]]
+    assert seen.shapes == [(10,)]
 
 
 def test_processors_run_in_order_each_on_what_the_one_before_made() -> None:
-    def floor(ids: Tensor, logits: Tensor) -> Tensor:
-        return logits.clamp(max=0)
+    def floor(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.minimum(logits, 0)
 
     logits = torch.zeros(1, 10) - 1
     last_clamps = draw([SamplingParams(processors=(Recorder(4, 9.0), Recorder(5, 3.0), floor))], logits)
@@ -321,16 +355,16 @@ def test_processors_run_in_order_each_on_what_the_one_before_made() -> None:
 def test_a_processor_changes_its_own_row_alone_and_not_the_models_logits() -> None:
     logits = normal(2, 10)
     given = logits.clone()
-    drawn = draw([SamplingParams(processors=(Recorder(3, 99.0),)), SamplingParams()], logits)
-    assert drawn.tolist() == [3, int(given[1].argmax())]
+    found = draw([SamplingParams(processors=(Recorder(3, 99.0),)), SamplingParams()], logits)
+    assert found.tolist() == [3, int(given[1].argmax())]
     assert torch.equal(logits, given)
 
 
 def test_processors_come_before_temperature() -> None:
     """A bonus of 10 at temperature 100 is one of 0.1: too little to decide a draw."""
     params = SamplingParams(temperature=100.0, processors=(Recorder(0, 10.0),))
-    drawn = draw([params] * 300, torch.zeros(300, 10))
-    assert int((drawn == 0).sum()) < 60
+    found = draw([params] * 300, torch.zeros(300, 10))
+    assert int((found == 0).sum()) < 60
 
 
 def test_a_large_nucleus_is_exact() -> None:

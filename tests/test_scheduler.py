@@ -120,7 +120,7 @@ def test_prompts_are_read_in_chunks_only_while_others_wait_for_their_next_token(
     alone = made.prompt_tokens
     made.add(decoding)
     made.admit()
-    decoding.request.row = Row(0, 3, _NONE, _NONE)
+    decoding.request.row = Row(0, 3)
     decoding.request.append([7], 0)
     assert alone > made.prompt_tokens == 16
 

@@ -21,7 +21,7 @@ from draftree.constraint import ConstraintState, TextEnded
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.grammar import Grammar, Grammars
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.fixed import StaticTree
 
 from .tiny import VOCAB, tiny

@@ -10,7 +10,18 @@ import draftree
 
 PACKAGE = Path(draftree.__file__).parent
 FLOORS = [
-    ["errors", "progress", "artifacts", "config", "constraint", "sampling", "tree", "sandbox", "models.cpu.openmp"],
+    [
+        "errors",
+        "progress",
+        "artifacts",
+        "config",
+        "constraint",
+        "sampling",
+        "scores",
+        "tree",
+        "sandbox",
+        "models.cpu.openmp",
+    ],
     ["text", "grammar"],
     ["models"],
     ["request"],
@@ -90,6 +101,21 @@ def test_no_class_name_stands_twice() -> None:
 def test_imports_run_down() -> None:
     inner = [name for name in MODULES if name not in ("__init__", "__main__")]
     assert not [(n, found) for n in inner for found in _imports(n) if _floor(found) > _floor(n)]
+
+
+TORCHLESS = ["tree", "scores", "constraint", "grammar", "config", "request", "models.base", "sampling.", "verify."]
+"""Modules and rooms in which nothing is of torch: they work on NumPy arrays."""
+
+
+def test_what_every_backend_shares_does_not_import_torch() -> None:
+    own = [name for name in MODULES if any(name == t or (t[-1] == "." and name.startswith(t)) for t in TORCHLESS)]
+    assert len(own) > len(TORCHLESS)
+    for name in own:
+        for node in ast.walk(MODULES[name]):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            assert not [n for n in names if n.split(".")[0] == "torch"], name
 
 
 def test_the_package_does_not_import_benchmarks() -> None:

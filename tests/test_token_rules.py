@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from draftree.beams.params import BeamParams
-from draftree.config import SamplingParams
+from draftree.config import Processor, SamplingParams
 from draftree.constraint import Constraint
 from draftree.drafters.base import TokenSource
+from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine, Generation
-from draftree.engine.penalties import Bias, Penalties
 from draftree.engine.token_rules import TokenRules
 from draftree.errors import ConfigError, FieldError, InputError
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
@@ -67,11 +68,32 @@ RULES: dict[str, tuple[SamplingParams, Refused]] = {
 PROMPTS = [[*PROMPT, 1, seed % 4, 2] for seed in range(12)]
 
 
-def as_processor(refused: Refused, prompt: int) -> Callable[[Tensor, Tensor], Tensor]:
-    def processor(ids: Tensor, logits: Tensor) -> Tensor:
-        found = logits.clone()
-        found[0, list(refused(ids[0, prompt:].tolist()))] = float("-inf")
-        return found
+def as_processor(refused: Refused, prompt: int) -> Processor:
+    def processor(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        logits[list(refused(ids[prompt:].tolist()))] = -np.inf
+        return logits
+
+    return processor
+
+
+def penalised(prompt: int, repetition: float, frequency: float, presence: float) -> Processor:
+    """The penalties by their definition."""
+
+    def processor(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        for token in set(ids.tolist()):
+            logits[token] *= repetition if logits[token] < 0 else 1 / repetition
+        for token, count in Counter(ids[prompt:].tolist()).items():
+            logits[token] -= frequency * count + presence
+        return logits
+
+    return processor
+
+
+def biased(biases: dict[int, float]) -> Processor:
+    def processor(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        for token, value in biases.items():
+            logits[token] += value
+        return logits
 
     return processor
 
@@ -206,14 +228,16 @@ def test_params_of_a_request_may_be_given_again(target: HFModel) -> None:
     first = engine.submit(QUESTION, params)
     again = engine.submit(QUESTION, first.request.params)
     assert first.result().token_ids == again.result().token_ids
-    assert len(again.request.params.processors) == 2
+    assert again.request.params == first.request.params
 
 
-def test_penalties_and_biases_are_processors_before_the_others(target: HFModel) -> None:
+@pytest.mark.parametrize("drafter", ["lookup", "model"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_penalties_and_biases_come_before_processors(target: HFModel, temperature: float, drafter: str) -> None:
     prompt = len(TOKENIZER.encode(QUESTION))
     last = as_processor(lambda text: {5}, 0)
-    made = (Penalties(prompt, 1.2, 0.5, 0.3), Bias({7: 3.0, 9: -100.0}), last)
-    drawn: dict[str, Any] = {"max_tokens": 24, "temperature": 1.0, "seed": 3}
+    made = (penalised(prompt, 1.2, 0.5, 0.3), biased({7: 3.0, 9: -100.0}), last)
+    drawn: dict[str, Any] = {"max_tokens": 24, "temperature": temperature, "seed": 3}
     given = SamplingParams(
         **drawn,
         repetition_penalty=1.2,
@@ -222,7 +246,8 @@ def test_penalties_and_biases_are_processors_before_the_others(target: HFModel) 
         logit_bias={7: 3.0, 9: -100.0},
         processors=(last,),
     )
-    found = Engine(target, TreeDrafter(OptTree(), sources()["lookup"])).generate([QUESTION], given)[0]
+    source = sources()["lookup"] if drafter == "lookup" else ModelSource(target.twin(), TINY_VOCAB)
+    found = Engine(target, TreeDrafter(OptTree(), source)).generate([QUESTION], given)[0]
     assert found.token_ids == Engine(target).generate([QUESTION], SamplingParams(**drawn, processors=made))[0].token_ids
 
 
@@ -312,4 +337,4 @@ def test_bad_words_need_text_and_beams_take_none() -> None:
 def test_the_mask_has_a_bit_for_each_token(vocab: int) -> None:
     allowed = tuple(range(0, vocab, 3))
     state = TokenRules(vocab, frozenset(), allowed=allowed, words=[(0,)]).start()
-    assert state.allows(torch.arange(vocab)).nonzero()[:, 0].tolist() == list(allowed[1:])
+    assert np.flatnonzero(state.allows(np.arange(vocab))).tolist() == list(allowed[1:])

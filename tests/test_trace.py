@@ -18,6 +18,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
+from draftree.integrations.hf_generate import as_processor
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request, Stats
 from draftree.tracing.records import EndRecord, RequestRecord, RunRecord, StepRecord, encode
@@ -67,9 +68,12 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+PENALTY = as_processor(RepetitionPenaltyLogitsProcessor(1.2))
 PARAMS = [
     SamplingParams(max_tokens=14),
-    SamplingParams(max_tokens=9, temperature=1.0, seed=5, processors=(RepetitionPenaltyLogitsProcessor(1.2),)),
+    SamplingParams(
+        max_tokens=9, temperature=1.0, seed=5, processors=(as_processor(RepetitionPenaltyLogitsProcessor(1.2)),)
+    ),
     SamplingParams(max_tokens=20, temperature=0.7, top_k=20),
 ]
 
@@ -172,7 +176,7 @@ def test_infinities_and_every_float32_come_back_and_json_stays_json(tmp_path: Pa
     floats = bits.view(torch.float32).nan_to_num()
     floats[:2] = torch.tensor([-torch.inf, torch.inf])
     first = _some_step(tmp_path)
-    tree = DraftTree(torch.arange(n), torch.full((n,), -1), torch.ones(n, dtype=torch.int64), floats, floats.flip(0))
+    tree = DraftTree.of(torch.arange(n), torch.full((n,), -1), torch.ones(n, dtype=torch.int64), floats, floats.flip(0))
     line = encode(replace(first, tree=tree, path=(), tokens=(1,), taken=1))
     json.loads(line, parse_constant=pytest.fail)
     assert b'"-Infinity"' in line
@@ -209,7 +213,7 @@ def _some_step(folder: Path) -> StepRecord:
 
 
 def test_a_step_knows_which_nodes_were_judged_and_which_accepted(tmp_path: Path) -> None:
-    tree = DraftTree(
+    tree = DraftTree.of(
         torch.tensor([5, 6, 7, 8, 9]),
         torch.tensor([-1, -1, 0, 1, 3]),
         torch.tensor([1, 1, 2, 2, 3]),

@@ -1,13 +1,13 @@
-"""Draft trees as data: order, padding, ancestors, expected acceptance length."""
+"""Draft trees as data: order, ancestors, expected acceptance length."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.tree import ROOT, DraftTree, TreeBatch, ancestors
+from draftree.tree import ROOT, DraftTree, ancestors
 
 
 def tree(parents: list[int], tokens: list[int] | None = None) -> DraftTree:
@@ -16,20 +16,14 @@ def tree(parents: list[int], tokens: list[int] | None = None) -> DraftTree:
     depths: list[int] = []
     for p in parents:
         depths.append(1 if p == ROOT else depths[p] + 1)
-    return DraftTree(
-        torch.tensor(list(range(n)) if tokens is None else tokens, dtype=torch.int64),
-        torch.tensor(parents, dtype=torch.int64),
-        torch.tensor(depths, dtype=torch.int64),
-        -torch.tensor(depths, dtype=torch.float32),
-        torch.zeros(n),
-    )
+    return DraftTree.of(range(n) if tokens is None else tokens, parents, depths, [-d for d in depths], [0.0] * n)
 
 
 @pytest.mark.parametrize("parents", [[0], [1, ROOT], [ROOT, 2, 0], [ROOT, 0, 2]])
 def test_a_parent_that_does_not_come_before_its_child_is_refused(parents: list[int]) -> None:
-    ints = torch.ones(len(parents), dtype=torch.int64)
+    ones = [1] * len(parents)
     with pytest.raises(ValueError, match="level order"):
-        DraftTree(ints, torch.tensor(parents), ints, ints.float(), ints.float())
+        DraftTree.of(ones, parents, ones, ones, ones)
 
 
 def test_the_empty_tree_has_no_nodes_no_depth_and_gains_the_bonus_token() -> None:
@@ -69,23 +63,10 @@ def test_expected_acceptance_length_of_the_opt_tree_example() -> None:
     for parent, p in zip(parents, draft, strict=True):
         paths.append(p * (1 if parent == ROOT else paths[parent]))
     shape = tree(parents)
-    example = DraftTree(shape.tokens, shape.parents, shape.depths, torch.tensor(paths).log(), shape.entropies)
+    example = DraftTree.of(
+        shape.tokens, shape.parents, shape.depths, np.log(np.array(paths, np.float32)), shape.entropies
+    )
     assert example.expected_acceptance_length == pytest.approx(3.07, abs=1e-6)
-
-
-def test_padding_never_matches_a_token_or_a_node() -> None:
-    batch = TreeBatch.pad([tree([ROOT, 0, 0], [4, 5, 6]), DraftTree.empty(), tree([ROOT], [9])])
-    assert batch.tokens.tolist() == [[4, 5, 6], [-1, -1, -1], [9, -1, -1]]
-    assert batch.parents.tolist() == [[-1, 0, 0], [-2, -2, -2], [-1, -2, -2]]
-
-
-def test_a_batch_is_as_deep_as_its_deepest_tree() -> None:
-    assert TreeBatch.pad([tree([ROOT] * 5), DraftTree.chain([1, 2, 3]), DraftTree.empty()]).depth == 3
-
-
-def test_a_batch_of_empty_trees_has_no_width_and_no_depth() -> None:
-    batch = TreeBatch.pad([DraftTree.empty(), DraftTree.empty()])
-    assert (tuple(batch.tokens.shape), batch.depth) == ((2, 0), 0)
 
 
 def walk(parents: list[int], node: int) -> list[int]:
@@ -98,10 +79,10 @@ def walk(parents: list[int], node: int) -> list[int]:
 def test_ancestors_are_what_walking_up_meets(data: st.DataObject, size: int) -> None:
     parents = [data.draw(st.integers(ROOT, i - 1)) for i in range(size)]
     start = data.draw(st.integers(0, size))
-    mask, depths = ancestors(torch.tensor(parents, dtype=torch.int64), start)
+    mask, depths = ancestors(np.array(parents, np.int32), start)
     met = [walk(parents, node) for node in range(start, size)]
     assert mask.shape == (size - start, size)
-    assert [sorted(m) for m in met] == [row.nonzero().flatten().tolist() for row in mask]
+    assert [sorted(m) for m in met] == [np.flatnonzero(row).tolist() for row in mask]
     assert depths.tolist() == [len(m) for m in met]
 
 
@@ -113,4 +94,4 @@ def test_ancestors_are_what_walking_up_meets(data: st.DataObject, size: int) -> 
 def test_columns_that_are_no_tree_in_level_order_are_refused(parents: list[int], depths: list[int]) -> None:
     n = len(parents)
     with pytest.raises(ValueError, match="level order|lengths"):
-        DraftTree(torch.arange(n), torch.tensor(parents), torch.tensor(depths), torch.zeros(n), torch.zeros(n))
+        DraftTree.of(range(n), parents, depths, [0.0] * n, [0.0] * n)

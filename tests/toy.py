@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from draftree.config import Budget
 from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.grow import grow
 from draftree.errors import CacheError
-from draftree.models.base import FINAL_STATE, Capabilities, FeatureSpec, Nodes, Row
+from draftree.models.base import FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, Nodes, Row
+from draftree.models.huggingface.features import FeatureRow, feature_row
 from draftree.policies.base import Candidates, GrowthPolicy, Plan
+from draftree.scores import LastScores, NumpyScores, Scores
 from draftree.tree import ROOT, DraftTree
 
 torch.set_num_threads(1)
 """Toys are several times slower on more threads, above all on a busy machine."""
-
-_NO_NODES = torch.zeros(0, dtype=torch.int64)
 
 Path = tuple[int, ...]
 """Tokens from the root (left out) down to a node; () is the root."""
@@ -38,7 +38,7 @@ class ToyModel:
         spread: standard deviation of the logits, roughly: the larger, the surer it is.
         max_length: most tokens of one request.
         eos_ids: tokens that end a request.
-        dtype: of the logits; float64 for exact enumeration.
+        dtype: of ``after``, whose numbers float32 can hold; float64 for exact enumeration.
     """
 
     def __init__(
@@ -56,7 +56,9 @@ class ToyModel:
         self._pairs = torch.randn((vocab + 1, vocab, vocab), generator=rng, dtype=torch.float64) * scale
         self._places = torch.randn((max_length, vocab), generator=rng, dtype=torch.float64) * scale
         self.most_tokens: int | None = None
-        self._rows: list[Row] = []
+        self._dtype = dtype
+        self._rows: list[FeatureRow] = []
+        self._scores = LastScores()
         self._ids: dict[Row, list[int]] = {}
         self._nodes: dict[Row, list[int]] = {}
         self.capabilities = Capabilities(
@@ -67,15 +69,15 @@ class ToyModel:
             max_length_reason="as it was made",
             vocab_size=vocab,
             eos_ids=eos_ids,
-            dtype=dtype,
-            device=torch.device("cpu"),
+            dtype=str(dtype).removeprefix("torch."),
+            device="cpu",
             attention="none",
         )
 
     def after(self, ids: Sequence[int]) -> Tensor:
         """[V] logits of the token that follows ``ids``."""
         before = ids[-2] if len(ids) > 1 else self.capabilities.vocab_size
-        return (self._pairs[before, ids[-1]] + self._places[len(ids) - 1]).to(self.capabilities.dtype)
+        return (self._pairs[before, ids[-1]] + self._places[len(ids) - 1]).float().to(self._dtype)
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Nothing to reserve."""
@@ -86,29 +88,34 @@ class ToyModel:
 
     def open(self) -> Row:
         """See ``LanguageModel``."""
-        return self._add([], torch.zeros(0))
+        return self._add([])
 
-    def _add(self, ids: list[int], logits: Tensor) -> Row:
-        row = Row(slot=len(self._rows), length=len(ids), logits=logits, parents=_NO_NODES)
+    def _add(self, ids: list[int]) -> FeatureRow:
+        row = FeatureRow(slot=len(self._rows), length=len(ids))
         self._rows.append(row)
         self._ids[row], self._nodes[row] = ids, []
         return row
 
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
-        """See ``LanguageModel``; padding is NaN, so that nobody can read it unseen."""
-        can = self.capabilities
-        width = max(new.logits for new in nodes)
-        logits = torch.full((len(rows), width, can.vocab_size), float("nan"), dtype=can.dtype)
-        grown = []
-        for b, (row, new) in enumerate(zip(rows, nodes, strict=True)):
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        """See ``LanguageModel``."""
+        logits = self._logits(rows, nodes)
+        found = np.zeros((0, self.capabilities.vocab_size), np.float32)
+        if logits:
+            found = torch.stack(logits).float().numpy()
+        return self._scores.keep(NumpyScores(found, [new.scored for new in nodes]))
+
+    def _logits(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> list[Tensor]:
+        """Those after the wanted nodes."""
+        can, logits, grown = self.capabilities, list[Tensor](), []
+        for row, new in zip(rows, nodes, strict=True):
             tokens = self._nodes[row] + new.tokens.tolist()
-            parents = torch.cat([row.parents, new.parents])
+            parents = np.append(row.parents, new.parents)
             for i in range(len(new.tokens)):
                 ids = self._ids[row] + _path(tokens, parents.tolist(), len(row.parents) + i)
                 if len(ids) > can.max_length:
                     raise CacheError(f"a node at position {len(ids) - 1} is beyond toy's {can.max_length} tokens")
-                if (at := i - len(new.tokens) + new.logits) >= 0:
-                    logits[b, at] = self.after(ids)
+                if i >= len(new.tokens) - new.scored:
+                    logits.append(self.after(ids))
             grown.append((row, tokens, parents))
         for row, tokens, parents in grown:
             self._nodes[row], row.parents = tokens, parents
@@ -116,14 +123,10 @@ class ToyModel:
 
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """See ``LanguageModel``."""
-        expected = ROOT
-        for node in path:
-            if not 0 <= node < len(row.parents) or int(row.parents[node]) != expected:
-                raise CacheError(f"cannot commit {list(path)}: node {node} is not a child of {expected}")
-            expected = node
+        row.check_path(path)
         self._ids[row] += [self._nodes[row][node] for node in path]
         self._nodes[row] = []
-        row.length, row.parents = len(self._ids[row]), _NO_NODES
+        row.length, row.parents = len(self._ids[row]), NO_NODES
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """See ``ForestModel``."""
@@ -133,9 +136,9 @@ class ToyModel:
         self._nodes[row] = kept[trunk:]
         row.length, row.parents = len(self._ids[row]), parents
 
-    def fork(self, row: Row, length: int | None = None) -> Row:
+    def fork(self, row: Row, length: int | None = None) -> FeatureRow:
         """See ``LanguageModel``."""
-        return self._add(self._ids[row][:length], row.logits)
+        return self._add(self._ids[row][:length])
 
     def close(self, row: Row) -> None:
         """See ``LanguageModel``; the last row takes the slot."""
@@ -174,31 +177,30 @@ class ToyFeatureModel(ToyModel):
         """See ``FeatureModel``: the unit matrix."""
         return torch.eye(self.hidden_size)[ids], self.bias[ids]
 
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
-        """See ``LanguageModel``."""
+    def _logits(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> list[Tensor]:
         if not self.tracked:
-            return super().extend(rows, nodes)
-        every = super().extend(rows, [replace(new, wanted=None) for new in nodes])
-        found = [logits[: len(new.tokens)] for logits, new in zip(every, nodes, strict=True)]
-        for row, logits in zip(rows, found, strict=True):
-            row.add_features(logits - self.bias, self.tracked)
-        wanted = [logits[len(logits) - new.logits :] for logits, new in zip(found, nodes, strict=True)]
-        return pad_sequence(wanted, batch_first=True, padding_value=float("nan"))
+            return super()._logits(rows, nodes)
+        every, found = super()._logits(rows, [replace(new, wanted=None) for new in nodes]), list[Tensor]()
+        for row, new in zip(rows, nodes, strict=True):
+            own, every = every[: len(new.tokens)], every[len(new.tokens) :]
+            feature_row(row).add_features(torch.stack(own) - self.bias, self.tracked)
+            found += own[len(own) - new.scored :]
+        return found
 
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """See ``LanguageModel``."""
         super().commit(row, path)
-        row.keep_features(path, len(path))
+        feature_row(row).keep_features(path, len(path))
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """See ``ForestModel``."""
         super().prune(row, keep, trunk)
-        row.keep_features(keep, trunk)
+        feature_row(row).keep_features(keep, trunk)
 
-    def fork(self, row: Row, length: int | None = None) -> Row:
+    def fork(self, row: Row, length: int | None = None) -> FeatureRow:
         """See ``LanguageModel``."""
         other = super().fork(row, length)
-        other.features = row.first_features(other.length)
+        other.features = feature_row(row).first_features(other.length)
         return other
 
 

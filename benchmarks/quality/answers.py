@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-import torch
+import numpy as np
 
 from draftree.artifacts import write_whole
 from draftree.bench.contestants import AR, Entry
@@ -18,7 +18,7 @@ from draftree.bench.run import encode_turns
 from draftree.bench.suites import Item, spider_databases
 from draftree.bench.summary import interval
 from draftree.errors import ConfigError
-from draftree.models.base import LanguageModel, Nodes, prefill
+from draftree.models.base import LanguageModel, Nodes, prefill_scored
 from draftree.models.loading import ModelOptions, load
 
 from .scores import scorer
@@ -129,13 +129,12 @@ def _entropies(target: LanguageModel, item: Item, record: AnswerRecord) -> Itera
         texts += [question, turn.text]
 
 
-@torch.inference_mode()
 def answer_entropy(target: LanguageModel, prompt: list[int], answer: list[int]) -> float:
     """Mean entropy (nats, at temperature 1) of the target's distribution at each token of an answer."""
-    row = prefill(target, prompt)
-    logits = row.logits[None]
+    row, scores = prefill_scored(target, prompt)
+    entropies = [*scores.top([0], 1).entropies]
     if len(answer) > 1:
-        logits = torch.cat([logits, target.extend([row], [Nodes.chain(answer[:-1])])[0]])
+        scores = target.extend([row], [Nodes.chain(answer[:-1])])
+        entropies += [*scores.top(range(len(answer) - 1), 1).entropies]
     target.close(row)
-    logprobs = logits.float().log_softmax(-1)
-    return float(-(logprobs.exp() * logprobs).sum(-1).mean())
+    return float(np.mean(entropies))

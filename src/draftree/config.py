@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, fields
 from types import GenericAlias
 from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from torch import Tensor
 
 from .constraint import Constraint
 from .errors import ConfigError, FieldError
+from .sampling.warping import Warping
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,11 +82,11 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(alone, config=_STRICT)
 
 
-Processor = Callable[[Tensor, Tensor], Tensor]
-"""A transformers ``LogitsProcessor``: (ids [1, length], logits [1, V]) -> logits [1, V]."""
+Processor = Callable[[NDArray[np.int64], NDArray[np.float32]], NDArray[np.float32]]
+"""(ids [L] of a text, logits [V] of its next token) -> logits [V]; it may change the ones that it is given."""
 
-Criterion = Callable[..., object]
-"""A transformers ``StoppingCriteria``: (ids [1, length], scores) -> truthy when generation must end."""
+Criterion = Callable[[NDArray[np.int64]], object]
+"""(ids [L] of a text) -> truthy when it must end."""
 
 MIN_TEMPERATURE = 1e-4
 """Below this float32 logits overflow; the distribution is greedy long before."""
@@ -156,8 +158,8 @@ class SamplingParams:
         prompt_logprobs: the same of the prompt's tokens but the first (``Request.prompt_logprobs``); the prompt is read
             in small pieces then, and from its beginning.
         constraint: what the text may be, such as JSON of a schema (``draftree.grammar``); comes before the processors.
-        processors: transformers logits processors; each tree node is processed with its own path as history.
-        criteria: transformers stopping criteria, run after every token.
+        processors: change logits (``Processor``); each tree node is processed with its own path as history.
+        criteria: end a text (``Criterion``); they run after every token.
 
     Raises:
         ConfigError: a value is out of range (``FieldError``, with its name) or of a wrong type.
@@ -238,9 +240,9 @@ class SamplingParams:
             )
 
     @property
-    def warping(self) -> tuple[float, int, float, float]:
-        """What shapes a distribution apart from processors; rows with the same values are warped together."""
-        return self.temperature, self.top_k, self.top_p, self.min_p
+    def warping(self) -> Warping:
+        """What shapes a distribution apart from processors."""
+        return Warping(self.temperature, self.top_k, self.top_p, self.min_p)
 
 
 @dataclass(frozen=True, slots=True)

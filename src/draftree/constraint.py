@@ -9,15 +9,13 @@ trees change nothing of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from .errors import RunError
-
-_BITS = torch.arange(32, dtype=torch.int32)
 
 
 class ConstraintState(ABC):
@@ -25,8 +23,8 @@ class ConstraintState(ABC):
 
     @property
     @abstractmethod
-    def mask(self) -> Tensor | None:
-        """[ceil(V / 32)] int32, bit t % 32 of entry t // 32: token t may come next; None: any may."""
+    def mask(self) -> NDArray[np.uint32] | None:
+        """[ceil(V / 32)] uint32, bit t % 32 of entry t // 32: token t may come next; None: any may."""
 
     @property
     def forced(self) -> int | None:
@@ -37,12 +35,18 @@ class ConstraintState(ABC):
     def after(self, token: int) -> ConstraintState | None:
         """The state after one more token; None: it must not come next."""
 
-    def allows(self, tokens: Tensor) -> Tensor:
-        """Whether each of int64 tokens on the host may come next; bool of the same shape."""
+    def allows(self, tokens: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Whether each of some tokens may come next; of the same shape."""
         mask = self.mask
         if mask is None:
-            return torch.ones_like(tokens, dtype=torch.bool)
-        return (mask[tokens >> 5] >> (tokens & 31).int()).bitwise_and_(1).bool()
+            return np.ones(tokens.shape, dtype=np.bool_)
+        found: NDArray[np.bool_] = (mask[tokens >> 5] >> (tokens & 31).astype(np.uint32) & 1).astype(np.bool_)
+        return found
+
+    def allowed(self, token: int) -> bool:
+        """Whether one token may come next."""
+        mask = self.mask
+        return mask is None or bool(mask[token >> 5] >> np.uint32(token & 31) & 1)
 
 
 @runtime_checkable
@@ -57,7 +61,7 @@ class TextEnded(ConstraintState):
     """The state after an end-of-sequence token: whatever is drawn then is not used."""
 
     @property
-    def mask(self) -> Tensor | None:
+    def mask(self) -> NDArray[np.uint32] | None:
         return None
 
     def after(self, token: int) -> ConstraintState:
@@ -76,28 +80,3 @@ def followed(state: ConstraintState, tokens: Iterable[int]) -> ConstraintState:
             raise RunError(f"token {token} does not fit the constraint: it was drawn without it")
         state = after
     return state
-
-
-def masked(logits: Tensor, states: Sequence[ConstraintState | None], entries: Sequence[Tensor] | None = None) -> Tensor:
-    """[R, K] logits with -inf for tokens that a row's state does not allow, in new memory where there is any.
-
-    Args:
-        logits: [R, K].
-        states: [R]; None: everything is allowed. Of a row none of whose entries are allowed everything stays: nothing
-            is drafted there, and no token that is drawn there follows.
-        entries: [R] of [K] or less, the ids of the logits' entries; None: entry i is token i.
-    """
-    found = logits
-    for row, state in enumerate(states):
-        if state is None or (mask := state.mask) is None:
-            continue
-        if found is logits:
-            found = logits.clone()
-        if entries is None:
-            allowed = (mask[:, None] >> _BITS).bitwise_and_(1).flatten()[: logits.shape[1]].bool()
-        else:
-            allowed = state.allows(entries[row].cpu())
-        if not bool(allowed.any()):
-            continue
-        found[row, : len(allowed)].masked_fill_(~allowed.to(logits.device, non_blocking=True), float("-inf"))
-    return found

@@ -14,10 +14,9 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.hf import from_tokenizer
-from torch import Tensor
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from .constraint import ConstraintState, TextEnded
@@ -122,7 +121,7 @@ class _KeyTokens:
     def spelled(self, token: int) -> bytes:
         return self._tokens.decode_bytes([token])
 
-    def repeating(self, keys: JsonKeys, mask: Tensor) -> list[int]:
+    def repeating(self, keys: JsonKeys, mask: NDArray[np.uint32]) -> list[int]:
         """Tokens that a mask allows and that would end a key for the second time."""
         found: list[int] = []
         if keys.string is not None and keys.is_key:
@@ -133,7 +132,7 @@ class _KeyTokens:
                 rests = [key[len(keys.string) :] for key in written if key.startswith(keys.string)]
                 found += (token for rest in rests for token in self._ending.get(rest, ()))
         ids = np.concatenate([self._others, np.array(found, dtype=np.int64)])
-        allowed = ids[(mask.numpy()[ids >> 5] >> (ids & 31)) & 1 == 1].tolist()
+        allowed = ids[(mask[ids >> 5] >> (ids & 31).astype(np.uint32)) & 1 == 1].tolist()
         return [token for token in allowed if keys.after(self.spelled(token)) is None]
 
 
@@ -142,51 +141,50 @@ class GrammarState(ConstraintState):
 
     def __init__(self, matcher: LLMatcher, grammar: Grammar, keys: JsonKeys | None) -> None:
         self._matcher, self._grammar, self._keys = matcher, grammar, keys
-        self._mask: Tensor | None = None
+        self._mask: NDArray[np.uint32] | None = None
         self._after: dict[int, ConstraintState | None] = {}
 
     @property
-    def mask(self) -> Tensor:
+    def mask(self) -> NDArray[np.uint32]:
         """See ``ConstraintState``.
 
         Raises:
             ConfigError: the grammar is too complex here, or the vocabulary cannot spell what it asks for.
         """
         if self._mask is None:
-            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32)  # it may have one more than V needs
-            mask = torch.from_numpy(bits[: self._grammar._words].copy())
+            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)  # it may have one more than V needs
+            mask = bits[: self._grammar._words].copy()
             if self._matcher.is_error():
                 raise ConfigError(f"the grammar cannot be followed: {_brief(self._matcher.get_error())}: simplify it")
             if not self._fits(mask):
                 raise ConfigError("the grammar cannot be followed: no token of the model's vocabulary fits here")
             if self._keys is not None and self._grammar._key_tokens is not None:
-                words = mask.numpy().view(np.uint32)
                 for repeating in self._grammar._key_tokens.repeating(self._keys, mask):
-                    words[repeating >> 5] &= ~np.uint32(1 << (repeating & 31))
-                if not words.any():
+                    mask[repeating >> 5] &= ~np.uint32(1 << (repeating & 31))
+                if not mask.any():
                     raise ConfigError("the grammar cannot be followed: its object has each key that may come already")
             self._mask = mask
         return self._mask
 
-    def _fits(self, mask: Tensor) -> bool:
+    def _fits(self, mask: NDArray[np.uint32]) -> bool:
         """A token does; llguidance allows one that does not where none does."""
-        words = mask.nonzero()[:, 0].tolist()
+        words = mask.nonzero()[0].tolist()
         if len(words) != 1:
             return bool(words)
-        word = int(mask[words[0]]) & 0xFFFFFFFF
+        word = int(mask[words[0]])
         token = 32 * words[0] + word.bit_length() - 1
         return bool(word & (word - 1)) or token in self._grammar._ends or bool(self._matcher.validate_tokens([token]))
 
     @property
     def forced(self) -> int | None:
         tokens = self._matcher.compute_ff_tokens()
-        return tokens[0] if tokens and bool(self.allows(torch.tensor(tokens[0]))) else None
+        return tokens[0] if tokens and self.allowed(tokens[0]) else None
 
     def after(self, token: int) -> ConstraintState | None:
         if token not in self._after:
             found: ConstraintState | None = None
             if token in self._grammar._ends:
-                found = TextEnded() if bool(self.allows(torch.tensor(token))) else None
+                found = TextEnded() if self.allowed(token) else None
             elif self._matcher.validate_tokens([token]):
                 keys = self._keys
                 if keys is not None and self._grammar._key_tokens is not None:

@@ -12,8 +12,8 @@ from .engine.scheduler import SchedulerParams
 from .engine.speculation import Speculation, SpeculationParams
 from .engines import load_beam_engine, load_beam_source, load_engine
 from .errors import DraftreeError, DraftreeWarning, InputError, QueueFullError, RunError
-from .integrations.hf_generate import custom_generate, generate_with
-from .models.huggingface import HFModel
+from .integrations.hf_generate import as_processor, custom_generate, generate_with
+from .models.huggingface.hf_model import HFModel
 from .models.loading import load
 from .policies.auto.policy import AutoTree
 from .policies.base import GrowthPolicy
@@ -78,6 +78,7 @@ __all__ = [
     "StepRecord",
     "Trace",
     "Window",
+    "as_processor",
     "custom_generate",
     "generate_with",
     "load",

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from .config import SamplingParams
 from .constraint import followed
 from .models.base import Row
-from .sampling import Successors
+from .sampling.draws import Draws
+from .scores import Scores, Top
 from .text import TextStream
 from .tree import ROOT, DraftTree
 
@@ -140,13 +140,11 @@ class Logprobs:
     best: list[tuple[int, float]]
 
     @classmethod
-    def of(cls, logits: Tensor, tokens: Sequence[int], count: int) -> list[Logprobs]:
-        """Those of tokens, and of ``count`` most probable ones beside each, by the [n, V] logits that they follow."""
-        values = logits.float().log_softmax(-1)
-        own = values.gather(1, torch.tensor(tokens, dtype=torch.int64, device=values.device)[:, None])[:, 0].tolist()
-        best = values.topk(count)
-        pairs = [list(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-        return [cls(*both) for both in zip(own, pairs, strict=True)]
+    def of(cls, scores: Scores, slots: Sequence[int], tokens: Sequence[int], count: int) -> list[Logprobs]:
+        """Those of tokens, one after each slot, and of ``count`` most probable ones beside each."""
+        own, best = scores.log_probabilities(slots, tokens).tolist(), scores.top(slots, count)
+        pairs = zip(best.tokens.tolist(), best.logprobs.tolist(), strict=True)
+        return [cls(logprob, list(zip(*row, strict=True))) for logprob, row in zip(own, pairs, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +227,11 @@ class Request:
         return "".join(chunk.text for chunk in self.chunks)
 
     @property
+    def draws(self) -> Draws:
+        """The target's draws of its next step."""
+        return Draws(self.params, self.seed, self.ids, self.prompt_length, self.state)
+
+    @property
     def unread(self) -> int:
         """Tokens that its row has not: the last one, while it decodes; what is left of the prompt before that."""
         return len(self.ids) - (self.row.length if self.row else 0)
@@ -280,8 +283,8 @@ class Request:
         if token in self.params.stop_token_ids:
             return "stop"
         if self.params.criteria:
-            ids = torch.tensor([self.ids])
-            if any(bool(torch.as_tensor(c(ids, None)).all()) for c in self.params.criteria):
+            ids = np.array(self.ids, np.int64)
+            if any(criterion(ids) for criterion in self.params.criteria):
                 return "criteria"
         return "length" if self.tokens_left <= 0 else None
 
@@ -294,7 +297,6 @@ class StepCost:
         batch: requests in the step, those with other drafters and those whose prompts are read included.
         draft, verify, other: as in ``Seconds``; ``draft`` of this drafter.
         draft_passes: drafter model passes.
-        beside: the part of ``verify`` in which the drafter's successors were found.
         learned: what the drafter took to learn from the step before.
         drafters: the part of ``draft`` that each drafter of an ensemble took; empty where there is one drafter.
     """
@@ -304,7 +306,6 @@ class StepCost:
     verify: float
     other: float
     draft_passes: int
-    beside: float = 0.0
     learned: float = 0.0
     drafters: tuple[float, ...] = ()
 
@@ -318,8 +319,8 @@ class Outcome:
         tokens: what the verification gave: the accepted tokens and the target's own.
         taken: how many of them the request took before it ended.
         step: what the whole step cost.
-        successors: of the root and then of each node, as many as the drafter learns from (``Drafter.successors``); None
-            where it learns from none.
+        scores: of the target's pass, until its next one; None: there was none.
+        root: slot of the tree's root there; node i has slot root + 1 + i.
     """
 
     request: Request
@@ -328,7 +329,12 @@ class Outcome:
     tokens: list[int]
     taken: int
     step: StepCost
-    successors: Successors | None = None
+    scores: Scores | None = None
+    root: int = 0
+
+    def top(self, count: int) -> Top | None:
+        """The target's most probable tokens after the root and then after each node, while its scores are valid."""
+        return None if self.scores is None else self.scores.top(range(self.root, self.root + 1 + len(self.tree)), count)
 
     @property
     def rejected_entropy(self) -> float | None:
@@ -346,7 +352,7 @@ class Outcome:
         accepted = self.path[: self.taken]
         if origins is None:
             return {drafter.name: DrafterStats(len(self.tree), len(accepted))}
-        proposed = origins[:, None] >> torch.arange(len(drafter.parts)) & 1
+        proposed = origins[:, None] >> np.arange(len(drafter.parts)) & 1
         counts = proposed.sum(0).tolist(), proposed[accepted].sum(0).tolist()
         return dict(zip(drafter.parts, map(DrafterStats, *counts), strict=True))
 
@@ -364,7 +370,7 @@ class Outcome:
             return
         accepted = self.path[: self.taken]
         stats.expected += self.tree.expected_acceptance_length
-        stats.drafted = _sums(stats.drafted, torch.bincount(self.tree.depths)[1:].tolist())
+        stats.drafted = _sums(stats.drafted, np.bincount(self.tree.depths)[1:].tolist())
         stats.accepted = _sums(stats.accepted, [1] * len(accepted))
         for name, made in self.by_drafter.items():
             total = stats.drafters.setdefault(name, DrafterStats())

@@ -10,12 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import ArrayLike, NDArray
 
 ROOT = -1
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+class Drawing(Enum):
+    """Which k children a node gets from its draft distribution q."""
+
+    COUPLED = "the k that the target will most probably draw, given the noise that it shares"
+    TOP = "the k most probable"
+    WITHOUT_REPLACEMENT = "k draws without replacement"
+    WITH_REPLACEMENT = "k draws with replacement"
+    TOP_AND_ONE = "the k - 1 most probable, then one draw from the rest of q"
+
+    @property
+    def random(self) -> bool:
+        """Children are drawn."""
+        return self not in (Drawing.COUPLED, Drawing.TOP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +41,17 @@ class DraftDistribution:
     """What the children of a node were drawn from: the softmax of ``logits``.
 
     Attributes:
-        logits: [K] float, on the drafter's device; -inf where nothing is ever drawn.
-        tokens: [K] int64, whose logits they are; None: tokens 0 to K - 1.
+        logits: [K]; -inf where nothing is ever drawn.
+        tokens: [K] whose logits they are; None: tokens 0 to K - 1.
     """
 
-    logits: Tensor
-    tokens: Tensor | None = None
+    logits: NDArray[np.floating]
+    tokens: NDArray[np.integer] | None = None
 
-    def dense(self, vocab: int, device: torch.device | str = "cpu") -> Tensor:
-        """[vocab] float64 logits on ``device``, -inf for the tokens that are left out."""
-        full = torch.full((vocab,), float("-inf"), dtype=torch.float64, device=device)
-        if self.tokens is None:
-            full[: self.logits.shape[0]] = self.logits.to(full)
-        else:
-            full[self.tokens.to(device)] = self.logits.to(full)
+    def dense(self, vocab: int) -> NDArray[np.float64]:
+        """[vocab] logits, -inf for the tokens that are left out."""
+        full = np.full(vocab, -np.inf)
+        full[slice(len(self.logits)) if self.tokens is None else self.tokens] = self.logits
         return full
 
 
@@ -45,26 +60,26 @@ class DraftTree:
     """A tree of N drafted nodes below a root.
 
     Attributes:
-        tokens: [N] int64, drafted token ids.
-        parents: [N] int64, number of the parent node, ROOT (-1) for children of the root.
-        depths: [N] int64, 1 for children of the root.
+        tokens: [N] int32, drafted token ids.
+        parents: [N] int32, number of the parent node, ROOT (-1) for children of the root.
+        depths: [N] int32, 1 for children of the root.
         path_logprobs: [N] float32, sum of the draft log-probabilities (nats) from the root down to the node.
         entropies: [N] float32, entropy (nats) of the draft distribution that the node is from; siblings share it.
         distributions: node (ROOT for the root) -> what its children were drawn from, in the order of their numbers;
             empty where children were chosen and not drawn.
-        origins: [N] int64, the drafters of an ensemble that proposed the node, bit i for drafter i; None: there is one.
+        origins: [N] int32, the drafters of an ensemble that proposed the node, bit i for drafter i; None: there is one.
 
     Raises:
         ValueError: the columns do not describe a tree in level order.
     """
 
-    tokens: Tensor
-    parents: Tensor
-    depths: Tensor
-    path_logprobs: Tensor
-    entropies: Tensor
+    tokens: Ints
+    parents: Ints
+    depths: Ints
+    path_logprobs: Floats
+    entropies: Floats
     distributions: Mapping[int, DraftDistribution] = field(default_factory=dict, repr=False)
-    origins: Tensor | None = None
+    origins: Ints | None = None
 
     def __post_init__(self) -> None:
         n = len(self)
@@ -85,26 +100,41 @@ class DraftTree:
         )
 
     @classmethod
+    def of(
+        cls,
+        tokens: ArrayLike,
+        parents: ArrayLike,
+        depths: ArrayLike,
+        path_logprobs: ArrayLike,
+        entropies: ArrayLike,
+        distributions: Mapping[int, DraftDistribution] | None = None,
+        origins: ArrayLike | None = None,
+    ) -> DraftTree:
+        """A tree of columns of any kind of numbers."""
+        return cls(
+            np.asarray(tokens, np.int32),
+            np.asarray(parents, np.int32),
+            np.asarray(depths, np.int32),
+            np.asarray(path_logprobs, np.float32),
+            np.asarray(entropies, np.float32),
+            distributions or {},
+            None if origins is None else np.asarray(origins, np.int32),
+        )
+
+    @classmethod
     def empty(cls) -> DraftTree:
         """The tree without nodes: its verification is one AR step."""
-        ints, floats = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
-        return cls(ints, ints, ints, floats, floats)
+        return cls.of([], [], [], [], [])
 
     @classmethod
     def chain(cls, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> DraftTree:
         """A tree of width 1: ``tokens`` in order, each the child of the one before."""
         n = len(tokens)
-        steps = torch.zeros(n) if logprobs is None else torch.tensor(logprobs, dtype=torch.float32)
-        return cls(
-            torch.tensor(tokens, dtype=torch.int64),
-            torch.arange(n) - 1,
-            torch.arange(n) + 1,
-            steps.cumsum(0),
-            torch.zeros(n),
-        )
+        steps = np.zeros(n, np.float32) if logprobs is None else np.asarray(logprobs, np.float32)
+        return cls.of(tokens, np.arange(n) + ROOT, np.arange(n) + 1, steps.cumsum(), np.zeros(n))
 
     def __len__(self) -> int:
-        return self.tokens.shape[0]
+        return len(self.tokens)
 
     @property
     def depth(self) -> int:
@@ -114,66 +144,45 @@ class DraftTree:
     @property
     def expected_acceptance_length(self) -> float:
         """E(A) = 1 + sum over nodes of exp(path log-prob) (OPT-Tree, Eq. 4; the root counts as 1)."""
-        return 1.0 + float(self.path_logprobs.exp().sum())
+        return 1.0 + float(np.exp(self.path_logprobs).sum())
 
-    def subset(self, keep: Tensor) -> DraftTree:
-        """The tree of the nodes where ``keep`` ([N] bool) is true, in the same order.
+    def subset(self, keep: NDArray[np.bool_]) -> DraftTree:
+        """The tree of the nodes where ``keep`` ([N]) is true, in the same order.
 
         Raises:
             ValueError: a node would stay without its parent.
         """
-        numbers = torch.cat([keep.cumsum(0) - 1, torch.tensor([ROOT])])  # ROOT reads the last
-        if not bool(torch.cat([keep, torch.tensor([True])])[self.parents[keep]].all()):
-            raise ValueError(f"nodes {keep.nonzero()[:, 0].tolist()} are not closed under parents: keep parents too")
-        columns = (self.tokens, self.parents, self.depths, self.path_logprobs, self.entropies)
-        tokens, parents, depths, paths, entropies = (x[keep] for x in columns)
-        origins = None if self.origins is None else self.origins[keep]
-        kept = {ROOT, *keep.nonzero()[:, 0].tolist()}
-        distributions = {int(numbers[node]): q for node, q in self.distributions.items() if node in kept}
-        return DraftTree(tokens, numbers[parents], depths, paths, entropies, distributions, origins)
+        numbers = np.append(np.cumsum(keep, dtype=np.int32) - 1, ROOT)  # ROOT reads the last
+        nodes = np.flatnonzero(keep).tolist()
+        if not np.append(keep, True)[self.parents[keep]].all():
+            raise ValueError(f"nodes {nodes} are not closed under parents: keep parents too")
+        kept = {ROOT, *nodes}
+        return DraftTree.of(
+            self.tokens[keep],
+            numbers[self.parents[keep]],
+            self.depths[keep],
+            self.path_logprobs[keep],
+            self.entropies[keep],
+            {int(numbers[node]): q for node, q in self.distributions.items() if node in kept},
+            None if self.origins is None else self.origins[keep],
+        )
 
     def children(self, node: int) -> list[int]:
         """Numbers of the children of ``node`` (ROOT for the root), in rank order."""
-        return (self.parents == node).nonzero().flatten().tolist()
+        found: list[int] = np.flatnonzero(self.parents == node).tolist()
+        return found
 
 
-@dataclass(frozen=True, slots=True)
-class TreeBatch:
-    """The trees of B requests, padded to one shape for verification.
-
-    Attributes:
-        tokens: [B, N] int64; padding is -1, which no draw equals.
-        parents: [B, N] int64; padding is -2, which is nobody's parent.
-        depth: depth of the deepest tree.
-    """
-
-    tokens: Tensor
-    parents: Tensor
-    depth: int
-
-    @classmethod
-    def pad(cls, trees: Sequence[DraftTree], device: torch.device | str = "cpu") -> TreeBatch:
-        """Pad ``trees`` to the largest and bring them to ``device`` in one copy."""
-        width = max(len(t) for t in trees)
-        packed = torch.empty((2, len(trees), width), dtype=torch.int64)
-        packed[0], packed[1] = -1, ROOT - 1
-        for b, tree in enumerate(trees):
-            packed[0, b, : len(tree)] = tree.tokens
-            packed[1, b, : len(tree)] = tree.parents
-        tokens, parents = packed.to(device, non_blocking=True)
-        return cls(tokens, parents, max(t.depth for t in trees))
-
-
-def ancestors(parents: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+def ancestors(parents: Ints, start: int = 0) -> tuple[NDArray[np.bool_], Ints]:
     """Which nodes each of the nodes ``start..M-1`` descends from, itself included, and how deep it is.
 
     Args:
-        parents: [M] int64, ROOT (-1) for children of the root.
+        parents: [M], ROOT (-1) for children of the root.
         start: first node to compute them for.
 
     Returns:
-        ([M - start, M] bool, true where the column's node is the row's node or one of its ancestors;
-        [M - start] int64 depths, 1 for children of the root).
+        ([M - start, M] true where the column's node is the row's node or one of its ancestors;
+        [M - start] depths, 1 for children of the root).
     """
     above = parents.tolist()
     mask = np.zeros((len(above) - start, len(above)), dtype=np.bool_)
@@ -188,4 +197,4 @@ def ancestors(parents: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
                 parent, depth = above[parent], depth + 1
         mask[row, node] = True
         depths.append(depth)
-    return torch.from_numpy(mask), torch.tensor(depths, dtype=torch.int64)
+    return mask, np.array(depths, np.int32)

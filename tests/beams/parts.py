@@ -13,7 +13,7 @@ from draftree.drafters.base import BeamSource
 from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 
 from ..heads import random_head
 from ..pairs import relative

@@ -17,7 +17,6 @@ from draftree.beams.drafting import grow
 from draftree.beams.params import BeamParams, BeamWarp
 from draftree.config import SamplingParams
 from draftree.drafters.base import BeamSource, Scorer, UnscoredNode
-from draftree.drafters.distributions import Drawing
 from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
@@ -25,12 +24,13 @@ from draftree.drafters.registry import load_source
 from draftree.drafters.spec import DrafterSpec
 from draftree.engines import load_beam_engine, load_beam_source
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
+from draftree.integrations.hf_generate import as_processor
 from draftree.models.base import prefill
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load
 from draftree.request import Request
 from draftree.text import NoText
-from draftree.tree import ROOT
+from draftree.tree import ROOT, Drawing
 
 from ..heads import random_head
 from ..pairs import target
@@ -107,7 +107,11 @@ def test_processors_see_each_sampled_beams_history() -> None:
     """With a ban on repetition no beam has a token twice, drafted or not."""
     model = target()
     params = SamplingParams(
-        max_tokens=12, temperature=1.0, seed=3, processors=(RepetitionPenaltyLogitsProcessor(1e6),), min_p=1e-3
+        max_tokens=12,
+        temperature=1.0,
+        seed=3,
+        processors=(as_processor(RepetitionPenaltyLogitsProcessor(1e6)),),
+        min_p=1e-3,
     )
     for drafter in ("none", "self"):
         for tokens in ids(BeamEngine(model, source(drafter, model)), PROMPTS[1], params, width=3, returned=3):
@@ -211,7 +215,7 @@ def test_names_of_drafters() -> None:
 
 @pytest.mark.parametrize("share", [0.55, 0.65])
 def test_auto_is_int4_where_that_is_fast(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.models.huggingface.price", lambda model, weight_format: share)
+    monkeypatch.setattr("draftree.models.huggingface.hf_model.price", lambda model, weight_format: share)
     folder = str(save_tiny(tmp_path / "model"))
     for sampled in (True, False):
         assert isinstance(load_beam_source("auto", load(folder), sampled=sampled), SelfSpeculationSource) == (

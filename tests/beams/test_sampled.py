@@ -18,11 +18,11 @@ from draftree.beams.speculative import sample
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.engine.engine import Engine
-from draftree.models.base import prefill
-from draftree.models.huggingface import HFModel
-from draftree.sampling import warp
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.torch_sampling import warp
 
 from ..pairs import target
+from ..references import prefilled
 from ..toy import ToyModel
 from .parts import PROMPTS, source
 
@@ -90,8 +90,8 @@ def test_scores_are_cumulative_log_probabilities(beam_warp: BeamWarp, model: HFM
     for found in BeamEngine(model, source("relative", model)).generate([PROMPTS[2]], params, beams)[0].hypotheses:
         total = 0.0
         for i, token in enumerate(found.token_ids):
-            row = prefill(model, [*PROMPTS[2], *found.token_ids[:i]])
-            total += float(rules_distribution(row.logits, params, beam_warp)[token])
+            row, logits = prefilled(model, [*PROMPTS[2], *found.token_ids[:i]])
+            total += float(rules_distribution(logits, params, beam_warp)[token])
             model.close(row)
         assert found.logprob == pytest.approx(total, abs=1e-3)
         assert found.score == pytest.approx(found.logprob / len(found.token_ids) ** 0.5, abs=1e-6)
@@ -99,7 +99,7 @@ def test_scores_are_cumulative_log_probabilities(beam_warp: BeamWarp, model: HFM
 
 def rules_distribution(logits: Tensor, params: SamplingParams, beam_warp: BeamWarp) -> Tensor:
     """[V] log-probabilities by the definition."""
-    return (warp(logits[None], params)[0] if beam_warp == "token" else logits).log_softmax(-1)
+    return (warp(logits[None], params.warping)[0] if beam_warp == "token" else logits).log_softmax(-1)
 
 
 def test_beams_that_coincide_are_all_returned() -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.beams import speculative as rules
@@ -19,8 +21,8 @@ from draftree.beams.params import BeamParams, BeamWarp
 from draftree.beams.speculative import Residuals
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
-from draftree.models.base import prefill
-from draftree.models.huggingface import HFModel
+from draftree.models.base import prefill_scored
+from draftree.models.huggingface.hf_model import HFModel
 
 from ..pairs import target
 from ..toy import ToyModel, chi_square
@@ -141,18 +143,18 @@ class Scripted(BeamDraws):
     def accepts(self, chance: float) -> bool:
         return self._chance.accepts(chance)
 
-    def draft_cells(self, cells: Tensor, count: int, depth: int) -> list[Cell]:
-        distribution, found = cells.clone(), list[Cell]()
+    def draft_cells(self, cells: NDArray[np.float64], count: int, depth: int) -> list[Cell]:
+        distribution, found = cells.copy(), list[Cell]()
         for _ in range(min(count, int((distribution > 0).sum())) if not self.replacement else count):
             found += self._cells(distribution)
             if not self.replacement:
                 distribution[found[-1]] = 0
         return found
 
-    def target_cells(self, cells: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
+    def target_cells(self, cells: NDArray[np.float64], numbers: Sequence[int], position: int) -> list[Cell]:
         return [cell for _ in numbers for cell in self._cells(cells)]
 
-    def _cells(self, distribution: Tensor) -> list[Cell]:
+    def _cells(self, distribution: NDArray[np.float64]) -> list[Cell]:
         flat = (distribution / distribution.sum()).flatten().tolist()
         row, token = divmod(self._chance.choose(flat), distribution.shape[1])
         return [(row, token)]
@@ -355,10 +357,10 @@ def final_distribution(
     model: HFModel, prompt: list[int], params: SamplingParams, limit: int, beam_warp: BeamWarp
 ) -> BeamDistribution:
     def after(beam: Tokens) -> Tensor:
-        row = prefill(model, [*prompt, *beam])
-        distribution = target_distributions(row.logits[None], PLAIN, beam_warp, [])[0].exp()
+        row, scores = prefill_scored(model, [*prompt, *beam])
+        distribution = np.exp(target_distributions(scores.logits([0]), PLAIN, beam_warp)[0])
         model.close(row)
-        return distribution
+        return torch.from_numpy(distribution)
 
     return BeamDistribution(after, 2, limit, params=params, beam_warp=beam_warp)
 

@@ -10,10 +10,12 @@ from draftree.beams.beam_engine import BeamEngine, BeamGeneration
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
-from draftree.models.base import Nodes, prefill
-from draftree.models.huggingface import HFModel
+from draftree.integrations.hf_generate import as_processor
+from draftree.models.base import Nodes
+from draftree.models.huggingface.hf_model import HFModel
 
 from ..pairs import target
+from ..references import extended, prefilled
 from ..tiny import FAMILIES
 from ..toy import ToyModel
 from .parts import PROMPTS, Found, searched, source
@@ -99,7 +101,7 @@ def test_processors_see_each_beams_own_history(model: HFModel) -> None:
         max_new_tokens=TOKENS,
         logits_processor=LogitsProcessorList([processor]),
     )
-    params = SamplingParams(max_tokens=TOKENS, processors=(processor,))
+    params = SamplingParams(max_tokens=TOKENS, processors=(as_processor(processor),))
     engine = BeamEngine(model, source("relative", model))
     assert_same(engine.generate([PROMPTS[0]], params, BeamParams(width=3, returned=3))[0], want)
 
@@ -130,9 +132,9 @@ def test_a_drafter_that_is_always_right_saves_passes(model: HFModel) -> None:
 def test_scores_are_cumulative(model: HFModel) -> None:
     """Each sequence's log-probability is that of a fresh causal pass over its tokens."""
     for found in beams_of(model, "relative", PROMPTS[1], width=4, returned=4).hypotheses:
-        row = prefill(model, PROMPTS[1])
-        logits = [row.logits]
-        logits += list(model.extend([row], [Nodes.chain(found.token_ids)])[0][:-1])
+        row, first = prefilled(model, PROMPTS[1])
+        logits = [first]
+        logits += list(extended(model, [row], [Nodes.chain(found.token_ids)])[0][:-1])
         model.close(row)
         distributions = torch.stack(logits).log_softmax(-1)
         total = float(distributions[torch.arange(len(found.token_ids)), torch.tensor(found.token_ids)].sum())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from draftree.beams.beam_distributions import Cell
 from draftree.beams.speculative import Residuals, acceptance_distribution, verify, width_for
@@ -17,11 +19,13 @@ from ..verify.chances import Chance, outcomes
 
 ROWS, VOCAB = 2, 3
 
+Cells = NDArray[np.float64]
 
-def distributions(seed: int, dead: float = 0.0) -> tuple[Tensor, Tensor]:
+
+def distributions(seed: int, dead: float = 0.0) -> tuple[Cells, Cells]:
     """p and q over (row, token); a share ``dead`` of q's mass belongs to beams that were not accepted."""
     rng = torch.Generator().manual_seed(seed)
-    p, q = torch.rand((2, ROWS, VOCAB), generator=rng, dtype=torch.float64).pow(2)
+    p, q = torch.rand((2, ROWS, VOCAB), generator=rng, dtype=torch.float64).pow(2).numpy()
     return p / p.sum(), q / q.sum() * (1 - dead)
 
 
@@ -29,12 +33,12 @@ def cells() -> list[Cell]:
     return list(product(range(ROWS), range(VOCAB)))
 
 
-def drawn(chance: Chance, distribution: Tensor, count: int) -> list[Cell]:
+def drawn(chance: Chance, distribution: Cells, count: int) -> list[Cell]:
     flat = (distribution / distribution.sum()).flatten().tolist()
     return [cells()[chance.choose(flat)] for _ in range(count)]
 
 
-def with_replacement(chance: Chance, q: Tensor, count: int) -> list[Cell]:
+def with_replacement(chance: Chance, q: Cells, count: int) -> list[Cell]:
     """Drafts: cells of q, or (-1, 0) with what is left to 1."""
     rest = 1 - float(q.sum())
     flat = [*q.flatten().tolist(), rest if rest > 1e-12 else 0.0]
@@ -42,9 +46,9 @@ def with_replacement(chance: Chance, q: Tensor, count: int) -> list[Cell]:
     return [places[chance.choose(flat)] for _ in range(count)]
 
 
-def without_replacement(chance: Chance, q: Tensor, count: int) -> list[Cell]:
+def without_replacement(chance: Chance, q: Cells, count: int) -> list[Cell]:
     """As the paper's code draws them."""
-    left, found = q.clone(), list[Cell]()
+    left, found = q.copy(), list[Cell]()
     for _ in range(count):
         found += drawn(chance, left, 1)
         left[found[-1]] = 0
@@ -52,12 +56,12 @@ def without_replacement(chance: Chance, q: Tensor, count: int) -> list[Cell]:
 
 
 def variation(
-    p: Tensor,
-    q: Tensor,
+    p: Cells,
+    q: Cells,
     drafts: int,
     width: int,
-    residuals: Callable[[Tensor, Tensor], Residuals] = Residuals,
-    draw: Callable[[Chance, Tensor, int], list[Cell]] = with_replacement,
+    residuals: Callable[[Cells, Cells], Residuals] = Residuals,
+    draw: Callable[[Chance, Cells, int], list[Cell]] = with_replacement,
 ) -> float:
     """Total variation between the layer's beams and ``width`` independent draws from p, over all that chance can do."""
 
@@ -75,7 +79,7 @@ def variation(
     found: dict[tuple[Cell, ...], float] = defaultdict(float)
     for beams, probability in outcomes(program):
         found[beams] += probability
-    want = {beams: float(torch.stack([p[cell] for cell in beams]).prod()) for beams in product(cells(), repeat=width)}
+    want = {beams: math.prod(float(p[cell]) for cell in beams) for beams in product(cells(), repeat=width)}
     assert set(found) <= set(want)
     return 0.5 * sum(abs(found[beams] - chance) for beams, chance in want.items())
 
@@ -94,12 +98,12 @@ def test_drafts_of_refused_beams_count_as_refused(dead: float) -> None:
 def test_equal_distributions_are_always_accepted() -> None:
     p, _ = distributions(0)
     for (_, accepted), _ in outcomes(
-        lambda chance: verify(Residuals(p, p.clone()), with_replacement(chance, p, 2), 2, chance.accepts, never)
+        lambda chance: verify(Residuals(p, p.copy()), with_replacement(chance, p, 2), 2, chance.accepts, never)
     ):
         assert accepted == 2
 
 
-def never(distribution: Tensor, numbers: Sequence[int]) -> list[Cell]:
+def never(distribution: Cells, numbers: Sequence[int]) -> list[Cell]:
     raise AssertionError("nothing is left to draw")
 
 
@@ -118,7 +122,7 @@ class Twice(Residuals):
     def _upto(self, rejected: int) -> None:
         while len(self._factors) <= rejected:
             self._factors.append(self._factors[-1] + 2 * self._sums[-1])
-            self._sums.append(float((self.p - self._factors[-1] * self.q).clamp(min=0).sum()))
+            self._sums.append(float(np.maximum(self.p - self._factors[-1] * self.q, 0).sum()))
 
 
 def test_the_printed_ratio_is_caught() -> None:
@@ -136,7 +140,7 @@ def test_drawing_without_replacement_is_caught() -> None:
 def test_leaving_out_dead_drafts_without_renormalising_their_distribution_is_caught() -> None:
     """To count them as refused, or to leave them out and renormalise q: either is lossless, the mixture is not."""
 
-    def living(chance: Chance, q: Tensor, count: int) -> list[Cell]:
+    def living(chance: Chance, q: Cells, count: int) -> list[Cell]:
         return [cell for cell in with_replacement(chance, q, count) if cell[0] >= 0]
 
     assert variation(*distributions(4, 0.5), 2, 1, draw=living) > 1e-3
@@ -146,13 +150,13 @@ def test_residuals_are_those_of_the_definition() -> None:
     p, q = distributions(1)
     made, left = Residuals(p, q), p
     for refused, alpha in enumerate(made.mean_acceptances(4)):
-        torch.testing.assert_close(made.distribution(refused) / made.distribution(refused).sum(), left)
-        assert alpha == pytest.approx(float(torch.minimum(left, q).sum()), abs=1e-12)
-        left = (left - q).clamp(min=0)
+        np.testing.assert_allclose(made.distribution(refused) / made.distribution(refused).sum(), left, rtol=1e-9)
+        assert alpha == pytest.approx(float(np.minimum(left, q).sum()), abs=1e-12)
+        left = np.maximum(left - q, 0)
         left = left / left.sum()
 
 
-GOLDEN = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), torch.tensor([[0.2, 0.2, 0.6]], dtype=torch.float64)
+GOLDEN = np.array([[0.5, 0.3, 0.2]]), np.array([[0.2, 0.2, 0.6]])
 
 
 def test_the_distribution_of_accepted_drafts_is_that_of_the_golden_example() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.beams import speculative as rules
@@ -49,7 +51,7 @@ def steps(models: Models, beams: BeamParams, monkeypatch: pytest.MonkeyPatch) ->
         drafts: Sequence[Cell],
         width: int,
         accepts: Callable[[float], bool],
-        draw: Callable[[Tensor, Sequence[int]], list[Cell]],
+        draw: Callable[[NDArray[np.float64], Sequence[int]], list[Cell]],
     ) -> tuple[list[Cell], int]:
         distribution = acceptance_distribution(residuals.mean_acceptances(len(drafts)))
         found, accepted = verify(residuals, drafts, width, accepts, draw)

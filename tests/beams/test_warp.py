@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import GenerationMixin
 
@@ -16,7 +19,8 @@ from draftree.beams.params import BeamParams, BeamWarp
 from draftree.beams.speculative import Residuals
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError
-from draftree.models.base import prefill
+from draftree.models.base import prefill_scored
+from draftree.sampling.warping import softmax
 
 from ..pairs import target
 from .parts import PROMPTS
@@ -97,7 +101,7 @@ def test_renormalising_q_over_accepted_beams_but_counting_dead_drafts_is_caught(
     """The joint warp of the drafts was over all drafted beams; what is recorded must be what was drawn from."""
 
     class Renormalised(Residuals):
-        def __init__(self, p: Tensor, q: Tensor) -> None:
+        def __init__(self, p: NDArray[np.float64], q: NDArray[np.float64]) -> None:
             super().__init__(p, q / q.sum())
 
     monkeypatch.setattr(rules, "Residuals", Renormalised)
@@ -111,24 +115,23 @@ def test_drawing_without_replacement_is_caught() -> None:
     assert variation(3, 1, 2, 1, script=Distinct, params=SHARP) > 1e-3
 
 
-ROWS = torch.tensor([[0.6, 0.3, 0.1], [0.4, 0.35, 0.25]], dtype=torch.float64)
+ROWS = np.array([[0.6, 0.3, 0.1], [0.4, 0.35, 0.25]])
 """Next-token distributions of two beams."""
 WEIGHTS = (0.7, 0.3)
 """Their probabilities."""
 
 
-def cells(params: SamplingParams, beam_warp: BeamWarp, counts: tuple[int, int] = (1, 1)) -> Tensor:
+def cells(params: SamplingParams, beam_warp: BeamWarp, counts: tuple[int, int] = (1, 1)) -> NDArray[np.float64]:
     """[2, 3] p_beam, the beams' scores being those of their warp's own distribution."""
-    logits = ROWS.log().float()
-    distributions = target_distributions(logits, params, beam_warp, [])
-    return beam_distribution([torch.tensor(w).log().item() for w in WEIGHTS], counts, distributions, params, beam_warp)
+    distributions = target_distributions(np.log(ROWS).astype(np.float32), params, beam_warp)
+    return beam_distribution([math.log(w) for w in WEIGHTS], counts, distributions, params, beam_warp)
 
 
 def test_the_warps_differ_at_temperature_one_half() -> None:
     """Two beams, V = 3: the joint warp sharpens the choice of the beam too."""
     joint, token = cells(SHARP, "joint"), cells(SHARP, "token")
-    assert 0.5 * float((joint - token).abs().sum()) > 0.17
-    assert 0.5 * float((cells(PLAIN, "joint") - cells(PLAIN, "token")).abs().sum()) < 1e-12
+    assert 0.5 * float(np.abs(joint - token).sum()) > 0.17
+    assert 0.5 * float(np.abs(cells(PLAIN, "joint") - cells(PLAIN, "token")).sum()) < 1e-12
 
 
 def test_top_k_keeps_k_cells_of_all_beams_or_k_tokens_of_each() -> None:
@@ -148,14 +151,11 @@ def test_top_p_and_min_p_are_of_the_joint_distribution() -> None:
 @pytest.mark.parametrize("params", WARPS)
 def test_a_beam_that_was_drawn_twice_has_two_copies_of_its_cells(params: SamplingParams) -> None:
     """W x V cells whatever coincides; of copies all are kept or none."""
-    distributions = target_distributions(ROWS.log().float(), params, "joint", [])
-    scores = [torch.tensor(w).log().item() for w in WEIGHTS]
-    thrice = beam_distribution(
-        [scores[0], scores[0], scores[1]], [1, 1, 1], distributions[torch.tensor([0, 0, 1])], params, "joint"
-    )
-    torch.testing.assert_close(
-        cells(params, "joint", (2, 1)), torch.stack([thrice[0] + thrice[1], thrice[2]]), rtol=0, atol=1e-12
-    )
+    distributions = target_distributions(np.log(ROWS).astype(np.float32), params, "joint")
+    scores = [math.log(w) for w in WEIGHTS]
+    thrice = beam_distribution([scores[0], scores[0], scores[1]], [1, 1, 1], distributions[[0, 0, 1]], params, "joint")
+    want = np.stack([thrice[0] + thrice[1], thrice[2]])
+    np.testing.assert_allclose(cells(params, "joint", (2, 1)), want, rtol=0, atol=1e-12)
 
 
 def test_the_definition_counts_copies_too() -> None:
@@ -191,29 +191,28 @@ def test_rows_of_the_token_warp_are_transformers(params: SamplingParams, monkeyp
         pad_token_id=0,
     )
     for accumulated, running in steps[1:]:  # at first all beams but one are masked
-        logits = torch.stack([after(model, ids) for ids in running])
-        rows = target_distributions(logits, params, "token", [])
-        torch.testing.assert_close(accumulated.double().softmax(-1), rows.exp(), rtol=1e-3, atol=1e-5)
+        logits = np.stack([after(model, ids) for ids in running])
+        rows = target_distributions(logits, params, "token")
+        np.testing.assert_allclose(accumulated.double().softmax(-1).numpy(), np.exp(rows), rtol=1e-3, atol=1e-5)
         if params is TEMPERED:
             scores = [score(model, ids, len(prompt)) for ids in running]
-            distributions = target_distributions(logits, params, "joint", [])
+            distributions = target_distributions(logits, params, "joint")
             joint = beam_distribution(scores, [1] * len(running), distributions, params, "joint")
-            torch.testing.assert_close(
-                accumulated.double().flatten().softmax(-1), joint.flatten(), rtol=1e-3, atol=1e-5
-            )
+            found = accumulated.double().flatten().softmax(-1).numpy()
+            np.testing.assert_allclose(found, joint.flatten(), rtol=1e-3, atol=1e-5)
     assert len(steps) == 4
 
 
-def after(model: Any, ids: list[int]) -> Tensor:
-    row = prefill(model, ids)
-    logits: Tensor = row.logits.clone()
+def after(model: Any, ids: list[int]) -> NDArray[np.float32]:
+    row, scores = prefill_scored(model, ids)
+    logits = scores.logits([0])
     model.close(row)
-    return logits
+    return np.asarray(logits[0])
 
 
 def score(model: Any, ids: list[int], start: int) -> float:
     """Log-probability of what follows the prompt, unwarped."""
-    return sum(float(after(model, ids[:i]).double().log_softmax(-1)[ids[i]]) for i in range(start, len(ids)))
+    return sum(float(np.log(softmax(after(model, ids[:i])))[ids[i]]) for i in range(start, len(ids)))
 
 
 def test_warps_have_names() -> None:

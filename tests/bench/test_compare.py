@@ -16,7 +16,7 @@ from draftree.bench.results import RECORD_LINE, AnswerRecord, Parts, RunFolder, 
 from draftree.bench.run import encode_turns
 from draftree.bench.suites import Item
 from draftree.errors import ConfigError
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 
 from ..tiny import tiny, tiny_tokenizer
 from .runs import record, turn

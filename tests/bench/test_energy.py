@@ -12,7 +12,7 @@ import torch
 
 from draftree.bench.run import find_meter
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
+CPU, CUDA = "cpu", "cuda:1"
 
 
 def zone(folder: Path, name: str, microjoules: int) -> Path:
@@ -86,4 +86,4 @@ def test_an_accelerator_is_asked_for_its_own_counter(monkeypatch: pytest.MonkeyP
 def test_an_accelerator_without_a_counter_or_library_has_no_meter(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="aa"))
-    assert find_meter(torch.device("cuda", 0)) is None
+    assert find_meter("cuda:0") is None

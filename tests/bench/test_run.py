@@ -308,7 +308,7 @@ def test_the_entry_of_a_line_says_who_it_was(model: str, suite: str, tmp_path: P
 
 
 def test_the_peak_is_that_since_the_start() -> None:
-    size, cpu = 1 << 27, torch.device("cpu")
+    size, cpu = 1 << 27, "cpu"
     reset_peak(cpu)
     with mmap.mmap(-1, size) as block:
         for page in range(0, size, mmap.PAGESIZE):

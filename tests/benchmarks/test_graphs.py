@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks import gpu
 from draftree.models.base import Nodes, Row
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.scores import NumpyScores, Scores
 
 from ..tiny import tiny
 
@@ -32,14 +33,14 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -
 class Shaken(HFModel):
     """Passes over several tokens round otherwise: two tokens that are nearly equal change places."""
 
-    @torch.inference_mode()
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """See ``LanguageModel``."""
-        logits = super().extend(rows, nodes).clone()
-        if logits.shape[1] > 1:
-            first, second = logits.topk(2).indices[0, 1]
-            logits[0, 1, second] += 1.5 * (logits[0, 1, first] - logits[0, 1, second])
-        return logits
+        scores = super().extend(rows, nodes)
+        logits = scores.logits(range(scores.starts[-1]))
+        if len(logits) > 1:
+            first, second = np.argsort(-logits[1])[:2]
+            logits[1, second] += 1.5 * (logits[1, first] - logits[1, second])
+        return NumpyScores(logits, [len(logits)])
 
 
 def test_near_ties_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

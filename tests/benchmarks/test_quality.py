@@ -20,7 +20,7 @@ from benchmarks.quality.sql import read_rows, same_rows
 from draftree.bench.suites import Item, gsm8k, humaneval
 from draftree.cli.main import run
 from draftree.errors import ConfigError, RunError
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 
 from ..tiny import causal_logits, save_tiny, tiny
 

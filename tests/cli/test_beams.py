@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftree.cli.main import run
-from draftree.models import probe
+from draftree.models.huggingface import probe
 
 from ..tiny import save_tiny
 

@@ -23,7 +23,7 @@ from ..tiny import MAX_LENGTH, save_tiny
 SLOW = """
 import sys, time
 from draftree.cli.main import run
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 
 fast = HFModel.extend
 def slow(self, rows, nodes):

@@ -14,18 +14,17 @@ from hypothesis import strategies as st
 from draftree.config import Budget, SamplingParams
 from draftree.drafters import grow as growing
 from draftree.drafters.base import Drafter
-from draftree.drafters.distributions import Drawing
 from draftree.engine.engine import Engine, Generation
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.base import GrowthPolicy, Plan
 from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.policies.fixed import RankTree, StaticTree
 from draftree.request import Outcome
 from draftree.tracing.trace import Observer
-from draftree.tree import DraftTree
+from draftree.tree import DraftTree, Drawing
 from draftree.verify.schemes import SCHEMES, _OneByOne, find_scheme
 
 from ..pairs import drafter, policy, target

@@ -19,8 +19,10 @@ from draftree.errors import CacheError
 from draftree.models.abilities import HeadRow
 from draftree.models.base import Nodes, Row, prefill
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.fixed import StaticTree
+from draftree.scores import Scores
 
 from ..heads import PROMPTS, random_head, trained
 from ..pairs import endless, relative
@@ -74,7 +76,7 @@ def test_ids_are_those_of_ar_decoding_in_an_ensemble(target: HFModel, middle: HF
 def truth(model: HFModel, ids: list[int]) -> Tensor:
     """[n, H] the model's hidden states, of a pass of its own."""
     row = prefill(model, ids)
-    states = row.waiting_features().clone()
+    states = feature_row(row).waiting_features().clone()
     model.close(row)
     return states
 
@@ -95,7 +97,7 @@ def test_what_is_fed_are_the_middle_models_states(
         paths[-1] = list(request.ids)
         return advance(model, rows, tokens, features)
 
-    def checked(model: HeadModel, rows: list[Row], nodes: list[Nodes], features: list[Tensor] | None = None) -> Tensor:
+    def checked(model: HeadModel, rows: list[Row], nodes: list[Nodes], features: list[Tensor] | None = None) -> Scores:
         nonlocal seen
         start = len(rows[0].parents)
         for i, (token, parent) in enumerate(zip(nodes[0].tokens.tolist(), nodes[0].parents.tolist(), strict=True)):
@@ -180,5 +182,5 @@ def test_its_cache_holds_what_a_pass_over_the_text_would_leave(target: HFModel) 
 def test_a_state_of_a_node_that_was_not_fed_is_refused(middle: HFModel) -> None:
     row = prefill(middle, [3, 4, 5])
     with pytest.raises(CacheError, match="no hidden state"):
-        row.pending_feature(0)
+        feature_row(row).pending_feature(0)
     middle.close(row)

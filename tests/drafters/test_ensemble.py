@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import Scorer, TokenSource, UnscoredNode
-from draftree.drafters.distributions import Drawing
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -30,7 +30,7 @@ from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request, StepCost
 from draftree.text import NoText
-from draftree.tree import ROOT, DraftTree
+from draftree.tree import ROOT, DraftTree, Drawing
 
 from ..pairs import costs, drafter, source, target
 from ..pairs import policy as policy_of
@@ -85,7 +85,7 @@ def drafted(ensemble: EnsembleSource, nodes: int = 20, width: int = 4, depth: in
 
 
 def distribution_of(tree: DraftTree) -> Distribution:
-    return dict(zip(tree.tokens.tolist(), tree.path_logprobs.exp().tolist(), strict=True))
+    return dict(zip(tree.tokens.tolist(), np.exp(tree.path_logprobs).tolist(), strict=True))
 
 
 # one distribution

@@ -17,7 +17,7 @@ from draftree.drafters.registry import load_drafter, load_source
 from draftree.engine.engine import Engine
 from draftree.engines import load_beam_source
 from draftree.models.heads.mtp import load_mtp
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 
 from ..heads import PROMPTS
 from ..mtp import Oracle, known, read, save_mtp

@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,7 +74,8 @@ def drafted(prompt: Sequence[int], prediction: Sequence[int], output: Sequence[i
     source.open(request)
     request.ids += output
     tree = TreeDrafter(StaticTree(width=1, depth=length), source).propose([request], [Budget(length)])[0]
-    return tree.tokens.tolist()
+    found: list[int] = tree.tokens.tolist()
+    return found
 
 
 def test_a_predicted_output_is_drafted_from_the_first_token_on_and_again_after_an_edit() -> None:
@@ -185,7 +187,7 @@ def test_a_drafts_probability_and_entropy_are_those_of_the_blend() -> None:
     drafter = TreeDrafter(StaticTree(width=9, depth=1), NgramSource())
     tree = propose(drafter, opened(drafter, text))[0]
     distribution, entropy = recount(text, text[-6:], 2, 6)
-    assert dict(zip(tree.tokens.tolist(), tree.path_logprobs.exp().tolist(), strict=True)) == pytest.approx(
+    assert dict(zip(tree.tokens.tolist(), np.exp(tree.path_logprobs).tolist(), strict=True)) == pytest.approx(
         distribution
     )
     assert tree.entropies.tolist() == pytest.approx([entropy] * len(distribution))

@@ -14,7 +14,7 @@ from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_drafter, load_source
 from draftree.engine.engine import Engine
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.methods import METHODS
 from draftree.verify.schemes import SCHEMES
 

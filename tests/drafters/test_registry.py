@@ -18,7 +18,7 @@ from draftree.errors import ConfigError, ModelFileError
 from draftree.models.base import FINAL
 from draftree.models.heads import eagle_file
 from draftree.models.heads.eagle_file import save_head
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.base import Provenance
 from draftree.policies.fixed import read_tree
 from draftree.tracing.records import RunRecord
@@ -63,7 +63,7 @@ def test_without_a_head_it_is_lookup() -> None:
 def test_a_float32_target_drafts_for_itself_in_int4_where_that_is_fast(
     shipped: Path, share: float, want: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.models.huggingface.price", lambda model, weight_format: share)
+    monkeypatch.setattr("draftree.models.huggingface.hf_model.price", lambda model, weight_format: share)
     model = HFModel(tiny(), name="tiny", weight_format="fp32", self_test=False)
     assert stands_for(model) == want
     assert load_drafter(AUTO, model, policy("auto")).name == want

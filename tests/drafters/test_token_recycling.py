@@ -6,25 +6,27 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from draftree.config import Budget, SamplingParams
+from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import ANY, SuccessorTable, TokenRecyclingSource, read_entries, vocabulary_of
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.policies.auto.policy import AutoTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request, StepCost
-from draftree.sampling import Successors
+from draftree.scores import NumpyScores, Top
 from draftree.text import NoText
 from draftree.tracing.trace import Observer
 from draftree.tree import DraftTree
 
-from ..pairs import costs, policy, target
+from ..pairs import policy, target
 from ..tiny import causal_logits, tiny
 from ..toy import ToyModel
 
@@ -33,12 +35,19 @@ TOKENS = 20
 NEVER = float("-inf")
 
 
-def found(*distributions: Sequence[tuple[int, float]]) -> Successors:
-    """Successors of nodes, as (token, probability)."""
-    return Successors(
-        torch.tensor([[t for t, _ in distribution] for distribution in distributions]),
-        torch.tensor([[math.log(p) for _, p in distribution] for distribution in distributions]),
-    )
+def found(*distributions: list[tuple[int, float]]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Tokens and probabilities of some successors."""
+    tokens = np.array([[t for t, _ in distribution] for distribution in distributions], np.int32)
+    return tokens, np.array([[p for _, p in distribution] for distribution in distributions], np.float32)
+
+
+def scores_of(*distributions: list[tuple[int, float]]) -> NumpyScores:
+    """Scores with these most probable successors; what is left is shared by the other tokens."""
+    rows = np.full((len(distributions), 10), 1e-6, np.float32)
+    for row, (tokens, probabilities) in zip(rows, zip(*found(*distributions), strict=True), strict=True):
+        row[:] = (1 - probabilities.sum()) / (10 - len(tokens))
+        row[tokens] = probabilities
+    return NumpyScores(np.log(rows), [len(rows)])
 
 
 class TestTable:
@@ -50,7 +59,7 @@ class TestTable:
     def test_the_last_ones_seen_stay(self) -> None:
         table = SuccessorTable(2)
         table.put(
-            [(ANY, 3), (ANY, 4), (ANY, 3)], found([(1, 0.5), (2, 0.25)], [(5, 0.8), (6, 0.2)], [(7, 0.6), (8, 0.4)])
+            [(ANY, 3), (ANY, 4), (ANY, 3)], *found([(1, 0.5), (2, 0.25)], [(5, 0.8), (6, 0.2)], [(7, 0.6), (8, 0.4)])
         )
         said = table.after([(9, 4), (9, 3)], 2)
         assert said.tokens.tolist() == [[5, 6], [7, 8]]
@@ -58,7 +67,7 @@ class TestTable:
 
     def test_two_tokens_say_more_than_one_and_both_are_blended(self) -> None:
         table = SuccessorTable(2)
-        table.put([(ANY, 3), (4, 3)], found([(1, 0.8), (2, 0.2)], [(2, 0.6), (7, 0.4)]))
+        table.put([(ANY, 3), (4, 3)], *found([(1, 0.8), (2, 0.2)], [(2, 0.6), (7, 0.4)]))
         said = table.after([(4, 3)], 4)
         own, common = 0.75, 0.25 * 0.55
         want = {2: own * 0.6 + common * 0.2, 7: own * 0.4, 1: common * 0.8}
@@ -67,7 +76,7 @@ class TestTable:
 
     def test_the_entropy_is_of_the_whole_distribution_whatever_the_width(self) -> None:
         table = SuccessorTable(2)
-        table.put([(ANY, 3)], found([(1, 0.5), (2, 0.25)]))
+        table.put([(ANY, 3)], *found([(1, 0.5), (2, 0.25)]))
         distribution = [0.275, 0.1375, 0.5875]
         for width in (1, 2):
             said = table.after([(0, 3)], width)
@@ -77,7 +86,7 @@ class TestTable:
     def test_a_full_table_forgets_what_was_seen_longest_ago(self) -> None:
         table = SuccessorTable(1, capacity=2)
         for token in (3, 4, 3, 5):
-            table.put([(ANY, token)], found([(token + 1, 0.5)]))
+            table.put([(ANY, token)], *found([(token + 1, 0.5)]))
         assert table.after([(0, 3), (0, 4), (0, 5)], 1).logprobs.exp().flatten().tolist() == pytest.approx(
             [0.275, 0, 0.275]
         )
@@ -93,8 +102,7 @@ def request_of(*ids: int) -> Request:
 
 def pair(one: int, two: int) -> DraftTree:
     """Two children of the root."""
-    tokens, zeros = torch.tensor([one, two]), torch.zeros(2)
-    return DraftTree(tokens, torch.full_like(tokens, -1), torch.ones_like(tokens), zeros, zeros)
+    return DraftTree.of([one, two], [-1, -1], [1, 1], [0.0, 0.0], [0.0, 0.0])
 
 
 def prepared(width: int = 2, file: Path | None = None) -> TokenRecyclingSource:
@@ -109,7 +117,7 @@ def taught(source: TokenRecyclingSource) -> Request:
     source.open(request)
     tree = pair(2, 3)
     request.ids += [2, 4]
-    distributions = found([(2, 0.6), (3, 0.3)], [(4, 0.8), (5, 0.1)], [(1, 0.7), (5, 0.1)])
+    distributions = scores_of([(2, 0.6), (3, 0.3)], [(4, 0.8), (5, 0.1)], [(1, 0.7), (5, 0.1)])
     source.observe([Outcome(request, tree, [0], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), distributions)])
     return request
 
@@ -118,16 +126,20 @@ def drafted(source: TokenRecyclingSource, request: Request, nodes: int = 20) -> 
     return TreeDrafter(StaticTree(width=2, depth=3), source).propose([request], [Budget(nodes)])[0]
 
 
-def test_no_successors_are_looked_for_while_it_is_disabled() -> None:
-    policy = AutoTree(target=costs(1.0))
-    drafter = TreeDrafter(policy, prepared())
-    policy.prepare(target(), [drafter.source])
-    drafter.propose([request_of(1, 2)], [Budget(4)])
-    assert drafter.successors == 2
-    policy.selection.drafters[0].balance = -1.0
-    policy.selection.drafters[0].measure(0.5, layers=1, layer=0.0)
-    drafter.propose([request_of(1, 2)], [Budget(4)])
-    assert drafter.successors == 0
+def test_nothing_is_learned_of_scores_while_it_is_disabled() -> None:
+    class Never(NumpyScores):
+        def top(self, *arguments: object) -> Top:
+            raise AssertionError("nobody learns from it")
+
+    ensemble = EnsembleSource((NgramSource(), prepared()))
+    request = request_of(1, 2, 3)
+    tree, cost = DraftTree.empty(), StepCost(1, 0.0, 0.0, 0.0, 0)
+    outcome = Outcome(request, tree, [], [3], 1, cost, Never(np.zeros((1, 10), np.float32), [1]))
+    ensemble.enable([True, False])
+    ensemble.observe([outcome])
+    ensemble.enable([True, True])
+    with pytest.raises(AssertionError, match="nobody"):
+        ensemble.observe([outcome])
 
 
 def test_trees_follow_the_successors_of_each_token() -> None:
@@ -140,7 +152,7 @@ def test_trees_follow_the_successors_of_each_token() -> None:
     steps = [0.33, 0.165, 0.8 * blend, 0.1 * blend, 0.7 * blend, 0.1 * blend, 0.33, 0.165]
     paths = [steps[0], steps[1], *(steps[0] * x for x in steps[2:4]), *(steps[1] * x for x in steps[4:6])]
     paths += [paths[4] * x for x in steps[6:]]
-    assert tree.path_logprobs.exp().tolist() == pytest.approx(paths)
+    assert np.exp(tree.path_logprobs).tolist() == pytest.approx(paths)
 
 
 def test_nothing_is_drafted_after_a_token_that_was_never_verified() -> None:
@@ -153,7 +165,7 @@ def test_the_accepted_path_counts_more_than_a_rejected_node_with_the_same_token(
     source, request = prepared(), request_of(0, 1)
     tree = pair(1, 2)
     request.ids += [2, 4]
-    distributions = found([(2, 0.6), (3, 0.3)], [(8, 0.8), (9, 0.1)], [(4, 0.7), (5, 0.1)])
+    distributions = scores_of([(2, 0.6), (3, 0.3)], [(8, 0.8), (9, 0.1)], [(4, 0.7), (5, 0.1)])
     source.observe([Outcome(request, tree, [1], [2, 4], 2, StepCost(1, 0.0, 0.0, 0.0, 0), distributions)])
     assert drafted(source, request_of(1), nodes=2).tokens.tolist() == [2, 3]
 
@@ -186,15 +198,16 @@ class Distributions(Observer):
 
     def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
         for outcome in outcomes:
-            assert outcome.successors is not None
+            told = outcome.top(self.count)
+            assert told is not None
             before, paths = outcome.request.ids[: -outcome.taken], [list[int]()]
             for parent, token in zip(outcome.tree.parents.tolist(), outcome.tree.tokens.tolist(), strict=True):
                 paths.append([*paths[parent + 1], token])
-            assert len(outcome.successors.tokens) == len(paths)
-            for path, tokens, logprobs in zip(paths, *outcome.successors, strict=True):
+            assert len(told.tokens) == len(paths)
+            for path, tokens, logprobs in zip(paths, told.tokens, told.logprobs, strict=True):
                 want = causal_logits(tiny(), [*before, *path])[-1].log_softmax(-1).topk(self.count)
                 assert tokens.tolist() == want.indices.tolist()
-                assert torch.allclose(logprobs, want.values, atol=1e-4)
+                assert np.allclose(logprobs, want.values.numpy(), atol=1e-4)
                 self.seen += 1
 
 
@@ -224,8 +237,8 @@ class TestFile:
         source.close(taught(source))
         want = drafted(source, request_of(9, 1))
         got = drafted(prepared(file=tmp_path / "seen"), request_of(9, 1))
-        assert torch.equal(got.tokens, want.tokens)
-        assert torch.equal(got.path_logprobs, want.path_logprobs)
+        assert np.array_equal(got.tokens, want.tokens)
+        assert np.array_equal(got.path_logprobs, want.path_logprobs)
 
     def test_it_is_written_when_the_last_sequence_ends(self, tmp_path: Path) -> None:
         source = prepared(file=tmp_path / "seen")

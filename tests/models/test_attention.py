@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from draftree.models.attention import EAGER, NAME, attend, attend_as_one, grouped_sdpa, take_over
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.attention import EAGER, NAME, attend, attend_as_one, grouped_sdpa, take_over
+from draftree.models.huggingface.hf_model import HFModel
 
 from ..tiny import FAMILIES, causal_logits, tiny
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.models.cache import GRAIN, TreeCache, TreeLayer, packed, padded
+from draftree.models.huggingface.cache import GRAIN, TreeCache, TreeLayer, packed, padded
 
 LAYERS, HEADS, DIM = 2, 3, 4
 CPU = torch.device("cpu")

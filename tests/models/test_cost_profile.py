@@ -14,6 +14,7 @@ from draftree.errors import ConfigError, DraftreeWarning
 from draftree.models import cost_profile as costs
 from draftree.models.base import Nodes, Row, prefill
 from draftree.models.cost_profile import Grid, Identity, Point, Profile, kept_or_measured, load_profile, measure
+from draftree.scores import Scores
 
 from ..toy import ToyModel
 
@@ -55,7 +56,7 @@ def test_the_median_of_the_passes_counts_and_the_first_is_not_among_them(monkeyp
     prices = iter([0.0, 50.0, 100.0, 50.0, 3.0, 50.0, 1.0, 50.0, 2.0])
     extend = model.extend
 
-    def slow(*arguments: object) -> torch.Tensor:
+    def slow(*arguments: object) -> Scores:
         clock[0] += next(prices)
         return extend(*arguments)  # type: ignore[arg-type]
 
@@ -71,7 +72,7 @@ def test_on_a_busy_machine_passes_are_repeated_and_the_fastest_counts(monkeypatc
     prices = {1: iter([p for one in ones for p in (0.5, one)]), 2: iter([9.0, 5.0, 3.0, 7.0, *[6.0] * 6])}
     extend = model.extend
 
-    def slow(rows: object, nodes: list[Nodes]) -> torch.Tensor:
+    def slow(rows: object, nodes: list[Nodes]) -> Scores:
         clock[0] += next(prices.get(len(nodes[0].tokens), iter([0.0])))
         return extend(rows, nodes)  # type: ignore[arg-type]
 
@@ -253,7 +254,7 @@ def test_slow_models_are_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> No
     clock, model = [0.0], ToyModel()
     extend = model.extend
 
-    def slow(rows: list[Row], nodes: list[Nodes]) -> torch.Tensor:
+    def slow(rows: list[Row], nodes: list[Nodes]) -> Scores:
         clock[0] += len(nodes[0].tokens)
         return extend(rows, nodes)
 

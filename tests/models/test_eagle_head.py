@@ -20,10 +20,12 @@ from draftree.models.cpu.kernels import working
 from draftree.models.heads import eagle_model as head_model
 from draftree.models.heads.eagle_file import SHIPPED, is_head, load_head, read_head, save_head, shipped_head
 from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.methods import find_policy
 
 from ..heads import DRAFTED, random_network
+from ..references import extended
 from ..tiny import VOCAB, tiny
 
 
@@ -66,7 +68,7 @@ def test_a_folder_is_a_drafter_by_its_path(target: HFModel, folder: Path) -> Non
 
 def test_a_head_in_another_precision_of_its_target_is_taken(folder: Path) -> None:
     target = HFModel(tiny().bfloat16(), self_test=False)
-    assert load_head(folder, target).capabilities.dtype == torch.bfloat16
+    assert load_head(folder, target).capabilities.dtype == "bfloat16"
 
 
 def test_a_head_of_other_weights_is_refused(folder: Path) -> None:
@@ -112,11 +114,11 @@ def test_a_head_computes_in_what_is_fastest_whatever_its_target_does(
         head = load_head(folder, target)
     assert head.capabilities.weight_format == fastest
     row, stock = prefill(target, [1, 2, 3, 4]), load_head(folder, HFModel(tiny(), self_test=False))
-    features, logits = row.waiting_features()[:-1], []
+    features, logits = feature_row(row).waiting_features()[:-1], []
     for model in (head, stock):
         fed = model.open()
         after = model.advance([fed], [torch.tensor([2, 3, 4])], [features])[0]
-        drafted = model.extend([fed], [Nodes(torch.tensor([5, 7]), torch.tensor([-1, -1]))])[0]
+        drafted = extended(model, [fed], [Nodes.of([5, 7], [-1, -1])])[0]
         logits.append(torch.cat([after[None], drafted]))
     known = logits[1].isfinite()
     assert torch.equal(logits[0].isfinite(), known)

@@ -10,16 +10,18 @@ from draftree.errors import CacheError
 from draftree.models.abilities import HeadRow
 from draftree.models.base import Nodes, prefill
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.tree import ROOT
 
 from ..heads import DRAFTED, random_head
+from ..references import extended, prefilled
 from ..tiny import VOCAB, tiny
 
 PROMPTS = [[2, 4, 6, 8, 10, 12], [1, 3, 5], [20, 21, 22, 23]]
-TREE = Nodes(torch.tensor([2, 8, 4]), torch.tensor([ROOT, ROOT, ROOT]))
-BELOW = Nodes(torch.tensor([6, 10, 12, 14]), torch.tensor([0, 0, 2, 1]))
-DEEPER = Nodes(torch.tensor([16, 18]), torch.tensor([4, 6]))
+TREE = Nodes.of([2, 8, 4], [ROOT, ROOT, ROOT])
+BELOW = Nodes.of([6, 10, 12, 14], [0, 0, 2, 1])
+DEEPER = Nodes.of([16, 18], [4, 6])
 PATHS = {3: [2, 6], 4: [2, 10], 5: [4, 12], 6: [8, 14], 7: [2, 10, 16], 8: [8, 14, 18]}
 """Node -> tokens down to it."""
 
@@ -33,7 +35,7 @@ def fed(head: HeadModel, target: HFModel, prompt: list[int]) -> tuple[HeadRow, T
     """A row with all of a prompt, and the logits after it."""
     row = prefill(target, prompt)
     new = head.open()
-    logits = head.advance([new], [torch.tensor(prompt[1:])], [row.waiting_features()[:-1]])
+    logits = head.advance([new], [torch.tensor(prompt[1:])], [feature_row(row).waiting_features()[:-1]])
     target.close(row)
     return new, logits
 
@@ -42,7 +44,7 @@ def chain(head: HeadModel, target: HFModel, prompt: list[int], tokens: list[int]
     """The logits after drafting ``tokens`` one after the other."""
     row, _ = fed(head, target, prompt)
     for i, token in enumerate(tokens):
-        logits = head.extend([row], [Nodes(torch.tensor([token]), torch.tensor([i - 1]))])[0, 0]
+        logits = extended(head, [row], [Nodes.of([token], [i - 1])])[0, 0]
     head.close(row)
     return logits
 
@@ -50,24 +52,24 @@ def chain(head: HeadModel, target: HFModel, prompt: list[int], tokens: list[int]
 def test_tree_logits_equal_chain_logits_along_each_path(target: HFModel) -> None:
     head = random_head(target)
     row, _ = fed(head, target, PROMPTS[0])
-    first = head.extend([row], [TREE])[0]
-    logits = torch.cat([first, head.extend([row], [BELOW])[0], head.extend([row], [DEEPER])[0]])
+    first = extended(head, [row], [TREE])[0]
+    logits = torch.cat([first, extended(head, [row], [BELOW])[0], extended(head, [row], [DEEPER])[0]])
     for node, tokens in PATHS.items():
         assert torch.allclose(logits[node], chain(head, target, PROMPTS[0], tokens), atol=1e-4), node
 
 
 def test_rows_of_a_batch_do_not_see_each_other(target: HFModel) -> None:
-    head, trees = random_head(target), [TREE, Nodes.chain([30]), Nodes(torch.tensor([8, 9]), torch.tensor([-1, -1]))]
+    head, trees = random_head(target), [TREE, Nodes.chain([30]), Nodes.of([8, 9], [-1, -1])]
     alone = []
     for prompt, tree in zip(PROMPTS, trees, strict=True):
         row, after = fed(head, target, prompt)
-        alone.append((after[0], head.extend([row], [tree])[0]))
+        alone.append((after[0], extended(head, [row], [tree])[0]))
         head.close(row)
     opened = [prefill(target, p) for p in PROMPTS]
     rows = [head.open() for _ in PROMPTS]
-    features = [row.waiting_features()[:-1] for row in opened]
+    features = [feature_row(row).waiting_features()[:-1] for row in opened]
     after = head.advance(rows, [torch.tensor(p[1:]) for p in PROMPTS], features)
-    logits = head.extend(rows, trees)
+    logits = extended(head, rows, trees)
     for b, (own_after, own) in enumerate(alone):
         size = len(rows[b].tokens)
         assert torch.allclose(after[b, :size], own_after[:size], atol=1e-4)
@@ -77,7 +79,7 @@ def test_rows_of_a_batch_do_not_see_each_other(target: HFModel) -> None:
 
 def test_tokens_in_pieces_equal_tokens_at_once(target: HFModel) -> None:
     head, prompt = random_head(target), PROMPTS[0]
-    features = prefill(target, prompt).waiting_features()
+    features = feature_row(prefill(target, prompt)).waiting_features()
     row = head.open()
     head.advance([row], [torch.tensor(prompt[1:3])], [features[:2]])
     head.extend([row], [TREE])  # what was drafted is forgotten
@@ -105,28 +107,28 @@ def test_committed_nodes_stay_as_they_were_drafted(target: HFModel) -> None:
     head = random_head(target)
     row, _ = fed(head, target, PROMPTS[0])
     head.extend([row], [TREE])
-    wanted = head.extend([row], [BELOW])[0, 2]
+    wanted = extended(head, [row], [BELOW])[0, 2]
     head.commit(row, [2])
     assert row.length == len(PROMPTS[0])
-    assert torch.allclose(head.extend([row], [Nodes.chain([12])])[0, 0], wanted, atol=1e-4)
+    assert torch.allclose(extended(head, [row], [Nodes.chain([12])])[0, 0], wanted, atol=1e-4)
 
 
 def test_a_fork_goes_its_own_way(target: HFModel) -> None:
     head = random_head(target)
     row, _ = fed(head, target, PROMPTS[0])
-    wanted = head.extend([row], [TREE])
+    wanted = extended(head, [row], [TREE])
     fork = head.fork(row)
     head.close(row)
-    assert torch.allclose(head.extend([fork], [TREE]), wanted, atol=1e-4)
+    assert torch.allclose(extended(head, [fork], [TREE]), wanted, atol=1e-4)
 
 
 def test_closing_a_row_leaves_the_others(target: HFModel) -> None:
     head = random_head(target)
     (first, _), (second, _) = fed(head, target, PROMPTS[0]), fed(head, target, PROMPTS[1])
-    wanted = head.extend([second], [Nodes.chain([30])])
+    wanted = extended(head, [second], [Nodes.chain([30])])
     head.commit(second, [])
     head.close(first)
-    assert torch.allclose(head.extend([second], [Nodes.chain([30])]), wanted, atol=1e-4)
+    assert torch.allclose(extended(head, [second], [Nodes.chain([30])]), wanted, atol=1e-4)
     with pytest.raises(CacheError, match="closed"):
         head.extend([first], [Nodes.chain([30])])
 
@@ -143,7 +145,8 @@ def test_a_parent_must_have_been_drafted_before(target: HFModel) -> None:
 
 def test_passes_can_be_measured_without_a_target(target: HFModel) -> None:
     head = random_head(target)
-    row = head.own(prefill(head, [1, 2, 3]))
+    made, logits = prefilled(head, [1, 2, 3])
+    row = head.own(made)
     assert row.length == 3
-    assert bool(row.logits[: len(row.tokens)].isfinite().all())
+    assert bool(logits[: len(row.tokens)].isfinite().all())
     assert int(row.tokens.max()) < VOCAB

@@ -13,9 +13,11 @@ from torch import Tensor
 from draftree.models.abilities import HeadRow
 from draftree.models.base import Nodes, prefill
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
 
 from ..published import FLAGS, KINDS, ROPES, Recipe, eagle_head, reference, saved
+from ..references import extended
 from ..tiny import VOCAB, tiny
 
 PROMPT = [3, 1, 41, 59, 26, 5, 35, 8, 9, 7, 9, 32]
@@ -30,14 +32,14 @@ def target() -> HFModel:
 def fed(head: HeadModel, target: HFModel, prompt: list[int]) -> tuple[HeadRow, Tensor]:
     """A row with all of a prompt, and the logits after it."""
     row, new = prefill(target, prompt), head.open()
-    logits = head.advance([new], [torch.tensor(prompt[1:])], [row.waiting_features(head.features)[:-1]])[0]
+    logits = head.advance([new], [torch.tensor(prompt[1:])], [feature_row(row).waiting_features(head.features)[:-1]])[0]
     target.close(row)
     return new, logits
 
 
 def expected(recipe: Recipe, head: HeadModel, target: HFModel, prompt: list[int], further: list[int]) -> Tensor:
     row, weights = prefill(target, prompt), target.model
-    features = row.waiting_features(head.features)[:-1]
+    features = feature_row(row).waiting_features(head.features)[:-1]
     target.close(row)
     matrices = (weights.get_input_embeddings().weight, weights.get_output_embeddings().weight)
     embeddings, output = (m.detach() for m in matrices if isinstance(m, Tensor))
@@ -50,7 +52,7 @@ def check(recipe: Recipe, folder: Path, target: HFModel) -> None:
     row, first = fed(head, target, PROMPT)
     found = [first]
     for i, token in enumerate(FURTHER):
-        found.append(head.extend([row], [Nodes(torch.tensor([token]), torch.tensor([i - 1]))])[0, 0])
+        found.append(extended(head, [row], [Nodes.of([token], [i - 1])])[0, 0])
     want = expected(recipe, head, target, PROMPT, FURTHER)
     got = torch.stack(found)
     assert got[:, want.shape[1] :].eq(float("-inf")).all()
@@ -98,13 +100,13 @@ def test_so_are_other_parts(recipe: Recipe, target: HFModel, tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_trees_equal_chains_and_batches_equal_single_rows(kind: str, target: HFModel, tmp_path: Path) -> None:
     head = eagle_head(saved(KINDS[kind], tmp_path), target)
-    prompts, tree = [PROMPT, PROMPT[:5], PROMPT[3:]], Nodes(torch.tensor([2, 8, 4]), torch.tensor([-1, -1, -1]))
-    below = Nodes(torch.tensor([6, 10, 12]), torch.tensor([0, 2, 1]))
+    prompts, tree = [PROMPT, PROMPT[:5], PROMPT[3:]], Nodes.of([2, 8, 4], [-1, -1, -1])
+    below = Nodes.of([6, 10, 12], [0, 2, 1])
     opened = [prefill(target, prompt) for prompt in prompts]
     rows = [head.open() for _ in prompts]
-    features = [row.waiting_features(head.features)[:-1] for row in opened]
+    features = [feature_row(row).waiting_features(head.features)[:-1] for row in opened]
     after = head.advance(rows, [torch.tensor(prompt[1:]) for prompt in prompts], features)
-    logits = torch.cat([head.extend(rows, [tree] * 3), head.extend(rows, [below] * 3)], dim=1)
+    logits = torch.cat([extended(head, rows, [tree] * 3), extended(head, rows, [below] * 3)], dim=1)
     paths = {0: [2], 1: [8], 2: [4], 3: [2, 6], 4: [4, 10], 5: [8, 12]}
     for b, prompt in enumerate(prompts):
         target.close(opened[b])
@@ -118,7 +120,7 @@ def test_trees_equal_chains_and_batches_equal_single_rows(kind: str, target: HFM
 def test_tokens_in_pieces_equal_tokens_at_once(kind: str, target: HFModel, tmp_path: Path) -> None:
     head = eagle_head(saved(KINDS[kind], tmp_path), target)
     row, new = prefill(target, PROMPT), head.open()
-    features, tokens = row.waiting_features(head.features)[:-1], torch.tensor(PROMPT[1:])
+    features, tokens = feature_row(row).waiting_features(head.features)[:-1], torch.tensor(PROMPT[1:])
     target.close(row)
     head.advance([new], [tokens[:4]], [features[:4]])
     head.extend([new], [Nodes.chain([9])])  # what was drafted is forgotten
@@ -137,7 +139,7 @@ def test_a_head_of_a_converted_target_computes_the_same(kind: str, weight_format
     for target in (stock, own):
         head = eagle_head(folder, target)
         row, first = fed(head, target, PROMPT)
-        found.append(torch.cat([first[None], head.extend([row], [Nodes(torch.tensor([5]), torch.tensor([-1]))])[0]]))
+        found.append(torch.cat([first[None], extended(head, [row], [Nodes.of([5], [-1])])[0]]))
     want, got = (logits[logits.isfinite()] for logits in found)
     assert float((got - want).abs().max() / want.std()) < 0.3
 

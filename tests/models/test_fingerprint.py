@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from draftree.drafters.base import TokenSource
-from draftree.models.huggingface import HFModel
-from draftree.models.probe import fingerprint
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.probe import fingerprint
 
 from ..pairs import relative, source, target
 from ..tiny import tiny

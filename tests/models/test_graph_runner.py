@@ -14,11 +14,13 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.base import FeatureSpec, Nodes, prefill
-from draftree.models.cache import Placement, TreeCache
-from draftree.models.huggingface import HFModel
-from draftree.models.runner import GraphRunner, Made, StockRunner
+from draftree.models.huggingface.cache import Placement, TreeCache
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.runner import GraphRunner, Made, StockRunner
 
 from ..pairs import drafter, policy
+from ..references import extended, prefilled
 from ..tiny import FAMILIES, MAX_LENGTH, tiny
 from .trees import assert_cached, assert_close, expected, random_ids, random_tree
 
@@ -37,25 +39,25 @@ def shapes(model: HFModel) -> list[tuple[int, ...]]:
 def test_rows_of_different_widths_are_those_of_the_causal_forward(kind: str, attention: str) -> None:
     rng, model = Random(0), graphs(kind, attention)
     prompts = [random_ids(rng, n) for n in (9, 4, 17)]
-    rows = [prefill(model, prompt) for prompt in prompts]
-    for row, prompt in zip(rows, prompts, strict=True):
-        assert_close(row.logits, expected(kind, prompt[:-1], Nodes.chain(prompt[-1:]))[0])
+    rows, first = zip(*(prefilled(model, prompt) for prompt in prompts), strict=True)
+    for logits, prompt in zip(first, prompts, strict=True):
+        assert_close(logits, expected(kind, prompt[:-1], Nodes.chain(prompt[-1:]))[0])
     for sizes in ((40, 1, 12), (3, 3, 3), (1, 1, 1), (6, 2, 5)):
         trees = [random_tree(rng, n) for n in sizes]
-        logits = model.extend(rows, trees)
+        logits = extended(model, rows, trees)
         for line, row, prompt, tree in zip(logits, rows, prompts, trees, strict=True):
-            assert_close(line[: tree.logits], expected(kind, prompt, tree))
+            assert_close(line[: tree.scored], expected(kind, prompt, tree))
             model.commit(row, [])
-    assert_close(model.extend(rows[2:], trees[2:])[0], expected(kind, prompts[2], trees[2]))
+    assert_close(extended(model, rows[2:], trees[2:])[0], expected(kind, prompts[2], trees[2]))
 
 
 def test_a_pass_of_a_full_bucket_is_bit_equal() -> None:
     rng, model = Random(1), HFModel(tiny(), self_test=False)
     row, tree = prefill(model, random_ids(rng, 64 - 8)), random_tree(rng, 8)
-    wanted = model.extend([row], [tree])
+    wanted = extended(model, [row], [tree])
     model.commit(row, [])
     model._stock = GraphRunner(StockRunner(model.model))
-    assert torch.equal(model.extend([row], [tree]), wanted)
+    assert torch.equal(extended(model, [row], [tree]), wanted)
 
 
 def test_sequences_that_outgrow_their_bucket_stay_exact() -> None:
@@ -87,9 +89,9 @@ def test_hidden_states_and_wanted_logits_are_cut_to_what_is_there() -> None:
     model, prompt = graphs(), [3, 1, 4, 1, 5]
     model.track_features()
     row = model.open()
-    assert model.extend([row], [Nodes.chain(prompt, wanted=0)]).shape[1] == 0
+    assert extended(model, [row], [Nodes.chain(prompt, wanted=0)]).shape[1] == 0
     model.commit(row, range(5))
-    assert_close(row.waiting_features(), model.model.base_model(input_ids=torch.tensor([prompt]))[0][0])
+    assert_close(feature_row(row).waiting_features(), model.model.base_model(input_ids=torch.tensor([prompt]))[0][0])
 
 
 def test_rows_are_fed_in_step() -> None:
@@ -183,9 +185,9 @@ def test_what_was_captured_is_right_wherever_it_is_replayed(kind: str) -> None:
     for step in range(36):
         some = sorted(rng.sample(range(len(rows)), rng.randint(1, len(rows))))
         trees = [random_tree(rng, rng.choice((2, 3, 4))) for _ in some]
-        logits = model.extend([rows[i] for i in some], trees)
+        logits = extended(model, [rows[i] for i in some], trees)
         for line, i, tree in zip(logits, some, trees, strict=True):
-            assert_close(line[: tree.logits], expected(kind, texts[i], tree))
+            assert_close(line[: tree.scored], expected(kind, texts[i], tree))
             kept = [0] if len(texts[i]) < MAX_LENGTH - 8 else []
             model.commit(rows[i], kept)
             texts[i] += tree.tokens[kept].tolist()
@@ -203,10 +205,10 @@ def test_a_replay_writes_over_nothing_that_was_given_away() -> None:
     model.track_features()
     model._stock = GraphRunner(StockRunner(model.model, model._hidden), capture)
     row = prefill(model, random_ids(rng, 5))
-    first = [model.extend([row], [random_tree(rng, 4)]) for _ in range(1)]
+    first = [extended(model, [row], [random_tree(rng, 4)]) for _ in range(1)]
     model.commit(row, [])
     for _ in range(3):
-        first.append(model.extend([row], [random_tree(rng, 4)]))
+        first.append(extended(model, [row], [random_tree(rng, 4)]))
         model.commit(row, [])
     assert capture.replayed >= 2
     assert len({logits.data_ptr() for logits in first}) == len(first)
@@ -221,7 +223,7 @@ def test_a_pass_that_keeps_other_hidden_states_is_another_graph() -> None:
         row = prefill(model, [3, 1, 4])
         for _ in range(3):
             model.extend([row], [Nodes.chain([5, 9])])
-            assert row.pending[0].shape == (2, 32 * len(model.tracked.layers))
+            assert feature_row(row).pending[0].shape == (2, 32 * len(model.tracked.layers))
             model.commit(row, [])
         model.close(row)
     assert capture.made == 2
@@ -233,7 +235,7 @@ def test_what_cannot_be_captured_is_said_and_made_without() -> None:
     row, rng = prefill(model, [1, 2, 3]), Random(7)
     for _ in range(3):
         tree = random_tree(rng, 4)
-        assert_close(model.extend([row], [tree])[0], expected("llama", [1, 2, 3], tree))
+        assert_close(extended(model, [row], [tree])[0], expected("llama", [1, 2, 3], tree))
         model.commit(row, [])
     assert isinstance(model._stock, GraphRunner)
     assert "not permitted" in model._stock.uncaptured and "shape" in model._stock.uncaptured

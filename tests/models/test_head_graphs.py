@@ -16,12 +16,13 @@ from draftree.models.base import Nodes
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.heads.head_formats import load_head
 from draftree.models.heads.head_passes import HeadPasses
-from draftree.models.huggingface import HFModel
-from draftree.models.runner import GraphRunner
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.runner import GraphRunner
 from draftree.tree import ROOT
 
 from ..heads import DRAFTED, random_network
 from ..published import KINDS, saved
+from ..references import extended
 from ..tiny import tiny
 from .test_graph_runner import Frozen
 from .trees import random_ids
@@ -77,8 +78,8 @@ class Both:
 
     def extend(self, some: list[int], parents: list[list[int]]) -> None:
         """Nodes below others that are there."""
-        new = [Nodes(torch.tensor(random_ids(self.rng, len(own))), torch.tensor(own)) for own in parents]
-        self._compare([h.extend([self.rows[i][k] for i in some], new) for k, h in enumerate(self.heads)])
+        new = [Nodes.of(torch.tensor(random_ids(self.rng, len(own))), torch.tensor(own)) for own in parents]
+        self._compare([extended(h, [self.rows[i][k] for i in some], new) for k, h in enumerate(self.heads)])
 
     def _compare(self, logits: list[Tensor]) -> None:
         eager, graph = logits
@@ -115,7 +116,7 @@ def test_what_was_captured_is_right_wherever_it_is_replayed(kind: str, heads: He
     pair = heads(kind)
     head = pair[1]
     capture = Frozen(lambda: head._rows.cache)
-    head._runner = GraphRunner(HeadPasses(head.network, head._target, head.capabilities.device), capture)
+    head._runner = GraphRunner(HeadPasses(head.network, head._target, torch.device(head.capabilities.device)), capture)
     both = Both(pair, seed=1)
     both.drive(24)
     assert capture.replayed > capture.made > 0

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from draftree.errors import CacheError, UnsupportedModelError
 from draftree.models.base import FINAL, FINAL_STATE, FeatureSpec, Nodes, prefill
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.prefixes import PrefixCache
 
 from ..tiny import FAMILIES, tiny
 
 PROMPT = [3, 1, 4, 1, 5]
-TREE = Nodes(torch.tensor([9, 2, 6, 5]), torch.tensor([-1, -1, 1, 2]))
+TREE = Nodes.of([9, 2, 6, 5], [-1, -1, 1, 2])
 
 
 def tracked(kind: str = "llama") -> HFModel:
@@ -30,7 +31,7 @@ def tracked(kind: str = "llama") -> HFModel:
 def test_they_are_what_the_output_layer_turns_into_logits(kind: str) -> None:
     model = tracked(kind)
     row = prefill(model, PROMPT)
-    features = row.waiting_features()
+    features = feature_row(row).waiting_features()
     causal = model.model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
     assert torch.allclose(model.model.get_output_embeddings()(features), causal, atol=1e-4)
 
@@ -44,9 +45,9 @@ def test_a_commit_keeps_those_of_its_path() -> None:
     model.commit(rows[0], [1, 2, 3])
     model.commit(rows[1], [])
     causal = model.model.base_model(input_ids=torch.tensor([[*PROMPT, 2, 6, 5]]), use_cache=False)[0][0]
-    assert torch.allclose(rows[0].waiting_features(), causal[len(PROMPT) :], atol=1e-5)
+    assert torch.allclose(feature_row(rows[0]).waiting_features(), causal[len(PROMPT) :], atol=1e-5)
     with pytest.raises(CacheError, match="no hidden states wait"):
-        rows[1].waiting_features()
+        feature_row(rows[1]).waiting_features()
 
 
 def test_several_commits_wait_until_they_are_dropped() -> None:
@@ -55,9 +56,9 @@ def test_several_commits_wait_until_they_are_dropped() -> None:
     for token in (7, 8):
         model.extend([row], [Nodes.chain([token])])
         model.commit(row, [0])
-    assert row.waiting_features().shape == (len(PROMPT) + 2, 32)
+    assert feature_row(row).waiting_features().shape == (len(PROMPT) + 2, 32)
     row.drop_features()
-    assert row.last_features(len(PROMPT) + 2).shape == (len(PROMPT) + 2, 32), "they are kept"
+    assert feature_row(row).last_features(len(PROMPT) + 2).shape == (len(PROMPT) + 2, 32), "they are kept"
 
 
 def test_they_are_kept_in_few_pieces() -> None:
@@ -67,9 +68,9 @@ def test_they_are_kept_in_few_pieces() -> None:
         model.extend([row], [Nodes.chain([7])])
         model.commit(row, [0])
         row.drop_features()
-    assert len(row.features) < 70
+    assert len(feature_row(row).features) < 70
     causal = model.model.base_model(input_ids=torch.tensor([[*PROMPT, *[7] * 100]]), use_cache=False)[0][0]
-    assert torch.allclose(row.last_features(len(PROMPT) + 100), causal, atol=1e-4)
+    assert torch.allclose(feature_row(row).last_features(len(PROMPT) + 100), causal, atol=1e-4)
 
 
 def test_nodes_fed_in_two_passes_are_one_path() -> None:
@@ -77,17 +78,17 @@ def test_nodes_fed_in_two_passes_are_one_path() -> None:
     row = prefill(model, PROMPT)
     row.drop_features()
     model.extend([row], [Nodes.chain([7])])
-    model.extend([row], [Nodes(torch.tensor([8]), torch.tensor([0]))])
+    model.extend([row], [Nodes.of([8], [0])])
     model.commit(row, [0, 1])
     causal = model.model.base_model(input_ids=torch.tensor([[*PROMPT, 7, 8]]), use_cache=False)[0][0]
-    assert torch.allclose(row.waiting_features(), causal[len(PROMPT) :], atol=1e-5)
+    assert torch.allclose(feature_row(row).waiting_features(), causal[len(PROMPT) :], atol=1e-5)
 
 
 def test_a_fork_has_its_own() -> None:
     model = tracked()
     row = prefill(model, PROMPT)
     fork = model.fork(row)
-    assert torch.equal(row.waiting_features(), fork.waiting_features())
+    assert torch.equal(feature_row(row).waiting_features(), feature_row(fork).waiting_features())
 
 
 @pytest.mark.parametrize("length", [2, len(PROMPT), len(PROMPT) + 1])
@@ -97,7 +98,10 @@ def test_a_fork_has_those_of_its_tokens_and_nobody_has_read_them(length: int) ->
     model.extend([row], [Nodes.chain([7, 8])])
     model.commit(row, [0, 1])
     row.drop_features()
-    assert torch.equal(model.fork(row, length).waiting_features(), row.last_features(len(PROMPT) + 2)[:length])
+    assert torch.equal(
+        feature_row(model.fork(row, length)).waiting_features(),
+        feature_row(row).last_features(len(PROMPT) + 2)[:length],
+    )
 
 
 def test_a_fork_of_a_row_that_was_tracked_late_has_what_there_is() -> None:
@@ -106,8 +110,10 @@ def test_a_fork_of_a_row_that_was_tracked_late_has_what_there_is() -> None:
     model.track_features()
     model.extend([row], [Nodes.chain([7, 8])])
     model.commit(row, [0, 1])
-    assert torch.equal(model.fork(row, len(PROMPT) + 1).waiting_features(), row.waiting_features()[:1])
-    assert not model.fork(row, len(PROMPT)).features
+    assert torch.equal(
+        feature_row(model.fork(row, len(PROMPT) + 1)).waiting_features(), feature_row(row).waiting_features()[:1]
+    )
+    assert not feature_row(model.fork(row, len(PROMPT))).features
 
 
 def test_two_models_on_the_same_weights_read_them_by_one_hook() -> None:
@@ -119,8 +125,8 @@ def test_two_models_on_the_same_weights_read_them_by_one_hook() -> None:
     second.extend([two], [Nodes.chain([7, 8])])
     first.commit(one, [0])
     second.commit(two, [0, 1])
-    assert len(one.waiting_features()) == 6
-    assert len(two.waiting_features()) == 5
+    assert len(feature_row(one).waiting_features()) == 6
+    assert len(feature_row(two).waiting_features()) == 5
     assert len(first.model.get_decoder()._forward_hooks) == 1
 
 
@@ -129,8 +135,8 @@ def test_a_model_that_nobody_asks_keeps_none() -> None:
     row = prefill(model, PROMPT)
     model.extend([row], [Nodes.chain([7])])
     model.commit(row, [0])
-    assert not row.features
-    assert not row.pending
+    assert not feature_row(row).features
+    assert not feature_row(row).pending
 
 
 def test_a_model_whose_logits_are_not_its_output_layers_is_refused() -> None:
@@ -185,9 +191,13 @@ def test_what_chosen_layers_read_is_what_transformers_says(kind: str, runner: st
     model.commit(rows[0], [0])
     model.commit(rows[1], [0, 1])
     for row, text in zip(rows, ([*PROMPT, 2, 6, 5, 8], [*PROMPT[:2], 4, 4]), strict=True):
-        torch.testing.assert_close(row.waiting_features(), stock_states(kind, text, wanted), atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            feature_row(row).waiting_features(), stock_states(kind, text, wanted), atol=1e-4, rtol=0
+        )
         some = FeatureSpec((1, 2))
-        assert torch.equal(row.last_features(2, some), some_of(row.last_features(2), wanted, some))
+        assert torch.equal(
+            feature_row(row).last_features(2, some), some_of(feature_row(row).last_features(2), wanted, some)
+        )
 
 
 def some_of(states: Tensor, kept: FeatureSpec, wanted: FeatureSpec) -> Tensor:
@@ -202,13 +212,15 @@ def test_a_row_keeps_what_was_tracked_when_it_began() -> None:
     assert model.tracked == FeatureSpec((FINAL, 1))
     new = prefill(model, PROMPT)
     model.extend([old, new], [Nodes.chain([7]), Nodes.chain([7])])
-    assert torch.equal(old.pending_feature(0, FINAL_STATE), new.pending_feature(0, FINAL_STATE))
+    assert torch.equal(
+        feature_row(old).pending_feature(0, FINAL_STATE), feature_row(new).pending_feature(0, FINAL_STATE)
+    )
     for row in (old, new):
         model.commit(row, [0])
-    assert torch.equal(old.last_features(6, FINAL_STATE), new.last_features(6, FINAL_STATE))
-    assert new.last_features(6, FeatureSpec((1, FINAL))).shape == (6, 64)
+    assert torch.equal(feature_row(old).last_features(6, FINAL_STATE), feature_row(new).last_features(6, FINAL_STATE))
+    assert feature_row(new).last_features(6, FeatureSpec((1, FINAL))).shape == (6, 64)
     with pytest.raises(CacheError, match=r"hidden states \[1\] are missing"):
-        old.last_features(6, FeatureSpec((1,)))
+        feature_row(old).last_features(6, FeatureSpec((1,)))
 
 
 def test_a_kept_row_without_the_hidden_states_that_are_wanted_now_is_read_again() -> None:
@@ -247,7 +259,7 @@ def test_layers_of_a_model_with_scaled_logits_can_be_read_all_the_same() -> None
 
     weights.forward = scaled
     model.track_features(FeatureSpec((0, 2)))
-    assert prefill(model, PROMPT).waiting_features().shape == (len(PROMPT), 64)
+    assert feature_row(prefill(model, PROMPT)).waiting_features().shape == (len(PROMPT), 64)
     with pytest.raises(UnsupportedModelError):
         model.track_features()
     assert model.tracked == FeatureSpec((0, 2))

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftree.errors import CacheError, PromptError, UnsupportedModelError
-from draftree.models import probe
 from draftree.models.base import Nodes, prefill
-from draftree.models.huggingface import HFModel
-from draftree.models.runner import Pass, StockRunner
+from draftree.models.huggingface import probe
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.runner import Pass, StockRunner
 
+from ..references import extended, prefilled
 from ..tiny import FAMILIES, MAX_LENGTH, VOCAB, causal_logits, tiny
 from .trees import (
     ATOL,
@@ -44,7 +45,7 @@ shapes = pytest.mark.parametrize("parents", SHAPES.values(), ids=SHAPES)
 @families
 def test_open_gives_the_logits_of_the_last_prompt_token(kind: str) -> None:
     prompt = random_ids(Random(0), 9)
-    assert_close(prefill(fresh(kind), prompt).logits, causal_logits(reference(kind), prompt)[-1])
+    assert_close(prefilled(fresh(kind), prompt)[1], causal_logits(reference(kind), prompt)[-1])
 
 
 @families
@@ -59,7 +60,7 @@ def test_open_takes_the_last_logits_of_a_model_that_computes_them_all() -> None:
     model, prompt = fresh("llama"), [1, 2, 3, 4]
     assert isinstance(model._stock, StockRunner)
     model._stock._selects = False
-    assert_close(prefill(model, prompt).logits, causal_logits(reference("llama"), prompt)[-1])
+    assert_close(prefilled(model, prompt)[1], causal_logits(reference("llama"), prompt)[-1])
 
 
 @families
@@ -67,7 +68,7 @@ def test_open_takes_the_last_logits_of_a_model_that_computes_them_all() -> None:
 def test_logits_at_each_node_equal_the_causal_forward_on_its_path(kind: str, parents: list[int]) -> None:
     rng = Random(1)
     model, prompt, tree = fresh(kind), random_ids(rng, 8), nodes(random_ids(rng, len(parents)), parents)
-    assert_close(model.extend([prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree))
+    assert_close(extended(model, [prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree))
 
 
 @families
@@ -75,7 +76,7 @@ def test_logits_of_random_trees_equal_the_causal_forwards(kind: str) -> None:
     rng, model = Random(2), fresh(kind)
     for size in (1, 5, 13, 24):
         prompt, tree = random_ids(rng, rng.randint(1, 30)), random_tree(rng, size)
-        assert_close(model.extend([prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree))
+        assert_close(extended(model, [prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree))
 
 
 @families
@@ -85,7 +86,7 @@ def test_nodes_may_arrive_in_several_calls(kind: str, parents: list[int]) -> Non
     model, prompt, tree = fresh(kind), random_ids(rng, 6), nodes(random_ids(rng, len(parents)), parents)
     row, parts = prefill(model, prompt), []
     for part in (slice(0, 1), slice(1, 4), slice(4, None)):
-        parts.append(model.extend([row], [Nodes(tree.tokens[part], tree.parents[part])])[0])
+        parts.append(extended(model, [row], [Nodes(tree.tokens[part], tree.parents[part])])[0])
     assert_close(torch.cat(parts), expected(kind, prompt, tree))
 
 
@@ -97,7 +98,7 @@ def test_any_tree_in_any_parts_commits_any_path(data: st.DataObject, size: int) 
     tree, prompt = nodes([(5 * i + 3) % VOCAB for i in range(size)], parents), [9, 2, 31]
     model = _shared()
     row = prefill(model, prompt)
-    parts = [model.extend([row], [Nodes(tree.tokens[s], tree.parents[s])])[0] for s in _parts(cut, size)]
+    parts = [extended(model, [row], [Nodes(tree.tokens[s], tree.parents[s])])[0] for s in _parts(cut, size)]
     assert_close(torch.cat(parts), expected("llama", prompt, tree))
     path = path_to(parents, leaf)
     model.commit(row, path)
@@ -138,7 +139,7 @@ def test_a_committed_path_out_of_slot_order_answers_as_its_tokens_do(kind: str) 
     model.extend([row], [tree])
     model.commit(row, [1, 5, 11])
     ids, then = [*prompt, *tree.tokens[[1, 5, 11]].tolist()], random_tree(rng, 6)
-    assert_close(model.extend([row], [then])[0], expected(kind, ids, then))
+    assert_close(extended(model, [row], [then])[0], expected(kind, ids, then))
 
 
 @families
@@ -149,7 +150,7 @@ def test_committing_nothing_forgets_the_nodes(kind: str) -> None:
     model.extend([row], [random_tree(rng, 9)])
     model.commit(row, [])
     assert row.length == 7
-    assert_close(model.extend([row], [tree])[0], expected(kind, prompt, tree))
+    assert_close(extended(model, [row], [tree])[0], expected(kind, prompt, tree))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_the_last_position_of_the_context_can_be_used() -> None:
     rng, model = Random(16), fresh("gpt2")
     prompt = random_ids(rng, MAX_LENGTH - 2)
     tree = nodes([1, 2, 3], [-1, -1, 0])
-    assert_close(model.extend([prefill(model, prompt)], [tree])[0], expected("gpt2", prompt, tree))
+    assert_close(extended(model, [prefill(model, prompt)], [tree])[0], expected("gpt2", prompt, tree))
 
 
 def test_a_node_beyond_the_longest_sequence_raises_cache_error() -> None:
@@ -201,7 +202,7 @@ def test_a_refused_extend_leaves_its_rows_as_they_were() -> None:
     rows = [prefill(model, p) for p in prompts]
     with pytest.raises(CacheError):
         model.extend(rows, [Nodes.chain([1, 2, 3]), Nodes.chain([1, 2, 3])])
-    logits = model.extend(rows, [Nodes.chain([4, 5]), Nodes.chain([4, 5])])
+    logits = extended(model, rows, [Nodes.chain([4, 5]), Nodes.chain([4, 5])])
     for b, prompt in enumerate(prompts):
         assert_close(logits[b], expected("llama", prompt, Nodes.chain([4, 5])))
 
@@ -230,7 +231,7 @@ def test_a_refused_prompt_opens_no_row() -> None:
 
 def test_a_prompt_that_fills_the_context_is_taken() -> None:
     prompt = random_ids(Random(19), MAX_LENGTH)
-    assert_close(prefill(fresh("opt"), prompt).logits, causal_logits(reference("opt"), prompt)[-1])
+    assert_close(prefilled(fresh("opt"), prompt)[1], causal_logits(reference("opt"), prompt)[-1])
 
 
 def test_reserve_makes_room_so_that_the_cache_need_not_grow() -> None:
@@ -266,7 +267,7 @@ def test_passes_are_timed_without_prefills() -> None:
 def test_either_attention_gives_the_same_logits(kind: str, attention: str) -> None:
     rng, model = Random(20), HFModel(tiny(kind, attention=attention), name=kind)
     prompts, trees = [random_ids(rng, n) for n in (6, 13)], [random_tree(rng, n) for n in (11, 4)]
-    logits = model.extend([prefill(model, p) for p in prompts], trees)
+    logits = extended(model, [prefill(model, p) for p in prompts], trees)
     for b, (prompt, tree) in enumerate(zip(prompts, trees, strict=True)):
         assert_close(logits[b, : len(tree.tokens)], expected(kind, prompt, tree))
 
@@ -298,7 +299,7 @@ def test_a_model_that_ignores_mask_or_positions_would_be_seen(
     else:
         monkeypatch.setattr(HFModel, "_forward", depthless_positions(HFModel._forward))
     prompt, tree = random_ids(rng, 8), nodes(random_ids(rng, 6), SHAPES["two branches"])
-    logits, wanted = model.extend([prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree)
+    logits, wanted = extended(model, [prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree)
     assert (logits - wanted).abs().max() > 1000 * ATOL
     assert not torch.equal(logits.argmax(-1), wanted.argmax(-1))
     with pytest.raises(UnsupportedModelError, match=f"{kind} .*fails the tree self-test.*attn_implementation"):

@@ -28,6 +28,7 @@ from draftree.models.base import Nodes, prefill
 from draftree.models.loading import cache_folder, load, load_stock
 from draftree.text import encode, user
 
+from ..references import extended
 from ..tiny import causal_logits, save_gguf, save_tiny, tiny
 
 Captured = pytest.CaptureFixture[str]
@@ -336,7 +337,9 @@ def test_a_damaged_conversion_is_made_again(damage: Callable[[Path], None], tmp_
     with pytest.warns(DraftreeWarning, match="made again"):
         loaded = load(str(path), backend="transformers")
     row = prefill(loaded, [5])
-    assert torch.allclose(loaded.extend([row], [Nodes.chain([6])])[0, 0], causal_logits(tiny(), [5, 6])[1], atol=1e-3)
+    assert torch.allclose(
+        extended(loaded, [row], [Nodes.chain([6])])[0, 0], causal_logits(tiny(), [5, 6])[1], atol=1e-3
+    )
     load(str(path), backend="transformers")
 
 

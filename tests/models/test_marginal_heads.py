@@ -20,7 +20,7 @@ from draftree.models.abilities import MarginalHead
 from draftree.models.base import FINAL, FINAL_STATE, FeatureSpec, LanguageModel, Row
 from draftree.models.heads.dflash import DFlashModel
 from draftree.models.heads.head_formats import describe, is_head, load_head
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 
 from ..marginal_heads import (
     KINDS,

@@ -17,20 +17,22 @@ from draftree.errors import ModelFileError, UnsupportedModelError
 from draftree.models.abilities import HeadRow
 from draftree.models.base import Nodes, prefill
 from draftree.models.heads.mtp import MtpHead, load_mtp, mtp_layers
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.tree import ROOT
 
 from ..mtp import KINDS, Oracle, known, read, save_mtp
+from ..references import extended
 from ..tiny import VOCAB, tiny
 from ..toy import ToyModel
 
 Captured = pytest.CaptureFixture[str]
 CASES = [("deepseek_v3", 1), ("glm4_moe", 1), ("deepseek_v3", 3)]
 TEXT, OTHER = [2, 40, 6, 8, 33, 12, 5], [7, 1]
-TREE = Nodes(torch.tensor([2, 8, 4]), torch.tensor([ROOT, ROOT, ROOT]))
-BELOW = Nodes(torch.tensor([6, 10, 12, 14]), torch.tensor([0, 0, 2, 1]))
-DEEPER = Nodes(torch.tensor([16, 18]), torch.tensor([4, 6]))
-DEEPEST = Nodes(torch.tensor([20, 21]), torch.tensor([7, 7]))
+TREE = Nodes.of([2, 8, 4], [ROOT, ROOT, ROOT])
+BELOW = Nodes.of([6, 10, 12, 14], [0, 0, 2, 1])
+DEEPER = Nodes.of([16, 18], [4, 6])
+DEEPEST = Nodes.of([20, 21], [7, 7])
 PATHS = {0: [2], 1: [8], 4: [2, 10], 5: [4, 12], 7: [2, 10, 16], 8: [8, 14, 18], 10: [2, 10, 16, 21]}
 """Node -> tokens down to it."""
 
@@ -65,7 +67,7 @@ def oracle(folder: Path) -> Oracle:
 
 def features_of(target: HFModel, text: list[int]) -> Tensor:
     row = prefill(target, text)
-    found = row.waiting_features()
+    found = feature_row(row).waiting_features()
     target.close(row)
     return found
 
@@ -87,17 +89,17 @@ def test_step_0_and_three_more_equal_transformers(head: MtpHead, target: HFModel
     (row,), logits = fed(head, target, TEXT)
     assert same(logits[0], wanted[0])
     for i, token in enumerate(drafts):
-        logits = head.extend([row], [Nodes(torch.tensor([token]), torch.tensor([i - 1]))])[0]
+        logits = extended(head, [row], [Nodes.of([token], [i - 1])])[0]
         assert same(logits[0], wanted[i + 1]), i
     head.close(row)
 
 
 def test_trees_equal_chains_beside_a_row_that_is_a_layer_behind(head: MtpHead, target: HFModel, oracle: Oracle) -> None:
     rows, _ = fed(head, target, TEXT, OTHER)
-    found, other = [head.extend(rows[:1], [TREE])[0]], list[Tensor]()
+    found, other = [extended(head, rows[:1], [TREE])[0]], list[Tensor]()
     for mine, tokens in ((BELOW, [30]), (DEEPER, [31]), (DEEPEST, [32])):
-        beside = Nodes(torch.tensor(tokens), torch.tensor([len(other) - 1]))
-        logits = head.extend(rows, [mine, beside])
+        beside = Nodes.of(tokens, [len(other) - 1])
+        logits = extended(head, rows, [mine, beside])
         found.append(logits[0, : len(mine.tokens)])
         other.append(logits[1, 0])
     for node, path in PATHS.items():
@@ -111,14 +113,12 @@ def test_tokens_in_pieces_equal_tokens_at_once(head: MtpHead, target: HFModel, o
     features, row = features_of(target, TEXT), head.open()
     for start, end in ((1, 2), (2, 5), (5, len(TEXT))):
         head.advance([row], [torch.tensor(TEXT[start:end])], [features[start - 1 : end - 1]])
-        logits = head.extend([row], [TREE])[0]  # what was drafted is forgotten
+        logits = extended(head, [row], [TREE])[0]  # what was drafted is forgotten
     assert same(logits[1], oracle.drafted(TEXT, [8])[1])
     fork = head.fork(row)
     head.close(row)
     head.extend([fork], [Nodes.chain([8])])
-    assert same(
-        head.extend([fork], [Nodes(torch.tensor([9]), torch.tensor([0]))])[0, 0], oracle.drafted(TEXT, [8, 9])[2]
-    )
+    assert same(extended(head, [fork], [Nodes.of([9], [0])])[0, 0], oracle.drafted(TEXT, [8, 9])[2])
     head.close(fork)
 
 
@@ -128,10 +128,10 @@ def test_where_the_target_has_read_the_last_token_the_first_layer_reads_the_next
     features, (rows, _) = features_of(target, [*TEXT, 8]), fed(head, target, TEXT)
     for _ in range(2):  # of beams, each proposal begins so
         head.know(rows[0], features[-2:-1])
-    assert same(head.extend(rows, [TREE])[0, 1], oracle.drafted([*TEXT, 8], [])[0])
+    assert same(extended(head, rows, [TREE])[0, 1], oracle.drafted([*TEXT, 8], [])[0])
     head.advance(rows, [torch.tensor([8])], [features[-2:-1]])
     head.extend(rows, [TREE])
-    assert same(head.extend(rows, [BELOW])[0, 2], oracle.drafted([*TEXT, 8], [4, 12])[2])
+    assert same(extended(head, rows, [BELOW])[0, 2], oracle.drafted([*TEXT, 8], [4, 12])[2])
     head.close(rows[0])
 
 

@@ -9,10 +9,12 @@ import torch
 
 from draftree.errors import CacheError
 from draftree.models.base import Nodes, prefill
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.tree import ROOT
 
 from ..heads import random_head
+from ..references import extended
 from ..tiny import FAMILIES, tiny
 from .trees import assert_cached, assert_close, expected, fresh, nodes, random_ids
 
@@ -43,7 +45,7 @@ def test_nodes_below_kept_ones_see_their_own_path(kind: str, keep: list[int], tr
     left = [tokens[n] for n in keep[trunk:]]
     assert row.length == len(committed)
     new = random_ids(rng, len(left) + 1)
-    logits = model.extend([row], [nodes(new, [ROOT, *range(len(left))])])[0]
+    logits = extended(model, [row], [nodes(new, [ROOT, *range(len(left))])])[0]
     below = [ROOT, *range(len(left))]
     whole = nodes([*left, *new], [*parents, *below])
     assert_close(logits, expected(kind, committed, whole)[len(left) :])
@@ -79,11 +81,11 @@ def test_hidden_states_follow() -> None:
     model.extend([row], [nodes(tokens, SHAPE)])
     model.prune(row, [0, 2, 4, 5], 2)
     text = prefill(model, [3, 4, 5, tokens[0], tokens[2], tokens[5]])
-    want = text.waiting_features()
-    assert_close(row.waiting_features(), want[:5])
-    assert_close(torch.cat(row.pending)[1], want[5])
+    want = feature_row(text).waiting_features()
+    assert_close(feature_row(row).waiting_features(), want[:5])
+    assert_close(torch.cat(feature_row(row).pending)[1], want[5])
     model.commit(row, [1])
-    assert_close(row.waiting_features(), want)
+    assert_close(feature_row(row).waiting_features(), want)
 
 
 def test_a_slot_takes_as_many_bytes_as_it_says() -> None:
@@ -94,19 +96,19 @@ def test_a_slot_takes_as_many_bytes_as_it_says() -> None:
         assert model.capabilities.slot_bytes * at.rows * at.slots == model.cache.nbytes
 
 
-TREE = Nodes(torch.tensor([2, 8, 4, 6]), torch.tensor([ROOT, 0, 0, 1]))
+TREE = Nodes.of([2, 8, 4, 6], [ROOT, 0, 0, 1])
 
 
 def test_a_heads_beams_are_fed_as_text_is() -> None:
     """Tokens that come with the target's hidden states are predicted as if they had been committed one by one."""
     target = HFModel(tiny(), self_test=False)
     head, prompt = random_head(target), [2, 4, 6, 8]
-    hidden = prefill(target, [*prompt, 2, 8, 6]).waiting_features()
-    other = prefill(target, [*prompt, 2, 4]).waiting_features()
+    hidden = feature_row(prefill(target, [*prompt, 2, 8, 6])).waiting_features()
+    other = feature_row(prefill(target, [*prompt, 2, 4])).waiting_features()
     row = head.open()
     head.advance([row], [torch.tensor(prompt[1:])], [hidden[:3]])
     features = torch.stack([hidden[3], hidden[4], other[4], hidden[5]])
-    logits = head.extend([row], [TREE], [features])[0]
+    logits = extended(head, [row], [TREE], [features])[0]
     for node, path in enumerate([[2], [2, 8], [2, 4], [2, 8, 6]]):
         alone = head.open()
         want = head.advance(

@@ -21,7 +21,7 @@ from draftree.errors import ConfigError, DraftreeWarning, ModelFileError, Unsupp
 from draftree.models.base import FINAL_STATE
 from draftree.models.heads.head_formats import describe, is_head
 from draftree.models.heads.published_head import PublishedHead, published_head
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 
 from ..published import KINDS, Recipe, eagle_head, saved
 from ..tiny import save_tiny, tiny

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from draftree.models.base import Nodes, Row, prefill
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
 
+from ..references import extended
 from ..tiny import FAMILIES, VOCAB, tiny
 from .cpu.test_fused_layers import LLAMA_KIND
 from .trees import assert_close, expected, random_ids, random_tree
@@ -37,16 +39,16 @@ def test_a_chunk_beside_trees_is_read_as_alone(
     rows = [prefill(model, prompt) for prompt in prompts]
     nodes = [Nodes.chain(random_ids(rng, size), wanted), *(random_tree(rng, n) for n in (1, 3, 12))]
     order = [2, 0, 3, 1]
-    together = model.extend([rows[i] for i in order], [nodes[i] for i in order])
+    together = extended(model, [rows[i] for i in order], [nodes[i] for i in order])
     assert (model.cache.placement.apart is not None) == (size == 60), "the larger chunk attends apart"
     for line, i in zip(together, order, strict=True):
-        alone = model.extend([prefill(model, prompts[i])], [nodes[i]])[0]
-        assert alone.shape == (nodes[i].logits, VOCAB)
-        assert_close(line[: nodes[i].logits], alone)
+        alone = extended(model, [prefill(model, prompts[i])], [nodes[i]])[0]
+        assert alone.shape == (nodes[i].scored, VOCAB)
+        assert_close(line[: nodes[i].scored], alone)
     model.commit(rows[0], range(size))
     model.commit(rows[3], [])
     then, read = random_tree(rng, 5), [*prompts[0], *nodes[0].tokens.tolist()]
-    after = model.extend([rows[3], rows[0]], [Nodes.chain([7]), then])
+    after = extended(model, [rows[3], rows[0]], [Nodes.chain([7]), then])
     assert_close(after[0, :1], expected(kind, prompts[3], Nodes.chain([7])))
     assert_close(after[1], expected(kind, read, then))
 
@@ -57,10 +59,10 @@ def test_empty_rows_read_their_prompts_beside_others() -> None:
     prompt, text, roots = (
         random_ids(rng, 8),
         random_ids(rng, 20),
-        Nodes(torch.tensor([5, 6, 7]), torch.tensor([-1, -1, 1])),
+        Nodes.of([5, 6, 7], [-1, -1, 1]),
     )
     rows = [prefill(model, prompt), model.open(), model.open()]
-    logits = model.extend(rows, [Nodes.chain([3]), Nodes.chain(text, wanted=1), roots])
+    logits = extended(model, rows, [Nodes.chain([3]), Nodes.chain(text, wanted=1), roots])
     assert_close(logits[0, :1], expected("llama", prompt, Nodes.chain([3])))
     assert_close(logits[1, :1], expected("llama", text[:-1], Nodes.chain(text[-1:])))
     assert_close(logits[2, 2:3], expected("llama", [6], Nodes.chain([7])))
@@ -74,7 +76,7 @@ def test_hidden_states_are_those_of_each_row() -> None:
     model.extend(rows, [Nodes.chain(text, wanted=0) for text in texts])
     for row, text in zip(rows, texts, strict=True):
         model.commit(row, range(len(text)))
-        assert_close(row.waiting_features(), model.model.base_model(input_ids=torch.tensor([text]))[0][0])
+        assert_close(feature_row(row).waiting_features(), model.model.base_model(input_ids=torch.tensor([text]))[0][0])
 
 
 def test_committed_hidden_states_do_not_keep_those_of_the_pass() -> None:
@@ -83,7 +85,7 @@ def test_committed_hidden_states_do_not_keep_those_of_the_pass() -> None:
     rows = [model.open(), model.open()]
     model.extend(rows, [Nodes.chain([1, 2]), Nodes.chain([3] * 50)])
     model.commit(rows[0], [0, 1])
-    states = rows[0].waiting_features()
+    states = feature_row(rows[0]).waiting_features()
     assert states.untyped_storage().nbytes() == states.nbytes
 
 
@@ -92,6 +94,6 @@ def test_rows_of_a_model_with_an_attention_of_its_own_are_read_one_by_one(kind: 
     rng, model = Random(3), HFModel(tiny(kind), self_test=False)
     model.model.set_attn_implementation("eager")
     prompts, trees = [random_ids(rng, n) for n in (5, 9)], [random_tree(rng, n) for n in (7, 2)]
-    logits = model.extend([prefill(model, prompt) for prompt in prompts], trees)
+    logits = extended(model, [prefill(model, prompt) for prompt in prompts], trees)
     for line, prompt, tree in zip(logits, prompts, trees, strict=True):
-        assert_close(line[: tree.logits], expected(kind, prompt, tree))
+        assert_close(line[: tree.scored], expected(kind, prompt, tree))

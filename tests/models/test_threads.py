@@ -15,10 +15,11 @@ from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.errors import CacheError
 from draftree.models.base import Nodes, prefill
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.request import Request
 
 from ..pairs import policy
+from ..references import extended
 from ..tiny import causal_logits, tiny
 
 PROMPTS = [11, 7, 5, 3], [2, 13, 17, 19, 23]
@@ -103,7 +104,7 @@ def test_closing_waits_for_another_threads_pass(model: HFModel) -> None:
     rows = [prefill(model, list(p)) for p in PROMPTS]
     logits: list[Tensor] = []
     closing = threading.Thread(target=model.close, args=(rows[1],))
-    with Gate(model).held(lambda: logits.append(model.extend([rows[0]], [Nodes.chain([6])]))):
+    with Gate(model).held(lambda: logits.append(extended(model, [rows[0]], [Nodes.chain([6])]))):
         closing.start()
         assert model.rows == 2
     closing.join()

@@ -39,7 +39,8 @@ from draftree.models.cpu.quantization import WEIGHT_FORMATS
 from draftree.models.heads.eagle_file import fits, load_head, save_head
 from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.probe import self_test
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.probe import self_test
 from draftree.policies.chains import CHAIN
 
 from ..pairs import policy
@@ -157,7 +158,7 @@ def test_a_head_scores_its_vocabulary_and_the_texts_tokens_with_their_biases() -
     target = ToyFeatureModel()
     head, row = head_of(target), prefill(target, [1, 2, 4])
     fed = head.open()
-    logits = head.advance([fed], [torch.tensor([2, 4])], [row.waiting_features()[:-1]])[0]
+    logits = head.advance([fed], [torch.tensor([2, 4])], [feature_row(row).waiting_features()[:-1]])[0]
     assert fed.tokens.tolist() == [*DRAFTED.tolist(), 4]
     assert torch.allclose(logits[:5], (fed.predicted[0] + target.bias)[fed.tokens], atol=1e-5)
     assert bool((logits[5:] == float("-inf")).all())
@@ -167,7 +168,7 @@ def test_a_head_of_a_quantized_backend_computes_in_float32_or_a_weight_format_of
     """Whatever the backend calls its own."""
     can = head_of(ToyFeatureModel(weight_format="Q4_1")).capabilities
     assert can.weight_format in WEIGHT_FORMATS
-    assert (can.dtype, can.device.type, can.attention) == (torch.float32, "cpu", "sdpa")
+    assert (can.dtype, can.device, can.attention) == ("float32", "cpu", "sdpa")
 
 
 def test_a_head_in_a_folder_knows_it_by_its_embeddings(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftree.models.base import Nodes, Row
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 
+from ..references import extended
 from ..tiny import MAX_LENGTH, VOCAB, causal_logits, tiny
 
 ATOL = 5e-5  # logits have a standard deviation near 1.7; a wrong position or mask moves them by tenths
@@ -66,7 +67,7 @@ def shallow_tree(rng: Random, size: int, depth: int) -> Nodes:
 
 
 def nodes(tokens: Sequence[int], parents: Sequence[int]) -> Nodes:
-    return Nodes(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
+    return Nodes.of(tokens, parents)
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:
@@ -102,5 +103,5 @@ def assert_cached(model: HFModel, kind: str, row: Row, committed: Sequence[int])
         assert_close(keys[row.slot, :, : row.length], true_keys[0])
         assert_close(values[row.slot, :, : row.length], true_values[0])
     if row.length < MAX_LENGTH:
-        assert_close(model.extend([row], [Nodes.chain([7])])[0], expected(kind, committed, Nodes.chain([7])))
+        assert_close(extended(model, [row], [Nodes.chain([7])])[0], expected(kind, committed, Nodes.chain([7])))
         model.commit(row, [])

@@ -49,7 +49,7 @@ def test_growing_and_finished_trees_have_the_same_features() -> None:
 
 def test_each_feature_is_what_its_name_says() -> None:
     half, quarter = math.log(0.5), math.log(0.25)
-    tree = DraftTree(
+    tree = DraftTree.of(
         torch.tensor([7, 8, 9]),
         torch.tensor([-1, -1, 0]),
         torch.tensor([1, 1, 2]),

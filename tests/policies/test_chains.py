@@ -9,14 +9,13 @@ import pytest
 
 from draftree.config import Budget
 from draftree.drafters.base import Scorer, TokenSource
-from draftree.drafters.distributions import Drawing
 from draftree.drafters.grow import TreeDrafter
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.chains import DynamicWindow, Threshold, Window
 from draftree.policies.methods import find_policy
 from draftree.request import Outcome, Request, StepCost
-from draftree.tree import DraftTree
+from draftree.tree import DraftTree, Drawing
 
 from ..drafters.test_ensemble import request_of
 from ..toy import Path, ScriptedScorer

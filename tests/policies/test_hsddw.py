@@ -15,14 +15,13 @@ from draftree.config import MAX_NODES, Budget, SamplingParams
 from draftree.drafters.base import Scorer, TokenSource
 from draftree.drafters.cascade.rounds import LoopBack
 from draftree.drafters.cascade.stages import CascadeSource
-from draftree.drafters.distributions import Drawing
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.drafters.spec import DrafterSpec
 from draftree.engines import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load_huggingface
 from draftree.policies.chains import CHAIN, DynamicWindow, Window
 from draftree.policies.fixed import StaticTree
@@ -30,6 +29,7 @@ from draftree.policies.methods import find_policy
 from draftree.request import Outcome, Request, StepCost
 from draftree.tracing.records import RunRecord
 from draftree.tracing.trace import read_trace
+from draftree.tree import Drawing
 
 from ..drafters.test_ensemble import request_of
 from ..pairs import costs
@@ -80,7 +80,8 @@ class Levels:
         tree = self.drafter.propose([self.request], [Budget(nodes)])[0]
         tokens = [*tree.tokens[:accepted].tolist(), 7]
         self.drafter.observe([Outcome(self.request, tree, list(range(accepted)), tokens, len(tokens), STEP)])
-        return tree.tokens.tolist()
+        drafted: list[int] = tree.tokens.tolist()
+        return drafted
 
     @property
     def taus(self) -> tuple[float, float]:

@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 import uvicorn
-from torch import Tensor
 
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.engines import make_engine
 from draftree.models.base import LanguageModel, Nodes, Row
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.scores import Scores
 from draftree.server.app import Server, ServerSettings
 from draftree.server.lifecycle import PATIENCE, patient
 from draftree.server.metrics import Metrics
@@ -56,7 +56,7 @@ def bytes_target(tags: bool | None = None) -> HFModel:
 class _Slow(HFModel):
     """A model whose answers take long enough to be left."""
 
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         time.sleep(0.02)
         return super().extend(rows, nodes)
 

@@ -20,7 +20,8 @@ from draftree.models.base import FINAL_STATE, FeatureSpec, Nodes, prefill
 from draftree.models.heads.eagle_network import EagleNetwork
 from draftree.models.heads.published_head import PublishedHead, published_head
 from draftree.models.heads.speculators_file import save_speculator
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.train.eagle_fit import Fit, FitRecipe, TrainedNetwork, evaluate
 from draftree.train.eagle_loss import Batch, loss, unrolled
 from draftree.train.eagle_training import draft_vocabulary
@@ -30,6 +31,7 @@ from draftree.train.responses import Response
 from ..heads import PROMPTS, frozen, random_network, responses
 from ..pairs import policy
 from ..published import FLAGS, ROPES, Config, Recipe, eagle_head, reference
+from ..references import extended
 from ..tiny import VOCAB, tiny
 
 EAGLE3 = ARCHITECTURES["eagle3"]
@@ -233,10 +235,10 @@ def test_it_drafts_what_the_format_makes_of_its_file(trained: Trained, target: H
     recipe = Written(folder=trained.folder, ids=LAYERS, rope={"rope_theta": 10000.0})
     prompt, further = PROMPTS[2], [38, 4, 6]
     head, row = eagle_head(trained.folder, target), prefill(target, prompt)
-    features, own = row.waiting_features(head.features)[:-1], head.open()
+    features, own = feature_row(row).waiting_features(head.features)[:-1], head.open()
     found = [head.advance([own], [torch.tensor(prompt[1:])], [features])[0]]
     for i, token in enumerate(further):
-        found.append(head.extend([own], [Nodes(torch.tensor([token]), torch.tensor([i - 1]))])[0, 0])
+        found.append(extended(head, [own], [Nodes.of([token], [i - 1])])[0, 0])
     matrices = target.embeddings(torch.arange(VOCAB)), target.output_rows(torch.arange(VOCAB))[0]
     want = reference(recipe, *matrices, prompt[1:], features, further)
     torch.testing.assert_close(torch.stack(found)[:, :40], want, atol=1e-4, rtol=1e-4)

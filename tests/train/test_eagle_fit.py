@@ -10,7 +10,7 @@ import torch
 
 from draftree.errors import ConfigError, RunError
 from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.train.eagle_fit import Fit, FitRecipe, evaluate
 from draftree.train.eagle_training import draft_vocabulary
 from draftree.train.head_architectures import regress

@@ -9,7 +9,8 @@ import torch
 
 from draftree.models.base import FINAL_STATE, FeatureSpec, Nodes, prefill
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_part, feature_row
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.train.eagle_loss import Batch, loss, unrolled
 from draftree.train.responses import Response
 
@@ -30,9 +31,9 @@ def target() -> HFModel:
 
 def response(target: HFModel, ids: list[int], prompt: int) -> Response:
     row = prefill(target, ids)
-    features = row.waiting_features()[:-1].clone()
+    features = feature_row(row).waiting_features()[:-1].clone()
     target.close(row)
-    return Response(0, 0.0, prompt, torch.tensor(ids), features, row.kept)
+    return Response(0, 0.0, prompt, torch.tensor(ids), features, feature_row(row).kept)
 
 
 def made(kind: str, target: HFModel, folder: Path) -> HeadModel:
@@ -45,14 +46,14 @@ def made(kind: str, target: HFModel, folder: Path) -> HeadModel:
 def test_unrolled_steps_equal_drafting(kind: str, target: HFModel, tmp_path: Path) -> None:
     head = made(kind, target, tmp_path)
     learned = response(target, LONG, prompt=5)
-    features = learned.kept.part(learned.features, head.features)
+    features = feature_part(learned.kept, learned.features, head.features)
     batch = Batch.of([response(target, LONG[3:9], prompt=2), learned], torch.device("cpu"), head.features)
     predicted = unrolled(head.network, target.embeddings(torch.arange(VOCAB)), batch, STEPS)
     for root in range(5, 9):
         row = head.open()
         head.advance([row], [learned.tokens[1 : root + 1]], [features[:root]])
         for depth in range(1, STEPS):
-            head.extend([row], [Nodes(learned.tokens[root + depth, None], torch.tensor([depth - 2]))])
+            head.extend([row], [Nodes.of(learned.tokens[root + depth, None], torch.tensor([depth - 2]))])
         for depth in range(STEPS):
             assert torch.allclose(predicted[depth][1, root - 4 + depth], row.predicted[depth], atol=1e-4)
         head.close(row)
@@ -62,12 +63,12 @@ def test_the_truth_is_the_hidden_state_of_the_position_itself(target: HFModel) -
     learned = response(target, LONG, prompt=5)
     batch = Batch.of([learned], torch.device("cpu"))
     at = batch.at[batch.valid]
-    final = learned.kept.part(learned.features, FINAL_STATE)
+    final = feature_part(learned.kept, learned.features, FINAL_STATE)
     assert torch.equal(batch.truth[batch.valid], final[4:])
     assert torch.equal(batch.tokens[0, at], learned.tokens[4:-1])
     assert torch.equal(batch.features[0, at], final[3:-1])
     two = Batch.of([learned], torch.device("cpu"), FeatureSpec((2, 0)))
-    wanted = learned.kept.part(learned.features, FeatureSpec((2, 0)))
+    wanted = feature_part(learned.kept, learned.features, FeatureSpec((2, 0)))
     assert torch.equal(two.features[0, at], wanted[3:-1]) and torch.equal(two.truth, batch.truth)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from draftree.errors import CacheError
 from draftree.models.base import prefill
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.train.responses import respond, respond_in_step
 
 from ..heads import PROMPTS

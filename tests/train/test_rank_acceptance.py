@@ -18,10 +18,11 @@ from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, RunError
 from draftree.models.base import prefill
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.torch_sampling import gumbel_noise
 from draftree.policies.base import Provenance
 from draftree.policies.fixed import Counts
-from draftree.sampling import gumbel_noise
+from draftree.sampling.noise import stream_key
 from draftree.train.rank_acceptance import AcceptanceMeasurement, Tally, TruePath, conclude, measure, ranks_along
 
 from ..pairs import drafter, target
@@ -79,7 +80,7 @@ def test_the_ranks_of_a_model_are_those_of_a_plain_forward(stride: int, temperat
     logits = causal_logits(weights, [*PROMPTS[0], *output])[len(PROMPTS[0]) - 1 : -1]
     if temperature:  # the drafter foresees the target's noise
         positions = range(len(PROMPTS[0]), len(PROMPTS[0]) + len(output))
-        logits = logits + gumbel_noise([5] * len(output), positions, logits.shape[1])
+        logits = logits + gumbel_noise([stream_key(5, position) for position in positions], logits.shape[1])
     ranks = [int((row > row[token]).sum()) for row, token in zip(logits, output, strict=True)]
     want = [ranks[start : start + 4] for start in range(1, len(output), stride)]
     assert along(made, policy, stride, temperature) == want

@@ -13,7 +13,7 @@ from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.best_paths import OptTree
 from draftree.request import Outcome
 from draftree.tracing.trace import Observer
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 
 def replay(model: HFModel, drafter: Drafter, prompt: list[int], text: list[int], nodes: int) -> list[Step]:
-    verifier = model if drafter.successors or model.tracked else None
+    verifier = model if drafter.reads_scores or model.tracked else None
     steps = []
     with Replay(drafter, prompt, text, SamplingParams(), target=verifier) as known:
         while known.left:

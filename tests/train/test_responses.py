@@ -14,7 +14,8 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
 from draftree.models.base import FINAL_STATE, FeatureSpec
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_part
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.train import head_data
 from draftree.train.head_data import HeadData, by_length
 from draftree.train.prompts import digest, encoded, shuffled
@@ -87,7 +88,7 @@ def test_hidden_states_of_layers_come_with_a_response(tmp_path: Path) -> None:
     for response in data.responses():
         assert response.kept == wanted
         embedded = model.embeddings(response.tokens[:-1]).clamp(-65504, 65504)
-        found = response.kept.part(response.features, FeatureSpec((0,))).float()
+        found = feature_part(response.kept, response.features, FeatureSpec((0,))).float()
         assert bool(response.features.isfinite().all()) and torch.allclose(found, embedded, rtol=1e-2)
     with pytest.raises(ConfigError, match="for another --arch: .*choose another --out"):
         HeadData.open(tmp_path / "a", RECIPE, PROMPTS)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.config import Budget
 from draftree.drafters.base import Scorer, UnscoredNode
-from draftree.drafters.distributions import Drawing, Drawn
+from draftree.drafters.distributions import Drawn
 from draftree.drafters.grow import grow
 from draftree.policies.base import Candidates, GrowthPolicy, Plan
-from draftree.tree import ROOT, DraftDistribution, DraftTree
+from draftree.sampling.warping import softmax
+from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
 from draftree.verify.match import Verdict
 from draftree.verify.rejection import TargetLogits, UniformDraws
 
@@ -46,9 +49,9 @@ class Chance:
         """See ``UniformDraws``."""
         return self.choose([chance, 1 - chance]) == 0
 
-    def draw(self, logits: Tensor, depth: int) -> int:
+    def draw(self, logits: NDArray[np.floating], depth: int) -> int:
         """See ``UniformDraws``."""
-        return self.choose(logits.double().softmax(-1).tolist())
+        return self.choose(softmax(logits).tolist())
 
 
 def outcomes(program: Callable[[Chance], T]) -> Iterator[tuple[T, float]]:
@@ -91,7 +94,7 @@ class DrawingScorer(Scorer):
         for f, count in enumerate(counts.tolist()):
             tokens[f, :count] = torch.tensor(self._children(self._distributions[f], count), dtype=torch.int64)
         logprobs = torch.stack(self._distributions).gather(1, tokens)
-        return Drawn(tokens, logprobs.float(), [DraftDistribution(x) for x in self._distributions])
+        return Drawn(tokens, logprobs.float(), [DraftDistribution(x.numpy()) for x in self._distributions])
 
     def _children(self, logits: Tensor, count: int) -> list[int]:
         logits, out = logits.clone(), list[int]()
@@ -124,7 +127,7 @@ def drawn_trees(
 
 def verdicts_of(judge: Judge, model: ToyModel, tree: DraftTree) -> Iterator[tuple[Verdict, float]]:
     """Every verdict on one tree, with its probability."""
-    return outcomes(lambda chance: judge(tree, lambda node, drawn: model.after([*PROMPT, *drawn]), chance))
+    return outcomes(lambda chance: judge(tree, lambda node, drawn: model.after([*PROMPT, *drawn]).numpy(), chance))
 
 
 def emitted_distribution(judge: Judge, model: ToyModel, trees: Iterator[tuple[DraftTree, float]]) -> Tensor:

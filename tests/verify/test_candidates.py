@@ -25,7 +25,8 @@ from draftree.errors import ConfigError
 from draftree.integrations.hf_generate import custom_generate
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
 from draftree.policies.fixed import StaticTree
-from draftree.sampling import gumbel_noise, warp
+from draftree.sampling.noise import gumbel_noise, stream_key
+from draftree.sampling.warping import warp
 from draftree.tracing.records import RunRecord
 from draftree.tracing.trace import read_trace
 
@@ -84,10 +85,12 @@ class Spy(GrowthPolicy):
 
 def expected(logits: Tensor, params: SamplingParams, position: int, kind: str) -> Tensor:
     """[V] log-probabilities: q is the warped draft distribution, or softmax(T (z + g))."""
-    z = warp(logits[None], params)[0].double()
+    z = torch.from_numpy(warp(logits.numpy(), params.warping)).double()
     if kind == "plain":
         return z.log_softmax(-1)
-    return (params.temperature * (z + gumbel_noise([params.seed or 0], [position], SIZE)[0])).log_softmax(-1)
+    return (
+        params.temperature * (z + torch.from_numpy(gumbel_noise(stream_key(params.seed or 0, position), SIZE)))
+    ).log_softmax(-1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
@@ -15,12 +17,13 @@ from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine, Generation
 from draftree.engines import load_engine
 from draftree.errors import ConfigError, UnknownNameError
+from draftree.integrations.hf_generate import as_processor
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.chains import EntropyStop
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
-from draftree.sampling import warp
+from draftree.sampling.warping import warp
 from draftree.verify.schemes import SCHEMES, Relaxed, Scheme
 
 from ..pairs import DRAFTERS, drafter, generated, policy, target
@@ -57,7 +60,8 @@ class Warped(ToyModel):
 
     def after(self, ids: object) -> Tensor:
         """[V] warped logits."""
-        return warp(super().after(ids)[None], self._params)[0]  # type: ignore[arg-type]
+        row = super().after(ids)  # type: ignore[arg-type]
+        return torch.from_numpy(warp(row.numpy(), self._params.warping))
 
 
 @pytest.mark.parametrize("scheme", DRAWING)
@@ -129,14 +133,14 @@ def test_the_target_as_its_own_drafter_is_accepted(scheme: str) -> None:
 def test_processors_shape_the_distribution_at_each_node(scheme: str) -> None:
     """A processor that allows one token after each path leaves no choice: drafts are refused, the text is its own."""
 
-    def counting(ids: Tensor, logits: Tensor) -> Tensor:
-        out = torch.full_like(logits, float("-inf"))
-        out[:, (int(ids[0, -1]) + 1) % logits.shape[-1]] = 0.0
-        return out
+    def counting(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        found = np.full_like(logits, -np.inf)
+        found[(ids[-1] + 1) % len(logits)] = 0.0
+        return found
 
     params = SamplingParams(max_tokens=8, temperature=1.0, seed=3, processors=(counting,))
     assert decode(scheme, "self", [[3, 4]], params)[0].token_ids == [5, 6, 7, 8, 9, 10, 11, 12]
-    penalised = SamplingParams(max_tokens=8, processors=(RepetitionPenaltyLogitsProcessor(1.5),))
+    penalised = SamplingParams(max_tokens=8, processors=(as_processor(RepetitionPenaltyLogitsProcessor(1.5)),))
     want = generated(tiny(), PROMPTS[0], 8, repetition_penalty=1.5)
     assert decode(scheme, "self", PROMPTS[:1], penalised)[0].token_ids == want
 

@@ -6,19 +6,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from draftree.drafters.distributions import Drawing
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.base import GrowthPolicy, highest
 from draftree.policies.chains import EntropyStop
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
-from draftree.tree import ROOT, DraftDistribution, DraftTree
+from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
 from draftree.verify.match import Verdict
-from draftree.verify.rejection import TargetLogits, UniformDraws, Visit, multi_round, relaxed, residual, walk
+from draftree.verify.rejection import TargetLogits, UniformDraws, Visit, log, multi_round, relaxed, residual, walk
 from draftree.verify.schemes import SCHEMES, Block, MultiRound, Relaxed, _OneByOne, find_scheme
 
 from ..toy import ToyModel
@@ -84,13 +85,13 @@ def altered(
 
 def by_value(tree: DraftTree) -> DraftTree:
     """Negative control: siblings (children of the root) in the order of their probabilities."""
-    order = tree.path_logprobs.argsort(descending=True, stable=True)
+    order = np.argsort(-tree.path_logprobs, kind="stable")
     return replace(tree, tokens=tree.tokens[order], path_logprobs=tree.path_logprobs[order])
 
 
 def pruned(tree: DraftTree) -> DraftTree:
     """Negative control: the most probable node alone survives."""
-    return tree.subset(highest(tree.path_logprobs, 1))
+    return tree.subset(highest(torch.from_numpy(tree.path_logprobs), 1).numpy())
 
 
 def unlucky(judge: Judge, tree: DraftTree, distribution: TargetLogits, draws: UniformDraws) -> Verdict:
@@ -103,7 +104,7 @@ def unlucky(judge: Judge, tree: DraftTree, distribution: TargetLogits, draws: Un
             refused, self.first = self.first, False
             return not refused and draws.accepts(chance)
 
-        def draw(self, logits: Tensor, depth: int) -> int:
+        def draw(self, logits: NDArray[np.floating], depth: int) -> int:
             return draws.draw(logits, depth)
 
     return judge(tree, distribution, Refusing())
@@ -128,7 +129,7 @@ def test_a_chain_shortened_for_what_its_last_token_is_is_caught() -> None:
     model, drafter = pair(4, seed=1)
 
     def shortened(tree: DraftTree) -> DraftTree:
-        return tree.subset(torch.tensor([True, float(tree.path_logprobs.diff()) > -1.5]))
+        return tree.subset(np.array([True, float(np.diff(tree.path_logprobs)[0]) > -1.5]))
 
     trees = altered(drawn_trees(drafter, StaticTree(width=1, depth=2), Block.drawing, 9), shortened)
     assert variation(Block().accept, model, trees) > 1e-3
@@ -157,6 +158,10 @@ def distributions(vocab: int, seed: int) -> tuple[Tensor, Tensor]:
     return model.after(PROMPT).softmax(-1), drafter.after(PROMPT).softmax(-1)
 
 
+def left_of(p: Tensor, q: Tensor) -> Tensor:
+    return torch.from_numpy(residual(p.numpy(), q.numpy()))
+
+
 def refused(p: Tensor, q: Tensor, draws: int) -> float:
     """Probability that draws without replacement are all refused: (1 - beta) in each round, x by what refuses it."""
     excess = (q - p).clamp(min=0)
@@ -167,7 +172,7 @@ def refused(p: Tensor, q: Tensor, draws: int) -> float:
         rest = q.clone()
         rest[x] = 0
         rest = rest / rest.sum() if float(rest.sum()) else rest
-        total += float(excess[x]) * refused(residual(p, q), rest, draws - 1)
+        total += float(excess[x]) * refused(left_of(p, q), rest, draws - 1)
     return total
 
 
@@ -179,7 +184,7 @@ def test_the_acceptance_of_rounds_is_one_less_the_product_of_refusals(width: int
     missed, left = 1.0, p
     for _ in range(width):
         missed *= 1 - float(torch.minimum(left, q).sum())
-        left = residual(left, q)
+        left = left_of(left, q)
     assert accepted_at_the_root("multi-round-replacement", width, 5, seed) == pytest.approx(1 - missed, abs=1e-12)
 
 
@@ -233,7 +238,7 @@ def test_no_more_children_are_drawn_than_the_distribution_can_give() -> None:
 
 
 def place(p: list[float], children: list[int], entropy: float = 0.0) -> Visit:
-    return Visit(torch.tensor(p, dtype=torch.float64).log(), children, None, 0, entropy)
+    return Visit(log(np.array(p)), children, None, 0, entropy)
 
 
 def relaxed_distribution(p: list[float], children: list[int], allowed: Callable[[float], int]) -> list[float]:
@@ -274,8 +279,8 @@ def test_a_function_that_gives_no_count_is_refused(answer: object) -> None:
 
 
 def test_a_sparse_draft_distribution_is_read_at_its_tokens() -> None:
-    dense = DraftDistribution(torch.tensor([0.25, 0.75]).log(), torch.tensor([3, 1])).dense(5)
-    assert dense.exp().tolist() == pytest.approx([0, 0.75, 0, 0.25, 0])
+    dense = DraftDistribution(np.log([0.25, 0.75]), np.array([3, 1])).dense(5)
+    assert np.exp(dense).tolist() == pytest.approx([0, 0.75, 0, 0.25, 0])
 
 
 def test_a_walk_reads_only_the_distributions_of_the_nodes_that_it_visits() -> None:
@@ -283,9 +288,9 @@ def test_a_walk_reads_only_the_distributions_of_the_nodes_that_it_visits() -> No
     tree, _ = next(drawn_trees(drafter, StaticTree(2, 2), MultiRound.drawing, 9))
     asked: list[int] = []
 
-    def distribution(node: int, drawn: object) -> Tensor:
+    def distribution(node: int, drawn: object) -> NDArray[np.floating]:
         asked.append(node)
-        return model.after([*PROMPT, *tree.tokens[[n for n in asked if n != ROOT]].tolist()])
+        return model.after([*PROMPT, *tree.tokens[[n for n in asked if n != ROOT]].tolist()]).numpy()
 
     verdict = walk(tree, distribution, partial(multi_round, replacement=False), Chance([]))
     assert asked == [ROOT, *verdict.path]
@@ -308,16 +313,14 @@ def test_the_draft_must_be_unsure_too_where_both_are_asked_for(draft: float, loo
 
 
 def test_the_draft_entropy_is_that_of_the_node_whose_children_are_judged() -> None:
-    tree = DraftTree(
-        torch.tensor([0, 1]), torch.tensor([ROOT, 0]), torch.tensor([1, 2]), torch.zeros(2), torch.tensor([0.1, 0.9])
-    )
+    tree = DraftTree.of([0, 1], [ROOT, 0], [1, 2], [0.0, 0.0], [0.1, 0.9])
     seen = []
 
     def decide(at: Visit, draws: UniformDraws) -> int:
         seen.append(at.entropy)
         return at.children[0]
 
-    walk(tree, lambda node, drawn: torch.zeros(3), decide, Chance([0] * 9))
+    walk(tree, lambda node, drawn: np.zeros(3), decide, Chance([0] * 9))
     assert seen == pytest.approx([0.1, 0.9])
 
 

@@ -11,35 +11,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from ..config import SamplingParams
-from ..sampling import derive_seed, gumbel_noise, uniform, warp
+from ..sampling.draws import Draws
+from ..sampling.noise import derive_seed, stream_key, uniform
+from ..sampling.warping import F, draw, log_sum_exp, softmax, warp
+from ..scores import edited
 from .params import BeamWarp
 
 
 def target_distributions(
-    logits: Tensor, params: SamplingParams, beam_warp: BeamWarp, histories: Sequence[Sequence[int]]
-) -> Tensor:
+    rows: NDArray[np.float32], params: SamplingParams, beam_warp: BeamWarp, draws: Sequence[Draws] = ()
+) -> NDArray[np.floating]:
     """[R, V] log-probabilities (nats) of the next token, whose sums score beams: float64 sampled, float32 searched.
 
     Args:
-        logits: [R, V].
+        rows: [R, V] logits.
         params: how the request is decoded.
         beam_warp: where beams are sampled: "token" warps these rows, "joint" leaves that to ``beam_distribution``.
-        histories: [R] token ids before each row's token, prompt included; read where there are processors.
+        draws: [R] of the beams, whose penalties, biases and processors act on the rows; none: nothing acts on them.
     """
+    rows = rows if params.temperature else np.stack([_log_softmax(row) for row in rows])
+    if draws:
+        rows = np.stack([own.processed(edited(row, own.edit(())), ()) for row, own in zip(rows, draws, strict=True)])
     if not params.temperature:
-        return _processed(logits.float().log_softmax(-1), params, histories)
-    rows = _processed(logits.float(), params, histories)
-    return (warp(rows, params) if beam_warp == "token" else rows).double().log_softmax(-1)
+        return rows
+    warped = [warp(row, params.warping) for row in rows] if beam_warp == "token" else rows
+    return np.stack([_log_softmax(row.astype(np.float64)) for row in warped])
+
+
+def _log_softmax(row: NDArray[F]) -> NDArray[F]:
+    found: NDArray[F] = row - row.dtype.type(log_sum_exp(row))
+    return found
 
 
 def beam_distribution(
-    scores: Sequence[float], counts: Sequence[int], logprobs: Tensor, params: SamplingParams, beam_warp: BeamWarp
-) -> Tensor:
-    """[R, V] float64 p_beam, or q_beam of a drafter: the probability of each cell (beam, token); sums to 1 (Eq. 1).
+    scores: Sequence[float],
+    counts: Sequence[int],
+    logprobs: NDArray[np.floating],
+    params: SamplingParams,
+    beam_warp: BeamWarp,
+) -> NDArray[np.float64]:
+    """[R, V] p_beam, or q_beam of a drafter: the probability of each cell (beam, token); sums to 1 (Eq. 1).
 
     "token": p(beam) p(token | beam), normalised; the warp is in ``logprobs``, and so in the scores. "joint":
     T o p_beam, where temperature, top-k, top-p and min-p act on the cells log p(beam) + log p(token | beam) of all
@@ -53,25 +68,12 @@ def beam_distribution(
         params: temperature, top_k, top_p, min_p.
         beam_warp: what they act on.
     """
-    copies = torch.tensor(counts).to(logprobs.device)
-    cells = torch.tensor(scores, dtype=torch.float64).to(logprobs.device)[:, None] + logprobs
+    copies, cells = np.array(counts), np.array(scores, np.float64)[:, None] + logprobs
     if beam_warp == "joint":
-        every = cells.repeat_interleave(copies, 0)
-        cells = warp(every.reshape(1, -1), params).view_as(every)[copies.cumsum(0) - copies]
-    cells = cells + copies.double().log()[:, None]
-    return cells.flatten().softmax(0).view_as(cells)
-
-
-def _processed(rows: Tensor, params: SamplingParams, histories: Sequence[Sequence[int]]) -> Tensor:
-    if not params.processors:
-        return rows
-    done = []
-    for row, history in zip(rows.split(1), histories, strict=True):
-        ids = torch.tensor([list(history)]).to(rows.device, non_blocking=True)
-        for processor in params.processors:
-            row = processor(ids, row)
-        done.append(row)
-    return torch.cat(done)
+        every = cells.repeat(copies, 0)
+        cells = warp(every.reshape(-1), params.warping).reshape(every.shape)[copies.cumsum() - copies]
+    cells = cells + np.log(copies)[:, None]
+    return softmax(cells.reshape(-1)).reshape(cells.shape)
 
 
 _ACCEPTANCE, _DRAFTS, _BEAMS, _DRAWS = 3, 4, 5, 6
@@ -99,7 +101,7 @@ class BeamDraws:
         self._accepting += 1
         return uniform(derive_seed(self.seed, _ACCEPTANCE, self._accepting), self.root) <= probability
 
-    def draft_cells(self, cells: Tensor, count: int, depth: int) -> list[Cell]:
+    def draft_cells(self, cells: NDArray[np.float64], count: int, depth: int) -> list[Cell]:
         """Independent draws of drafted beams, by inverse distribution functions.
 
         Args:
@@ -117,7 +119,7 @@ class BeamDraws:
                 tokens[i] = token
         return list(zip(rows, tokens, strict=True))
 
-    def target_cells(self, cells: Tensor, numbers: Sequence[int], position: int) -> list[Cell]:
+    def target_cells(self, cells: NDArray[np.float64], numbers: Sequence[int], position: int) -> list[Cell]:
         """The target's own draws: the beam by its inverse distribution function, the token by Gumbel noise.
 
         Args:
@@ -127,14 +129,17 @@ class BeamDraws:
         """
         seeds = [self.seed if n == 0 else derive_seed(self.seed, _DRAWS, n) for n in numbers]
         rows = _picked(cells.sum(-1), [uniform(derive_seed(self.seed, _BEAMS, n), position) for n in numbers])
-        noise = gumbel_noise(seeds, [position] * len(seeds), cells.shape[-1], cells.device)
-        return list(zip(rows, (cells[rows].log() + noise).argmax(-1).tolist(), strict=True))
+        with np.errstate(divide="ignore"):
+            tokens = [
+                draw(np.log(cells[row]), stream_key(seed, position)) for row, seed in zip(rows, seeds, strict=True)
+            ]
+        return list(zip(rows, tokens, strict=True))
 
 
-def _picked(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
+def _picked(weights: NDArray[np.float64], uniforms: Sequence[float]) -> list[int]:
     """The entries at which the running sum of ``weights`` passes each uniform draw's share of the whole."""
-    sums = weights.cumsum(0)
-    at = torch.tensor(uniforms, dtype=torch.float64).to(sums.device) * sums[-1]
-    last = int((weights > 0).nonzero()[-1])  # rounding may carry a draw to the end
-    found: list[int] = torch.searchsorted(sums, at, right=True).clamp(max=last).tolist()
+    sums = weights.cumsum()
+    at = np.array(uniforms) * sums[-1]
+    last = int(np.flatnonzero(weights > 0)[-1])  # rounding may carry a draw to the end
+    found: list[int] = np.minimum(np.searchsorted(sums, at, side="right"), last).tolist()
     return found

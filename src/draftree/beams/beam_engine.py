@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from ..config import SamplingParams, typed
@@ -16,7 +17,7 @@ from ..drafters.heads.eagle import EagleSource
 from ..engine.limits import each_params, fitted
 from ..engine.token_rules import for_request
 from ..errors import ConfigError
-from ..models.base import ForestModel, LanguageModel, prefill
+from ..models.base import ForestModel, LanguageModel, prefill_scored
 from ..request import Stats
 from ..text import Prompt, Tokenizer, encode
 from .beam_distributions import BeamDraws, target_distributions
@@ -186,8 +187,8 @@ class BeamEngine:
         beams = request.beams
         drafts = beams.nodes if self.source else 0
         self.target.reserve(1, len(request.ids) + (request.params.max_tokens or 0) + beams.width + drafts)
-        request.trunk.row = row = prefill(self.target, request.ids)
-        request.tree = TreeRow(row, request.root)
+        request.trunk.row, scores = prefill_scored(self.target, request.ids)
+        request.tree = TreeRow(request.trunk.row, request.root, scores.logits([0])[0])
         request.drafting = self._depths is not None and (beams.depth is not None or self._depths.opens(request))
         if self.source is not None and request.drafting:
             self.source.open(request.trunk)
@@ -249,9 +250,9 @@ class BeamEngine:
             _count(stats.drafted, node.length - request.length - 1)
         stats.drafted_layers += sum(bool(layer.drafts) for layer in forest.layers)
         while True:
-            logits = torch.stack([tree.logits[node] for node in request.ends])
-            histories = [request.history(node) for node in request.ends] if params.processors else []
-            logprobs = target_distributions(logits, params, request.beams.warp, histories)
+            logits = np.stack([tree.logits[node] for node in request.ends])
+            draws_of = [request.draws(node) for node in request.ends]
+            logprobs = target_distributions(logits, params, request.beams.warp, draws_of)
             if params.temperature:
                 sample(request, logprobs, forest, depth, draws)
             else:

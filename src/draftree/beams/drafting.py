@@ -8,18 +8,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from ..config import Budget
 from ..drafters.base import BeamSource, UnscoredNode
-from ..drafters.distributions import Drawing
 from ..drafters.heads.eagle import EagleSource
 from ..errors import DraftreeError, DraftreeWarning
 from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, kept_or_measured
 from ..policies.base import Candidates
-from ..tree import ROOT
+from ..tree import ROOT, Drawing
 from .beam_distributions import BeamDraws, beam_distribution
 from .forest import BeamNode, BeamRequest
 from .params import DEEPEST, DEFAULT_DEPTH
@@ -194,8 +193,8 @@ def _unread(source: BeamSource, g: _Growing, b: int) -> list[UnscoredNode]:
 
 def _drawn(g: _Growing, draws: BeamDraws, found: Candidates, rows: range) -> Mapping[BeamNode, int]:
     """W_S independent draws from q_beam; those that go on, and how often each was drawn."""
-    parents, request, after = g.nodes, g.request, g.request.open_tree.row.logits
-    logprobs = torch.stack([found.distributions[row].dense(len(after), after.device) for row in rows])
+    parents, request, vocab_size = g.nodes, g.request, g.request.open_tree.vocab_size
+    logprobs = np.stack([found.distributions[row].dense(vocab_size) for row in rows])
     cells = beam_distribution([node.score for node in parents], g.counts, logprobs, request.params, request.beams.warp)
     drafts = []
     for row, token in draws.draft_cells(cells, request.drafted, len(g.layers)):
@@ -220,7 +219,7 @@ def _top(g: _Growing, found: Candidates, rows: range) -> Mapping[BeamNode, int]:
     return dict.fromkeys(drafts, 1)
 
 
-_NO_CELLS: Tensor = torch.zeros(0)
+_NO_CELLS = np.zeros(0)
 
 
 def _node(g: _Growing, parent: BeamNode, token: int, logprob: float) -> BeamNode:

@@ -6,15 +6,13 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
 from ..config import SamplingParams
 from ..errors import CacheError
 from ..models.base import ForestModel, Nodes, Row
 from ..request import Request
+from ..sampling.draws import Draws
 from ..text import NoText
-from ..tree import ROOT
+from ..tree import ROOT, Floats
 from .params import BeamParams
 
 
@@ -55,19 +53,21 @@ class TreeRow:
     Attributes:
         row: the model's.
         base: the last committed node.
+        vocab_size: V.
         numbers: uncommitted nodes -> their numbers in the row, ascending.
-        logits: [V] after nodes that were fed; only running beams' ends outlive ``keep``.
+        logits: [V] after nodes that were fed, copies; only running beams' ends outlive ``keep``.
 
     Args:
         row: holds the prompt.
         root: the last token of it.
+        logits: [V] after it.
     """
 
-    def __init__(self, row: Row, root: BeamNode) -> None:
+    def __init__(self, row: Row, root: BeamNode, logits: Floats) -> None:
         self.row = row
-        self.base = root
+        self.base, self.vocab_size = root, len(logits)
         self.numbers: dict[BeamNode, int] = {}
-        self.logits: dict[BeamNode, Tensor] = {root: row.logits}
+        self.logits: dict[BeamNode, Floats] = {root: logits}
 
     @property
     def slots(self) -> int:
@@ -91,7 +91,7 @@ class TreeRow:
         self.numbers |= {node: start + i for i, node in enumerate(nodes)}
         parents = [self.numbers.get(_above(node), ROOT) for node in nodes]
         tokens = [node.token for node in nodes]
-        return Nodes(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
+        return Nodes.of(tokens, parents)
 
     def keep(self, model: ForestModel, ends: Sequence[BeamNode]) -> tuple[list[int], list[BeamNode]]:
         """Drop what is not on the paths to ``ends``, which are all of one length; commit what lies above all of them.
@@ -119,10 +119,11 @@ class TreeRow:
 def feed(model: ForestModel, trees: Sequence[TreeRow], nodes: Sequence[Sequence[BeamNode]]) -> None:
     """One pass over new nodes, parents first; trees without any take no part."""
     fed = [(tree, new) for tree, new in zip(trees, nodes, strict=True) if new]
-    fed.sort(key=lambda pair: pair[0].row.slot)  # storage order: no logits are copied
+    fed.sort(key=lambda pair: pair[0].row.slot)  # storage order
     if fed:
-        found = model.extend([tree.row for tree, _ in fed], [tree.append(new) for tree, new in fed])
-        for (tree, new), logits in zip(fed, found, strict=True):
+        scores = model.extend([tree.row for tree, _ in fed], [tree.append(new) for tree, new in fed])
+        logits = iter(scores.logits(range(scores.starts[-1])))
+        for tree, new in fed:
             tree.logits |= dict(zip(new, logits, strict=False))
 
 
@@ -269,6 +270,10 @@ class BeamRequest:
     def history(self, node: BeamNode) -> list[int]:
         """Token ids up to a node, prompt included."""
         return [*self.ids, *node.tokens]
+
+    def draws(self, node: BeamNode) -> Draws:
+        """What acts on the logits after a node."""
+        return Draws(self.params, self.seed, self.history(node), len(self.ids))
 
     def ended(self, node: BeamNode) -> str | None:
         """Why a beam ends with this node, if it does."""

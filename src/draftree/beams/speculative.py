@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from ..sampling.warping import largest
 from .beam_distributions import BeamDraws, Cell, beam_distribution
 from .forest import Beam, BeamNode, BeamRequest
 
@@ -29,7 +30,7 @@ class DraftLayer:
     """
 
     parents: Sequence[BeamNode]
-    cells: Tensor
+    cells: NDArray[np.float64]
     drafts: Sequence[BeamNode]
 
 
@@ -52,7 +53,7 @@ class DraftForest:
         return node
 
 
-def search(request: BeamRequest, logprobs: Tensor, forest: DraftForest) -> None:
+def search(request: BeamRequest, logprobs: NDArray[np.floating], forest: DraftForest) -> None:
     """One layer of beam search, by transformers' rule (``GenerationMixin._beam_search``).
 
     Of the (1 + number of end tokens, at least 2) W most probable continuations those that end and are among the first W
@@ -64,13 +65,10 @@ def search(request: BeamRequest, logprobs: Tensor, forest: DraftForest) -> None:
         forest: what was drafted.
     """
     beams, parents = request.beams, request.ends
-    scores = logprobs + torch.tensor([n.score for n in parents]).to(logprobs.device, non_blocking=True)[:, None]
-    count = max(2, 1 + len(request.eos_ids)) * beams.width
-    top = scores.flatten().topk(min(count, scores.numel()))
-    found = torch.stack([top.values.double(), top.indices.double()]).tolist()
+    scores = (logprobs + np.array([n.score for n in parents], np.float32)[:, None]).reshape(-1)
     running, ended = list[BeamNode](), list[BeamNode]()
-    for rank, (score, index) in enumerate(zip(*found, strict=True)):
-        row, token = divmod(int(index), logprobs.shape[-1])
+    for rank, index in enumerate(largest(scores, max(2, 1 + len(request.eos_ids)) * beams.width).tolist()):
+        (row, token), score = divmod(index, logprobs.shape[-1]), float(scores[index])
         if score == -math.inf:
             break
         node = forest.child(parents[row], token, score)
@@ -98,7 +96,9 @@ def _improvable(request: BeamRequest) -> bool:
     return best > request.finished[-1].score
 
 
-def sample(request: BeamRequest, logprobs: Tensor, forest: DraftForest, depth: int, draws: BeamDraws) -> None:
+def sample(
+    request: BeamRequest, logprobs: NDArray[np.floating], forest: DraftForest, depth: int, draws: BeamDraws
+) -> None:
     """One layer of beam sampling (Eq. 1): independent draws from p_beam over (running beam, next token).
 
     Of W beams the finished ones stay, and only the others are drawn.
@@ -117,7 +117,7 @@ def sample(request: BeamRequest, logprobs: Tensor, forest: DraftForest, depth: i
         cells = _verified(request, p, forest.layers[depth], position, draws)
     else:
         cells = draws.target_cells(p, range(request.unfinished), position)
-    logs = logprobs[tuple(torch.tensor(cells).T.to(logprobs.device))].tolist()
+    logs = [float(logprobs[cell]) for cell in cells]
     drawn: Counter[BeamNode] = Counter()
     made: dict[Cell, BeamNode] = {}
     for cell, log in zip(cells, logs, strict=True):
@@ -130,20 +130,21 @@ def sample(request: BeamRequest, logprobs: Tensor, forest: DraftForest, depth: i
     request.done = not request.running or not request.unfinished
 
 
-def _verified(request: BeamRequest, p: Tensor, layer: DraftLayer, position: int, draws: BeamDraws) -> list[Cell]:
+def _verified(
+    request: BeamRequest, p: NDArray[np.float64], layer: DraftLayer, position: int, draws: BeamDraws
+) -> list[Cell]:
     """The beams of a drafted layer; p: [R, V] p_beam over the running beams."""
     beams, parents = request.beams, request.ends
     drafted = {parent: r for r, parent in enumerate(layer.parents)}
     rows = {parent: r for r, parent in enumerate(parents)}
-    here = torch.tensor([drafted[parent] for parent in parents]).to(p.device)
-    residuals = Residuals(p, layer.cells[here])
+    residuals = Residuals(p, layer.cells[[drafted[parent] for parent in parents]])
     width = request.unfinished
     if beams.threshold is not None:
         alphas = residuals.mean_acceptances(len(layer.drafts))
         width = width_for(alphas, beams.threshold, min(beams.min_width, width), width)
     drafts = [(rows[n.parent] if n.parent in rows else -1, n.token) for n in layer.drafts]
 
-    def draw(cells: Tensor, numbers: Sequence[int]) -> list[Cell]:
+    def draw(cells: NDArray[np.float64], numbers: Sequence[int]) -> list[Cell]:
         return draws.target_cells(cells, numbers, position)
 
     cells, _ = verify(residuals, drafts, width, draws.accepts, draw)
@@ -161,7 +162,7 @@ class Residuals:
         q: [R, V] float64, sums to 1 or less.
     """
 
-    def __init__(self, p: Tensor, q: Tensor) -> None:
+    def __init__(self, p: NDArray[np.float64], q: NDArray[np.float64]) -> None:
         self.p, self.q = p, q
         self._factors, self._sums = [0.0], [1.0]
 
@@ -169,7 +170,7 @@ class Residuals:
         while len(self._factors) <= rejected:
             factor = self._factors[-1] + self._sums[-1]
             self._factors.append(factor)
-            self._sums.append(float((self.p - factor * self.q).clamp_(min=0).sum()))
+            self._sums.append(float(np.maximum(self.p - factor * self.q, 0).sum()))
 
     def acceptance(self, cell: Cell, rejected: int) -> float:
         """min(1, p'(x) / q(x)), the probability of accepting a draft x after so many rejections in a row."""
@@ -178,12 +179,12 @@ class Residuals:
         left, total = max(0.0, p - self._factors[rejected] * q), self._sums[rejected]
         return min(1.0, left / (total * q)) if total * q > 0 else float(left > 0)
 
-    def distribution(self, rejected: int) -> Tensor:
+    def distribution(self, rejected: int) -> NDArray[np.float64]:
         """[R, V] p' after so many rejections, not normalised; p where nothing is left, which has probability 0."""
         self._upto(rejected)
         if self._sums[rejected] <= 0:
             return self.p
-        return (self.p - self._factors[rejected] * self.q).clamp_(min=0)
+        return np.maximum(self.p - self._factors[rejected] * self.q, 0)
 
     def mean_acceptances(self, drafts: int) -> list[float]:
         """[drafts] alpha_j = sum(min(p_j, q)), the probability of accepting a draft after j - 1 rejections (Eq. 4)."""
@@ -222,7 +223,7 @@ def width_for(alphas: Sequence[float], threshold: float, least: int, most: int) 
     return min(most, max(least, width))
 
 
-Draw = Callable[[Tensor, Sequence[int]], list[Cell]]
+Draw = Callable[[NDArray[np.float64], Sequence[int]], list[Cell]]
 """(a distribution, numbers among the layer's beams) -> a draw from it for each."""
 
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from ..config import SamplingParams
 from ..constraint import followed
-from ..models.base import LanguageModel, prefill
+from ..models.base import LanguageModel, prefill_scored
 from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, STOCK
-from ..sampling import Draws, gumbel_noise, warp
+from ..sampling.draws import Draws
+from ..sampling.noise import gumbel_noise
 from ..verify.schemes import find_scheme
 from .contestants import AR, Entry
 from .results import AnswerRecord, read_summary
@@ -146,7 +147,6 @@ class Difference:
     near_tie: bool
 
 
-@torch.inference_mode()
 def first_difference(
     target: LanguageModel, prompt_ids: Sequence[int], one: Sequence[int], other: Sequence[int], params: SamplingParams
 ) -> Difference | None:
@@ -157,14 +157,14 @@ def first_difference(
     if shared in (len(one), len(other)):
         return Difference(shared, None, near_tie=False)
     seed, ids = params.seed or 0, [*prompt_ids, *one[:shared]]
-    row = prefill(target, ids)
+    row, scores = prefill_scored(target, ids)
     state = None if params.constraint is None else followed(params.constraint.start(), one[:shared])
-    draws = Draws([params], [seed], [ids], [state])
-    logits = draws.process(row.logits[None].float(), torch.empty((1, 0), dtype=torch.int64, device=row.logits.device))
+    draws = Draws(params, seed, ids, len(prompt_ids), state)
+    logits = draws.warped(scores, 0, ()).astype(np.float64)
     target.close(row)
     if params.temperature > 0:
-        logits = warp(logits, params) + gumbel_noise([seed], [len(ids)], logits.shape[-1], logits.device)
-    gap = float((logits[0, one[shared]] - logits[0, other[shared]]).abs())
+        logits += gumbel_noise(draws.key(0), len(logits))
+    gap = abs(float(logits[one[shared]] - logits[other[shared]]))
     can = target.capabilities
     allowed = NEAR_TIES.get(can.weight_format, LARGEST_GAP) if can.rounding is None else can.rounding
     return Difference(shared, gap, gap <= allowed)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Unpack
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from ..beams.beam_engine import BeamEngine
@@ -285,7 +286,7 @@ def _parts(total: float, s: Seconds) -> Parts:
 
 def step_columns(outcomes: Sequence[Outcome], stats: Stats, target: float, drafter: float) -> StepColumns:
     """What the steps of one answer did; seconds inside the passes of the target and of what drafts by a model."""
-    counts = torch.zeros((2, BINS), dtype=torch.int64)
+    counts = np.zeros((2, BINS), np.int64)
     for outcome in outcomes:
         counts += _by_probability(outcome)
     reached, accepted = counts.tolist()
@@ -307,13 +308,13 @@ def step_columns(outcomes: Sequence[Outcome], stats: Stats, target: float, draft
     )
 
 
-def _by_probability(outcome: Outcome) -> torch.Tensor:
+def _by_probability(outcome: Outcome) -> NDArray[np.int64]:
     """[2, BINS] reached and accepted nodes by draft probability; reached are the children of accepted nodes."""
     tree, path = outcome.tree, outcome.path
-    above = torch.cat([tree.path_logprobs, torch.zeros(1)])[tree.parents]  # ROOT reads the last
-    bins = ((tree.path_logprobs - above).exp() * BINS).long().clamp(0, BINS - 1)
-    seen = torch.isin(tree.parents, torch.tensor([ROOT, *path]))
-    return torch.stack([torch.bincount(bins[which], minlength=BINS) for which in (seen, path)])
+    above = np.append(tree.path_logprobs, np.float32(0))[tree.parents]  # ROOT reads the last
+    bins = np.clip((np.exp(tree.path_logprobs - above) * BINS).astype(np.int64), 0, BINS - 1)
+    seen = np.isin(tree.parents, [ROOT, *path])
+    return np.stack([np.bincount(bins[which], minlength=BINS) for which in (seen, path)])
 
 
 class Models:

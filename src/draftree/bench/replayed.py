@@ -102,7 +102,7 @@ class ReplayContestant(EngineContestant):
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         known, made = self._models.answer(prompt, params), self.engine.speculation
         drafter, outcomes, (_, before) = made.drafter, list[Outcome](), self.inside()
-        target = self._models.target if drafter.successors else None  # it learns from the passes themselves
+        target = self._models.target if drafter.reads_scores else None  # it learns from the passes themselves
         most = params.max_tokens or len(known.ids)
         with Replay(drafter, prompt, known.ids, params, known.features, target, known.kept) as replay:
             while replay.left:

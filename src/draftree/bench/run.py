@@ -31,18 +31,18 @@ _RESET_PEAK = "5"
 """What /proc/self/clear_refs takes to let the peak of resident memory start anew (proc(5), Linux 4.0)."""
 
 
-def reset_peak(device: torch.device) -> None:
+def reset_peak(device: str) -> None:
     """Let ``peak_memory`` start anew; outside Linux and CUDA the peak is that of the whole life of the process."""
-    if device.type == "cuda":
+    if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
     else:
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
 
 
-def peak_memory(device: torch.device) -> int | None:
+def peak_memory(device: str) -> int | None:
     """Most bytes since ``reset_peak``: allocated on the accelerator, or resident of the process; None: not known."""
-    if device.type == "cuda":
+    if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated(device))
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -217,7 +217,7 @@ class Meter:
         return sum((now - before) % most for now, before, most in counts) / self._per_joule
 
 
-def _nvml_meter(nvml: Any, device: torch.device) -> Meter:
+def _nvml_meter(nvml: Any, device: str) -> Meter:
     """An accelerator's own counter of millijoules (NVIDIA, from Volta on)."""
     nvml.nvmlInit()
     uuid = torch.cuda.get_device_properties(device).uuid  # its number, among those this process sees, is not NVML's
@@ -231,9 +231,9 @@ def _rapl_meter(zones: Sequence[Path]) -> Meter:
     return Meter(lambda: [int((zone / "energy_uj").read_text()) for zone in zones], ranges, 1e6)
 
 
-def find_meter(device: torch.device, folder: Path = _RAPL) -> Meter | None:
+def find_meter(device: str, folder: Path = _RAPL) -> Meter | None:
     """The meter of what a model on this device takes; None: the machine has none that this user may read."""
-    if device.type == "cuda":
+    if device.startswith("cuda"):
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:

@@ -83,7 +83,7 @@ def calibrate(
         max_tokens=max_tokens,
         temperature=temperature,
         seed=params.seed or 0,
-        dtype=str(model.capabilities.dtype),
+        dtype=model.capabilities.dtype,
         weight_format=model.capabilities.weight_format,
     )
     tally = Tally.load(path.with_name(f"{path.name}.part"), calibration, force=force)

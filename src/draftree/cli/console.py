@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.text import Text
 from rich.tree import Tree
 
@@ -97,7 +98,7 @@ class Trees(Observer):
             )
         )
         branches = {ROOT: root}
-        columns = drafted.parents.tolist(), drafted.tokens.tolist(), drafted.path_logprobs.exp().tolist()
+        columns = drafted.parents.tolist(), drafted.tokens.tolist(), np.exp(drafted.path_logprobs).tolist()
         for node, (parent, t, probability) in enumerate(zip(*columns, strict=True)):
             mark, style = ("✓ ", DRAFTED) if node in path else ("", "dim")
             text = Text(f"{mark}{self._text_of(t)} {probability:.2f}", style=style)

@@ -16,7 +16,7 @@ from ..models.cost_profile import FULL, Grid, Profile, measure_and_keep, profile
 from ..models.cpu.openmp import WAITING
 from ..models.heads.head_formats import describe, is_head
 from ..models.heads.mtp import mtp_layers
-from ..models.huggingface import HFModel
+from ..models.huggingface.hf_model import HFModel
 from ..progress import out
 from .console import plot_file
 from .options import ComputeOptions, whole, with_options
@@ -71,7 +71,7 @@ def info(
     for what, value in {
         "model": can.name,
         "architecture": can.architecture,
-        "parameters": f"{can.parameters / 1e6:.1f} million, {str(can.dtype).removeprefix('torch.')} on {can.device}",
+        "parameters": f"{can.parameters / 1e6:.1f} million, {can.dtype} on {can.device}",
         "longest sequence": f"{can.max_length} tokens ({can.max_length_reason})",
         "vocabulary": f"{can.vocab_size} tokens, end of sequence {sorted(can.eos_ids)}",
         "linear layers": f"{can.weight_format}: {can.linear_layers}",

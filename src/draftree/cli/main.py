@@ -19,8 +19,8 @@ from ..config import DEFAULT_NODES
 from ..drafters.registry import DRAFTERS
 from ..drafters.spec import LOOPS
 from ..errors import DraftreeWarning, InputError, RunError
+from ..models.huggingface.tensor_parallel import processes, run_on_ranks
 from ..models.loading import load_part
-from ..models.tensor_parallel import processes, run_on_ranks
 from ..policies.methods import METHODS
 from ..progress import out
 from ..verify.schemes import SCHEMES

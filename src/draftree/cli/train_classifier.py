@@ -111,7 +111,7 @@ def classifier(
             max_tokens=max_tokens,
             negatives=negatives,
             seed=source.seed,
-            dtype=str(model.capabilities.dtype),
+            dtype=model.capabilities.dtype,
         ),
         force=force,
     )

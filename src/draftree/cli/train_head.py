@@ -114,10 +114,10 @@ def head(
         prompts=digest(encoded_prompts),
         max_tokens=max_tokens,
         seed=source.seed,
-        dtype=str(model.capabilities.dtype),
+        dtype=model.capabilities.dtype,
     )
     if bf16 is None:  # where it multiplies faster than float32
-        bf16 = model.capabilities.device.type == "cuda" or bool(torch.cpu._is_avx512_bf16_supported())
+        bf16 = model.capabilities.device.startswith("cuda") or bool(torch.cpu._is_avx512_bf16_supported())
     training = HeadTraining(
         target=model,
         architecture=architecture,

@@ -21,8 +21,8 @@ from ..models.abilities import TimedModel
 from ..models.base import LanguageModel
 from ..policies.base import Candidates, GrowthPolicy
 from ..request import Outcome, Request
-from ..tree import DraftTree
-from .distributions import Drawing, Drawn
+from ..tree import DraftTree, Drawing
+from .distributions import Drawn
 
 
 @runtime_checkable
@@ -35,7 +35,7 @@ class Drafter(Protocol):
             children in another.
         policy: what shapes its trees; None: it drafts nothing.
         parts: names of the drafters that ``DraftTree.origins`` tell apart, in the order of their bits.
-        successors: how many of the target's most probable tokens after each verified node it learns from; 0: none.
+        reads_scores: it learns from the target's scores of verified nodes (``Outcome.top``).
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
         host: the target whose rows it drafts on; None: it needs none.
     """
@@ -53,7 +53,7 @@ class Drafter(Protocol):
     def parts(self) -> tuple[str, ...]: ...
 
     @property
-    def successors(self) -> int: ...
+    def reads_scores(self) -> bool: ...
 
     @property
     def learns(self) -> bool: ...
@@ -100,7 +100,7 @@ class NoDrafter:
 
     name = "none"
     passes = 0
-    successors = 0
+    reads_scores = False
     learns = False
     policy: GrowthPolicy | None = None
     parts = ("none",)
@@ -237,9 +237,9 @@ class TokenSource(ABC):
         return own + sum(source.pass_seconds for source in self.sources)
 
     @property
-    def successors(self) -> int:
-        """How many of the target's most probable tokens after each verified node it learns from; 0: none."""
-        return max((source.successors for source in self.sources), default=0)
+    def reads_scores(self) -> bool:
+        """It learns from the target's scores of verified nodes (``Outcome.top``)."""
+        return any(source.reads_scores for source in self.sources)
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         """Make ready to draft (``Drafter.prepare``)."""

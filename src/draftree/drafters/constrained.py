@@ -52,7 +52,7 @@ class AllowedScorer(Scorer):
         allowed = torch.ones_like(found.tokens, dtype=torch.bool)
         for row, state in enumerate(self._states.of(nodes)):
             if state is not None:
-                allowed[row] = state.allows(found.tokens[row])
+                allowed[row] = torch.from_numpy(state.allows(found.tokens[row].numpy()))
         return replace(found, logprobs=found.logprobs.masked_fill(~allowed, float("-inf")))
 
     def draw(self, counts: Tensor) -> Drawn:

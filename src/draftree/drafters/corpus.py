@@ -14,8 +14,8 @@ from ..errors import ConfigError
 from ..models.abilities import tokenizer_of
 from ..models.base import LanguageModel
 from ..request import Request
+from ..tree import Drawing
 from .base import Scorer, TokenSource
-from .distributions import Drawing
 from .indexes import LONGEST, TOKEN_BYTES, CorpusIndex, Tail, read_texts
 from .ngram import NgramScorer
 from .token_recycling import vocabulary_of

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..constraint import ConstraintState, masked
+from ..constraint import ConstraintState
+from ..models.huggingface.torch_sampling import gumbel_noise, gumbel_noise_of, largest, warp_rows
 from ..policies.base import Candidates
 from ..request import Request
-from ..sampling import DRAFT_NOISE, derive_seed, gumbel_noise, gumbel_noise_of, largest, warp_rows
-from ..tree import DraftDistribution
-
-
-class Drawing(Enum):
-    """Which k children a node gets from its draft distribution q."""
-
-    COUPLED = "the k that the target will most probably draw, given the noise that it shares"
-    TOP = "the k most probable"
-    WITHOUT_REPLACEMENT = "k draws without replacement"
-    WITH_REPLACEMENT = "k draws with replacement"
-    TOP_AND_ONE = "the k - 1 most probable, then one draw from the rest of q"
-
-    @property
-    def random(self) -> bool:
-        """Children are drawn."""
-        return self not in (Drawing.COUPLED, Drawing.TOP)
+from ..sampling.noise import DRAFT_NOISE, derive_seed, stream_key
+from ..scores import allowed_tokens
+from ..tree import DraftDistribution, Drawing
 
 
 class Drawn(NamedTuple):
@@ -147,8 +133,31 @@ def draw(logits: Tensor, counts: Sequence[int], keys: Sequence[Key], drawing: Dr
 
 def _noise(keys: Sequence[Key], draws: Sequence[int], logits: Tensor) -> Tensor:
     """[R, V] for each key and draw index."""
-    seeds = [derive_seed(key.seed, DRAFT_NOISE, key.node, i) for key, i in zip(keys, draws, strict=True)]
-    return gumbel_noise(seeds, [key.position for key in keys], logits.shape[-1], logits.device)
+    pairs = zip(keys, draws, strict=True)
+    streams = [stream_key(derive_seed(key.seed, DRAFT_NOISE, key.node, i), key.position) for key, i in pairs]
+    return gumbel_noise(streams, logits.shape[-1], logits.device)
+
+
+def _masked(logits: Tensor, states: Sequence[ConstraintState | None], entries: Sequence[Tensor] | None) -> Tensor:
+    """[R, K] logits with -inf for tokens that a row's state does not allow, in new memory where there is any.
+
+    Of a row none of whose entries are allowed everything stays: nothing is drafted there, and no token that is drawn
+    there follows.
+
+    Args:
+        entries: [R] of [K] or less, the ids of the logits' entries; None: entry i is token i.
+    """
+    found = logits
+    for row, state in enumerate(states):
+        if state is None or (mask := state.mask) is None:
+            continue
+        if found is logits:
+            found = logits.clone()
+        own = allowed_tokens(mask, logits.shape[1]) if entries is None else state.allows(entries[row].cpu().numpy())
+        allowed = torch.from_numpy(own)
+        if bool(allowed.any()):
+            found[row, : len(allowed)].masked_fill_(~allowed.to(logits.device, non_blocking=True), float("-inf"))
+    return found
 
 
 _FLOOR = torch.finfo(torch.float32).min
@@ -170,8 +179,7 @@ class DraftLogits:
         self,
         scored: list[tuple[Request, int]],
         logits: Tensor,
-        batch: Tensor,
-        column: Tensor,
+        slots: Sequence[int],
         width: int,
         tokens: Sequence[Tensor] | None = None,
         *,
@@ -182,41 +190,42 @@ class DraftLogits:
 
         Args:
             scored: [F] the nodes, by request and number.
-            logits: [B, n, K] on the model's device.
-            batch, column: [F] where each node's are.
+            logits: [W, K] on the model's device.
+            slots: [F] where each node's are.
             width: most candidates of a node.
             depths: [F] of the nodes, 0 for a root.
-            tokens: for each of the B [K] or less, the ids of the entries; those beyond are -inf. None: 0 to K - 1.
+            tokens: for each node [K] or less, the ids of the entries; those beyond are -inf. None: 0 to K - 1.
             states: [F] of the requests' constraints at the nodes; empty: there are none.
         """
         self._scored, parts, distributions = scored, [], []
-        constrained = any(states)
-        rows = batch.tolist() if tokens and (self._drawing.random or constrained) else []
-        entries = [tokens[b] for b in rows] if tokens else []
+        constrained, entries = any(states), list(tokens or ())
         self._tokens = entries if self._drawing.random else []
         params = [request.params for request, _ in scored]
-        whole = logits.shape[0] == 1 and logits.shape[1] == len(scored)  # a pass of one request: nothing to pick out
-        if not whole:
-            batch, column = torch.stack([batch, column]).to(logits.device, non_blocking=True)
-        names = [pad(t, (0, logits.shape[-1] - t.shape[0])) for t in tokens] if tokens else []
-        named = names[0] if whole and names else torch.stack(names) if names else None
+        warpings = [p.warping for p in params]
+        whole = list(slots) == list(range(len(logits)))  # nothing to pick out
+        at = torch.tensor(slots).to(logits.device, non_blocking=True)
+        lists = {id(ids): ids for ids in entries}
+        names = [pad(ids, (0, logits.shape[-1] - ids.shape[0])) for ids in lists.values()]
+        number = {key: i for i, key in enumerate(lists)}
+        named = torch.stack(names)[[number[id(ids)] for ids in entries]] if len(names) > 1 else None
+        named = names[0].expand(len(scored), -1) if len(names) == 1 else named
         coupled = self._drawing is Drawing.COUPLED and any(p.temperature for p in params)
-        noise, heard = self._noise(scored, depths, logits, batch, named) if coupled else (logits, [])
-        for at in range(0, batch.shape[0], _CHUNK):
-            chunk = slice(at, at + _CHUNK)
-            some = (logits[0, chunk] if whole else logits[batch[chunk], column[chunk]]).float()
+        noise, heard = self._noise(scored, depths, logits, named) if coupled else (logits, [])
+        for first in range(0, len(scored), _CHUNK):
+            chunk = slice(first, first + _CHUNK)
+            some = (logits[chunk] if whole else logits[at[chunk]]).float()
             if constrained:
-                some = masked(some, states[chunk], entries[chunk] or None)
-            warped = warp_rows(some, params[chunk])
+                some = _masked(some, states[chunk], entries[chunk] or None)
+            warped = warp_rows(some, warpings[chunk])
             if coupled:
                 random = [f for f, p in enumerate(params[chunk]) if p.temperature]
-                scale = torch.tensor([params[at + f].temperature for f in random])[:, None].to(warped.device)
-                own = [heard[at + f] for f in random]
+                scale = torch.tensor([params[first + f].temperature for f in random])[:, None].to(warped.device)
+                own = [heard[first + f] for f in random]
                 shared = noise if own == list(range(len(noise))) else noise[own]
                 if len(random) == len(warped):
                     warped.add_(shared).mul_(scale)
                 else:
-                    warped[random] = (warped[random] + shared) * scale
+                    warped[random] = (warped[random] + shared).float() * scale
             elif self._drawing.random:
                 warped = warped.log_softmax(-1)
                 distributions.append(warped.clone())
@@ -225,10 +234,7 @@ class DraftLogits:
             # log sum exp x = x - log p of any x, the largest for precision; entropy = log sum exp x - sum p x
             total = best[:, :1] - p.gather(1, where[:, :1]).log_()
             entropy = total - torch.linalg.vecdot(p, warped.clamp_(min=_FLOOR))[:, None]  # 0 log 0 = 0
-            if named is None:
-                ids = where
-            else:
-                ids = named[where] if whole else named[batch[chunk, None], where]
+            ids = where if named is None else named[chunk].gather(1, where)
             parts.append(torch.cat([ids.double(), (best - total).double(), entropy.double()], dim=1))
         if distributions:
             self._logits = torch.cat(distributions)
@@ -238,32 +244,32 @@ class DraftLogits:
 
     def _distribution(self, f: int) -> DraftDistribution:
         """What follows the f-th of the nodes that were scored last."""
-        own = self._tokens[f] if self._tokens else None
-        return DraftDistribution(self._logits[f] if own is None else self._logits[f, : len(own)], own)
+        logits = self._logits[f].cpu().numpy()
+        if not self._tokens:
+            return DraftDistribution(logits)
+        return DraftDistribution(logits[: len(self._tokens[f])], self._tokens[f].cpu().numpy())
 
     def _noise(
         self,
         scored: list[tuple[Request, int]],
         depths: Sequence[int],
         logits: Tensor,
-        batch: Tensor,
         named: Tensor | None,
     ) -> tuple[Tensor, list[int]]:
         """([S, K] the target's noise at each position that is scored, [F] which of them a node hears).
 
         Args:
-            named: [B, K] or [K] int64 ids of the entries; None: entry i is token i.
+            named: [F, K] int64 ids of the entries; None: entry i is token i.
         """
         heard = [(request, depth) for (request, _), depth in zip(scored, depths, strict=True)]
         first = {place: f for f, place in reversed(list(enumerate(heard)))}
-        seeds, positions = [s.seed for s, _ in first], [len(s.ids) + depth for s, depth in first]
+        keys = [stream_key(request.seed, len(request.ids) + depth) for request, depth in first]
         if named is None:
-            noise = gumbel_noise(seeds, positions, logits.shape[-1], logits.device)
+            noise = gumbel_noise(keys, logits.shape[-1], logits.device)
         else:
-            ids = named[None] if named.ndim == 1 else named[batch[list(first.values())]]
-            noise = gumbel_noise_of(seeds, positions, ids)
+            noise = gumbel_noise_of(keys, named[list(first.values())])
         number = {place: i for i, place in enumerate(first)}
-        return noise, [number[place] for place in heard]
+        return noise.float(), [number[place] for place in heard]
 
     @torch.inference_mode()
     def draw(self, counts: Tensor) -> Drawn:

@@ -12,19 +12,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from ..config import Budget
 from ..errors import ConfigError, RunError
 from ..models.base import FeatureSpec, ForestModel, LanguageModel, Nodes, Row
+from ..models.huggingface.features import feature_row
+from ..models.huggingface.torch_scores import tensor_of
 from ..models.prefixes import PrefixCache
 from ..policies.base import Candidates
 from ..request import Outcome, Request
-from ..tree import ROOT
+from ..scores import Scores
+from ..tree import ROOT, Drawing
 from .base import BeamSource, Grown, Scorer, UnscoredNode
 from .constrained import NodeStates
-from .distributions import DraftLogits, Drawing, Drawn
+from .distributions import DraftLogits, Drawn
 
 log = logging.getLogger("draftree.drafters")
 
@@ -146,8 +148,8 @@ class ModelSource(BeamSource):
                 self.model.commit(state.row, [])
             state.slots = {node: slot for node, slot in state.slots.items() if slot < state.kept}
 
-    def tokens(self, rows: Sequence[Row]) -> Sequence[Tensor] | None:
-        """For each row [K] int64, the ids of its logits' entries; None: entry i is token i."""
+    def tokens(self, row: Row) -> Tensor | None:
+        """[K] int64, the ids of a row's logits' entries; None: entry i is token i."""
         return None
 
     def has_read(self, request: Request, node: int) -> bool:
@@ -157,7 +159,7 @@ class ModelSource(BeamSource):
     def hidden(self, request: Request, node: int, wanted: FeatureSpec) -> Tensor:
         """[F] its model's hidden states at a node that it has read; the model tracks them."""
         state = self._states[request]
-        return state.row.pending_feature(state.slots[node], wanted)
+        return feature_row(state.row).pending_feature(state.slots[node], wanted)
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Follow the trees' pruning."""
@@ -215,11 +217,10 @@ class ModelScorer(Scorer):
         """Feed nodes, and the waiting tokens of requests whose roots are among them, in one pass."""
         fed: dict[int, tuple[list[int], list[int]]] = {}
         scored_of: Counter[int] = Counter()
-        column = []
         for b, node, parent, token in nodes:
             state = self._source.opened(self._requests[b]) if node == ROOT else self._state(b)
             tokens, parents = fed.setdefault(b, ([], []))
-            start = state.row.parents.shape[0]
+            start = len(state.row.parents)
             if node == ROOT:
                 tokens += self._requests[b].ids[state.row.length :]
                 parents += range(ROOT, len(tokens) - 1)
@@ -228,21 +229,20 @@ class ModelScorer(Scorer):
                 parents.append(state.slots[parent])
             state.slots[node] = start + len(tokens) - 1
             self._depths[b, node] = 0 if node == ROOT else self._depths.get((b, parent), 0) + 1
-            column.append(scored_of[b])
             scored_of[b] += 1
-        rows = {b: i for i, b in enumerate(fed)}
-        new = [Nodes(torch.tensor(t), torch.tensor(p), scored_of[b]) for b, (t, p) in fed.items()]
+        new = [Nodes.of(tokens, parents, scored_of[b]) for b, (tokens, parents) in fed.items()]
         scored = [(self._requests[b], node) for b, node, _, _ in nodes]
         depths = [self._depths[b, node] for b, node, _, _ in nodes]
-        batch = torch.tensor([rows[b] for b, *_ in nodes])
-        own = [self._state(b).row for b in rows]
-        logits = self._pass(own, new, nodes)[..., : self._source.vocab_size]
+        own = {b: self._state(b).row for b in fed}
+        logits = tensor_of(self._pass([*own.values()], new, nodes))[:, : self._source.vocab_size]
         self._source._passes += 1
-        named, states, columns = self._source.tokens(own), self._states.of(nodes), torch.tensor(column)
-        return self._logits.candidates(scored, logits, batch, columns, width, named, depths=depths, states=states)
+        ids = {b: self._source.tokens(row) for b, row in own.items()}
+        named = [found for b, *_ in nodes if (found := ids[b]) is not None]
+        states, slots = self._states.of(nodes), range(len(nodes))  # nodes come in the order of their rows
+        return self._logits.candidates(scored, logits, slots, width, named, depths=depths, states=states)
 
-    def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Tensor:
-        """[B, n, V] logits after ``new``: the unscored nodes, and before them what waits in their rows."""
+    def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Scores:
+        """Scores after ``new``: the unscored nodes, and before them what waits in their rows."""
         return self._source.model.extend(rows, new)
 
     def draw(self, counts: Tensor) -> Drawn:

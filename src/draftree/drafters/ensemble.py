@@ -21,9 +21,9 @@ from ..errors import ConfigError
 from ..policies.auto.calibration import Calibration, Tried, first_or_not
 from ..policies.base import Candidates
 from ..request import Outcome, Request
-from ..tree import ROOT, DraftTree
+from ..tree import ROOT, DraftTree, Drawing
 from .base import Grown, Scorer, TokenSource, UnscoredNode
-from .distributions import Drawing, candidates_of
+from .distributions import candidates_of
 
 _LEAST = 0.005
 """Candidates that their source finds less probable than this are left out."""
@@ -116,11 +116,13 @@ class EnsembleSource(TokenSource):
             part.settle(requests, grown if enabled else none)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Calibrate each part by the target's tokens, and notify all parts."""
+        """Calibrate each part by the target's tokens, and notify all parts; one that is disabled learns no scores."""
         if self._scorer is not None:
             for row, outcome in enumerate(outcomes):
                 self._calibration.learn(self._scorer.tried(row, outcome.tokens[: outcome.taken]))
-        super(EnsembleSource, self).observe(outcomes)
+        unscored = [replace(outcome, scores=None) for outcome in outcomes]
+        for part, enabled in zip(self.parts, self._enabled, strict=True):
+            part.observe(outcomes if enabled else unscored)
 
     def close(self, request: Request) -> None:
         self._limits.pop(request, None)

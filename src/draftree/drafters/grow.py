@@ -28,10 +28,9 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..policies.base import Frontier, Growth, GrowthPolicy, Plan, Pool, best_per_row, count_within, highest
 from ..request import Outcome, Request
-from ..tree import ROOT, DraftDistribution, DraftTree
+from ..tree import ROOT, DraftDistribution, DraftTree, Drawing
 from .base import Grown, Scorer, TokenSource, UnscoredNode
 from .constrained import AllowedScorer
-from .distributions import Drawing
 
 
 @dataclass(slots=True)
@@ -63,11 +62,8 @@ class TreeDrafter:
         return (self.name,) if len(parts) == 1 else tuple(part.name for part in parts)
 
     @property
-    def successors(self) -> int:
-        """Of the parts that are enabled."""
-        parts = self.source.parts
-        enabled = (self._plan and self._plan.enabled) or [True] * len(parts)
-        return max(on * part.successors for part, on in zip(parts, enabled, strict=True))
+    def reads_scores(self) -> bool:
+        return self.source.reads_scores
 
     @property
     def learns(self) -> bool:
@@ -338,7 +334,15 @@ def _finish(
     every = torch.cat(found) if found else None
     origins = [None if every is None else every[m] for m in own]
     pools = [
-        DraftTree(tokens[m], parents[m], depths[m], paths[m], entropies[m], q, parts)
+        DraftTree.of(
+            tokens[m].numpy(),
+            parents[m].numpy(),
+            depths[m].numpy(),
+            paths[m].numpy(),
+            entropies[m].numpy(),
+            q,
+            None if parts is None else parts.numpy(),
+        )
         for m, q, parts in zip(own, drawn_from, origins, strict=True)
     ]
     grown = []
@@ -351,7 +355,7 @@ def _finish(
         elif not bool(keep.any()):
             grown.append(_NOTHING)
         else:
-            grown.append(Grown(pool.subset(keep), keep.nonzero()[:, 0]))
+            grown.append(Grown(pool.subset(keep.numpy()), keep.nonzero()[:, 0]))
         if len(grown[-1].tree) > budget.nodes:
             raise ConfigError(f"the policy kept {len(grown[-1].tree)} nodes of {budget.nodes}: prune to the budget")
     return grown

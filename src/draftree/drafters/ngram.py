@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +22,10 @@ from ..constraint import ConstraintState
 from ..errors import ConfigError
 from ..policies.base import Candidates
 from ..request import Request
-from ..tree import ROOT, DraftDistribution
+from ..tree import ROOT, DraftDistribution, Drawing
 from .base import BeamSource, Scorer, UnscoredNode
 from .constrained import NodeStates
-from .distributions import Drawing, Drawn, Key, candidates_of, draw
+from .distributions import Drawn, Key, candidates_of, draw
 from .indexes import NgramIndex, Tail
 
 _FORCED = 0.99
@@ -113,7 +114,7 @@ class NgramScorer(Scorer):
         blend = self._indexes[b].predict(self._tails[b, node])
         if state is None or not blend:
             return blend
-        allowed = state.allows(torch.tensor(list(blend))).tolist()
+        allowed = state.allows(np.array(list(blend))).tolist()
         return {token: p for (token, p), open_ in zip(blend.items(), allowed, strict=True) if open_}
 
     def draw(self, counts: Tensor) -> Drawn:
@@ -130,5 +131,5 @@ class NgramScorer(Scorer):
                 key = Key(request.seed, len(request.ids), node)
                 columns = draw(logits[None], [count], [key], drawing)[0]
                 tokens[f, :count], logprobs[f, :count] = known[columns], logits[columns]
-                distributions[f] = DraftDistribution(logits, known) if drawing.random else None
+                distributions[f] = DraftDistribution(logits.numpy(), known.numpy()) if drawing.random else None
         return Drawn(tokens, logprobs, distributions)

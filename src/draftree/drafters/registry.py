@@ -54,8 +54,8 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
         VocabularyError: it has another vocabulary.
     """
     can, options = target.capabilities, ModelOptions()
-    if can.device.type != "cpu":
-        options["device"] = str(can.device)
+    if can.device != "cpu":
+        options["device"] = can.device
     if can.weight_format in WEIGHT_FORMATS:
         options["weight_format"] = can.weight_format
     try:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -23,10 +24,9 @@ from ..errors import ConfigError, DraftreeWarning, RunError
 from ..models.base import LanguageModel
 from ..policies.base import Candidates
 from ..request import Outcome, Request
-from ..sampling import Successors
-from ..tree import ROOT
+from ..tree import ROOT, Drawing
 from .base import Scorer, TokenSource, UnscoredNode
-from .distributions import Drawing, candidates_of
+from .distributions import candidates_of
 
 FORMAT = "draftree recycled successors"
 VERSION = "1"
@@ -131,13 +131,13 @@ class SuccessorTable:
         self._probabilities = np.zeros((capacity, width), dtype=np.float32)
         self._rows: OrderedDict[Context, int] = OrderedDict()  # a dict would search its front for what it has lost
 
-    def put(self, contexts: Sequence[Context], found: Successors) -> None:
-        """Successors found after ``contexts`` ([R]); of one that is there twice, the last ones stay."""
+    def put(self, contexts: Sequence[Context], tokens: NDArray[np.int32], probabilities: NDArray[np.float32]) -> None:
+        """[R, k] successors found after [R] contexts; of one that is there twice, the last ones stay."""
         last = {context: i for i, context in enumerate(contexts)}
         at, rows = [self._row(context) for context in last], list(last.values())
-        width = min(found.tokens.shape[1], self._tokens.shape[1])
-        self._tokens[at, :width] = found.tokens.numpy()[rows, :width]
-        self._probabilities[at, :width] = np.exp(found.logprobs.numpy()[rows, :width])
+        width = min(tokens.shape[1], self._tokens.shape[1])
+        self._tokens[at, :width] = tokens[rows, :width]
+        self._probabilities[at, :width] = probabilities[rows, :width]
 
     def _row(self, context: Context) -> int:
         """A context's row, the oldest one's for a new context when all are taken."""
@@ -176,8 +176,8 @@ class SuccessorTable:
         """Take over what was known elsewhere, the latest of it where it is too much."""
         contexts, tokens, probabilities = (x[-len(self._tokens) :] for x in entries)
         if len(contexts):
-            found = Successors(tokens, probabilities.log())
-            self.put([(before, token) for before, token in contexts.tolist()], found)
+            keys = [(before, token) for before, token in contexts.tolist()]
+            self.put(keys, tokens.numpy(), probabilities.numpy())
 
 
 @dataclass(slots=True)
@@ -210,8 +210,8 @@ class TokenRecyclingSource(TokenSource):
         return "recycle"
 
     @property
-    def successors(self) -> int:
-        return self.width
+    def reads_scores(self) -> bool:
+        return True
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         """Read the file.
@@ -233,15 +233,15 @@ class TokenRecyclingSource(TokenSource):
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Keep the successors of every verified node; where a context was there twice, those on the accepted path."""
         for outcome in outcomes:
-            if outcome.successors is not None:
+            if (found := outcome.top(self.width)) is not None:
                 tree, ids = outcome.tree, outcome.request.ids[: -outcome.taken]
-                tokens = [*tree.tokens.tolist(), ids[-1]]  # ROOT reads the last
-                before = [ids[-2] if len(ids) > 1 else ANY, *(tokens[parent] for parent in tree.parents.tolist())]
+                of_node = [*tree.tokens.tolist(), ids[-1]]  # ROOT reads the last
+                before = [ids[-2] if len(ids) > 1 else ANY, *(of_node[parent] for parent in tree.parents.tolist())]
                 rows = [*range(1, len(tree) + 1), 0, *(n + 1 for n in outcome.path)]
-                contexts = [(before[r], tokens[r - 1]) for r in rows]
-                found = Successors(outcome.successors.tokens[rows], outcome.successors.logprobs[rows])
-                self._table.put([(ANY, token) for _, token in contexts], found)
-                self._table.put(contexts, found)
+                contexts = [(before[r], of_node[r - 1]) for r in rows]
+                tokens, probabilities = found.tokens[rows], np.exp(found.logprobs[rows])
+                self._table.put([(ANY, token) for _, token in contexts], tokens, probabilities)
+                self._table.put(contexts, tokens, probabilities)
 
     def close(self, request: Request) -> None:
         """Write the file when no request is left; where that fails, warn and go on."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 import torch
-from torch import Tensor
 
 from ..config import MAX_NODES, Budget, SamplingParams, typed
 from ..drafters.base import Drafter, NoDrafter
@@ -25,7 +24,7 @@ from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import PrefixCache
 from ..policies.base import node_budget
 from ..request import Logprobs, Outcome, Request, StepCost
-from ..sampling import Draws, Successors, successors
+from ..scores import Scores
 from ..text import Prompt, Tokenizer, encode, text_stream
 from ..tracing.trace import Observer, Setup
 from ..tree import DraftTree
@@ -50,6 +49,7 @@ class _Part:
         decodes: its prompt has been read.
         weight: what its tokens count beside those of other requests (``Budget.weight``).
         tree: drafted below the head.
+        first: slot of the first of its tokens that are scored.
         verdict: on the tree; None: the head does not end with the request's last token.
         logprobs: of its tokens, where they were asked for.
         taken: tokens that the request took of the verdict.
@@ -62,6 +62,7 @@ class _Part:
     decodes: bool
     weight: float = 1.0
     tree: DraftTree = field(default_factory=DraftTree.empty)
+    first: int = 0
     verdict: Verdict | None = None
     logprobs: list[Logprobs] = field(default_factory=list)
     taken: int = 0
@@ -82,12 +83,25 @@ class _Part:
             return Nodes.chain(self.head)
         return Nodes.below(self.head, self.tree) if self.ends else Nodes.chain(self.head, 0)
 
-    def score(self, logits: Tensor, count: int) -> None:
-        """Find the prompt's log-probabilities by the head's logits, of which the last come first from then on."""
-        at, ids = self.row.length, self.request.ids
-        tokens = ids[at + 1 : at + 1 + len(self.head)]
-        self.request.prompt_logprobs[at:] = Logprobs.of(logits[: len(tokens)], tokens, count)
-        logits[0] = logits[len(self.head) - 1]
+    @property
+    def root(self) -> int:
+        """Slot of the tree's root, the last token of the head."""
+        return self.first if self.scored is None else self.first + len(self.head) - 1
+
+    def score(self, scores: Scores) -> None:
+        """Find log-probabilities of the prompt's tokens, where they are wanted."""
+        if self.scored is not None:
+            at, ids = self.row.length, self.request.ids
+            tokens = ids[at + 1 : at + 1 + len(self.head)]
+            slots = range(self.first, self.first + len(tokens))
+            self.request.prompt_logprobs[at:] = Logprobs.of(scores, slots, tokens, self.scored)
+
+    def judge(self, verdict: Verdict, scores: Scores) -> None:
+        """Take a verdict, and find log-probabilities of its tokens, where they are wanted."""
+        self.verdict = verdict
+        if (count := self.request.params.logprobs) is not None:
+            visited = [self.root, *(self.root + 1 + node for node in verdict.path)]
+            self.logprobs = Logprobs.of(scores, visited, verdict.tokens, count)
 
     def append(self) -> None:
         """Give the request its tokens; an exception of a stopping criterion ends it, and no other."""
@@ -98,11 +112,10 @@ class _Part:
             request.fail(error)
         self.taken = len(request.ids) - before
 
-    def outcome(self, cost: StepCost) -> Outcome:
-        """What became of the tree, without the padding of the pass."""
+    def outcome(self, cost: StepCost, scores: Scores) -> Outcome:
+        """What became of the tree."""
         verdict = self.verdict or Verdict([], [])
-        found = None if verdict.beside is None else Successors.unpack(verdict.beside[: 1 + len(self.tree)])
-        return Outcome(self.request, self.tree, verdict.path, verdict.tokens, self.taken, cost, found)
+        return Outcome(self.request, self.tree, verdict.path, verdict.tokens, self.taken, cost, scores, self.root)
 
 
 @dataclass(slots=True, eq=False)
@@ -310,14 +323,14 @@ class Stepper:
             group.draft(others, prompt_tokens, None if left is None else left * len(group.parts) // waiting)
             left = None if left is None else left - sum(len(part.tree) for part in group.parts)
         drafted = time.perf_counter()
-        logits = self.target.extend([part.row for part in parts], [part.nodes for part in parts])
-        for part, own in zip(parts, logits, strict=True):
-            if part.scored is not None:
-                part.score(own, part.scored)
+        scores = self.target.extend([part.row for part in parts], [part.nodes for part in parts])
+        for part, first in zip(parts, scores.starts, strict=False):
+            part.first = first
+            part.score(scores)
         opened = [part for part in parts if part.ends and not part.decodes]
         for part in opened:
             part.speculation.drafter.open(part.request)
-        beside = self._verify(parts, logits)
+        self._verify([part for part in parts if part.ends], scores)
         verified = time.perf_counter()
         for part in parts:
             n, path = len(part.head), part.verdict.path if part.verdict else []
@@ -329,8 +342,8 @@ class Stepper:
         for group in groups:
             learned = self._learned.get(id(group.drafter), 0.0)
             times = group.seconds, verified - drafted, ended - verified
-            cost = StepCost(len(parts), *times, group.passes, beside, learned)
-            own = [part.outcome(cost) for part in group.parts]
+            cost = StepCost(len(parts), *times, group.passes, learned)
+            own = [part.outcome(cost, scores) for part in group.parts]
             self._observe(group.drafter, own)
             outcomes |= {outcome.request: outcome for outcome in own}
         for part in parts:
@@ -357,7 +370,7 @@ class Stepper:
     def _parts(
         self, requests: Sequence[Request], prompt_tokens: int | None, weights: Mapping[Request, float]
     ) -> list[_Part]:
-        """What each request feeds, in the order of their rows, so that no logits are copied.
+        """What each request feeds, in the order of their rows.
 
         What a failed step has left behind is dropped.
         """
@@ -383,29 +396,17 @@ class Stepper:
                 parts.append(_Part(request, speculation, row, head, decodes, weight))
         return sorted(parts, key=lambda part: part.row.slot)
 
-    def _verify(self, parts: Sequence[_Part], logits: Tensor) -> float:
-        """Find the verdicts, by one scheme after the other; seconds of finding what drafters learn from."""
-        seconds = 0.0
-        waiting = [(number, part) for number, part in enumerate(parts) if part.ends]
-        while waiting:
-            scheme = waiting[0][1].speculation.scheme
-            numbers, own = zip(*(pair for pair in waiting if pair[1].speculation.scheme == scheme), strict=True)
-            waiting = [pair for pair in waiting if pair[1].speculation.scheme != scheme]
-            some = logits if len(own) == len(parts) else logits[list(numbers), : max(1 + len(p.tree) for p in own)]
-            began = time.perf_counter()
-            count = max(part.speculation.drafter.successors for part in own)
-            beside = successors(some, count) if count else None
-            seconds += time.perf_counter() - began
-            requests = [part.request for part in own]
-            states = [r.state for r in requests]
-            draws = Draws([r.params for r in requests], [r.seed for r in requests], [r.ids for r in requests], states)
-            verdicts = scheme.verify(some, [part.tree for part in own], draws, beside)
-            for row, (part, verdict) in enumerate(zip(own, verdicts, strict=True)):
-                part.verdict = verdict
-                if (count := part.request.params.logprobs) is not None:
-                    visited = some[row, [0, *(node + 1 for node in verdict.path)]]
-                    part.logprobs = Logprobs.of(visited, verdict.tokens, count)
-        return seconds
+    def _verify(self, parts: Sequence[_Part], scores: Scores) -> None:
+        """Find the verdicts, by one scheme after the other."""
+        while parts:
+            scheme = parts[0].speculation.scheme
+            own = [part for part in parts if part.speculation.scheme == scheme]
+            parts = [part for part in parts if part.speculation.scheme != scheme]
+            roots, trees = [part.root for part in own], [part.tree for part in own]
+            for part, verdict in zip(
+                own, scheme.verify(scores, roots, trees, [part.request.draws for part in own]), strict=True
+            ):
+                part.judge(verdict, scores)
 
     @torch.inference_mode()
     def close(self, request: Request) -> None:

@@ -7,14 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-from ..config import Processor, SamplingParams
+from ..config import SamplingParams
 from ..constraint import Constraint, ConstraintState, TextEnded
 from ..errors import ConfigError, FieldError, PromptError
 from ..models.base import Capabilities
-from .penalties import Bias, Penalties
 
 
 class RuleState(ConstraintState):
@@ -22,27 +20,27 @@ class RuleState(ConstraintState):
 
     def __init__(self, rules: TokenRules, inner: ConstraintState | None, count: int, tail: tuple[int, ...]) -> None:
         self._rules, self._inner, self._count, self._tail = rules, inner, count, tail
-        self._mask: Tensor | None = None
+        self._mask: NDArray[np.uint32] | None = None
         self._looked = False
         self._after: dict[int, ConstraintState | None] = {}
 
     @property
-    def mask(self) -> Tensor | None:
+    def mask(self) -> NDArray[np.uint32] | None:
         if not self._looked:
             self._looked, self._mask = True, self._found()
         return self._mask
 
-    def _found(self) -> Tensor | None:
+    def _found(self) -> NDArray[np.uint32] | None:
         rules, inner = self._rules, None if self._inner is None else self._inner.mask
         early, refused = self._count < rules.least, rules.refused(self._tail)
         if rules.allowed is None and inner is None and not early and not refused:
             return None
-        mask = rules.base.clone() if inner is None else rules.base & inner
+        mask = rules.base.copy() if inner is None else rules.base & inner
         _clear(mask, refused)
         if early:
-            longer = mask.clone()
+            longer = mask.copy()
             _clear(longer, rules.ends)
-            if bool(longer.any()):
+            if longer.any():
                 return longer
         return mask
 
@@ -61,12 +59,12 @@ class RuleState(ConstraintState):
         return self._after[token]
 
     def _next(self, token: int) -> ConstraintState | None:
-        if self.mask is not None and not bool(self.mask.any()):
+        if self.mask is not None and not self.mask.any():
             raise ConfigError(
                 "no token may come next: bad_words, allowed_token_ids and the constraint rule out all of them: loosen "
                 "one of them"
             )
-        if not bool(self.allows(torch.tensor(token))):
+        if not self.allowed(token):
             return None
         rules = self._rules
         if token in rules.ends:
@@ -76,11 +74,10 @@ class RuleState(ConstraintState):
         return RuleState(rules, inner, min(self._count + 1, rules.least), tail)
 
 
-def _clear(mask: Tensor, tokens: Collection[int]) -> None:
+def _clear(mask: NDArray[np.uint32], tokens: Collection[int]) -> None:
     """Rule tokens out, in place."""
-    words = mask.numpy().view(np.uint32)
     for token in tokens:
-        words[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
+        mask[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +91,7 @@ class TokenRules:
         allowed: tokens of which all are; None: any may come.
         words: sequences of which the last token does not come behind the others.
         inner: what the text must be besides.
-        base: [ceil(V / 32)] int32 mask of ``allowed``.
+        base: [ceil(V / 32)] uint32 mask of ``allowed``.
         longest: tokens before the last one of the longest sequence.
     """
 
@@ -104,14 +101,14 @@ class TokenRules:
     allowed: tuple[int, ...] | None = field(default=None, repr=False)
     words: Sequence[tuple[int, ...]] = ()
     inner: Constraint | None = None
-    base: Tensor = field(init=False, repr=False)
+    base: NDArray[np.uint32] = field(init=False, repr=False)
     longest: int = field(init=False, repr=False)
     _endings: Mapping[tuple[int, ...], list[int]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         bits = np.zeros(-(-self.vocab_size // 32) * 32, dtype=bool)
         bits[list(self.allowed) if self.allowed is not None else slice(self.vocab_size)] = True
-        object.__setattr__(self, "base", torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32)))
+        object.__setattr__(self, "base", np.packbits(bits, bitorder="little").view(np.uint32))
         endings: dict[tuple[int, ...], list[int]] = {}
         for *before, last in self.words:
             endings.setdefault(tuple(before), []).append(last)
@@ -154,10 +151,6 @@ def for_request(
     for name, ids in named.items():
         if (out := next((token for token in ids if not 0 <= token < can.vocab_size), None)) is not None:
             raise FieldError(name, f"{name} has {out}: use token ids from 0 to {can.vocab_size - 1}")
-    processors: list[Processor] = [*_weighed(params, prompt_length)]
-    if processors:
-        processors += [p for p in params.processors if not isinstance(p, (Penalties, Bias))]
-        params = replace(params, processors=tuple(processors))
     if params.min_tokens or params.bad_words or params.allowed_token_ids is not None:
         texts = [text for word in params.bad_words for text in (word.strip(), f" {word.strip()}")]
         try:
@@ -167,13 +160,3 @@ def for_request(
         rules = TokenRules(can.vocab_size, ends, params.min_tokens, params.allowed_token_ids, words, inner)
         params = replace(params, constraint=rules)
     return params
-
-
-def _weighed(params: SamplingParams, prompt_length: int) -> list[Penalties | Bias]:
-    found: list[Penalties | Bias] = []
-    values = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-    if values != (1.0, 0.0, 0.0):
-        found.append(Penalties(prompt_length, *values))
-    if params.logit_bias:
-        found.append(Bias(params.logit_bias))
-    return found

@@ -14,12 +14,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
-from ..config import Criterion, Processor, SamplingParams
+from ..config import Processor, SamplingParams
 from ..drafters.registry import is_model
 from ..drafters.spec import DEFAULT_DRAFTER
 from ..engine.speculation import SpeculationParams
@@ -128,6 +137,22 @@ def custom_generate(
     return partial(generate_with, drafter=drafter, seed=seed, **choices)
 
 
+def as_processor(processor: LogitsProcessor | LogitsProcessorList, device: torch.device | str = "cpu") -> Processor:
+    """A logits processor of transformers as ``SamplingParams.processors`` takes them.
+
+    Args:
+        device: of the tensors that it is given.
+    """
+
+    def run(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        history, row = torch.from_numpy(ids)[None].to(device), torch.from_numpy(logits)[None].to(device)
+        found: Tensor = processor(history, row)  # type: ignore[arg-type]
+        return found[0].cpu().numpy()
+
+    run.__name__ = type(processor).__name__
+    return run
+
+
 @dataclass(frozen=True, slots=True)
 class _PaddedRow:
     """A row's place in the batch that ``generate`` prepared its processors and criteria for.
@@ -155,12 +180,17 @@ class _PaddedRow:
             criteria=tuple(partial(self.stop, c) for c in criteria),
         )
 
-    def process(self, processor: Processor, ids: Tensor, logits: Tensor) -> Tensor:
-        return processor(self._ids(ids), logits.expand(self.batch, -1).clone())[self.row, None]
+    def process(
+        self, processor: LogitsProcessor, ids: NDArray[np.int64], logits: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        rows = torch.from_numpy(logits).to(self.padding.device).repeat(self.batch, 1)
+        found: Tensor = processor(self._ids(ids), rows)
+        return found[self.row].cpu().numpy()
 
-    def stop(self, criterion: Criterion, ids: Tensor, scores: Tensor | None) -> Tensor:
-        done = torch.as_tensor(criterion(self._ids(ids), scores))
-        return done.expand(self.batch)[self.row]
+    def stop(self, criterion: StoppingCriteria, ids: NDArray[np.int64]) -> bool:
+        done: Any = criterion(self._ids(ids), None)
+        return bool(torch.as_tensor(done).expand(self.batch)[self.row])
 
-    def _ids(self, ids: Tensor) -> Tensor:
-        return torch.cat([self.padding[None].to(ids.device), ids], dim=1).expand(self.batch, -1)
+    def _ids(self, ids: NDArray[np.int64]) -> Tensor:
+        own = torch.from_numpy(ids).to(self.padding.device)
+        return torch.cat([self.padding, own]).expand(self.batch, -1)

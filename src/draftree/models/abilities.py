@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from torch import Tensor
 
 from ..errors import UnsupportedModelError
+from ..scores import Scores
 from ..text import Tokenizer
 from .base import FINAL_STATE, Capabilities, FeatureSpec, ForestModel, LanguageModel, Nodes, Row
 
@@ -73,7 +74,7 @@ class FeatureModel(LanguageModel, Protocol):
         """Which hidden states are kept."""
 
     def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
-        """Keep these hidden states of all tokens from now on (``Row.features``), beside those that are kept already.
+        """Keep these hidden states of all tokens from now on, beside those that are kept already.
 
         Raises:
             UnsupportedModelError: they cannot be read, or there are no such layers.
@@ -251,8 +252,8 @@ class DraftHead(LanguageModel, Protocol):
             [B, K] logits after each row's last token, over its draft vocabulary; -inf beyond its tokens.
         """
 
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Tensor:
-        """Append uncommitted nodes (``LanguageModel.extend``); [B, w, K] logits.
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Scores:
+        """Append uncommitted nodes (``LanguageModel.extend``); scores over each row's draft vocabulary.
 
         Args:
             rows: open rows.

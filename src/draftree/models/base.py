@@ -11,15 +11,13 @@ from functools import wraps
 from threading import RLock
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
-import torch
-from torch import Tensor
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+from numpy.typing import ArrayLike
 
-from ..errors import CacheError, PromptError
-from ..tree import ROOT, DraftTree
-
-_PIECES = 64
-"""Most pieces that a row's hidden states are kept in: a step adds one, and a copy of all is paid once in so many."""
-
+from ..errors import CacheError, ModelFileError, PromptError
+from ..scores import Scores
+from ..tree import ROOT, DraftTree, Floats, Ints
 
 EAGER = "eager"
 """The runner that makes each pass as it comes."""
@@ -36,9 +34,11 @@ class Capabilities:
         max_length: most tokens of one sequence, prompt included; ``max_length_reason`` is what sets it.
         vocab_size: width V of its logits.
         eos_ids: tokens that end a sequence.
+        dtype: of its arithmetic, by torch's name ("float32").
+        device: that it computes on, by torch's name ("cpu", "cuda:0").
         attention: attention implementation in use.
         weight_format: of its linear layers (``draftree.models.cpu.quantization``); "stock": as they were loaded.
-        fingerprint: of its weights (``draftree.models.probe``); "": they cannot be read.
+        fingerprint: of its weights (``draftree.models.huggingface.probe``); "": they cannot be read.
         linear_layers: what they compute with, for people.
         slot_bytes: bytes of a token's keys and values in the cache.
         trees: what is known of passes over draft trees, for people.
@@ -54,8 +54,8 @@ class Capabilities:
     max_length_reason: str
     vocab_size: int
     eos_ids: frozenset[int]
-    dtype: torch.dtype
-    device: torch.device
+    dtype: str
+    device: str
     attention: str
     weight_format: str = "stock"
     fingerprint: str = ""
@@ -92,25 +92,13 @@ class FeatureSpec:
         """All of another's are among its own."""
         return set(other.layers) <= set(self.layers)
 
-    def part(self, states: Tensor, wanted: FeatureSpec) -> Tensor:
-        """[..., F'] the wanted ones of its own [..., F].
-
-        Raises:
-            CacheError: some of them are missing.
-        """
-        if wanted == self:
-            return states
-        if not self.covers(wanted):
-            raise CacheError(
-                f"hidden states {list(wanted.layers)} are missing, {list(self.layers)} are kept: call the model's "
-                "track_features before the row is opened"
-            )
-        each = dict(zip(self.layers, states.chunk(len(self.layers), dim=-1), strict=True))
-        return torch.cat([each[layer] for layer in wanted.layers], dim=-1)
-
 
 FINAL_STATE = FeatureSpec((FINAL,))
 """What the output layer reads."""
+
+
+NO_NODES: Ints = np.zeros(0, np.int32)
+"""Parents of a row that has no uncommitted nodes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -120,131 +108,45 @@ class Row:
     Attributes:
         slot: the model's number for it; changes when other rows close.
         length: committed tokens.
-        logits: [V] logits of the last token that ``prefill`` has read; empty where nothing was read by it.
-        parents: [u] int64, parents of the uncommitted nodes, ROOT for children of the last committed token.
-        features: hidden states of committed tokens in order, in pieces [n, F], since the model tracks them.
-        read: how many of these ``drop_features`` has left behind.
-        pending: hidden states of the uncommitted nodes, in pieces.
-        kept: which hidden states these are.
+        parents: [u], parents of the uncommitted nodes, ROOT for children of the last committed token.
     """
 
-    slot: int
-    length: int
-    logits: Tensor
-    parents: Tensor
-    features: list[Tensor] = field(default_factory=list)
-    read: int = 0
-    pending: list[Tensor] = field(default_factory=list)
-    kept: FeatureSpec = FINAL_STATE
+    slot: int = -1
+    length: int = 0
+    parents: Ints = field(default_factory=lambda: NO_NODES)
 
-    def add_features(self, states: Tensor, tracked: FeatureSpec) -> None:
-        """Keep hidden states of new uncommitted nodes: the same ones that it keeps of its other tokens.
-
-        Args:
-            states: [n, F], those that the model tracks.
-            tracked: which these are.
-        """
-        if not self.features and not self.pending:
-            self.kept = tracked
-        self.pending.append(tracked.part(states, self.kept))
-
-    def waiting_features(self, wanted: FeatureSpec | None = None) -> Tensor:
-        """[m, F] hidden states of the tokens committed since the last ``drop_features``, on the model's device.
-
-        Args:
-            wanted: which; None: all that are kept.
-
-        Raises:
-            CacheError: the model does not track them.
-        """
-        waiting = sum(map(len, self.features)) - self.read
-        if not waiting:
-            raise CacheError("no hidden states wait: call the model's track_features before the row is opened")
-        return self.last_features(waiting, wanted)
-
-    def last_features(self, count: int, wanted: FeatureSpec | None = None) -> Tensor:
-        """[count, F] hidden states of the last committed tokens (``waiting_features``), on the model's device.
-
-        Raises:
-            CacheError: the model does not track them, or fewer are kept.
-        """
-        pieces: list[Tensor] = []
-        for piece in reversed(self.features):
-            if count <= 0:
-                break
-            pieces.append(piece[-count:])
-            count -= len(piece)
-        if count > 0 or not pieces:
-            raise CacheError("hidden states are missing: call the model's track_features before the row is opened")
-        found = _joined(pieces[::-1])
-        return found if wanted is None else self.kept.part(found, wanted)
-
-    def pending_feature(self, node: int, wanted: FeatureSpec | None = None) -> Tensor:
-        """[F] hidden states of an uncommitted node (``waiting_features``), on the model's device.
-
-        Raises:
-            CacheError: the model does not track them, or there is no such node.
-        """
-        for piece in self.pending:
-            if node < len(piece):
-                return piece[node] if wanted is None else self.kept.part(piece[node], wanted)
-            node -= len(piece)
-        raise CacheError("the node has no hidden state: call the model's track_features before it is fed")
-
-    def first_features(self, length: int) -> list[Tensor]:
-        """Hidden states of the first ``length`` committed tokens, in pieces, as far as they are tracked."""
-        left = length - self.length + sum(map(len, self.features))
-        pieces: list[Tensor] = []
-        for piece in self.features:
-            if left > 0:
-                pieces.append(piece[:left])
-            left -= len(piece)
-        return pieces
+    def has_features(self, wanted: FeatureSpec) -> bool:
+        """It keeps these hidden states of all its committed tokens."""
+        return not wanted
 
     def drop_features(self) -> None:
-        """Let those of tokens that are committed now wait no more; they are kept."""
-        self.read = sum(map(len, self.features))
+        """Let hidden states of tokens that are committed now wait no more; they are kept."""
 
-    def keep_features(self, keep: Sequence[int], trunk: int) -> None:
-        """Follow a commit or a prune: of the uncommitted nodes' hidden states those of ``keep`` stay.
+    def reread_features(self) -> None:
+        """Let hidden states of all committed tokens wait again."""
 
-        The first ``trunk`` of them are those of committed tokens from now on.
-        """
-        pieces, self.pending = self.pending, []
-        if pieces and keep:
-            pending = _joined(pieces)
-            kept = pending if len(keep) == len(pending) else pending[list(keep)]
-            if trunk:
-                self.features.append(_owned(kept[:trunk]))
-                if len(self.features) > _PIECES:
-                    self.features = [torch.cat(self.features)]
-            if trunk < len(keep):
-                self.pending.append(kept[trunk:])
+    def check_path(self, path: Sequence[int]) -> None:
+        """Raise CacheError unless uncommitted nodes are a path from the last committed token down."""
+        last = ROOT
+        for node in path:
+            if not 0 <= node < len(self.parents) or self.parents[node] != last:
+                raise CacheError(f"cannot commit {list(path)}: node {node} is not a child of {last}")
+            last = node
 
-    def pruned(self, keep: Sequence[int], trunk: int) -> Tensor:
-        """[len(keep) - trunk] int64 parents of the uncommitted nodes that stay after ``ForestModel.prune``."""
-        count, kept = len(self.parents), torch.tensor(list(keep), dtype=torch.int64)
+    def pruned(self, keep: Sequence[int], trunk: int) -> Ints:
+        """[len(keep) - trunk] parents of the uncommitted nodes that stay after ``ForestModel.prune``."""
+        count, kept = len(self.parents), np.array(list(keep), np.int32)
         if list(keep) != sorted(set(keep)) or not all(0 <= node < count for node in keep):
             raise CacheError(f"cannot keep {list(keep)} of {count} nodes: name each once, in ascending order")
-        numbers = torch.full((count + 1,), ROOT - 1)
-        numbers[kept], numbers[-1] = torch.arange(len(kept)), ROOT  # ROOT reads the last
-        parents = numbers[self.parents[kept]]
-        if bool((parents < ROOT).any()):
+        numbers = np.full(count + 1, ROOT - 1, np.int32)
+        numbers[kept], numbers[-1] = np.arange(len(kept)), ROOT  # ROOT reads the last
+        parents: Ints = numbers[self.parents[kept]]
+        if (parents < ROOT).any():
             raise CacheError(f"cannot keep {list(keep)}: a node would stay without its parent")
-        chain = torch.equal(parents[:trunk], torch.arange(trunk) + ROOT)
-        if not chain or len(keep) < trunk or bool((parents[trunk:] < trunk + ROOT).any()):
+        chain = np.array_equal(parents[:trunk], np.arange(trunk) + ROOT)
+        if not chain or len(keep) < trunk or (parents[trunk:] < trunk + ROOT).any():
             raise CacheError(f"the first {trunk} of nodes {list(keep)} are no path that all the others descend from")
-        return parents[trunk:] - trunk
-
-
-def _joined(pieces: list[Tensor]) -> Tensor:
-    """[m, F] of pieces [n, F], without a copy where there is but one."""
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-def _owned(states: Tensor) -> Tensor:
-    """``states`` in memory of their own: a part of a pass's would keep all of these."""
-    return states.clone() if states.untyped_storage().nbytes() > states.nbytes else states
+        return parents[trunk:] - np.int32(trunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,35 +154,39 @@ class Nodes:
     """New nodes for one row.
 
     Attributes:
-        tokens: [n] int64.
-        parents: [n] int64, numbers among the row's uncommitted nodes in the order of their arrival, these ones
-            included; ROOT (-1) is the last committed token.
-        wanted: of so many of them, the last ones, the logits are wanted; None: of all.
+        tokens: [n].
+        parents: [n], numbers among the row's uncommitted nodes in the order of their arrival, these ones included; ROOT
+            (-1) is the last committed token.
+        wanted: of so many of them, the last ones, the scores are wanted; None: of all.
     """
 
-    tokens: Tensor
-    parents: Tensor
+    tokens: Ints
+    parents: Ints
     wanted: int | None = None
 
     @property
-    def logits(self) -> int:
-        """How many of them the logits are wanted of."""
+    def scored(self) -> int:
+        """How many of them the scores are wanted of."""
         return len(self.tokens) if self.wanted is None else self.wanted
+
+    @classmethod
+    def of(cls, tokens: ArrayLike, parents: ArrayLike, wanted: int | None = None) -> Nodes:
+        """Nodes of columns of any kind of numbers."""
+        return cls(np.asarray(tokens, np.int32), np.asarray(parents, np.int32), wanted)
 
     @classmethod
     def chain(cls, tokens: Sequence[int], wanted: int | None = None) -> Nodes:
         """``tokens`` one after the other, below the last committed token."""
-        return cls(torch.tensor(tokens, dtype=torch.int64), torch.arange(ROOT, len(tokens) + ROOT), wanted)
+        return cls(np.asarray(tokens, np.int32), np.arange(ROOT, len(tokens) + ROOT, dtype=np.int32), wanted)
 
     @classmethod
     def below(cls, head: Sequence[int], tree: DraftTree) -> Nodes:
         """Tokens that are not committed yet, and below the last of them, which is the root, its draft tree."""
+        chain = cls.chain(head, 1 + len(tree))
         if not len(tree):
-            return cls.chain(head, 1)
-        n = len(head)
-        parents = torch.where(tree.parents == ROOT, n - 1, tree.parents + n)
-        tokens = torch.cat([torch.tensor(head, dtype=torch.int64), tree.tokens])
-        return cls(tokens, torch.cat([torch.arange(n) + ROOT, parents]), 1 + len(tree))
+            return chain
+        parents = tree.parents + np.int32(len(head))  # ROOT is the last of the head
+        return cls(np.append(chain.tokens, tree.tokens), np.append(chain.parents, parents), chain.wanted)
 
 
 @runtime_checkable
@@ -299,12 +205,11 @@ class LanguageModel(Protocol):
     def open(self) -> Row:
         """A new row without tokens."""
 
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass.
 
         Returns:
-            [B, w, V] logits, w the most that are wanted of any row; entry (b, i) follows the i-th node of ``nodes[b]``
-            whose logits are wanted; entries past a row's own mean nothing.
+            the scores after the nodes that are wanted, row by row.
 
         Raises:
             CacheError: a node would lie beyond the longest sequence, a parent does not come before its child, or a row
@@ -330,7 +235,12 @@ class LanguageModel(Protocol):
 
 
 def prefill(model: LanguageModel, ids: Sequence[int]) -> Row:
-    """A new row that has read a text; its ``logits`` follow the last token.
+    """A new row that has read a text (``prefill_scored``)."""
+    return prefill_scored(model, ids)[0]
+
+
+def prefill_scored(model: LanguageModel, ids: Sequence[int]) -> tuple[Row, Scores]:
+    """A new row that has read a text, and what follows it: slot 0 of the scores.
 
     Raises:
         PromptError: the text is empty, too long, or holds an id outside the vocabulary.
@@ -338,13 +248,12 @@ def prefill(model: LanguageModel, ids: Sequence[int]) -> Row:
     check_text(model.capabilities, ids)
     row = model.open()
     try:
-        logits = model.extend([row], [Nodes.chain(ids, wanted=1)])
+        scores = model.extend([row], [Nodes.chain(ids, wanted=1)])
         model.commit(row, range(len(ids)))
-        row.logits = logits[0, 0].clone()
     except BaseException:
         model.close(row)
         raise
-    return row
+    return row, scores
 
 
 def check_text(can: Capabilities, ids: Sequence[int]) -> None:
@@ -379,6 +288,43 @@ class ForestModel(LanguageModel, Protocol):
         """
 
 
+PROMPT, DRAFTED = (1011, 707, 505, 303), (202, 1313, 1717, 1919)
+"""Of the self-tests, modulo the vocabulary. Ordinary tokens: the lowest ids are often special, and hidden states of a
+text of those alone can be so large that 16 bits leave nothing of the logits (SmolLM2)."""
+
+
+def free_memory() -> int:
+    """Bytes of the machine's memory that nobody uses."""
+    return int(psutil.virtual_memory().available)
+
+
+def decoded(model: LanguageModel, row: Row, tokens: Sequence[int]) -> Floats:
+    """[n, V] logits after each of ``tokens``, fed one by one and committed."""
+    found = []
+    for token in tokens:
+        found.append(model.extend([row], [Nodes.chain([token])]).logits([0]))
+        model.commit(row, [0])
+    return np.concatenate(found)
+
+
+def difference(found: Floats, wanted: Floats) -> float:
+    """Largest difference of logits in standard deviations of ``wanted``."""
+    return float(np.abs(found - wanted).max() / max(float(wanted.std()), 1e-12))
+
+
+def check_finite(can: Capabilities, logits: Floats) -> None:
+    """Check that a model gives numbers: one weight that is none spreads to all logits.
+
+    Raises:
+        ModelFileError: it does not.
+    """
+    if not np.isfinite(logits).all():
+        raise ModelFileError(
+            f"{can.name} gives logits that are NaN or infinite: weights are damaged, or too large for "
+            f"{can.dtype}: download it again, or use dtype float32"
+        )
+
+
 class Guarded(LanguageModel, Protocol):
     """A language model whose methods are ``alone``."""
 
@@ -391,7 +337,7 @@ T = TypeVar("T")
 
 
 def alone(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:
-    """A method without autograd that no two threads run at once.
+    """A method that no two threads run at once.
 
     A pass is made in several moves on what the whole model shares: a second thread between them would change it, and
     both would get wrong tokens. Between calls, rows of several engines may take turns in any order.
@@ -408,8 +354,7 @@ def alone(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P],
                 "one thread run all requests"
             )
         try:
-            with torch.inference_mode():
-                return method(self, *args, **kwargs)
+            return method(self, *args, **kwargs)
         finally:
             self._lock.release()
 

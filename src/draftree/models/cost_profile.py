@@ -60,9 +60,9 @@ class Identity:
             model=can.name,
             architecture=can.architecture,
             parameters=can.parameters,
-            dtype=str(can.dtype).removeprefix("torch."),
+            dtype=can.dtype,
             attention=can.attention,
-            device=torch.cuda.get_device_name(can.device) if can.device.type == "cuda" else processor(),
+            device=torch.cuda.get_device_name(can.device) if can.device.startswith("cuda") else processor(),
             threads=torch.get_num_threads(),
             torch=torch.__version__,
             transformers=transformers.__version__,
@@ -288,9 +288,9 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
     """
     can, done, shuffled = model.capabilities, 0, Random(0)  # noqa: S311 - an order, not a secret
     points, pace, disturbed, grid = list[Point](), 0.0, False, _shortened(grid, model)
-    tokens = (5 * torch.arange(grid.sizes[-1]) + 3) % can.vocab_size
+    tokens = [(5 * i + 3) % can.vocab_size for i in range(grid.sizes[-1])]
     # Children of the last committed token: what any model takes in one pass, a draft head too.
-    fans = {size: Nodes(tokens[:size], torch.full((size,), ROOT)) for size in grid.sizes}
+    fans = {size: Nodes.of(tokens[:size], [ROOT] * size) for size in grid.sizes}
     for batch in grid.batches:
         model.reserve(batch, grid.contexts[-1] + grid.sizes[-1])
         for context in grid.contexts:
@@ -348,8 +348,8 @@ def _shortened(grid: Grid, model: LanguageModel) -> Grid:
     return replace(grid, contexts=tuple(sorted({min(c, room) for c in grid.contexts})))
 
 
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
+def _finish(device: str) -> None:
+    if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 
 
@@ -382,7 +382,7 @@ def _holds(model: LanguageModel, profile: Profile) -> bool:
     if profile.identity in _SEEN:
         return True
     _SEEN.add(profile.identity)
-    row, fan = prefill(model, [0, 0]), Nodes(torch.tensor([0]), torch.tensor([ROOT]))
+    row, fan = prefill(model, [0, 0]), Nodes.chain([0])
     try:
         fastest = min(_timed(model, [row], fan) for _ in range(_CHECKS))
     finally:

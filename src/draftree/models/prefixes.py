@@ -48,7 +48,7 @@ class PrefixCache:
         at = shared.index(length)
         found = self._kept.pop(at)
         if length == found.row.length:
-            found.row.read = 0  # whoever reads its hidden states begins anew
+            found.row.reread_features()  # whoever reads its hidden states begins anew
             return found.row
         self._kept.append(found)
         row = self._model.fork(found.row, length)
@@ -58,8 +58,7 @@ class PrefixCache:
 
     def _usable(self, kept: _Kept) -> bool:
         """It has hidden states if it needs them: a row that was opened before they were tracked has not."""
-        wanted, row = tracked(self._model), kept.row
-        return not wanted or (row.kept.covers(wanted) and sum(map(len, row.features)) == row.length)
+        return kept.row.has_features(tracked(self._model))
 
     def keep(self, ids: Sequence[int], row: Row) -> None:
         """Keep a row that begins as a text does, in place of the oldest where there are too many.

@@ -152,7 +152,6 @@ class SourceInfo(Protocol):
         near: its distributions are nearly the target's.
         one_pass: whatever a tree's depth, it makes no pass but the one that scores the root.
         models: all that make passes for it.
-        successors: of the target's most probable tokens after each verified node, how many it learns from.
     """
 
     @property
@@ -166,9 +165,6 @@ class SourceInfo(Protocol):
 
     @property
     def models(self) -> Sequence[LanguageModel]: ...
-
-    @property
-    def successors(self) -> int: ...
 
     @property
     def near(self) -> bool: ...

@@ -29,7 +29,7 @@ class BestPaths(GrowthPolicy):
     by_value = True
 
     def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tensor]) -> list[Tensor | None]:
-        return highest_in_budget([pool.path_logprobs for pool in pools], plan.budgets)
+        return highest_in_budget([torch.from_numpy(pool.path_logprobs) for pool in pools], plan.budgets)
 
 
 @dataclass(slots=True)

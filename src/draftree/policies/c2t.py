@@ -73,9 +73,10 @@ def of_frontier(frontier: Frontier) -> Columns:
 
 def of_tree(tree: DraftTree) -> Columns:
     """[N] the nodes of a tree that holds, with each node, its more probable siblings."""
-    families, own = torch.unique_consecutive(tree.parents, return_inverse=True)
+    families, own = torch.unique_consecutive(torch.from_numpy(tree.parents), return_inverse=True)
     ranks = count_within(own, torch.bincount(own, minlength=len(families)))
-    return Columns(tree.path_logprobs, tree.entropies, tree.depths, ranks)
+    paths, entropies, depths = map(torch.from_numpy, (tree.path_logprobs, tree.entropies, tree.depths))
+    return Columns(paths, entropies, depths, ranks)
 
 
 DEFAULT_FEATURES = ("probability", "entropy", "depth", "log-probability")

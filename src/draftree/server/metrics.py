@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
 
-import torch
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..engine.engine import Engine
@@ -106,7 +106,7 @@ class Metrics(Observer):
             self._drafted.inc(len(outcome.tree))
             accepted = outcome.path[: outcome.taken]
             self._accepted.inc(len(accepted))
-            for depth, drafted in enumerate(torch.bincount(outcome.tree.depths).tolist()[1:], start=1):
+            for depth, drafted in enumerate(np.bincount(outcome.tree.depths).tolist()[1:], start=1):
                 hit = depth <= len(accepted)
                 self._by_depth.labels(str(depth), "no").inc(drafted - hit)
                 if hit:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, GetCoreSchemaHandler, GetPydanticSchema, Strict, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
@@ -44,11 +45,8 @@ class _Columns:
 
 
 def _tree(columns: _Columns) -> DraftTree:
-    whole = (columns.tokens, columns.parents, columns.depths)
-    tokens, parents, depths = (torch.tensor(numbers, dtype=torch.int64) for numbers in whole)
-    origins = None if columns.origins is None else torch.tensor(columns.origins, dtype=torch.int64)
-    paths, entropies = torch.tensor(columns.path_logprobs), torch.tensor(columns.entropies)
-    return DraftTree(tokens, parents, depths, paths, entropies, origins=origins)
+    c = columns
+    return DraftTree.of(c.tokens, c.parents, c.depths, c.path_logprobs, c.entropies, None, c.origins)
 
 
 def _tree_schema(_: object, schema_of: GetCoreSchemaHandler) -> CoreSchema:
@@ -164,16 +162,17 @@ class StepRecord:
             raise ValueError(f"{self.taken} taken of {len(self.tokens)} tokens after a path of {len(self.path)} nodes")
 
     @property
-    def accepted(self) -> Tensor:
+    def accepted(self) -> NDArray[np.bool_]:
         """[N] bool: the node is on the accepted path."""
-        mask = torch.zeros(len(self.tree), dtype=torch.bool)
+        mask = np.zeros(len(self.tree), np.bool_)
         mask[list(self.path)] = True
         return mask
 
     @property
-    def reached(self) -> Tensor:
+    def reached(self) -> NDArray[np.bool_]:
         """[N] bool: the node's parent is the root or was accepted, so the target judged the node itself."""
-        return torch.cat([self.accepted, torch.tensor([True])])[self.tree.parents]  # ROOT reads the last
+        reached: NDArray[np.bool_] = np.append(self.accepted, True)[self.tree.parents]
+        return reached  # ROOT reads the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +213,7 @@ def plain(value: Any) -> Any:
         return _number(value)
     if value is None or isinstance(value, (int, str)):
         return value
-    if isinstance(value, Tensor):
+    if isinstance(value, (Tensor, np.ndarray)):
         return plain(value.tolist())
     if isinstance(value, (tuple, list)):
         return [plain(x) for x in value]

@@ -25,6 +25,7 @@ from ..drafters.base import Drafter
 from ..errors import ConfigError, ModelFileError, RunError
 from ..models.abilities import tracked
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
+from ..models.huggingface.probe import torch_dtype
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import Eagle2Tree
 from ..policies.c2t import FEATURES, features, of_tree
@@ -86,7 +87,7 @@ def samples_of(tree: DraftTree, path: Sequence[int], number: int) -> Samples:
     accepted = torch.zeros(len(tree) + 1, dtype=torch.bool)
     accepted[[*path, ROOT]] = True  # the root is the last
     given, numbers = features(of_tree(tree), tuple(FEATURES)), torch.full((len(tree),), number)
-    return Samples(given, accepted[:-1], accepted[tree.parents], numbers)
+    return Samples(given, accepted[:-1], accepted[torch.from_numpy(tree.parents)], numbers)
 
 
 def thinned(samples: Samples, share: float, generator: torch.Generator) -> Samples:
@@ -299,7 +300,7 @@ def collect(
     Raises:
         RunError: a feature is not a number.
     """
-    recipe, can, verifier = store.recipe, target.capabilities, target if drafter.successors else None
+    recipe, can, verifier = store.recipe, target.capabilities, target if drafter.reads_scores else None
 
     def wanted() -> Iterator[int]:
         for number in range(len(prompts)):
@@ -321,7 +322,7 @@ def collect(
         for response in drawn:
             if store.count >= most:
                 return
-            read = replace(response, features=response.features.to(can.device, can.dtype))
+            read = replace(response, features=response.features.to(can.device, torch_dtype(can)))
             samples, trees = samples_along(drafter, read, recipe.seed, recipe.negatives, verifier, tracked(target))
             check_finite(samples)
             store.add(response.number, samples, trees)

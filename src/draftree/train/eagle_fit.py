@@ -22,6 +22,7 @@ from ..errors import ConfigError
 from ..models.abilities import DraftHead
 from ..models.heads.eagle_head import HeadNetwork
 from ..models.heads.eagle_network import EagleNetwork
+from ..models.huggingface.probe import torch_dtype
 from ..policies.best_paths import OptTree
 from ..policies.fixed import StaticTree
 from .eagle_loss import Batch, loss, unrolled
@@ -81,7 +82,7 @@ def evaluate(head: DraftHead, responses: Sequence[Response], seed: int, progress
     for done, response in enumerate(used, start=1):
         ids = response.tokens.tolist()
         prompt, output = ids[: response.prompt_length], ids[response.prompt_length :]
-        features = response.features.to(head.capabilities.device, head.capabilities.dtype)
+        features = response.features.to(head.capabilities.device, torch_dtype(head.capabilities))
         params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
         limits = {"depth": DEPTH, "stride": STRIDE}
         drafts += ranks_along(drafter, policy, prompt, output, params, features=features, kept=response.kept, **limits)

@@ -16,6 +16,7 @@ from torch.nn.functional import linear, pad, smooth_l1_loss
 
 from ..models.base import FINAL_STATE, FeatureSpec
 from ..models.heads.eagle_head import DraftNetwork
+from ..models.huggingface.features import feature_part
 from .responses import Response, rounded_up
 
 
@@ -57,8 +58,8 @@ class Batch:
         valid = columns < counts[:, None]
         at = torch.where(valid, firsts[:, None] + columns, 0).to(device)
         kept, rows = responses[0].kept, torch.arange(len(at), device=device)[:, None]
-        truth = kept.part(states, FINAL_STATE)[rows, at + 1]
-        return cls(tokens, kept.part(states[:, :-1], read), truth, at, valid.to(device))
+        truth = feature_part(kept, states, FINAL_STATE)[rows, at + 1]
+        return cls(tokens, feature_part(kept, states[:, :-1], read), truth, at, valid.to(device))
 
 
 def _padded(parts: Sequence[Tensor], length: int) -> Tensor:

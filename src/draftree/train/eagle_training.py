@@ -154,7 +154,7 @@ class HeadTraining:
     def _rows(self) -> int:
         """Responses that are drawn together, by default."""
         device, tokens = self.target.capabilities.device, LONGEST_PROMPT + self.data.recipe.max_tokens
-        if device.type != "cuda":
+        if not device.startswith("cuda"):
             return _ROWS
         memory = torch.cuda.mem_get_info(device)[1]
         return max(1, min(_ROWS_IN_STEP, memory // 2 // (tokens * self.target.capabilities.slot_bytes)))

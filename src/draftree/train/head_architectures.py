@@ -18,6 +18,7 @@ from ..models.heads.eagle_head import HeadConfig, HeadNetwork
 from ..models.heads.eagle_network import EagleConfig, EagleNetwork, HeadWeights, default_layers
 from ..models.heads.published_head import EAGLE3, PublishedHead, published_head
 from ..models.heads.speculators_file import save_speculator
+from ..models.huggingface.features import feature_part
 from .eagle_fit import Frozen, TrainedNetwork
 from .eagle_loss import Batch
 from .responses import Response
@@ -220,7 +221,7 @@ def _published(folder: Path) -> PublishedHead | None:
 
 def _spread(responses: Sequence[Response]) -> float:
     """Root mean square of final hidden states."""
-    some = [r.kept.part(r.features, FINAL_STATE).float().square().mean() for r in responses[:_SCALED_BY]]
+    some = [feature_part(r.kept, r.features, FINAL_STATE).float().square().mean() for r in responses[:_SCALED_BY]]
     return float(torch.stack(some).mean().sqrt())
 
 

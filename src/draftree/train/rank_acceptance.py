@@ -24,6 +24,7 @@ from ..engine.engine import Engine
 from ..errors import ConfigError, RunError
 from ..models.abilities import tracked
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
+from ..models.huggingface.features import FeatureRow
 from ..policies.base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance
 from ..policies.fixed import Counts, TreeFile, best_size, best_tree, expected_acceptance_length
 from ..request import Request
@@ -223,7 +224,7 @@ def decoded(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tu
         while request.finish_reason is None:
             engine.step([request])
         row = request.row
-        return request, row.waiting_features() if row and row.features else None
+        return request, row.waiting_features() if isinstance(row, FeatureRow) and row.features else None
     finally:
         engine.close(request)
 

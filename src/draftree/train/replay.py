@@ -11,8 +11,9 @@ from torch import Tensor
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row, prefill
+from ..models.huggingface.features import FeatureRow, feature_row
 from ..request import Outcome, Request, StepCost
-from ..sampling import Successors, successors
+from ..scores import Scores
 from ..text import NoText
 from ..tree import ROOT, DraftTree
 
@@ -50,9 +51,8 @@ class Replay:
         self._drafter, self._features, self._target = drafter, features, target or drafter.host
         target = self._target
         self.request = Request(prompt, params, len(output), frozenset(), NoText())
-        none = torch.zeros(0)
-        own = Row(slot=-1, length=0, logits=none, parents=none.long(), kept=kept)
-        self._row = self.request.row = own if target is None else prefill(target, prompt)
+        self._row: Row = FeatureRow(kept=kept) if target is None else prefill(target, prompt)
+        self.request.row = self._row
         drafter.open(self.request)
         self._gain(list(output[:1]))
 
@@ -69,7 +69,7 @@ class Replay:
         if self._target is None:
             start, self._row.length = self._row.length, len(self.request.ids) - 1
             if self._features is not None:
-                self._row.features.append(self._features[start : self._row.length])
+                feature_row(self._row).features.append(self._features[start : self._row.length])
 
     def propose(self, nodes: int, depth: int) -> DraftTree:
         """What it drafts here."""
@@ -80,7 +80,8 @@ class Replay:
         found = None if self._target is None else self._verified(self._target, tree, path)
         gained, self.left = self.left[:tokens], self.left[tokens:]
         self._gain(gained)
-        outcome, began = Outcome(self.request, tree, path, gained, len(gained), cost, found), time.perf_counter()
+        outcome = Outcome(self.request, tree, path, gained, len(gained), cost, found)
+        began = time.perf_counter()
         self._drafter.observe([outcome])
         outcome.count(time.perf_counter() - began)
         return outcome
@@ -93,12 +94,11 @@ class Replay:
         return tree, path
 
     @torch.inference_mode()
-    def _verified(self, target: LanguageModel, tree: DraftTree, path: list[int]) -> Successors | None:
-        """The target's pass over a tree; its most probable tokens after each node, where the drafter uses them."""
-        logits = target.extend([self._row], [Nodes.below(self.request.ids[-1:], tree)])
+    def _verified(self, target: LanguageModel, tree: DraftTree, path: list[int]) -> Scores:
+        """The target's pass over a tree."""
+        scores = target.extend([self._row], [Nodes.below(self.request.ids[-1:], tree)])
         target.commit(self._row, [0, *(n + 1 for n in path)])
-        count = self._drafter.successors
-        return Successors.unpack(successors(logits, count)[0].cpu()) if count else None
+        return scores
 
     def accepted(self, tree: DraftTree) -> list[int]:
         """The nodes that match verification accepts: the longest path that the output follows."""

@@ -15,8 +15,10 @@ from ..engine.engine import Engine, Handle
 from ..engine.scheduler import SchedulerParams
 from ..models.abilities import TrainableModel, tracked
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
+from ..models.huggingface.features import FeatureRow
+from ..models.huggingface.torch_sampling import gumbel_noise_at, signed
 from ..request import Outcome, Request
-from ..sampling import gumbel_noise_at, stream_start
+from ..sampling.noise import GOLDEN, mix
 from ..tracing.trace import Observer
 
 MAX_ROWS = 1 << 16
@@ -111,7 +113,7 @@ def respond(
         alone: no other row of the target is opened meanwhile: it would overwrite one of those in step.
     """
     options = {"rows": rows, "max_tokens": max_tokens, "seed": seed}
-    if alone and target.capabilities.device.type != "cpu" and isinstance(target, TrainableModel):
+    if alone and target.capabilities.device != "cpu" and isinstance(target, TrainableModel):
         return respond_in_step(target, prompts, numbers, **options)
     return _respond_by_engine(target, prompts, numbers, **options)
 
@@ -167,7 +169,7 @@ class _EndedFeatures(Observer):
     def _keep(self, request: Request) -> None:
         if request.finish_reason is None or request.row is None:
             return
-        if request.row.features:
+        if isinstance(request.row, FeatureRow) and request.row.features:
             self.features[request] = _halved(request.row.waiting_features()).cpu()
         else:
             self.features[request] = torch.zeros(len(request.ids) - 1, 0, dtype=torch.float16)
@@ -234,7 +236,7 @@ class _Lanes:
         self._text[lanes, : text.shape[1]] = text.to(device)
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         left = self._target.capabilities.max_length - lengths - 1
-        starts = torch.tensor([stream_start(seed_of(number, self._seed)) for number in numbers])
+        starts = torch.tensor([signed(mix(seed_of(number, self._seed) + GOLDEN)) for number in numbers])
         self._given[lanes] = lengths.to(device)
         self._last[lanes] = (lengths + left.clamp(max=self._max_tokens) - 1).to(device)
         self._start[lanes] = starts.to(device)
@@ -257,7 +259,7 @@ class _Lanes:
         if len(sampled):
             noise = gumbel_noise_at(self._start[sampled], at[sampled] + 1, logits.shape[1])
             scaled = logits[sampled].float() / self._temperature[sampled, None]
-            drawn[sampled] = scaled.add_(noise).argmax(-1)
+            drawn[sampled] = noise.add_(scaled).argmax(-1)
         own = self._going & (at + 1 >= self._given)
         self._text[lanes, at + 1] = torch.where(own, drawn, self._text[lanes, at + 1])
         ended = own & (torch.isin(drawn, self._eos) | (at + 1 >= self._last))

@@ -14,10 +14,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ConfigError
+from ..sampling.warping import largest, softmax
 from ..tree import ROOT, DraftDistribution, DraftTree
 from .match import Verdict
 
@@ -28,11 +29,11 @@ class UniformDraws(Protocol):
     def accepts(self, chance: float) -> bool:
         """A uniform draw, anew at each call; ``chance`` of 1 and more always accepts, 0 never."""
 
-    def draw(self, logits: Tensor, depth: int) -> int:
+    def draw(self, logits: NDArray[np.floating], depth: int) -> int:
         """The token that the target emits ``depth`` tokens into this step, drawn from the softmax of [V] logits."""
 
 
-TargetLogits = Callable[[int, Sequence[int]], Tensor]
+TargetLogits = Callable[[int, Sequence[int]], NDArray[np.floating]]
 """(node, tokens emitted on the way to it) -> [V] the target's warped logits after it."""
 
 
@@ -47,26 +48,26 @@ class Visit(NamedTuple):
         entropy: nats, of the draft distribution that the children were taken from.
     """
 
-    logits: Tensor
+    logits: NDArray[np.floating]
     children: list[int]
     distribution: DraftDistribution | None
     depth: int
     entropy: float
 
     @property
-    def p(self) -> Tensor:
-        """[V] float64 target distribution."""
-        return self.logits.double().softmax(-1)
+    def p(self) -> NDArray[np.float64]:
+        """[V] target distribution."""
+        return softmax(self.logits)
 
     @property
-    def draft_logits(self) -> Tensor:
-        """[V] float64 logits of q."""
+    def draft_logits(self) -> NDArray[np.float64]:
+        """[V] logits of q."""
         if self.distribution is None:
             raise ConfigError(
                 "the drafter chose children where this verification needs them drawn: use verification 'match', or "
                 "a drafter that draws them"
             )
-        return self.distribution.dense(len(self.logits), self.logits.device)
+        return self.distribution.dense(len(self.logits))
 
 
 Decision = Callable[[Visit, UniformDraws], int]
@@ -89,11 +90,17 @@ def walk(tree: DraftTree, target: TargetLogits, decide: Decision, draws: Uniform
         path.append(node)
 
 
-def residual(p: Tensor, taken: Tensor) -> Tensor:
+def residual(p: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.float64]:
     """norm(max(p - taken, 0)); p where nothing is left, which has probability 0 apart from rounding."""
-    rest = (p - taken).clamp(min=0)
+    rest = np.maximum(p - taken, 0)
     total = rest.sum()
-    return torch.where(total > 0, rest / total, p)
+    return rest / total if total > 0 else p
+
+
+def log(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """log p, -inf where p is 0."""
+    with np.errstate(divide="ignore"):
+        return np.log(p)
 
 
 def multi_round(visit: Visit, draws: UniformDraws, *, replacement: bool) -> int:
@@ -104,13 +111,13 @@ def multi_round(visit: Visit, draws: UniformDraws, *, replacement: bool) -> int:
     """
     left, logits = visit.p, visit.draft_logits
     for token in visit.children:
-        drawn = logits.softmax(-1)
+        drawn = softmax(logits)
         if draws.accepts(min(1.0, _ratio(left, drawn, token))):
             return token
         left = residual(left, drawn)
         if not replacement:
-            logits[token] = float("-inf")
-    return draws.draw(left.log(), visit.depth)
+            logits[token] = -np.inf
+    return draws.draw(log(left), visit.depth)
 
 
 def top_and_one(visit: Visit, draws: UniformDraws) -> int:
@@ -121,11 +128,11 @@ def top_and_one(visit: Visit, draws: UniformDraws) -> int:
     """
     *top, token = visit.children
     p, logits = visit.p, visit.draft_logits
-    logits[top] = float("-inf")
-    rest = logits.softmax(-1)
+    logits[top] = -np.inf
+    rest = softmax(logits)
     if draws.accepts(min(1.0, _ratio(p, rest, token))):
         return token
-    return draws.draw(residual(p, rest).log(), visit.depth)
+    return draws.draw(log(residual(p, rest)), visit.depth)
 
 
 def relaxed(visit: Visit, draws: UniformDraws, *, allowed: Callable[[float], int], both: bool = False) -> int:
@@ -138,23 +145,23 @@ def relaxed(visit: Visit, draws: UniformDraws, *, allowed: Callable[[float], int
     token = draws.draw(visit.logits, visit.depth)
     if token in visit.children:
         return token
-    entropy = float(torch.special.entr(visit.p).sum())
+    p = visit.p
+    entropy = -float((p * np.where(p > 0, log(p), 0.0)).sum())
     if both:
         entropy = min(entropy, visit.entropy)
     count = allowed(entropy)
     if not isinstance(count, int) or count < 0:
         raise ConfigError(f"relaxed: the function of entropy gave {count!r} for {entropy:.3g} nats: return 0 or more")
-    best = visit.logits.topk(min(count, len(visit.logits)))
-    for candidate, logit in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-        if candidate in visit.children and logit > -math.inf:
+    for candidate in largest(visit.logits, min(count, len(visit.logits))).tolist():
+        if candidate in visit.children and visit.logits[candidate] > -math.inf:
             return int(candidate)
     return token
 
 
-def _ratio(p: Tensor, q: Tensor, token: int) -> float:
-    """p(token) / q(token), in one transfer to the host."""
-    ours, theirs = torch.stack([p[token], q[token]]).tolist()
-    return float(ours / theirs)
+def _ratio(p: NDArray[np.float64], q: NDArray[np.float64], token: int) -> float:
+    """p(token) / q(token)."""
+    theirs = float(q[token])
+    return float(p[token]) / theirs if theirs else math.inf
 
 
 def block(tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
@@ -168,14 +175,14 @@ def block(tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict
     """
     tokens: list[int] = tree.tokens.tolist()
     length, kept = len(tokens), 1.0
-    chances, nexts = [], []
+    chances, nexts = list[float](), list[NDArray[np.floating]]()
     for i, node in enumerate(range(ROOT, length - 1)):
         logits = target(node, tokens[:i])
         visit = Visit(logits, tokens[i : i + 1], tree.distributions.get(node), i, float(tree.entropies[i]))
-        p, q = visit.p, visit.draft_logits.softmax(-1)
-        surplus = float((kept * p - q).clamp(min=0).sum())
+        p, q = visit.p, softmax(visit.draft_logits)
+        surplus = float(np.maximum(kept * p - q, 0).sum())
         chances.append(surplus / (surplus + (1 - kept)) if surplus else 0.0)
-        nexts.append(residual(kept * p, q).log())
+        nexts.append(log(residual(kept * p, q)))
         kept = min(1.0, kept * _ratio(p, q, tokens[i]))
     chances.append(kept)
     nexts.append(target(length - 1, tokens))

@@ -10,20 +10,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from ..config import check_fields, named_settings
-from ..drafters.distributions import Drawing
 from ..errors import ConfigError, unknown_name
 from ..policies.base import GrowthPolicy
 from ..policies.entropy import StepFunction
-from ..sampling import Draws, KeyedUniformDraws
-from ..tree import DraftTree, TreeBatch
-from .match import Verdict, greedy, match
+from ..sampling.draws import Draws
+from ..scores import Scores
+from ..tree import DraftTree, Drawing
+from .match import Verdict, match
 from .rejection import TargetLogits, UniformDraws, Visit, block, multi_round, relaxed, top_and_one, walk
 
 COUPLED = "coupled"
@@ -67,16 +64,9 @@ class Scheme(ABC):
 
     @abstractmethod
     def verify(
-        self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
+        self, scores: Scores, roots: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
     ) -> list[Verdict]:
-        """Verify a batch of trees.
-
-        Args:
-            logits: [B, 1 + N, V]: column 0 follows the root, column 1 + i follows node i; N is the largest tree's size.
-            trees: [B] that the target has seen.
-            draws: the requests' warping and noise.
-            beside: [B, 1 + N, W] what else the host should have: comes with the verdicts.
-        """
+        """Verify a batch of trees (``match.match`` for the arguments)."""
 
     def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False) -> None:
         """Raise ConfigError unless trees that ``policy`` shapes, of up to ``nodes`` nodes, can be verified.
@@ -109,12 +99,9 @@ class Match(Scheme):
         self.drawing = CANDIDATES[candidates]
 
     def verify(
-        self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
+        self, scores: Scores, roots: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
     ) -> list[Verdict]:
-        """One device-to-host transfer for the whole batch."""
-        if draws.greedy:
-            return greedy(logits, trees, beside)
-        return match(logits, TreeBatch.pad(trees, logits.device), draws, beside)
+        return match(scores, roots, trees, draws)
 
 
 class _OneByOne(Scheme):
@@ -125,26 +112,20 @@ class _OneByOne(Scheme):
         """Verify one tree."""
 
     def verify(
-        self, logits: Tensor, trees: Sequence[DraftTree], draws: Draws, beside: Tensor | None = None
+        self, scores: Scores, roots: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
     ) -> list[Verdict]:
         """Trees whose children were chosen because their request decodes greedily are matched."""
-        chosen = [b for b, p in enumerate(draws.params) if p.temperature == 0 and not self.lossy]
-        verdicts: dict[int, Verdict] = {}
-        if chosen:
-            some = logits if len(chosen) == len(trees) else logits[chosen]
-            matched = Match().verify(some, [trees[b] for b in chosen], draws.of(chosen))
-            verdicts = dict(zip(chosen, matched, strict=True))
-        for b, tree in enumerate(trees):
+        chosen = [b for b, own in enumerate(draws) if own.params.temperature == 0 and not self.lossy]
+        matched = match(scores, [roots[b] for b in chosen], [trees[b] for b in chosen], [draws[b] for b in chosen])
+        verdicts = dict(zip(chosen, matched, strict=True))
+        for b, (root, tree, own) in enumerate(zip(roots, trees, draws, strict=True)):
             if b not in verdicts:
-                uniform = draws.uniform(b)
-                verdicts[b] = self.accept(tree, partial(_target_after, logits[b], uniform), uniform)
-        if beside is None:
-            return [verdicts[b] for b in range(len(trees))]
-        return [replace(verdicts[b], beside=more) for b, more in enumerate(beside.cpu())]
+                verdicts[b] = self.accept(tree, _target_logits(scores, root, own), own)
+        return [verdicts[b] for b in range(len(trees))]
 
 
-def _target_after(logits: Tensor, draws: KeyedUniformDraws, node: int, drawn: Sequence[int]) -> Tensor:
-    return draws.warped(logits[node + 1], drawn)
+def _target_logits(scores: Scores, root: int, draws: Draws) -> TargetLogits:
+    return lambda node, drawn: draws.warped(scores, root + 1 + node, drawn)
 
 
 class _NodeByNode(_OneByOne):

@@ -15,7 +15,7 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TokenSource, UnscoredNode
 from draftree.drafters.cascade.rounds import LoopBack
 from draftree.drafters.cascade.stages import CascadeSource
-from draftree.drafters.distributions import Drawing, joined, split
+from draftree.drafters.distributions import joined, split
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -23,16 +23,17 @@ from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine, Generation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.policies.chains import DynamicWindow, EntropyStop, Window
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, StepCost
+from draftree.scores import Scores
 from draftree.tracing.records import EndRecord, RunRecord
 from draftree.tracing.trace import Trace, read_trace
-from draftree.tree import ROOT
+from draftree.tree import ROOT, Drawing
 
 from ...heads import random_head
 from ...pairs import costs, endless, source, target
@@ -204,7 +205,7 @@ def test_nothing_is_fed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     fed: dict[str, int] = {}
     extend = HFModel.extend
 
-    def counting(model: HFModel, rows: list[Row], nodes: list[Nodes]) -> torch.Tensor:
+    def counting(model: HFModel, rows: list[Row], nodes: list[Nodes]) -> Scores:
         name = model.capabilities.name
         fed[name] = fed.get(name, 0) + sum(len(n.tokens) for n in nodes)
         return extend(model, rows, nodes)

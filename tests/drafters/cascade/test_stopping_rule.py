@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 
 from draftree.config import Budget
 from draftree.drafters.cascade.rounds import LoopBack, StoppingRule
@@ -22,7 +21,7 @@ from ..test_ensemble import Says, request_of
 def outcome(of: Request, accepted: int, entropies: list[float]) -> Outcome:
     """A chain with these entropies, of which the first tokens were right."""
     chain = DraftTree.chain([1] * len(entropies), [math.log(0.8)] * len(entropies))
-    tree = DraftTree(chain.tokens, chain.parents, chain.depths, chain.path_logprobs, torch.tensor(entropies))
+    tree = DraftTree.of(chain.tokens, chain.parents, chain.depths, chain.path_logprobs, entropies)
     tokens = [*[1] * accepted, 2]
     return Outcome(of, tree, list(range(accepted)), tokens, len(tokens), StepCost(1, 1.0, 1.0, 0.0, 0))
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from draftree.models.cpu.fused_model import merge_layers
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 
 from ...tiny import FAMILIES, causal_logits, tiny
 

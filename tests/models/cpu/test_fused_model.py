@@ -10,17 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from draftree.models.attention import take_over
-from draftree.models.base import Nodes, prefill
+from draftree.models.base import Nodes
 from draftree.models.cpu.fused_model import Norm, direct, merge_layers
 from draftree.models.cpu.quantization import convert
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.attention import take_over
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
 
+from ...references import extended, prefilled
 from ...tiny import FAMILIES, tiny
 from .test_fused_layers import LLAMA_KIND
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2]]
-TREES = [Nodes(torch.tensor([9, 2, 6, 5]), torch.tensor([-1, -1, 1, 2])), Nodes.chain([7])]
+TREES = [Nodes.of([9, 2, 6, 5], [-1, -1, 1, 2]), Nodes.chain([7])]
 
 llama_kind = pytest.mark.parametrize("kind", sorted(LLAMA_KIND))
 
@@ -28,14 +30,14 @@ llama_kind = pytest.mark.parametrize("kind", sorted(LLAMA_KIND))
 def passes(model: HFModel) -> list[Tensor]:
     """Logits and hidden states of two prompts, of trees below them, and of what follows a commit."""
     model.track_features()
-    rows = [prefill(model, prompt) for prompt in PROMPTS]
-    found = [row.logits for row in rows]
-    logits = model.extend(rows, TREES)
+    rows, first = zip(*(prefilled(model, prompt) for prompt in PROMPTS), strict=True)
+    found = list(first)
+    logits = extended(model, rows, TREES)
     found += [logits[0], logits[1, :1]]
     model.commit(rows[0], [1, 2])
     model.commit(rows[1], [0])
-    found.append(model.extend(rows[:1], [Nodes.chain([8, 7])])[0])
-    return found + [row.waiting_features() for row in rows]
+    found.append(extended(model, rows[:1], [Nodes.chain([8, 7])])[0])
+    return found + [feature_row(row).waiting_features() for row in rows]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

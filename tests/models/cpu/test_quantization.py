@@ -24,11 +24,13 @@ from draftree.models.cost_profile import Identity
 from draftree.models.cpu import quantization as module
 from draftree.models.cpu.kernels import KERNELS, Stock, working
 from draftree.models.cpu.quantization import WEIGHT_FORMATS, Choice, KernelLinear, Times, check, convert, summary
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load, load_stock
 from draftree.policies.methods import METHODS
 
 from ...pairs import drafter, generated
+from ...references import extended
 from ...tiny import FAMILIES, causal_logits, save_tiny, tiny
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
@@ -106,10 +108,10 @@ def test_logits_are_close_to_those_of_float32(weight_format: str) -> None:
 @each
 def test_a_nodes_logits_do_not_depend_on_what_its_neighbours_are(weight_format: str) -> None:
     model = converted(weight_format)
-    parents = torch.tensor([-1, -1, 0, 1])  # two branches
+    parents = [-1, -1, 0, 1]  # two branches
     rows = [prefill(model, PROMPTS[0]) for _ in range(2)]
     one, other = (
-        model.extend([row], [Nodes(torch.tensor([5, neighbour, 9, neighbour]), parents)])[0]
+        extended(model, [row], [Nodes.of([5, neighbour, 9, neighbour], parents)])[0]
         for row, neighbour in zip(rows, (7, 33), strict=True)
     )
     assert torch.equal(one[[0, 2]], other[[0, 2]])
@@ -121,7 +123,7 @@ def test_a_rows_logits_do_not_depend_on_the_other_rows_of_a_batch(weight_format:
     model = converted(weight_format)
     rows = [prefill(model, p) for p in ([1, 2, 3], [4, 5, 6], [1, 2, 3], [9, 9, 9])]
     nodes = [Nodes.chain([7, 8])] * 2
-    assert torch.equal(model.extend(rows[:2], nodes)[0], model.extend(rows[2:], nodes)[0])
+    assert torch.equal(extended(model, rows[:2], nodes)[0], extended(model, rows[2:], nodes)[0])
 
 
 def test_weights_are_freed_and_those_of_a_shared_embedding_stay() -> None:
@@ -302,7 +304,7 @@ def test_other_weight_formats_follow_what_is_tracked_in_neither() -> None:
     second = first.in_weight_format("int8")
     row = prefill(second, PROMPTS[0])
     assert not second.tracked
-    assert row.features == []
+    assert feature_row(row).features == []
     second.close(row)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from draftree.models.cpu.fused_model import Merged, direct, one_plan, scripted
 from draftree.models.cpu.kernels import KERNELS, working
-from draftree.models.huggingface import HFModel
+from draftree.models.huggingface.hf_model import HFModel
 
 from ...tiny import tiny
 from .test_fused_layers import LLAMA_KIND

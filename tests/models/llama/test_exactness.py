@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.bench.compare import first_difference
 from draftree.engines import make_engine
 from draftree.errors import UnsupportedModelError
+from draftree.models.base import Nodes, Row
 from draftree.models.llama.exactness import EXACT, exactness
 from draftree.models.llama.llama_model import LlamaModel
+from draftree.scores import NumpyScores, Scores
 from draftree.text import encode
 
 from ... import tiny_gguf
@@ -46,9 +48,9 @@ def test_trees_that_see_other_tokens_are_refused(tmp_path: Path, monkeypatch: py
     model = LlamaModel(tiny_gguf.write(tmp_path / "tiny.gguf", weights="Q8_0"))
     extend = model.extend
 
-    def blind(rows: list[object], nodes: list[object]) -> Tensor:
-        logits = extend(rows, nodes)  # type: ignore[arg-type]
-        return logits if logits.shape[1] == 1 else logits.flip(1)
+    def blind(rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        logits = extend(rows, nodes).logits(range(nodes[0].scored))
+        return NumpyScores(logits[::-1], [len(logits)])
 
     monkeypatch.setattr(model, "extend", blind)
     with pytest.raises(UnsupportedModelError, match="fails the tree self-test"):

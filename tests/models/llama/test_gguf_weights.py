@@ -20,19 +20,20 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
 from draftree.errors import UnsupportedModelError
-from draftree.models.base import LanguageModel, prefill
+from draftree.models.base import LanguageModel, difference
 from draftree.models.heads.eagle_file import SHIPPED, shipped_for
 from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.heads.eagle_model import HeadModel
+from draftree.models.huggingface.features import feature_row
 from draftree.models.llama.gguf_file import GGUFHeader, read
 from draftree.models.llama.gguf_weights import GGUFWeights
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.loading import load
-from draftree.models.probe import difference
 
 from ... import tiny_gguf
 from ...pairs import policy
 from ...published import Recipe, eagle_head
+from ...references import prefilled
 
 VOCAB, HIDDEN = 40, 512
 IDS = torch.tensor([39, 0, 7, 7, 20])
@@ -160,10 +161,11 @@ def test_logits_are_the_output_layers_of_the_hidden_states(path: Path) -> None:
     """Within llama.cpp's rounding of hidden states to 8 bits."""
     model = LlamaModel(path)
     model.track_features()
-    row = prefill(model, [11, 7, 5, 3])
+    row, logits = prefilled(model, [11, 7, 5, 3])
     weight, bias = model.output_rows(torch.arange(model.capabilities.vocab_size))
     assert bias is None
-    assert difference(weight @ row.last_features(1)[0], row.logits) < 0.1
+    found = weight @ feature_row(row).last_features(1)[0]
+    assert difference(found.numpy(), logits.numpy()) < 0.1
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

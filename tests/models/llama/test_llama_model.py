@@ -13,13 +13,15 @@ from torch import Tensor
 
 from draftree.errors import CacheError
 from draftree.models.abilities import FeatureModel
-from draftree.models.base import ForestModel, LanguageModel, Nodes, Row, prefill
+from draftree.models.base import ForestModel, LanguageModel, Nodes, Row, decoded, prefill
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.probe import self_test
 from draftree.models.llama import llama_model
 from draftree.models.llama.llama_model import LlamaModel
-from draftree.models.probe import decoded, self_test
 from draftree.tree import ROOT
 
 from ... import tiny_gguf
+from ...references import extended, prefilled
 
 VOCAB = 256
 
@@ -43,7 +45,7 @@ def reference(path: Path) -> LlamaModel:
 def by_one_token(reference: LlamaModel, ids: Sequence[int]) -> Tensor:
     """[V] logits after ``ids``, fed one by one."""
     row = reference.open()
-    logits = decoded(reference, row, ids)[-1]
+    logits = torch.from_numpy(decoded(reference, row, ids)[-1])
     reference.close(row)
     return logits
 
@@ -72,7 +74,7 @@ class Followed:
             self.parents.append(rng.randrange(ROOT, node) if node else ROOT)
             self.tokens.append(rng.randrange(VOCAB))
         wanted = rng.choice([None, rng.randint(0, count)])
-        return Nodes(torch.tensor(self.tokens[first:]), torch.tensor(self.parents[first:]), wanted)
+        return Nodes.of(self.tokens[first:], self.parents[first:], wanted)
 
 
 def kept(each: Followed, rng: Random) -> tuple[list[int], int]:
@@ -106,10 +108,10 @@ def test_whatever_rows_do_logits_are_those_of_one_token_decoding(
             chosen = rng.sample(rows, rng.randint(1, len(rows)))
             before = [len(each.tokens) for each in chosen]
             nodes = [each.grown(rng, rng.choice([1, 2, 5, 12])) for each in chosen]
-            logits = model.extend([each.row for each in chosen], nodes)
+            logits = extended(model, [each.row for each in chosen], nodes)
             for each, new, found, first in zip(chosen, nodes, logits, before, strict=True):
-                for i in rng.sample(range(new.logits), min(2, new.logits)):
-                    node = first + len(new.tokens) - new.logits + i
+                for i in rng.sample(range(new.scored), min(2, new.scored)):
+                    node = first + len(new.tokens) - new.scored + i
                     assert torch.equal(found[i], by_one_token(reference, each.path(node)))
                     checked += 1
         elif rows and act in ("commit", "prune"):
@@ -150,9 +152,7 @@ def test_cells_that_were_rejected_are_used_again(model: LlamaModel, reference: L
     row, ids = prefill(model, [1, 2, 3]), [1, 2, 3]
     for step in range(100):
         tokens = [(7 * step + i) % VOCAB for i in range(30)]
-        logits = model.extend(
-            [row], [Nodes(torch.tensor(tokens), torch.tensor([ROOT, *range(14), ROOT, *range(15, 29)]))]
-        )
+        logits = extended(model, [row], [Nodes.of(tokens, [ROOT, *range(14), ROOT, *range(15, 29)])])
         model.commit(row, [15])
         ids.append(tokens[15])
     assert torch.equal(logits[0, 15], by_one_token(reference, ids))
@@ -161,10 +161,10 @@ def test_cells_that_were_rejected_are_used_again(model: LlamaModel, reference: L
 
 def test_a_context_grows_with_its_rows(model: LlamaModel, reference: LlamaModel) -> None:
     texts = [[(3 * i + b) % VOCAB for i in range(900)] for b in range(3)]
-    rows = [prefill(model, text) for text in texts]
+    found = [prefilled(model, text)[1] for text in texts]
     assert model._context.cells >= 2700
-    for row, text in zip(rows, texts, strict=True):
-        assert torch.equal(row.logits, by_one_token(reference, text))
+    for logits, text in zip(found, texts, strict=True):
+        assert torch.equal(logits, by_one_token(reference, text))
 
 
 def test_a_cache_that_may_not_be_so_large_refuses_and_loses_nothing(model: LlamaModel, reference: LlamaModel) -> None:
@@ -175,7 +175,7 @@ def test_a_cache_that_may_not_be_so_large_refuses_and_loses_nothing(model: Llama
         with pytest.raises(CacheError, match="bytes"):
             prefill(model, [7] * 1000)
     assert model.rows == 1
-    logits = model.extend([row], [Nodes.chain([9])])
+    logits = extended(model, [row], [Nodes.chain([9])])
     assert torch.equal(logits[0, 0], by_one_token(reference, [5] * 1000 + [9]))
 
 
@@ -189,7 +189,7 @@ def test_chunks_of_any_size_read_what_a_whole_text_reads(length: int, model: Lla
         row = model.open()
         for at in range(0, length, chunk):
             part = text[at : at + chunk]
-            logits = model.extend([row], [Nodes.chain(part, wanted=1)])
+            logits = extended(model, [row], [Nodes.chain(part, wanted=1)])
             model.commit(row, range(len(part)))
         assert torch.equal(logits[0, 0], expected)
         model.close(row)
@@ -199,15 +199,15 @@ def test_hidden_states_come_with_the_logits(path: Path, reference: LlamaModel) -
     model = LlamaModel(path)
     model.track_features()
     assert isinstance(model, FeatureModel) and isinstance(model, ForestModel) and isinstance(model, LanguageModel)
-    row = prefill(model, [1, 2, 3, 4])
-    assert torch.equal(row.logits, by_one_token(reference, [1, 2, 3, 4]))
-    assert row.waiting_features().shape == (4, model.hidden_size)
+    row, first = prefilled(model, [1, 2, 3, 4])
+    assert torch.equal(first, by_one_token(reference, [1, 2, 3, 4]))
+    assert feature_row(row).waiting_features().shape == (4, model.hidden_size)
     row.drop_features()
-    logits = model.extend([row], [Nodes(torch.tensor([5, 6, 7]), torch.tensor([ROOT, ROOT, 1]), 1)])
+    logits = extended(model, [row], [Nodes.of([5, 6, 7], [ROOT, ROOT, 1], 1)])
     assert logits.shape == (1, 1, model.capabilities.vocab_size)
     model.commit(row, [1, 2])
     one = prefill(model, [1, 2, 3, 4, 6, 7])
-    assert torch.equal(row.waiting_features(), one.last_features(2))
+    assert torch.equal(feature_row(row).waiting_features(), feature_row(one).last_features(2))
 
 
 def test_hidden_states_can_be_kept_while_rows_are_open(path: Path, reference: LlamaModel) -> None:
@@ -215,12 +215,12 @@ def test_hidden_states_can_be_kept_while_rows_are_open(path: Path, reference: Ll
     model = LlamaModel(path)
     row = prefill(model, [1, 2, 3])
     model.track_features()
-    logits = model.extend([row], [Nodes.chain([4, 5])])
+    logits = extended(model, [row], [Nodes.chain([4, 5])])
     assert torch.equal(logits[0, 1], by_one_token(reference, [1, 2, 3, 4, 5]))
     model.commit(row, [0, 1])
     whole = LlamaModel(path)
     whole.track_features()
-    assert torch.equal(row.last_features(2), prefill(whole, [1, 2, 3, 4, 5]).last_features(2))
+    assert torch.equal(feature_row(row).last_features(2), feature_row(prefill(whole, [1, 2, 3, 4, 5])).last_features(2))
 
 
 def test_it_passes_the_self_test(model: LlamaModel) -> None:
@@ -231,32 +231,30 @@ def test_it_passes_the_self_test(model: LlamaModel) -> None:
 def test_more_leaves_than_there_are_ids(model: LlamaModel, reference: LlamaModel) -> None:
     """llama.cpp has 256 ids, one a leaf: a fan of 400 is read in pieces, and any of its leaves can be kept."""
     rows = [prefill(model, [b]) for b in (1, 2)]
-    fan = Nodes(torch.arange(400) % VOCAB, torch.full((400,), ROOT))
-    logits = model.extend(rows, [fan, fan])
+    fan = Nodes.of(torch.arange(400) % VOCAB, torch.full((400,), ROOT))
+    logits = extended(model, rows, [fan, fan])
     for leaf in (0, 255, 399):
         assert torch.equal(logits[1, leaf], by_one_token(reference, [2, leaf % VOCAB]))
-    below = model.extend(
-        rows, [Nodes(torch.tensor([9]), torch.tensor([3])), Nodes(torch.tensor([9]), torch.tensor([399]))]
-    )
+    below = extended(model, rows, [Nodes.of([9], [3]), Nodes.of([9], [399])])
     assert torch.equal(below[0, 0], by_one_token(reference, [1, 3, 9]))
     assert torch.equal(below[1, 0], by_one_token(reference, [2, 399 % VOCAB, 9]))
     model.commit(rows[0], [77])
-    logits = model.extend(rows[:1], [Nodes.chain([4])])
+    logits = extended(model, rows[:1], [Nodes.chain([4])])
     assert torch.equal(logits[0, 0], by_one_token(reference, [1, 77, 4]))
 
 
 def test_nodes_that_cannot_be_added_change_nothing(model: LlamaModel, reference: LlamaModel) -> None:
     row = prefill(model, [1, 2])
-    model.extend([row], [Nodes(torch.tensor([3, 4]), torch.tensor([ROOT, ROOT]))])
+    model.extend([row], [Nodes.of([3, 4], [ROOT, ROOT])])
     for parents in ([2], [-2], [5]):
         with pytest.raises(CacheError, match="parent"):
-            model.extend([row], [Nodes(torch.tensor([6]), torch.tensor(parents))])
+            model.extend([row], [Nodes.of([6], parents)])
     long = model.capabilities.max_length
     with pytest.raises(CacheError, match="beyond"):
-        model.extend([row], [Nodes(torch.zeros(long, dtype=torch.int64), torch.arange(long) + 1)])
+        model.extend([row], [Nodes.of(torch.zeros(long, dtype=torch.int64), torch.arange(long) + 1)])
     with pytest.raises(CacheError):
         model.commit(row, [0, 1])
-    logits = model.extend([row], [Nodes(torch.tensor([5]), torch.tensor([1]))])
+    logits = extended(model, [row], [Nodes.of([5], [1])])
     assert torch.equal(logits[0, 0], by_one_token(reference, [1, 2, 4, 5]))
     model.close(row)
     with pytest.raises(CacheError, match="closed"):

@@ -290,7 +290,7 @@ def test_keys_and_values_in_bytes_are_as_exact_for_trees_and_near_those_in_float
     wide, narrow, plain = load(path), load(path, tier, cache="Q8_0"), load(path, "base", 1, "Q8_0")
     assert narrow.token_bytes < 0.55 * wide.token_bytes
     prompt, (tokens, parents), row = text(70), random_tree(40, seed=4), narrow.open()
-    assert 0 < divergence(one_by_one(wide, prompt), extend(narrow, row, prompt)) < 0.1
+    assert 0 < divergence(one_by_one(wide, prompt).astype(np.float64), extend(narrow, row, prompt)) < 0.1
     narrow.commit(row, range(70))
     found, branch = extend(narrow, row, tokens, parents), path_of(39, parents)
     alone = one_by_one(plain, [*prompt, *(tokens[each] for each in branch), 7])[70:]

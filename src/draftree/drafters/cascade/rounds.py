@@ -24,9 +24,9 @@ from ...errors import ConfigError
 from ...policies.base import Candidates, GrowthPolicy, Plan
 from ...policies.chains import Threshold, check_threshold
 from ...request import Outcome, Request, StepCost
-from ...tree import ROOT, DraftTree
+from ...tree import ROOT, DraftTree, Drawing
 from ..base import Scorer, TokenSource, UnscoredNode
-from ..distributions import Drawing, joined, split
+from ..distributions import joined, split
 from ..grow import grow
 from .trie import TokenTrie
 

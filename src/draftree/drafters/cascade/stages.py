@@ -19,9 +19,8 @@ from ...models.base import LanguageModel
 from ...policies.auto.policy import AutoTree
 from ...policies.base import GrowthPolicy
 from ...request import Outcome, Request, StageStats
-from ...tree import ROOT
+from ...tree import ROOT, Drawing
 from ..base import Grown, Scorer, TokenSource
-from ..distributions import Drawing
 from .rounds import CascadeScorer, LoopBack, SourceStage, Stage, StoppingRule, Verifier, VerifierStage
 from .trie import TokenTrie
 

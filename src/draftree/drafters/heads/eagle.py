@@ -18,11 +18,13 @@ from torch import Tensor
 from ...errors import CacheError
 from ...models.abilities import DraftHead, HeadRow
 from ...models.base import LanguageModel, Nodes, Row
+from ...models.huggingface.features import feature_row
 from ...policies.base import Candidates
 from ...request import Outcome, Request
-from ...tree import ROOT
+from ...scores import Scores
+from ...tree import ROOT, Drawing
 from ..base import Grown, Scorer, UnscoredNode
-from ..distributions import Drawing, joined, split
+from ..distributions import joined, split
 from ..draft_model import ModelScorer, ModelSource, State
 
 
@@ -56,9 +58,9 @@ class EagleSource(ModelSource):
         """A request's new tokens are fed when its root is scored."""
         return _EagleScorer(self, requests, drawing)
 
-    def tokens(self, rows: Sequence[Row]) -> Sequence[Tensor]:
-        """The rows' draft vocabularies."""
-        return [self.model.own(row).tokens for row in rows]
+    def tokens(self, row: Row) -> Tensor:
+        """The row's draft vocabulary."""
+        return self.model.own(row).tokens
 
     def is_stale(self, request: Request, node: int, parent: int) -> bool:
         """It was fed with a prediction of the hidden state at its parent, which the verifier has computed since."""
@@ -134,21 +136,22 @@ class _EagleScorer(ModelScorer):
             tokens.append(torch.tensor(request.ids[state.row.length + 1 :]))
             new, ahead = len(tokens[-1]), int(self._is_beam(request))
             wanted = source.model.features
-            known = request.row.last_features(new + ahead, wanted) if new or ahead else source.model.nothing
+            known = source.model.nothing
+            if new or ahead:
+                known = feature_row(request.row).last_features(new + ahead, wanted)
             features.append(known[:new])
             roots.append(known[new:])
         scored = [(self._requests[b], ROOT) for b in rows]
         self._depths |= {(b, ROOT): 0 for b in rows}
-        logits = source.model.advance(fed, tokens, features)[:, None]
+        logits = source.model.advance(fed, tokens, features)
         source._passes += 1
         for row, root in zip(fed, roots, strict=True):
             if len(root):  # the next proposal may begin there again
                 source.model.know(row, root)
-        batch = torch.arange(len(rows))
-        column, none = torch.zeros_like(batch), [0] * len(rows)
+        none = [0] * len(rows)
         states = self._states.of([UnscoredNode(b, ROOT, ROOT, 0) for b in rows])
-        named = source.tokens(fed)
-        return self._logits.candidates(scored, logits, batch, column, width, named, depths=none, states=states)
+        named = [row.tokens for row in fed]
+        return self._logits.candidates(scored, logits, range(len(rows)), width, named, depths=none, states=states)
 
     def _is_beam(self, request: Request) -> bool:
         """The target has read the root, and maybe nodes below it."""
@@ -165,12 +168,12 @@ class _EagleScorer(ModelScorer):
         """[H] state of a node that is read."""
         verifier, request, model = self._source.verifier, self._requests[b], self._source.model
         if verifier is None or (request.row is not None and self._is_beam(request)):
-            found = cast(Row, request.row).pending_feature(node, model.features)
+            found = feature_row(cast(Row, request.row)).pending_feature(node, model.features)
         else:
             found = verifier.hidden(request, node, model.features)
         return model.fused(found[None])[0]
 
-    def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Tensor:
+    def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Scores:
         """A node's input is the hidden state at its parent: the verifier's, or else what was predicted there."""
         source = self._source
         if not any(self._is_read(b, parent) for b, _, parent, _ in nodes):

@@ -20,12 +20,13 @@ from ...constraint import ConstraintState
 from ...errors import CacheError
 from ...models.abilities import MarginalHead
 from ...models.base import Row
+from ...models.huggingface.features import feature_row
 from ...policies.base import Candidates
 from ...request import Request
-from ...tree import ROOT
+from ...tree import ROOT, Drawing
 from ..base import Scorer, TokenSource, UnscoredNode
 from ..constrained import NodeStates
-from ..distributions import DraftLogits, Drawing, Drawn, joined
+from ..distributions import DraftLogits, Drawn, joined
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class MarginalSource(TokenSource):
                     )
                 new = request.ids[state.row.length + 1 :]
                 tokens.append(torch.tensor(new))
-                features.append(request.row.last_features(len(new), self.head.features))
+                features.append(feature_row(request.row).last_features(len(new), self.head.features))
             began = time.perf_counter()
             logits = self.head.marginals([state.row for state in states], tokens, features)
             self._passes, self._seconds = self._passes + 1, self._seconds + time.perf_counter() - began
@@ -177,15 +178,15 @@ class _MarginalScorer(Scorer):
         states: Sequence[ConstraintState | None] = (),
     ) -> Candidates:
         rows = {b: i for i, b in enumerate(dict.fromkeys(n.row for n in nodes))}
-        logits, own = torch.stack([self._predicted[b] for b in rows]), self._source.head.vocabulary
+        logits, own = torch.cat([self._predicted[b] for b in rows]), self._source.head.vocabulary
+        count, places = self._source.head.depth, depths.tolist()
         return self._logits.candidates(
             [(self._requests[n.row], n.node) for n in nodes],
             logits,
-            torch.tensor([rows[n.row] for n in nodes]),
-            depths,
+            [count * rows[n.row] + depth for n, depth in zip(nodes, places, strict=True)],
             width,
-            None if own is None else [own] * len(rows),
-            depths=depths.tolist(),
+            None if own is None else [own] * len(nodes),
+            depths=places,
             states=states,
         )
 

@@ -24,11 +24,11 @@ from torch.nn.functional import embedding
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..attention import EAGER, attend, by_rows
-from ..base import FINAL
-from ..cache import TreeCache, packed, padded, write
-from ..probe import difference, side_by_side
-from ..runner import Pass, StockRunner
+from ..base import FINAL, difference
+from ..huggingface.attention import EAGER, attend, by_rows
+from ..huggingface.cache import TreeCache, packed, padded, write
+from ..huggingface.probe import side_by_side
+from ..huggingface.runner import Pass, StockRunner
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -208,7 +208,7 @@ def _difference_on_noise(stock: nn.Module, merged: Forward, rotary: Any) -> floa
     )
     turn = rotary(hidden, position_ids=torch.arange(n).expand(2, -1) * 7)
     want, got = (layer(hidden.clone(), attention_mask=mask, position_embeddings=turn) for layer in (stock, merged))
-    return difference(got, want)
+    return difference(got.numpy(), want.numpy())
 
 
 def scripted(module: nn.Module) -> nn.Module:
@@ -366,7 +366,7 @@ def direct(model: PreTrainedModel, *, trusted: bool = False) -> Decoder | None:
                 if trusted:
                     continue
                 want = stock.forward(step, caches[1])[1]
-                if want.shape != got.shape or not difference(got, want) <= _TOLERANCE:
+                if want.shape != got.shape or not difference(got.numpy(), want.numpy()) <= _TOLERANCE:
                     return None
     except NOT_ALIKE:
         return None

@@ -21,10 +21,10 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from ..abilities import FeatureModel, feature_model
-from ..attention import attend_as_one
 from ..base import FINAL, FeatureSpec, LanguageModel, Row
-from ..cache import NO_NODES, Rows
-from ..probe import fingerprint
+from ..huggingface.attention import attend_as_one
+from ..huggingface.cache import Rows
+from ..huggingface.probe import fingerprint, torch_dtype
 from .eagle_head import PositiveNumber, normed
 from .eagle_model import output_for, settled
 from .eagle_network import EagleLayer, HeadWeights, LayerConfig, LayerId, TokenId, turns_by
@@ -134,7 +134,7 @@ class DFlashModel:
             settled(self.layers, target, name),
             architecture=type(self).__name__,
             parameters=parameters,
-            slot_bytes=2 * config.num_hidden_layers * config.kv_heads * config.head_size * can.dtype.itemsize,
+            slot_bytes=2 * config.num_hidden_layers * config.kv_heads * config.head_size * torch_dtype(can).itemsize,
             fingerprint=weights,
         )
         block = torch.full((config.block_size,), config.mask_token_id, device=can.device)
@@ -152,7 +152,7 @@ class DFlashModel:
 
     def open(self) -> Row:
         """A new row without tokens."""
-        row = Row(slot=len(self._rows), length=0, logits=torch.zeros(0), parents=NO_NODES)
+        row = Row()
         self._rows.add(row)
         return row
 

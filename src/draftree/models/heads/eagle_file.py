@@ -18,7 +18,7 @@ from ...artifacts import JsonFormat, read_bytes, write_whole
 from ...errors import ConfigError, ModelFileError, RunError, UnknownNameError, UnsupportedModelError
 from ..abilities import FeatureModel, feature_model
 from ..base import LanguageModel
-from ..pretrained import first_line
+from ..huggingface.pretrained import first_line
 from .eagle_head import HeadConfig, HeadNetwork
 from .eagle_model import HeadModel
 

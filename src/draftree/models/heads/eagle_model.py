@@ -12,19 +12,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from torch.nn.utils import skip_init
 
 from ...errors import CacheError
+from ...scores import LastScores, Scores
 from ...tree import ROOT
 from ..abilities import FeatureModel, HeadRow, feature_model
-from ..base import Capabilities, FeatureSpec, LanguageModel, Nodes, Row
-from ..cache import NO_NODES, Rows, bytes_of
+from ..base import NO_NODES, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
 from ..cpu.quantization import AUTO, STOCK, convert, summary
-from ..probe import fingerprint, free_bytes
-from ..runner import Pass, runner_of
+from ..huggingface.cache import Rows, bytes_of
+from ..huggingface.probe import fingerprint, free_bytes, torch_dtype
+from ..huggingface.runner import Pass, runner_of
+from ..huggingface.torch_scores import scores_of
 from .eagle_head import DraftNetwork
 from .head_passes import HeadPasses
 
@@ -64,14 +67,19 @@ class HeadModel:
             settled(self.layers, target, name),
             architecture=type(self).__name__,
             parameters=parameters,
-            slot_bytes=2 * layers * heads * width * can.dtype.itemsize,
+            slot_bytes=2 * layers * heads * width * torch_dtype(can).itemsize,
             fingerprint=weights,
         )
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
         self._known[vocabulary] = True
-        self._runner = runner_of(can.runner, HeadPasses(network, self._target, can.device))
+        self._runner = runner_of(can.runner, HeadPasses(network, self._target, torch.device(can.device)))
         self._rows: Rows[HeadRow] = Rows(layers)
+        self._scores = LastScores()
         self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device(self.capabilities.device)
 
     @property
     def features(self) -> FeatureSpec:
@@ -93,10 +101,6 @@ class HeadModel:
     def open(self) -> HeadRow:
         """A new row (``LanguageModel.open``)."""
         row = HeadRow(
-            slot=len(self._rows),
-            length=0,
-            logits=self._zeros(0),
-            parents=NO_NODES,
             predicted=self._zeros(1, self.network.sizes[0]),
             scored=self._zeros(1, self.network.sizes[0]),
             tokens=self.vocabulary,
@@ -124,7 +128,7 @@ class HeadModel:
             row.scored = row.predicted
 
     def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self.capabilities.dtype, device=self.capabilities.device)
+        return torch.zeros(shape, dtype=torch_dtype(self.capabilities), device=self.capabilities.device)
 
     @torch.inference_mode()
     def advance(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
@@ -135,14 +139,14 @@ class HeadModel:
         fresh = [b for b, new in enumerate(tokens) if len(new)]
         if fresh:
             self._feed([rows[b] for b in fresh], [tokens[b] for b in fresh], [features[b] for b in fresh])
-        logits = self._logits(rows, [row.scored for row in rows])[:, 0]
+        logits = self._logits(rows, [row.scored for row in rows])
         self.pass_seconds += time.perf_counter() - began
         return logits
 
     def _feed(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> None:
         """Append tokens to each row, with the hidden states before them, in one pass."""
         counts = [len(new) for new in tokens]
-        self._rows.place(rows, counts, self.capabilities.device)
+        self._rows.place(rows, counts, self._device)
         positions = [torch.arange(row.length, row.length + n) for row, n in zip(rows, counts, strict=True)]
         inputs = torch.stack([torch.cat(list(tokens)), torch.cat(positions)])
         predicted = self._read_text(rows, counts, inputs, self.fused(torch.cat(list(features))))
@@ -163,7 +167,7 @@ class HeadModel:
             inputs: [2, T] their tokens and positions, on the CPU.
             states: [T, H] of the tokens before them.
         """
-        at, device = self._rows.cache.placement, self.capabilities.device
+        at, device = self._rows.cache.placement, self._device
         lasts, total, lines = torch.zeros((2, at.count), dtype=torch.int64), 0, [row.slot - at.first for row in rows]
         for row, line, n in zip(rows, lines, counts, strict=True):
             total += n
@@ -176,30 +180,30 @@ class HeadModel:
         return [predicted[line : line + 1] for line in lines]
 
     @torch.inference_mode()
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Tensor:
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Scores:
         """Append uncommitted nodes to each row in one pass (``DraftHead.extend``)."""
         began = time.perf_counter()
-        own, device, are_text = [self.own(row) for row in rows], self.capabilities.device, states is not None
+        own, device, are_text = [self.own(row) for row in rows], self._device, states is not None
         if states is None and not any(row.length for row in own):
             states = [self._zeros(len(new.tokens), self.network.sizes[0]) for new in nodes]
         elif states is None:
             for row, new in zip(own, nodes, strict=True):
-                if bool((new.parents >= row.parents.shape[0]).any()):
+                if (new.parents >= len(row.parents)).any():
                     raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
-            befores = [(new.parents + 1).to(device, non_blocking=True) for new in nodes]
+            befores = [torch.from_numpy(new.parents + 1).to(device, non_blocking=True) for new in nodes]
             states = [row.predicted.index_select(0, before) for row, before in zip(own, befores, strict=True)]
         grown, inputs, (mask,) = self._rows.place_nodes(own, nodes, device)
-        counts = [new.tokens.shape[0] for new in nodes]
+        counts = [len(new.tokens) for new in nodes]
         predicted = self._read_nodes(own, counts, inputs, torch.cat(list(states)), mask.to(device, non_blocking=True))
         fresh = predicted.split(counts)
         for row, parents, part in zip(own, grown, fresh, strict=True):
             row.parents, row.predicted = parents, torch.cat([row.predicted, part])
         if are_text:
             for row, new in zip(own, nodes, strict=True):
-                self._learn(row, new.tokens)
-        logits = self._logits(own, [part[len(part) - new.logits :] for part, new in zip(fresh, nodes, strict=True)])
+                self._learn(row, torch.from_numpy(new.tokens.astype(np.int64)))
+        logits = self._logits(own, [part[len(part) - new.scored :] for part, new in zip(fresh, nodes, strict=True)])
         self.pass_seconds += time.perf_counter() - began
-        return logits
+        return self._scores.keep(scores_of(logits, [new.scored for new in nodes]))
 
     def _read_nodes(
         self, rows: Sequence[HeadRow], counts: Sequence[int], inputs: Tensor, states: Tensor, mask: Tensor
@@ -210,22 +214,22 @@ class HeadModel:
             rows, counts, inputs, states: as of ``_read_text``.
             mask: [B, 1, width, S] bool, the slots that each node attends to.
         """
-        tokens, positions = inputs.to(self.capabilities.device, non_blocking=True)
+        tokens, positions = inputs.to(self._device, non_blocking=True)
         step = Pass(tokens, positions, slice(0, None), mask, states=states)
         return self._runner.forward(step, self._rows.cache)[1]
 
     def _logits(self, rows: Sequence[HeadRow], predicted: Sequence[Tensor]) -> Tensor:
-        """[B, n, K] logits of [n, H] states, each over its row's draft vocabulary; -inf beyond it."""
-        height, width = max(p.shape[0] for p in predicted), max(row.tokens.shape[0] for row in rows)
-        width, output = -(-width // _GRAIN) * _GRAIN, self.layers["output"].forward
+        """[W, K] logits of the rows' [n, H] states, each over its row's draft vocabulary; -inf beyond it."""
+        width, output = max(row.tokens.shape[0] for row in rows), self.layers["output"].forward
+        width = -(-width // _GRAIN) * _GRAIN
         parts = []
         for row, states in zip(rows, predicted, strict=True):
             states = self.network.readout(states)
             logits = output(states)
             if row.extra.shape[0]:
                 logits = torch.cat([logits, linear(states, row.extra, row.extra_bias)], dim=-1)
-            parts.append(pad(logits, (0, width - logits.shape[1], 0, height - logits.shape[0]), value=float("-inf")))
-        return parts[0][None] if len(parts) == 1 else torch.stack(parts)
+            parts.append(pad(logits, (0, width - logits.shape[1]), value=float("-inf")))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _learn(self, row: HeadRow, tokens: Tensor) -> None:
         """Add a text's tokens to its row's draft vocabulary, where they have rows in the output layer."""
@@ -273,7 +277,9 @@ class HeadModel:
 def output_for(target: FeatureModel, vocabulary: Tensor) -> nn.Linear:
     """A target's output layer for [D] of its tokens."""
     can, (weight, bias) = target.capabilities, target.output_rows(vocabulary)
-    output = skip_init(nn.Linear, weight.shape[1], len(weight), bias is not None, device=can.device, dtype=can.dtype)
+    output = skip_init(
+        nn.Linear, weight.shape[1], len(weight), bias is not None, device=can.device, dtype=torch_dtype(can)
+    )
     with torch.no_grad():
         output.weight.copy_(weight)
         if bias is not None:
@@ -288,7 +294,7 @@ def settled(layers: nn.ModuleDict, target: LanguageModel, name: str) -> Capabili
     need not be the target's to the last bit.
     """
     can = target.capabilities
-    layers.to(can.device, can.dtype).eval().requires_grad_(False)
+    layers.to(can.device, torch_dtype(can)).eval().requires_grad_(False)
     weight_format = STOCK if can.weight_format == STOCK else convert(layers, AUTO)
     return replace(
         can,

@@ -25,7 +25,7 @@ from ...artifacts import first_error
 from ...errors import ConfigError, DraftreeError, DraftreeWarning, ModelFileError
 from ..abilities import DraftHead, FeatureModel, MarginalHead
 from ..base import LanguageModel
-from ..pretrained import first_line
+from ..huggingface.pretrained import first_line
 from .eagle_network import HeadWeights
 
 CONFIG = "config.json"

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ..abilities import FeatureModel
-from ..attention import attend_as_one
-from ..cache import TreeCache, packed, padded
-from ..runner import Made, Pass
+from ..huggingface.attention import attend_as_one
+from ..huggingface.cache import TreeCache, packed, padded
+from ..huggingface.runner import Made, Pass
 from .eagle_head import DraftNetwork
 
 

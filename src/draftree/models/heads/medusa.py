@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from ..abilities import feature_model
 from ..base import FINAL_STATE, LanguageModel, Row
-from ..cache import NO_NODES
-from ..probe import fingerprint
+from ..huggingface.probe import fingerprint
 from .eagle_head import PositiveNumber
 from .eagle_model import settled
 from .eagle_network import HeadWeights
@@ -122,7 +121,7 @@ class MedusaModel:
 
     def open(self) -> Row:
         """A new row without tokens."""
-        return Row(slot=0, length=0, logits=torch.zeros(0), parents=NO_NODES)
+        return Row()
 
     @torch.inference_mode()
     def marginals(self, rows: Sequence[Row], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:

@@ -25,10 +25,11 @@ from transformers.modeling_layers import MtpModel
 
 from ...errors import ModelFileError, UnsupportedModelError
 from ..abilities import HeadRow, TrainableModel, feature_model
-from ..attention import NAME, laid_out, takes_packed_rows
 from ..base import FINAL_STATE, LanguageModel
 from ..cpu.quantization import STOCK
-from ..pretrained import first_line, quiet
+from ..huggingface.attention import NAME, laid_out, takes_packed_rows
+from ..huggingface.pretrained import first_line, quiet
+from ..huggingface.probe import torch_dtype
 from .eagle_head import DraftNetwork
 from .eagle_model import HeadModel
 
@@ -248,7 +249,7 @@ def load_mtp(target: LanguageModel) -> MtpHead:
             f"cannot read the MTP layers of {can.name}: its config promises {count}, and {_flaw(error)}: copy its "
             f"checkpoint again, whole, or {way_out}"
         ) from None
-    numbers = can.slot_bytes // (given.layers * can.dtype.itemsize)
+    numbers = can.slot_bytes // (given.layers * torch_dtype(can).itemsize)
     network = MtpNetwork(source, numbers, _output(model) if can.weight_format == STOCK else None)
     return MtpHead(network, target, causal=can.attention == NAME)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..base import Capabilities, FeatureSpec, Nodes, Row
+from ..huggingface.torch_scores import tensor_of
 from .eagle_model import HeadModel
 
 _CHAIN = 64
@@ -74,7 +75,7 @@ class ParallelHead:
             self.head.commit(row, [])
         nodes = [Nodes.chain([*new.tolist(), *self._tokens.tolist()], self.depth) for new in tokens]
         states = [torch.cat([self.head.fused(given), self._states]) for given in features]
-        logits = self.head.extend(own, nodes, states)
+        logits = tensor_of(self.head.extend(own, nodes, states))
         for row, new in zip(own, tokens, strict=True):
             self.head.commit(row, range(len(new)))
-        return logits[..., : len(self.vocabulary)]
+        return logits.view(len(own), self.depth, -1)[..., : len(self.vocabulary)]

@@ -22,7 +22,7 @@ from ...config import MAX_NODES
 from ...errors import ConfigError
 from ..abilities import FeatureModel, feature_model
 from ..base import FINAL_STATE, FeatureSpec, LanguageModel
-from ..pretrained import quiet
+from ..huggingface.pretrained import quiet
 from .dflash import ARCHITECTURE as DFLASH
 from .dflash import DFlashFolder
 from .eagle_model import HeadModel

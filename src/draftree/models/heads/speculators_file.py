@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...artifacts import make_folder, write_whole
 from ..abilities import FeatureModel
 from ..base import Capabilities
+from ..huggingface.probe import torch_dtype
 from .eagle_network import EagleConfig, EagleLayer, EagleNetwork
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -39,7 +40,7 @@ def save_speculator(folder: Path, network: EagleNetwork, vocabulary: Tensor, tar
     make_folder(folder)
     ids, vocab, can = vocabulary.cpu(), network.config.vocab_size, target.capabilities
     found = _tensors(network) | {"embed_tokens.weight": target.embeddings(torch.arange(vocab, device=can.device))}
-    weights = {name: value.detach().to("cpu", can.dtype).contiguous() for name, value in found.items()}
+    weights = {name: value.detach().to("cpu", torch_dtype(can)).contiguous() for name, value in found.items()}
     if not torch.equal(ids, torch.arange(vocab)):  # without maps they are all tokens
         marked = torch.zeros(vocab, dtype=torch.bool)
         marked[ids] = True

@@ -145,7 +145,7 @@ class Context:
         """Free all cells."""
         self._weights.library.memory_clear(self._memory, False)
 
-    def decode(self, tokens: Tokens) -> tuple[Tensor, Tensor] | None:
+    def decode(self, tokens: Tokens) -> tuple[NDArray[np.float32], Tensor] | None:
         """A pass.
 
         Returns:
@@ -167,9 +167,9 @@ class Context:
             return None
         if result:
             raise CacheError(f"llama.cpp fails with {result} in a pass of {n} tokens: {library.complaint()}")
-        logits, states = torch.empty(found, self._weights.vocab_size), torch.empty(0, 0)
+        logits, states = np.empty((found, self._weights.vocab_size), np.float32), torch.empty(0, 0)
         if found:
-            ctypes.memmove(logits.data_ptr(), library.get_logits(self._pointer), logits.nbytes)
+            ctypes.memmove(logits.ctypes.data, library.get_logits(self._pointer), logits.nbytes)
         if self._hidden:
             states = torch.empty(found, self._weights.width)
             ctypes.memmove(states.data_ptr(), library.get_embeddings(self._pointer) if found else 0, states.nbytes)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from ...errors import UnsupportedModelError
-from ..base import LanguageModel, Nodes, prefill
-from ..probe import PROMPT, check_finite, decoded, difference
+from ...tree import Floats
+from ..base import PROMPT, LanguageModel, Nodes, check_finite, decoded, difference, prefill
 
 _PARENTS = (-1, -1, 0, 1, 3, 2, 3, 4)
 """Of the tree of the test. Its branches are interleaved; it is as wide as the widest kernels that are known."""
@@ -20,7 +19,6 @@ _WRONG = 1.0
 EXACT = "yes, bit-exact: a tree gives one-token decoding's logits"
 
 
-@torch.inference_mode()
 def exactness(model: LanguageModel, kinds: Collection[str], tokens: int) -> tuple[str, float]:
     """Compare nodes of a tree with one-token decoding, behind a text of ``tokens`` tokens.
 
@@ -42,13 +40,12 @@ def exactness(model: LanguageModel, kinds: Collection[str], tokens: int) -> tupl
     model.close(branch)
     check_finite(model.capabilities, alone)
 
-    def found(count: int) -> Tensor:
-        tree = Nodes(torch.tensor(drafted[:count]), torch.tensor(_PARENTS[:count]))
-        logits = model.extend([row], [tree])[0]
+    def found(count: int) -> Floats:
+        scores = model.extend([row], [Nodes.of(drafted[:count], _PARENTS[:count])])
         model.commit(row, [])
-        return logits[[node for node in _PATH if node < count]]
+        return scores.logits([node for node in _PATH if node < count])
 
-    differs = [n for n in range(2, len(_PARENTS) + 1) if not torch.equal(got := found(n), alone[: len(got)])]
+    differs = [n for n in range(2, len(_PARENTS) + 1) if not np.array_equal(got := found(n), alone[: len(got)])]
     if not differs:
         model.close(row)
         return EXACT, 0.0

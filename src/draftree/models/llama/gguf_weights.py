@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import UnsupportedModelError
-from ..pretrained import first_line
+from ..huggingface.pretrained import first_line
 from .gguf_file import GGUFHeader, StoredTensor
 
 _EMBEDDINGS, _OUTPUT, _BIAS = "token_embd.weight", "output.weight", "output.bias"

@@ -13,17 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from ...config import typed
 from ...errors import CacheError, UnsupportedModelError
+from ...scores import LastScores, NumpyScores, Scores
 from ...text import Tokenizer
 from ...tree import ROOT
-from ..base import FINAL_STATE, Capabilities, FeatureSpec, Nodes, Row, alone
-from ..cache import NO_NODES
-from ..probe import PROMPT, free_bytes
+from ..base import FINAL_STATE, NO_NODES, PROMPT, Capabilities, FeatureSpec, Nodes, Row, alone, free_memory
+from ..huggingface.features import FeatureRow
 from .branches import Branches
 from .context import IDS, Context, Tokens, Weights
 from .exactness import exactness
@@ -43,7 +44,7 @@ _RESERVED = 4096
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class LlamaRow(Row):
+class LlamaRow(FeatureRow):
     """A sequence inside a ``LlamaModel``; ``slot`` is its sequence id.
 
     Attributes:
@@ -90,11 +91,12 @@ class LlamaModel:
         )
         self._matrices = GGUFWeights(self.weights.header)
         self.capabilities = _capabilities(self.weights, name or str(path))
-        self.cache_bytes = free_bytes(self.capabilities.device) // 2
+        self.cache_bytes = free_memory() // 2
         self.pass_seconds = 0.0
         self.threads = threads or torch.get_num_threads()
         self._lock = RLock()
         self._tracks = False
+        self._scores = LastScores()
         self._start(_CELLS)
         keys, values = self.weights.types
         tokens = _SPLIT if keys == values else len(PROMPT)
@@ -173,7 +175,7 @@ class LlamaModel:
     @alone
     def open(self) -> Row:
         """A new row (``LanguageModel.open``)."""
-        return self._add(LlamaRow(slot=-1, length=0, logits=torch.zeros(0), parents=NO_NODES, branches=Branches(-1)))
+        return self._add(LlamaRow(branches=Branches(-1)))
 
     def _add(self, row: LlamaRow) -> LlamaRow:
         if not self._free:
@@ -191,15 +193,16 @@ class LlamaModel:
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
     @alone
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
-        own, counts = [self._own(row) for row in rows], [new.logits for new in nodes]
+        own = [self._own(row) for row in rows]
+        self._scores.expire()
         for row, new in zip(own, nodes, strict=True):
             self._check(row, new)
         before, added = [len(row.branches.ids) for row in own], list[_Node]()
         try:
             for row, new, first in zip(own, nodes, before, strict=True):
-                unwanted = len(new.tokens) - new.logits
+                unwanted = len(new.tokens) - new.scored
                 for i, (token, parent) in enumerate(zip(new.tokens.tolist(), new.parents.tolist(), strict=True)):
                     row.branches.add(token, parent)
                     added.append((row, first + i, i >= unwanted))
@@ -210,13 +213,11 @@ class LlamaModel:
                 row.branches.cut(first)
             raise
         for row, new in zip(own, nodes, strict=True):
-            row.parents = torch.cat([row.parents, new.parents])
+            row.parents = np.append(row.parents, new.parents)
         if self._tracks:
             for row, part in zip(own, states.split([len(new.tokens) for new in nodes]), strict=True):
                 row.add_features(part, FINAL_STATE)
-        if min(counts) == max(counts):
-            return logits.view(len(counts), counts[0], logits.shape[-1])
-        return pad_sequence(list(logits.split(counts)), batch_first=True)
+        return self._scores.keep(NumpyScores(logits, [new.scored for new in nodes]))
 
     def _check(self, row: LlamaRow, new: Nodes) -> None:
         """Check that nodes can be added.
@@ -235,13 +236,13 @@ class LlamaModel:
                 "draft less deep"
             )
 
-    def _read(self, added: Sequence[_Node]) -> tuple[Tensor, Tensor]:
+    def _read(self, added: Sequence[_Node]) -> tuple[NDArray[np.float32], Tensor]:
         """[w, V] logits of the wanted ones of some nodes; [n, H] hidden states of all, where they are kept."""
         parents = {(row.slot, row.branches.parents[node]) for row, node, _ in added}
         ends = sum((row.slot, node) not in parents for row, node, _ in added)
         if ends > _TRASH - len(self._open):  # they have more paths than there are ids
             one, two = self._read(added[: len(added) // 2]), self._read(added[len(added) // 2 :])
-            return torch.cat([one[0], two[0]]), torch.cat([one[1], two[1]])
+            return np.concatenate([one[0], two[0]]), torch.cat([one[1], two[1]])
         by_row: dict[int, list[int]] = {}
         for row, node, _ in added:
             by_row.setdefault(row.slot, []).append(node)
@@ -277,10 +278,10 @@ class LlamaModel:
         if self._tracks:
             logits, states = logits[len(again) :], states[len(again) :]
             if not all(wanted for *_, wanted in added):
-                logits = logits[torch.tensor([wanted for *_, wanted in added])]
+                logits = logits[[wanted for *_, wanted in added]]
         return logits, states
 
-    def _decode(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    def _decode(self, tokens: Tokens) -> tuple[NDArray[np.float32], Tensor]:
         """A pass, for which cells are found."""
         count, cells = len(tokens.ids), self._context.cells
         if count <= cells and (found := self._context.decode(tokens)):
@@ -326,11 +327,8 @@ class LlamaModel:
     @alone
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
-        own, last = self._own(row), ROOT
-        for node in path:
-            if not 0 <= node < len(own.branches.ids) or own.branches.parents[node] != last:
-                raise CacheError(f"cannot commit {list(path)}: node {node} is not a child of {last}")
-            last = node
+        own = self._own(row)
+        own.check_path(path)
         self._keep(own, path, len(path))
         own.parents = NO_NODES
 
@@ -365,12 +363,11 @@ class LlamaModel:
         length = row.length if length is None else length
         if not 0 <= length <= row.length:
             raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
-        features = row.first_features(length)
+        features = own.first_features(length)
         other = self._add(replace(own, length=length, parents=NO_NODES, features=features, read=0, pending=[]))
         self._context.copy(own.slot, other.slot, 0, length)
         return other
 
-    @torch.inference_mode()
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
@@ -395,8 +392,8 @@ def _capabilities(weights: Weights, name: str) -> Capabilities:
         max_length_reason="its context",
         vocab_size=weights.vocab_size,
         eos_ids=frozenset(i for i in range(weights.vocab_size) if llama.vocab_is_eog(weights.vocab, i)),
-        dtype=torch.float32,
-        device=torch.device("cpu"),
+        dtype="float32",
+        device="cpu",
         attention="flash",
         weight_format="+".join(sorted(header.formats)),
         fingerprint=fingerprint(header),

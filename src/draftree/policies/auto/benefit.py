@@ -250,15 +250,13 @@ class Selection:
         if not any(price.enabled) or price.fresh:
             pairs = zip(price.first, price.layers, strict=True)
             return [first + (passes - 1) * layer for first, layer in pairs]
-        scale = verify / max(cost.verify - cost.beside, 1e-9)
+        scale = verify / max(cost.verify, 1e-9)
         own = cost.drafters or [0.0] * len(self.drafters)
         rest = max(0.0, cost.draft + cost.learned - sum(own)) / sum(price.enabled)
         found = [0.0] * len(self.drafters)
         for i in compress(range(len(found)), price.enabled):
-            source = self.drafters[i].source
-            took = own[i] + rest + (cost.beside if source and source.successors else 0.0)
             layers = 1 if self.drafters[i].one_pass else passes
-            found[i] = self.drafters[i].measure(took * scale, layers, price.first[i])
+            found[i] = self.drafters[i].measure((own[i] + rest) * scale, layers, price.first[i])
         return found
 
 

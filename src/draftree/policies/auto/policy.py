@@ -260,7 +260,7 @@ class AutoTree(GrowthPolicy):
         net = expected - plan.rate(expected - len(pools), verify) * verify
         if (size := int(net.argmax())) > 1 and lost[size] > price.limit:
             kept = torch.split(highest(values, size), sizes)
-            plan.wished = [pool.subset(keep) for pool, keep in zip(pools, kept, strict=True)], size
+            plan.wished = [pool.subset(keep.numpy()) for pool, keep in zip(pools, kept, strict=True)], size
         net[2:][lost[2:] > price.limit] = -np.inf  # one node may always be tried while there is anything to lose
         plan.chosen = int(net.argmax()) if price.limit > 0 else 0
         found = highest(values, plan.chosen)
@@ -275,7 +275,7 @@ class AutoTree(GrowthPolicy):
         self.selection.learn(plan.price, plan.passes, plan.chosen, outcomes)
         self._try(plan, outcomes)
         if self._costs is not None:
-            self._costs.learn(plan.chosen, plan.price.ar, cost.verify - cost.beside)
+            self._costs.learn(plan.chosen, plan.price.ar, cost.verify)
         self.report.add(plan.chosen, plan.expected / batch, sum(outcome.taken for outcome in outcomes) / batch, cost)
 
     def _try(self, plan: AutoPlan, outcomes: Sequence[Outcome]) -> None:

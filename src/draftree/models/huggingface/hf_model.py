@@ -14,21 +14,38 @@ from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
-from ..config import typed
-from ..errors import CacheError, ConfigError, UnsupportedModelError
-from ..text import Tokenizer
-from ..tree import ROOT
+from ...config import typed
+from ...errors import CacheError, ConfigError, UnsupportedModelError
+from ...scores import LastScores, Scores
+from ...text import Tokenizer
+from ...tree import ROOT
+from ..base import (
+    DRAFTED,
+    EAGER,
+    FINAL_STATE,
+    NO_NODES,
+    PROMPT,
+    Capabilities,
+    FeatureSpec,
+    LanguageModel,
+    Nodes,
+    Row,
+    decoded,
+    prefill_scored,
+)
+from ..cpu.fused_model import Decoder, direct, merge_layers
+from ..cpu.quantization import KernelLinear, apart, check, convert, price, summary
 from . import attention, probe
-from .base import EAGER, FINAL_STATE, Capabilities, FeatureSpec, LanguageModel, Nodes, Row, alone, prefill
-from .cache import NO_NODES, Rows, TreeCache, bytes_of
-from .cpu.fused_model import Decoder, direct, merge_layers
-from .cpu.quantization import KernelLinear, apart, check, convert, price, summary
-from .runner import GraphRunner, Pass, Runner, StockRunner, check_runner, runner_of
+from .cache import Rows, TreeCache, bytes_of
+from .features import FeatureRow
+from .runner import GraphRunner, Pass, Runner, StockRunner, alone, check_runner, runner_of
+from .torch_scores import scores_of
 
 
 @dataclass(slots=True)
@@ -73,7 +90,7 @@ class HFModel:
     Args:
         weight_format: of its linear layers on a CPU (``draftree.models.cpu.quantization``): the weights are replaced
             in ``model``; None leaves it as it is.
-        runner: a name of ``draftree.models.runner.RUNNERS``.
+        runner: a name of ``draftree.models.huggingface.runner.RUNNERS``.
         self_test: compare tree logits with sequential ones.
 
     Raises:
@@ -128,13 +145,13 @@ class HFModel:
         tokens to come.
         """
         can = self.capabilities
-        prompt, then = [t % can.vocab_size for t in probe.PROMPT], [t % can.vocab_size for t in probe.DRAFTED[:2]]
-        row = prefill(self, prompt)
-        found = torch.stack([row.logits, *probe.decoded(self, row, then)])
+        prompt, then = [t % can.vocab_size for t in PROMPT], [t % can.vocab_size for t in DRAFTED[:2]]
+        row, scores = prefill_scored(self, prompt)
+        found = np.concatenate([scores.logits([0]), decoded(self, row, then)])
         self.close(row)
         ids = torch.tensor([[*prompt, *then]], device=can.device)
         causal = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
-        probe.check_equal(self, [(found, causal)], "sequential and causal")
+        probe.check_equal(self, [(found, causal.float().cpu().numpy())], "sequential and causal")
 
     def _run_by(self, model: PreTrainedModel, hidden: probe.HiddenStates | None) -> None:
         """Make passes by the forward of ``model`` from now on."""
@@ -142,7 +159,8 @@ class HFModel:
         self._stock: Runner = runner_of(self.capabilities.runner, stock)
 
     def _start(self) -> None:
-        self._rows: Rows[Row] = Rows(self._layers)
+        self._rows: Rows[FeatureRow] = Rows(self._layers)
+        self._scores = LastScores()
         self.pass_seconds = 0.0
 
     def twin(self) -> HFModel:
@@ -169,7 +187,7 @@ class HFModel:
 
     def _converted_to(self, weight_format: str) -> HFModel:
         can, other = self.capabilities, self.twin()
-        check(weight_format, can.device, can.dtype, drafting=True)
+        check(weight_format, torch.device(can.device), probe.torch_dtype(can), drafting=True)
         other.model = apart(self.model)
         merge_layers(other.model)
         can = replace(can, weight_format=convert(other.model, weight_format), linear_layers=summary(other.model))
@@ -285,20 +303,22 @@ class HFModel:
     @alone
     def open(self) -> Row:
         """A new row (``LanguageModel.open``)."""
-        row = Row(slot=-1, length=0, logits=torch.zeros(0), parents=NO_NODES)
+        row = FeatureRow()
         self._rows.add(row)
         return row
 
     @alone
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         own = [self._rows.own(row) for row in rows]
+        self._scores.expire()
         if len(own) == 1 or attention.takes_packed_rows(self.model):
-            return _in_lines(self._extend(own, nodes), [new.logits for new in nodes])
-        logits = [self._extend([row], [new]) for row, new in zip(own, nodes, strict=True)]
-        return _in_lines(torch.cat(logits), [new.logits for new in nodes])
+            logits = self._extend(own, nodes)
+        else:
+            logits = torch.cat([self._extend([row], [new]) for row, new in zip(own, nodes, strict=True)])
+        return self._scores.keep(scores_of(logits, [new.scored for new in nodes]))
 
-    def _extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+    def _extend(self, rows: Sequence[FeatureRow], nodes: Sequence[Nodes]) -> Tensor:
         """[W, V] logits of the wanted nodes, row by row."""
         can = self.capabilities
         if len(rows) == 1 and rows[0].length + len(rows[0].parents) == 0 and _is_chain(nodes[0]):
@@ -356,7 +376,7 @@ class HFModel:
 
     def _additive(self, mask: Tensor) -> Tensor:
         """Eager attention adds its mask; SDPA takes either kind."""
-        dtype = self.capabilities.dtype
+        dtype = probe.torch_dtype(self.capabilities)
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
     def _forward(self, step: Pass) -> tuple[Tensor | None, Tensor]:
@@ -369,24 +389,25 @@ class HFModel:
     @alone
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
-        self._rows.commit(self._rows.own(row), path)
-        row.keep_features(path, len(path))
+        own = self._rows.own(row)
+        self._rows.commit(own, path)
+        own.keep_features(path, len(path))
 
     @alone
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
-        self._rows.prune(self._rows.own(row), keep, trunk)
-        row.keep_features(keep, trunk)
+        own = self._rows.own(row)
+        self._rows.prune(own, keep, trunk)
+        own.keep_features(keep, trunk)
 
     @alone
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another (``LanguageModel.fork``)."""
-        length = row.length if length is None else length
+        own, length = self._rows.own(row), row.length if length is None else length
         if not 0 <= length <= row.length:
             raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
-        features = row.first_features(length)
-        other = replace(row, length=length, parents=NO_NODES, features=features, read=0, pending=[])
-        self._rows.fork(self._rows.own(row), other)
+        other = replace(own, length=length, parents=NO_NODES, features=own.first_features(length), read=0, pending=[])
+        self._rows.fork(own, other)
         return other
 
     @torch.inference_mode()
@@ -396,30 +417,20 @@ class HFModel:
             self._rows.close(self._rows.own(row))
 
 
-def _wanted(nodes: Sequence[Nodes], device: torch.device) -> slice | Tensor:
+def _wanted(nodes: Sequence[Nodes], device: str) -> slice | Tensor:
     """Of the packed tokens of all rows those whose logits are wanted."""
-    total, logits = sum(len(new.tokens) for new in nodes), sum(new.logits for new in nodes)
+    total, logits = sum(len(new.tokens) for new in nodes), sum(new.scored for new in nodes)
     if len(nodes) == 1 or logits in (0, total):
         return slice(total - logits, None)
     found, end = list[int](), 0
     for new in nodes:
         end += len(new.tokens)
-        found += range(end - new.logits, end)
+        found += range(end - new.scored, end)
     return torch.tensor(found).to(device, non_blocking=True)
 
 
-def _in_lines(logits: Tensor, counts: Sequence[int]) -> Tensor:
-    """[W, V] logits, so many of each row -> [B, w, V]."""
-    most = max(counts)
-    if min(counts) == most:
-        return logits.view(len(counts), most, logits.shape[-1])
-    starts = torch.tensor([0, *counts[:-1]]).cumsum(0)
-    entries = (starts[:, None] + torch.arange(most)).clamp_(max=len(logits) - 1)
-    return logits[entries.to(logits.device, non_blocking=True)]
-
-
 def _is_chain(nodes: Nodes) -> bool:
-    return len(nodes.tokens) > 1 and torch.equal(nodes.parents, torch.arange(len(nodes.tokens)) + ROOT)
+    return len(nodes.tokens) > 1 and np.array_equal(nodes.parents, np.arange(len(nodes.tokens)) + ROOT)
 
 
 def _converted(model: PreTrainedModel, name: str, weight_format: str | None, shared: SharedState) -> Capabilities:

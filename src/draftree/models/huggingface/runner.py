@@ -10,18 +10,25 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Concatenate, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import ConfigError
+from ...errors import ConfigError
+from ..base import EAGER, FeatureSpec, M, P, T
+from ..base import alone as one_thread
 from .attention import laid_out
-from .base import EAGER, FeatureSpec
 from .cache import GRAIN, Placement, TreeCache
 from .probe import HiddenStates
+
+
+def alone(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:
+    """``base.alone`` without autograd."""
+    return one_thread(torch.inference_mode()(method))
+
 
 NO_FEATURES = FeatureSpec()
 

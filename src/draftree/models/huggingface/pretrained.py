@@ -20,8 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
-from ..artifacts import LARGEST_DATA, read_bytes
-from ..errors import DraftreeError, DraftreeWarning, ModelFileError, UnsupportedModelError
+from ...artifacts import LARGEST_DATA, read_bytes
+from ...errors import DraftreeError, DraftreeWarning, ModelFileError, UnsupportedModelError
 
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 _READ = (_CONFIG, "generation_config.json", "tokenizer_config.json")

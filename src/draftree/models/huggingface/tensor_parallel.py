@@ -26,13 +26,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from ..errors import CacheError, ConfigError, DraftreeError, RunError
-from ..progress import err
-from ..text import Tokenizer
-from .base import Capabilities, Nodes, Row
-from .huggingface import HFModel
+from ...errors import CacheError, ConfigError, DraftreeError, RunError
+from ...progress import err
+from ...scores import Scores
+from ...text import Tokenizer
+from ..base import Capabilities, Nodes, Row
+from .hf_model import HFModel
 
 _PATIENCE = timedelta(days=365)
 """How long a rank waits for the next call: until somebody asks again."""
@@ -257,10 +257,10 @@ class ParallelModel:
         """A new row (``LanguageModel.open``)."""
         return self._opened("open", None)
 
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes in one pass of all ranks (``LanguageModel.extend``)."""
-        logits: Tensor = self._made("extend", list(rows), list(nodes))
-        return logits
+        scores: Scores = self._made("extend", list(rows), list(nodes))
+        return scores
 
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of a path (``LanguageModel.commit``)."""

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..errors import CacheError
-from ..tree import ROOT, ancestors
-from .base import Nodes, Row
+from ...errors import CacheError
+from ...tree import ROOT, Ints, ancestors
+from ..base import NO_NODES, Nodes, Row
 
 GRAIN = 64
 """Slots are allotted in multiples of this."""
@@ -239,7 +240,7 @@ class TreeCache(Cache):
         first: int,
         starts: Sequence[int],
         counts: Sequence[int],
-        device: torch.device,
+        device: torch.device | str,
         order: Sequence[int] | None = None,
         *,
         split: bool = False,
@@ -319,9 +320,6 @@ def bytes_of(lengths: Sequence[int], slot_bytes: int) -> int:
     return len(lengths) * -(-max(lengths, default=0) // GRAIN) * GRAIN * slot_bytes
 
 
-NO_NODES = torch.zeros(0, dtype=torch.int64)
-"""Parents of a row that has no uncommitted nodes."""
-
 R = TypeVar("R", bound=Row)
 
 
@@ -346,23 +344,26 @@ class Rows(Generic[R]):
             return found
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
-    def place(self, rows: Sequence[R], counts: Sequence[int], device: torch.device, *, split: bool = False) -> None:
+    def place(
+        self, rows: Sequence[R], counts: Sequence[int], device: torch.device | str, *, split: bool = False
+    ) -> None:
         """Room for a pass that appends so many tokens to each of some rows; those between them get none."""
         first, last = min(r.slot for r in rows), max(r.slot for r in rows) + 1
-        starts = [r.length + r.parents.shape[0] for r in self._open[first:last]]
+        starts = [r.length + len(r.parents) for r in self._open[first:last]]
         fresh = [0] * len(starts)
         for row, count in zip(rows, counts, strict=True):
             fresh[row.slot - first] = count
         self.cache.place(first, starts, fresh, device, [row.slot - first for row in rows], split=split)
 
-    def place_chain(self, row: R, text: Nodes, device: torch.device) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    def place_chain(self, row: R, text: Nodes, device: torch.device | str) -> tuple[list[Ints], Tensor, list[Tensor]]:
         """``place_nodes`` for the first tokens of one row, a chain: attention is plain causal, so there is no mask."""
         self.place([row], [len(text.tokens)], device)
-        return [text.parents], torch.stack([text.tokens, torch.arange(len(text.tokens))]), []
+        inputs = np.stack([text.tokens, np.arange(len(text.tokens))], dtype=np.int64)
+        return [text.parents], torch.from_numpy(inputs), []
 
     def place_nodes(
-        self, rows: Sequence[R], nodes: Sequence[Nodes], device: torch.device, *, split: bool = False
-    ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+        self, rows: Sequence[R], nodes: Sequence[Nodes], device: torch.device | str, *, split: bool = False
+    ) -> tuple[list[Ints], Tensor, list[Tensor]]:
         """Room for a pass that appends uncommitted nodes to each of some rows, and its inputs on the CPU.
 
         Padding attends to the first slot: what it finds is finite, and never read.
@@ -375,37 +376,34 @@ class Rows(Generic[R]):
         Raises:
             CacheError: a parent does not come before its child; nothing has changed.
         """
-        grown = [torch.cat([row.parents, new.parents]) for row, new in zip(rows, nodes, strict=True)]
+        grown = [np.append(row.parents, new.parents) for row, new in zip(rows, nodes, strict=True)]
         for parents in grown:
-            if bool((parents >= torch.arange(parents.shape[0])).any()):
+            if (parents >= np.arange(len(parents))).any():
                 raise CacheError(f"parents {parents.tolist()} are not in order: a parent comes before its child")
-        self.place(rows, [new.tokens.shape[0] for new in nodes], device, split=split)
+        self.place(rows, [len(new.tokens) for new in nodes], device, split=split)
         at, inputs = self.cache.placement, []
         masks = [torch.zeros((at.count, 1, at.width, at.end), dtype=torch.bool)]
         masks[0][..., 0] = True
         if at.apart is not None:
             masks.append(torch.zeros((1, 1, at.apart[2], at.end), dtype=torch.bool))
         for row, new, parents in zip(rows, nodes, grown, strict=True):
-            seen, depths = ancestors(parents, row.parents.shape[0])
-            inputs.append(torch.stack([new.tokens, depths.add_(row.length - 1)]))
+            own_seen, depths = ancestors(parents, len(row.parents))
+            seen = torch.from_numpy(own_seen)
+            inputs.append(np.stack([new.tokens, depths + (row.length - 1)], dtype=np.int64))
             line = row.slot - at.first
             apart = at.apart is not None and line == at.apart[0]
             own = masks[1][0, 0] if apart else masks[0][line, 0, : seen.shape[0]]
             own[:, : row.length] = True
             own[:, row.length : row.length + seen.shape[1]] = seen
-        return grown, inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1), masks
+        return grown, torch.from_numpy(np.concatenate(inputs, axis=1)), masks
 
     def commit(self, row: R, path: Sequence[int]) -> int:
         """Keep the uncommitted nodes of ``path``, drop the others; the last of the path, or ROOT."""
-        last = ROOT
-        for node in path:
-            if not 0 <= node < row.parents.shape[0] or int(row.parents[node]) != last:
-                raise CacheError(f"cannot commit {list(path)}: node {node} is not a child of {last}")
-            last = node
+        row.check_path(path)
         self.cache.compact(row.slot, row.length, path)
         row.length += len(path)
         row.parents = NO_NODES
-        return last
+        return path[-1] if len(path) else ROOT
 
     def prune(self, row: R, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
@@ -423,7 +421,7 @@ class Rows(Generic[R]):
         """Forget a row; the last one in storage takes its place, so that open rows stay side by side."""
         moved = self._open.pop()
         if moved is not row:
-            self.cache.copy_row(moved.slot, row.slot, moved.length + moved.parents.shape[0])
+            self.cache.copy_row(moved.slot, row.slot, moved.length + len(moved.parents))
             moved.slot = row.slot
             self._open[row.slot] = moved
         row.slot = -1

@@ -1,0 +1,123 @@
+"""The target's own draws: what a request's parameters make of the scores of its nodes.
+
+Knows paths of tokens, but no trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import SamplingParams
+from ..constraint import ConstraintState, followed
+from ..scores import Edit, Scores, draw_warped
+from .noise import derive_seed, stream_key, uniform
+from .penalties import Penalties
+from .warping import draw, warp
+
+_ACCEPTANCE = 1
+"""Label of the acceptance draws."""
+
+
+@dataclass(slots=True)
+class Draws:
+    """The random draws of one request in one step.
+
+    Tokens take noise that is keyed by (seed, position). Acceptance draws are keyed by (seed, position of the step's
+    root, number of the draw), and by a label that no other noise has: no step sees an acceptance draw or draft noise of
+    another one, so nothing that an earlier step gave up can come back.
+
+    Attributes:
+        history: committed token ids; the first draw is at position ``len(history)``.
+        prompt_length: of these, the prompt's.
+        state: of the request's constraint there, if it has one.
+    """
+
+    params: SamplingParams
+    seed: int
+    history: Sequence[int]
+    prompt_length: int = 0
+    state: ConstraintState | None = None
+    _penalties: Penalties | None = field(init=False, repr=False)
+    _accepting: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._penalties = Penalties.of(self.params, self.history, self.prompt_length)
+
+    @property
+    def walks(self) -> bool:
+        """What is drawn at a node takes what was drawn above it: a constraint's state, or a processor's call."""
+        return self.state is not None or bool(self.params.processors)
+
+    def key(self, depth: int) -> int:
+        """Of the noise ``depth`` tokens into this step."""
+        return stream_key(self.seed, len(self.history) + depth)
+
+    def edit(self, drawn: Sequence[int]) -> Edit:
+        """What penalties, biases and the constraint change after tokens of this step."""
+        changes = None if self._penalties is None else self._penalties.after(drawn)
+        return Edit(changes, None if self.state is None else followed(self.state, drawn).mask)
+
+    def processed(self, row: NDArray[np.float32], drawn: Sequence[int]) -> NDArray[np.float32]:
+        """[V] edited logits by the request's processors."""
+        if self.params.processors:
+            ids = np.array([*self.history, *drawn], dtype=np.int64)
+            for processor in self.params.processors:
+                row = np.asarray(processor(ids, row), dtype=np.float32)
+        return row
+
+    def warped(self, scores: Scores, slot: int, drawn: Sequence[int]) -> NDArray[np.float32]:
+        """[V] warped logits after tokens of this step; only edited and processed at temperature 0."""
+        row = self.processed(scores.logits([slot], [self.edit(drawn)])[0], drawn)
+        return warp(row, self.params.warping) if self.params.temperature else row
+
+    def accepts(self, chance: float) -> bool:
+        """A new acceptance draw at each call."""
+        self._accepting += 1
+        return uniform(derive_seed(self.seed, _ACCEPTANCE, self._accepting), len(self.history)) <= chance
+
+    def draw(self, logits: NDArray[np.floating], depth: int) -> int:
+        """The token of [V] warped logits; the argmax at temperature 0."""
+        return draw(logits, self.key(depth)) if self.params.temperature else int(logits.argmax())
+
+
+class DrawPlace(NamedTuple):
+    """Where a token is drawn.
+
+    Attributes:
+        slot: of the scores.
+        drawn: tokens of this step above it.
+    """
+
+    draws: Draws
+    slot: int
+    drawn: Sequence[int]
+
+
+def draw_at(scores: Scores, places: Sequence[DrawPlace]) -> list[int]:
+    """The target's own next token at each place; without processors of users in one call of ``scores``."""
+    edits = [draws.edit(drawn) for draws, _, drawn in places]
+    tokens = [0] * len(places)
+    plain = [i for i, place in enumerate(places) if not place.draws.params.processors]
+    if plain:
+        own = [places[i] for i in plain]
+        slots = [place.slot for place in own]
+        some = None if all(edits[i].is_empty for i in plain) else [edits[i] for i in plain]
+        if any(place.draws.params.temperature for place in own):
+            keys = [place.draws.key(len(place.drawn)) for place in own]
+            found = scores.draw(slots, keys, [place.draws.params.warping for place in own], some)
+        else:
+            found = scores.argmax(slots, some)
+        for i, token in zip(plain, found.tolist(), strict=True):
+            tokens[i] = token
+    processed = [i for i in range(len(places)) if i not in set(plain)] if len(plain) < len(places) else []
+    if processed:
+        rows = scores.logits([places[i].slot for i in processed], [edits[i] for i in processed])
+        for i, row in zip(processed, rows, strict=True):
+            draws, _, drawn = places[i]
+            tokens[i] = draw_warped(draws.processed(row, drawn), draws.key(len(drawn)), draws.params.warping)
+    return tokens
