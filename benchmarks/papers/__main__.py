@@ -1,10 +1,11 @@
 """The papers' claims beside what is found here: decode what is missing of the runs, then write the report.
 
-    python -m benchmarks.papers RUNS --measure [--pair DIR] [--quick] --markdown docs/results.md
+    python -m benchmarks.papers RUNS --measure [--only NAME]... [--pair DIR] [--quick] --markdown docs/results.md
 
 RUNS is the folder of the runs; without --measure the report is made of those that are there. It prints beforehand how
 many runs are missing and about how long they take, and goes on where it was stopped. Each figure is drawn from the run
-that it names (``plan.py``), and from no other.
+that it names (``plan.py``), and from no other. --only takes one paper, table or figure, and its runs alone: opt-tree,
+gunjur/figure-2, ...
 """
 
 from __future__ import annotations
@@ -14,23 +15,66 @@ import sys
 from collections.abc import Sequence
 
 from draftree.artifacts import user_path, write_whole
-from draftree.bench.summary import load_runs
+from draftree.bench.results import CONFIG
+from draftree.bench.summary import LoadedRun, load_runs
 from draftree.errors import ConfigError, DraftreeError
+from draftree.progress import err
 
+from ..quality.answers import FILE as SCORES
 from . import claims, confidence, dsbd, gunjur, hsddw, opt_tree
-from .plan import Plan
+from .plan import RUNS, Plan
 from .plots import check_plots
-from .sections import Runs, to_markdown, write_figures
+from .sections import Runs, select, to_markdown, write_figures
 
 CHAPTERS = (gunjur.CHAPTER, opt_tree.CHAPTER, confidence.CHAPTER, hsddw.CHAPTER, dsbd.CHAPTER)
 """A chapter for each paper."""
 
 
-def build(runs: Runs, figures: str) -> tuple[str, dict[str, str]]:
-    """The report, and its figures: name -> SVG, in the folder ``figures`` beside it."""
-    chapters, drawn = to_markdown(CHAPTERS, runs, figures)
-    parts = ["# draftree: results", *claims.first_table(runs), *chapters, *claims.every(runs)]
-    return "\n\n".join([*parts, *claims.made_of(list(runs.values()))]) + "\n", drawn
+def build(runs: Runs, figures: str, only: Sequence[str] = ()) -> tuple[str, dict[str, str]]:
+    """The report, and its figures: name -> SVG, in the folder ``figures`` beside it.
+
+    Args:
+        only: names of the chapters, tables and figures; by default all, and what is found on the first screen.
+
+    Raises:
+        UnknownNameError: there is no such paper, table or figure.
+    """
+    if only:
+        runs = {name: runs[name] for name in runs if name in needed(only)}
+    chapters, drawn = to_markdown(select(CHAPTERS, only) if only else CHAPTERS, runs, figures)
+    parts = chapters if only else [*claims.first_table(runs), *chapters, *claims.every(runs)]
+    return "\n\n".join(["# draftree: results", *parts, *claims.made_of(list(runs.values()))]) + "\n", drawn
+
+
+def needed(only: Sequence[str]) -> set[str]:
+    """Names of the runs that chapters, tables and figures are made from."""
+    return {name for chapter in select(CHAPTERS, only) for part in chapter.parts for name in part.runs}
+
+
+def runs_of(folder: str) -> dict[str, LoadedRun]:
+    """The runs that a folder has, by name; one that is not finished is left out, with a line.
+
+    Raises:
+        ConfigError: none is finished.
+    """
+    found: dict[str, LoadedRun] = {}
+    scored = {run.name for run in RUNS if run.scored}
+    for config in sorted(user_path(folder).glob(f"*/{CONFIG}")):
+        name = config.parent.name
+        try:
+            (run,) = load_runs(config.parent)
+            why = f"{run.left} answers are left" if run.left else ""
+            if not why and name in scored and not (run.path / SCORES).is_file():
+                why = "its answers are not scored"
+        except ConfigError as error:
+            why = str(error)
+        if why:
+            err.print(f"{name} is left out: {why}", markup=False)
+        else:
+            found[name] = run
+    if not found:
+        raise ConfigError(f"no finished run in {folder}: decode what is missing with --measure")
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -40,18 +84,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("runs", metavar="RUNS", help="folder of the runs")
     parser.add_argument("--measure", action="store_true", help="decode what is missing first")
+    parser.add_argument(
+        "--only", metavar="NAME", action="append", default=[], help="a paper, or PAPER/TABLE; may be repeated"
+    )
     parser.add_argument("--pair", metavar="DIR", help="folder of Qwen2.5-Coder's two GGUF files; else without them")
     parser.add_argument("--quick", action="store_true", help="three prompts a run")
-    parser.add_argument("--markdown", metavar="FILE", help="where the report goes; RUNS/papers.md by default")
+    parser.add_argument("--markdown", metavar="FILE", help="where the report goes; RUNS/papers[-NAME].md by default")
     args = parser.parse_args(argv)
     try:
         check_plots()
-        text = user_path(args.markdown) if args.markdown else user_path(args.runs) / "papers.md"
+        wanted = needed(args.only) if args.only else None
+        name = "-".join(["papers", *args.only]).replace("/", "-")
+        text = user_path(args.markdown) if args.markdown else user_path(args.runs) / f"{name}.md"
         if args.markdown and not text.parent.is_dir():
             raise ConfigError(f"folder {text.parent} is not there: make it, or name another place")
         if args.measure:
-            Plan(args.runs, args.pair, quick=args.quick).measure()
-        made, drawn = build({run.path.name: run for run in load_runs(args.runs)}, f"{text.stem}-figures")
+            Plan(args.runs, args.pair, quick=args.quick, only=wanted).measure()
+        made, drawn = build(runs_of(args.runs), f"{text.stem}-figures", args.only)
         write_figures(text.parent / f"{text.stem}-figures", drawn)
         write_whole(text, made)
     except (DraftreeError, OSError) as error:

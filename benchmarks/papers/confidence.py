@@ -8,7 +8,7 @@ from draftree.bench.contestants import Entry
 from draftree.bench.summary import ALL, LoadedRun, MethodFigures, number
 
 from .plots import line_style, plot
-from .sections import Chapter, Grid, Runs, Section, of
+from .sections import Chapter, Grid, Part, Runs, Section, of
 
 RUNS = ("confidence-coder", "confidence-smollm2")
 OWN = {"confidence-coder": "c2t-coder", "confidence-smollm2": "smollm2-head"}
@@ -116,11 +116,12 @@ def _found(runs: Runs) -> str | None:
 
 
 CHAPTER = Chapter(
+    "c2t",
     "C2T",
     "The paper claims that a classifier of the path probability, the entropy and the depth needs 25% fewer nodes than "
     "EAGLE-2 at equal acceptance, and 18% less time.",
     _found,
     "A drafter that was trained on the target's output gives probabilities that are nearly those of acceptance, "
     "and what a classifier could mend is small; what time it saves is that of layers that EAGLE-2 drafts in vain.",
-    (_equal, _tops),
+    (Part("nodes", RUNS, _equal), Part("figure-5", RUNS, _tops)),
 )

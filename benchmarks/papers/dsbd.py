@@ -16,7 +16,7 @@ from draftree.bench.summary import ALL, LoadedRun, MethodFigures, number, paired
 
 from ..quality.answers import mean_scores, read_scores
 from .plots import line_style, plot
-from .sections import Chapter, Grid, Runs, Section, of
+from .sections import Chapter, Grid, Part, Runs, Section, of
 
 RUNS = {suite: f"{suite}-beams-coder" for suite in ("squad", "spider", "mt-bench")}
 GRID = "squad-grid-coder"
@@ -225,11 +225,18 @@ def _shown(entry: Entry) -> str:
 
 
 CHAPTER = Chapter(
+    "dsbd",
     "Dynamic-Width Speculative Beam Decoding (DSBD)",
     "The paper claims 1.5 to 1.9 times the speed of beam sampling and 1.8 to 2.5 times less energy at equal quality "
     "(Llama-2-13B with Llama-68M); there is no column of joules, for this machine has no meter to read.",
     _found,
     "It differs because SQuAD's answers have four tokens here, so that a draft model's reading of the prompt is not "
     "repaid, and because a forest of 4 beams and 3 layers is a pass over some 13 tokens, which takes nine over one.",
-    (_figure4, _figure5, _settings, _table1, _table2),
+    (
+        Part("figure-4", [RUNS["squad"]], _figure4),
+        Part("figure-5", [RUNS["spider"]], _figure5),
+        Part("settings", [GRID], _settings),
+        Part("table-1", [RUNS["mt-bench"]], _table1),
+        Part("table-2", [RUNS[suite] for suite in MEASURES], _table2),
+    ),
 )

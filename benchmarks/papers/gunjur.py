@@ -13,7 +13,7 @@ from draftree.bench.summary import ALL, Interval, LoadedRun, interval
 from ..quality.answers import read_scores
 from .plan import MOVED
 from .plots import bar_style, line_style, plot
-from .sections import SPEEDS, Chapter, Grid, Runs, Section, of, speeds
+from .sections import SPEEDS, Chapter, Grid, Part, Runs, Section, of, speeds
 
 RUNS = ("widths-coder", "widths-smollm2")
 STEPS = ("steps-coder", "steps-smollm2")
@@ -212,11 +212,19 @@ def _found(runs: Runs) -> str | None:
 
 
 CHAPTER = Chapter(
+    "gunjur",
     "Dynamic Tree Speculative Decoding (Gunjur & Waitz)",
     "The paper claims that trees whose width follows the draft's entropy save 7.16% of the time of a chain of 4 "
     "tokens, and 4.9% of a static tree's (GPT-2 large with GPT-2, HumanEval, T = 0.4).",
     _found,
     "It differs because a pass over a tree costs half its tokens' passes or more here, where on their GPU it costs one "
     "token's, and because their chain keeps no KV cache for the drafter, so that a drafted token costs more than ours.",
-    (_figure1, _figure2, _thresholds, _figure3, _figure5, _figure6),
+    (
+        Part("figure-1", RUNS, _figure1),
+        Part("figure-2", RUNS, _figure2),
+        Part("thresholds", STEPS, _thresholds),
+        Part("figure-3", ANSWERS, _figure3),
+        Part("figure-5", RUNS, _figure5),
+        Part("figure-6", RUNS, _figure6),
+    ),
 )

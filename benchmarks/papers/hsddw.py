@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from draftree.bench.contestants import Entry
 from draftree.bench.summary import ALL, LoadedRun, paired, ratio_text
 
-from .sections import SPEEDS, Chapter, Grid, Runs, Section, of, speeds
+from .sections import SPEEDS, Chapter, Grid, Part, Runs, Section, of, speeds
 
 LEVELS = ("levels-coder", "levels-smollm2", "gsm8k-levels-coder", "gsm8k-levels-smollm2")
 WINDOWS = ("windows-coder", "windows-smollm2")
@@ -74,11 +74,12 @@ def _found(runs: Runs) -> str | None:
 
 
 CHAPTER = Chapter(
+    "hsddw",
     "Hierarchical drafting with dynamic windows (HSDDW, Syu & Lee)",
     "The paper claims 2.91 times the speed of AR decoding on MT-Bench and 2.99 times on Alpaca, with Llama of 68M, 7B "
     "and 70B, and a speed that does not depend on the window.",
     _found,
     "With three models of 68M, 7B and 70B each level costs a tenth of the next, where the 0.5B costs two thirds of the "
     "1.5B on this processor; Alpaca's prompts may not be used by us.",
-    (_levels, _windows),
+    (Part("speed", LEVELS, _levels), Part("window", WINDOWS, _windows)),
 )

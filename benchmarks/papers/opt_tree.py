@@ -13,7 +13,7 @@ from draftree.bench.results import BINS, StepColumns
 from draftree.bench.summary import ALL, LoadedRun, paired, ratio_text
 
 from .plots import bar_style, line_style, plot
-from .sections import SPEEDS, Chapter, Grid, Runs, Section, of, speeds
+from .sections import SPEEDS, Chapter, Grid, Part, Runs, Section, of, speeds
 
 TREES = ("binary", "eagle", "sequoia", "opt-tree", "eagle2")
 OURS = "chain, static, dynamic-width-budget, c2t, dynamic-window, auto"
@@ -40,7 +40,7 @@ def mal_ratio(run: LoadedRun, own: str, base: str) -> str:
     )
 
 
-def _table(names: Sequence[str], title: str, paper: str, temperature: float) -> Callable[[Runs], Section | None]:
+def _table(name: str, names: Sequence[str], title: str, paper: str, temperature: float) -> Part:
     """Every contestant of the runs at one temperature."""
 
     def make(runs: Runs) -> Section | None:
@@ -53,7 +53,7 @@ def _table(names: Sequence[str], title: str, paper: str, temperature: float) -> 
             return None
         return Section(title, [paper], Grid(["run: tree", *SPEEDS], rows), runs=found)
 
-    return make
+    return Part(name, names, make)
 
 
 def _steps(run: LoadedRun, entry: Entry) -> list[StepColumns]:
@@ -186,7 +186,7 @@ def _sweep(
     axis: str,
     position: Callable[[Entry], float | None],
     base: int | None = None,
-) -> Callable[[Runs], Section | None]:
+) -> Part:
     """MAL and speed of ``opt-tree`` along one of its settings."""
 
     def make(runs: Runs) -> Section | None:
@@ -214,7 +214,7 @@ def _sweep(
         grid = Grid([f"run: {axis}", *SPEEDS], rows)
         return Section(title, [text], grid, (figure, made.svg), runs=found)
 
-    return make
+    return Part(figure.replace("opt-tree", "figure"), names, make)
 
 
 def _figure3(runs: Runs) -> Section | None:
@@ -238,6 +238,7 @@ def _found(runs: Runs) -> str | None:
 
 
 CHAPTER = Chapter(
+    "opt-tree",
     "OPT-Tree",
     "The paper claims that the most probable paths accept 1.04 to 1.56 times as much a step as EAGLE's fixed tree of "
     "as many nodes and 1.20 to 1.60 times as much as a binary one, with a speed of 0.96 to 3.21 times AR.",
@@ -246,28 +247,31 @@ CHAPTER = Chapter(
     "passes over one, where on its GPUs it takes about one.",
     (
         _table(
+            "table-1",
             MAIN,
             "Table 1: MT-Bench, greedy",
             "The paper, LLaMA-2 7B with 68M: MAL 2.12 binary, 2.47 EAGLE, 2.58 OPT-Tree; 70B with 7B: 4.84, 4.97, 7.74",
             0.0,
         ),
-        _table(GSM8K, "Table 2: GSM8K, greedy", "The paper: OPT-Tree above both fixed trees here too.", 0.0),
-        _table(HUMANEVAL, "HumanEval, greedy", "Not in the paper.", 0.0),
+        _table("table-2", GSM8K, "Table 2: GSM8K, greedy", "The paper: OPT-Tree above both fixed trees here too.", 0.0),
+        _table("humaneval", HUMANEVAL, "HumanEval, greedy", "Not in the paper.", 0.0),
         _table(
+            "coupled",
             MAIN,
             "MT-Bench at T = 1, drafts ranked with the target's noise in mind",
             "Ours: `--candidates coupled`, the default.",
             1.0,
         ),
-        _table(SAMPLED, "GSM8K and HumanEval at T = 1", "Not in the paper; `--candidates coupled`.", 1.0),
+        _table("sampled", SAMPLED, "GSM8K and HumanEval at T = 1", "Not in the paper; `--candidates coupled`.", 1.0),
         _table(
+            "table-3",
             PLAIN,
             "Table 3: MT-Bench at T = 1, drafts ranked as the paper does",
             "The paper at T = 1: LLaMA-2 7B with its 68M: MAL 2.72; with EAGLE's head 4.07.",
             1.0,
         ),
-        _figure3,
-        _figure5,
+        Part("figure-3", MAIN, _figure3),
+        Part("figure-5", MAIN, _figure5),
         _sweep(
             ("sizes-coder", "sizes-smollm2"),
             "Figure 6: MAL by tree size",
@@ -277,7 +281,7 @@ CHAPTER = Chapter(
             lambda e: float(e.nodes),
             2,
         ),
-        _figure7,
+        Part("figure-7", MAIN, _figure7),
         _sweep(
             ("deltas-coder", "deltas-smollm2"),
             "Figure 8: the threshold",
@@ -294,7 +298,7 @@ CHAPTER = Chapter(
             "temperature",
             lambda e: e.temperature,
         ),
-        _figure10,
-        _figure11,
+        Part("figure-10", MAIN, _figure10),
+        Part("figure-11", MAIN, _figure11),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -187,18 +187,22 @@ class Plan:
         folder: of the runs.
         pair: folder of the pair's files; None: runs of the pair are left out.
         quick: small runs.
+        only: names of runs; None: all.
 
     Raises:
         ConfigError: a file of the pair is not there.
     """
 
-    def __init__(self, folder: str | Path, pair: str | Path | None, *, quick: bool) -> None:
+    def __init__(
+        self, folder: str | Path, pair: str | Path | None, *, quick: bool, only: Collection[str] | None = None
+    ) -> None:
         self.folder, self._pair = user_path(folder), pair
         if pair is not None:
             for file in FILES.values():
                 if not (user_path(pair) / file).is_file():
                     raise ConfigError(f"{user_path(pair) / file} is not there: name the folder that has both files")
-        self.runs = [run.quick() if quick else run for run in RUNS if pair is not None or run.models != CODER]
+        able = [run for run in RUNS if pair is not None or run.models != CODER]
+        self.runs = [run.quick() if quick else run for run in able if only is None or run.name in only]
 
     def names(self, models: str) -> dict[str, str]:
         """What the names in braces stand for."""
@@ -213,12 +217,13 @@ class Plan:
     def artifacts(self) -> Iterable[tuple[Path, list[str]]]:
         """Files that runs read, and the commands that make them, of prompts that no suite has."""
         prompts = str(self.folder / "made" / "prompts.jsonl")
-        for models in dict.fromkeys(run.models for run in self.runs):
+        read = " ".join(word for run in self.runs for word in self.command(run))
+        for models in (SMOLLM2, CODER) if self._pair is not None else (SMOLLM2,):
             names = self.names(models)
             own = ["--target", names["target"], "--drafter", names["draft"], "--prompts", prompts, "--max-tokens", "32"]
-            tree = ["calibrate", *own, "--nodes", "25", "--out", names["sequoia"]]
-            yield Path(names["sequoia"]), tree
-            if models == CODER:
+            if names["sequoia"] in read:
+                yield Path(names["sequoia"]), ["calibrate", *own, "--nodes", "25", "--out", names["sequoia"]]
+            if models == CODER and names["classifier"] in read:
                 fit = ["train", "classifier", *own, "--samples", "40000", "--batch", "256", "--learning-rate", "0.005"]
                 yield Path(names["classifier"]), [*fit, "--out", names["classifier"]]
 
@@ -260,14 +265,15 @@ class Plan:
 
     def _prepare(self) -> None:
         """Make the artifacts that are not there."""
-        file = self.folder / "made" / "prompts.jsonl"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        tasks = (data_folder() / "self_instruct" / "seed_tasks.jsonl").read_text().splitlines(keepends=True)
-        write_whole(file, "".join(tasks[:_PROMPTS]))
-        for made, command in self.artifacts():
-            if not made.is_file():
-                err.print(f"making {made}")
-                _call("draftree", command)
+        missing = [(made, command) for made, command in self.artifacts() if not made.is_file()]
+        if missing:
+            file = self.folder / "made" / "prompts.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            tasks = (data_folder() / "self_instruct" / "seed_tasks.jsonl").read_text().splitlines(keepends=True)
+            write_whole(file, "".join(tasks[:_PROMPTS]))
+        for made, command in missing:
+            err.print(f"making {made}")
+            _call("draftree", command)
 
 
 def _call(module: str, arguments: Sequence[str]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftree.bench.summary import LoadedRun, MethodFigures, markdown, number, ratio_text
+from draftree.errors import unknown_name
 
 Runs = Mapping[str, LoadedRun]
 """Name of a folder -> its run: a figure is drawn from the run that it names, and from no other."""
@@ -50,8 +51,19 @@ def speeds(figures: MethodFigures) -> list[str]:
     return [number(figures.mal), f"{figures.nodes_per_step or 0:.1f}", ratio_text(figures.speedup_decode)]
 
 
-Maker = Callable[[Runs], Section | None]
-"""Makes a section of the runs that it names; None: they are not there."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A table or a figure.
+
+    Attributes:
+        name: by which it can be selected, behind its chapter's.
+        runs: that it is made from.
+        make: the section; None: none of them is there.
+    """
+
+    name: str
+    runs: Sequence[str]
+    make: Callable[[Runs], Section | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +71,39 @@ class Chapter:
     """One paper.
 
     Attributes:
+        name: by which it can be selected.
         claim, why: sentences: what the paper claims, and why what we find differs.
-        found: what we find; None: none of its runs is there, and the chapter is left out.
-        makers: of its tables and figures.
+        found: what we find; None: none of the runs that show it is there.
+        parts: its tables and figures; without any the chapter is left out.
     """
 
+    name: str
     title: str
     claim: str
     found: Callable[[Runs], str | None]
     why: str
-    makers: Sequence[Maker]
+    parts: Sequence[Part]
+
+    @property
+    def names(self) -> list[str]:
+        """Of itself, and of each part."""
+        return [self.name, *(f"{self.name}/{part.name}" for part in self.parts)]
+
+
+def select(chapters: Sequence[Chapter], names: Sequence[str]) -> list[Chapter]:
+    """The chapters and parts of these names.
+
+    Raises:
+        UnknownNameError: there is no such paper, table or figure.
+    """
+    for name in names:
+        if not any(name in chapter.names for chapter in chapters):
+            raise unknown_name("paper, table or figure", name, [x for chapter in chapters for x in chapter.names])
+    found = []
+    for chapter in chapters:
+        parts = [p for p in chapter.parts if {chapter.name, f"{chapter.name}/{p.name}"} & {*names}]
+        found += [replace(chapter, parts=parts)] * bool(parts)
+    return found
 
 
 def of(runs: Runs, names: Sequence[str]) -> list[LoadedRun]:
@@ -80,13 +115,12 @@ def to_markdown(chapters: Sequence[Chapter], runs: Runs, figures: str) -> tuple[
     """Blocks of Markdown, and the figures in them: name -> SVG, in the folder ``figures`` beside the text."""
     parts, drawn = list[str](), dict[str, str]()
     for chapter in chapters:
-        found = chapter.found(runs)
-        if found is None:
+        sections = [made for part in chapter.parts if (made := part.make(runs)) is not None]
+        if not sections:
             continue
-        parts += [f"## {chapter.title}", " ".join((chapter.claim, found, chapter.why))]
-        for made in (maker(runs) for maker in chapter.makers):
-            if made is None:
-                continue
+        sentences = (chapter.claim, chapter.found(runs), chapter.why)
+        parts += [f"## {chapter.title}", " ".join(filter(None, sentences))]
+        for made in sections:
             parts += [f"### {made.title}", *made.text]
             if made.grid:
                 parts.append(markdown(made.grid.header, made.grid.rows))

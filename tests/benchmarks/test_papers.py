@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from benchmarks.papers import agreement, confidence, dsbd, gunjur, hsddw, opt_tree
-from benchmarks.papers.__main__ import build, main
+from benchmarks.papers.__main__ import CHAPTERS, build, main, needed, runs_of
 from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
 from benchmarks.papers.gunjur import saving, wasted
 from benchmarks.papers.plan import CODER, FILES, RUNS, Plan, PlannedRun
@@ -110,7 +110,7 @@ def test_every_chapter_opens_with_claim_finding_and_reason(folder: Path) -> None
         assert chapter.claim.startswith("The paper claims")
         assert (chapter.found(runs) or "").startswith("We find")
         assert chapter.found({}) is None
-        assert all(maker({}) is None for maker in chapter.makers)
+        assert all(part.make({}) is None for part in chapter.parts)
 
 
 def test_a_figure_is_from_the_run_that_it_names(folder: Path, tmp_path: Path) -> None:
@@ -123,6 +123,75 @@ def test_a_figure_is_from_the_run_that_it_names(folder: Path, tmp_path: Path) ->
     assert build(both, "figures")[1] == build(alone, "figures")[1]
 
 
+class Named(Mapping[str, LoadedRun]):
+    """No runs, and the names of those that were looked for."""
+
+    def __init__(self) -> None:
+        self.names: set[object] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.names.add(name)
+        return False
+
+    def __getitem__(self, name: str) -> LoadedRun:
+        self.names.add(name)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("a figure is from the runs that it names")
+
+    __len__ = None  # type: ignore[assignment]
+
+
+def test_every_table_and_figure_can_be_had_alone_of_its_own_runs(folder: Path) -> None:
+    runs = runs_of(str(folder))
+    for chapter in CHAPTERS:
+        made = 0
+        for part in chapter.parts:
+            looked_for = Named()
+            assert part.make(looked_for) is None and looked_for.names == {*part.runs}, part.name
+            text, drawn = build(runs, "figures", [f"{chapter.name}/{part.name}"])
+            assert text.count("\n### ") == text.count("\n## ") - 1 <= 1 and len(drawn) <= 1
+            assert text.count("\n    draftree bench --suite ") == len(part.runs)
+            made += text.count("\n### ")
+        assert build(runs, "figures", [chapter.name])[0].count("\n### ") == made > 0
+
+
+def test_one_paper_is_measured_alone(tmp_path: Path) -> None:
+    for file in FILES.values():
+        (tmp_path / file).write_bytes(b"GGUF")
+    for name, artifacts in (("gunjur/thresholds", 0), ("opt-tree", 3), ("opt-tree/figure-8", 0), ("c2t", 1)):
+        made = Plan(tmp_path, tmp_path, quick=True, only=needed([name]))
+        assert {run.name for run in made.runs} == needed([name]), name
+        assert len([*made.artifacts()]) == artifacts, name
+    with pytest.raises(SystemExit, match="no paper, table or figure 'gunjur/figure-99': did you mean gunjur/figure-"):
+        main([str(tmp_path), "--only", "gunjur/figure-99"])
+
+
+def test_a_report_is_made_of_what_is_finished(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One run without answers, or without scores, was the end of the whole report."""
+    for name in ("widths-smollm2", "trees-smollm2", "windows-smollm2", "squad-beams-coder", "steps-smollm2"):
+        shutil.copytree(folder / name, tmp_path / name)
+    results = tmp_path / "trees-smollm2" / "results.jsonl"
+    results.write_bytes(b"".join(results.read_bytes().splitlines(keepends=True)[:-2]))
+    (tmp_path / "windows-smollm2" / "results.jsonl").unlink()
+    (tmp_path / "squad-beams-coder" / FILE).unlink()
+    (tmp_path / "steps-smollm2" / "config.json").write_text("{")
+    main([str(tmp_path)])
+    left_out = capsys.readouterr().err
+    for name, why in (
+        ("trees-smollm2", "2 answers are left"),
+        ("windows-smollm2", "has no answers yet"),
+        ("squad-beams-coder", "are not scored"),
+        ("steps-smollm2", "no run in"),
+    ):
+        assert any(name in line and why in line for line in left_out.splitlines()), left_out
+    assert re.findall(r"^## (.*)$", (tmp_path / "papers.md").read_text(), re.MULTILINE)[0].endswith("(Gunjur & Waitz)")
+    shutil.rmtree(tmp_path / "widths-smollm2")
+    with pytest.raises(SystemExit, match="no finished run"):
+        main([str(tmp_path)])
+
+
 def test_equal_acceptance_lies_between_the_points_of_a_curve() -> None:
     points = [(1.0, 2.0), (2.0, 4.0), (3.0, 10.0)]
     assert [confidence.at_mal(points, mal) for mal in (1.0, 1.5, 2.5, 3.5, 0.5)] == [2.0, 3.0, 7.0, None, None]
@@ -132,13 +201,13 @@ def test_scores_that_are_all_equal_draw_no_front(tmp_path: Path) -> None:
     planned = next(run for run in RUNS if run.name == "squad-beams-coder")
     run = stored(tmp_path, planned)
     save_scores(run.path, [Scored(r.prompt, 0, r.method, {"exact": 0.0}) for r in run.records])
-    section = dsbd.CHAPTER.makers[0]({run.path.name: run})
+    section = dsbd.CHAPTER.parts[0].make({run.path.name: run})
     assert section is not None and section.figure is None and "no front to draw" in section.text[0]
 
 
 def test_few_right_answers_are_no_figure(tmp_path: Path) -> None:
     run = stored(tmp_path, next(run for run in RUNS if run.name == "answers-coder"))
-    section = gunjur.CHAPTER.makers[3]({run.path.name: run})
+    section = gunjur.CHAPTER.parts[3].make({run.path.name: run})
     assert section is not None and section.figure is None and "too few for a figure" in section.text[0]
 
 
