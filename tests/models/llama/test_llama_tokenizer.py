@@ -160,6 +160,19 @@ def test_any_text_has_transformers_ids_and_comes_back(bpe: Pair, drawn: list[str
     assert bpe[0].decode(bpe[0].encode(text)) == text
 
 
+@pytest.mark.parametrize("kind", ["bpe", "pieces"])
+@given(drawn=st.lists(st.sampled_from([*parts, *SPECIAL, *SPECIAL]), max_size=30))
+@examples
+def test_a_text_that_is_cut_has_the_ids_of_the_whole(bpe: Pair, pieces: Pair, kind: str, drawn: list[str]) -> None:
+    """A conversation of 8,000 messages took 4.8 s: llama.cpp's time is quadratic in special tokens."""
+    own, text = {"bpe": bpe, "pieces": pieces}[kind][0], "".join(drawn)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llama_tokenizer, "_TOGETHER", 2)
+        found = [own.encode(text), own.encode(text, add_special_tokens=False)]
+    patch.setattr(llama_tokenizer, "_TOGETHER", 10**9)
+    assert found == [own.encode(text), own.encode(text, add_special_tokens=False)]
+
+
 @pytest.mark.real
 @given(drawn=st.lists(st.sampled_from([*parts, *SPECIAL, "function", " of", "100"]), max_size=20))
 @examples

@@ -8,14 +8,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import pairwise
 from threading import Lock
 from typing import NamedTuple
 
 from ...errors import PromptError
 from .library import Library
 
-_UNKNOWN, _UNUSED, _CONTROL = 1, 2, 8
-"""llama.cpp's attributes of tokens."""
+_UNKNOWN, _UNUSED, _CONTROL, _USER_DEFINED, _STRIPS = 1, 2, 8, 16, 128
+"""llama.cpp's attributes of tokens; the last takes white space in front of it away."""
+_TOGETHER = 64
+"""Special tokens of a text that llama.cpp gets at once: its time is quadratic in their number."""
 _NO_TEXT = 0
 """Its type of vocabularies that are none, whose functions end the process."""
 _BYTES = 64
@@ -39,7 +42,7 @@ class _Piece(NamedTuple):
 class LlamaTokenizer:
     """A ``draftree.text.Tokenizer`` of a GGUF file; several threads may use it at once.
 
-    Text is encoded in one call of llama.cpp. Tokens are decoded in Python, from their texts in bytes, which llama.cpp
+    Text is encoded by llama.cpp, up to ``_TOGETHER`` special tokens a call. Tokens are decoded in Python, from their texts in bytes, which llama.cpp
     gives once for each token: its own ``detokenize`` removes spaces in front of punctuation for some vocabularies, and
     streamed text could not be taken back.
 
@@ -58,11 +61,27 @@ class LlamaTokenizer:
         self._size: int = library.vocab_n_tokens(vocab)
         self._pieces: dict[int, _Piece] = {}
         # SentencePiece puts a space in front of a text, which is not the text's own.
-        self._prefixed = self._join(self._tokenize("a", special=False)).startswith(b" ")
+        self._prefixed = self._join(bare := self._tokenize("a", special=False)).startswith(b" ")
+        whole = self._tokenize("a", special=True)
+        begins = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), len(whole))
+        self._begin, self._end = whole[:begins], whole[begins + len(bare) :]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text, with the special tokens that begin one; special tokens that it contains are found."""
-        return self._tokenize(text, special=add_special_tokens)
+        starts = [found.start() for found in self._cuts.finditer(text)][_TOGETHER::_TOGETHER]
+        parts = (text[start:end] for start, end in pairwise([0, *starts, len(text)]))
+        ids = [token for part in parts for token in self._tokenize(part, special=False)]
+        return [*self._begin, *ids, *self._end] if add_special_tokens else ids
+
+    @cached_property
+    def _cuts(self) -> re.Pattern[str]:
+        """Special tokens in front of which a text can be cut: they overlap with no other, and strip nothing."""
+        attributes = ((token, self._library.vocab_get_attr(self._vocab, token)) for token in range(self._size))
+        special = {self._text(t): a for t, a in attributes if a & (_UNKNOWN | _CONTROL | _USER_DEFINED)}
+        inner, first = set("".join(text[1:] for text in special)), {text[:1] for text in special}
+        texts = [t for t, a in special.items() if a & _CONTROL and not a & _STRIPS and t[:1] not in inner]
+        found = [re.escape(t) for t in texts if first.isdisjoint(t[1:]) and not t[0].isspace()]
+        return re.compile("|".join(sorted(found, key=len, reverse=True)) or "(?!)")
 
     def _tokenize(self, text: str, special: bool) -> list[int]:
         """Ids of a text, after ``special`` tokens that begin one."""
