@@ -144,6 +144,17 @@ def test_a_bad_line_is_named_and_skipped_only_if_asked(line: str, why: str, tmp_
         assert [i.turns[0] for i in load_suite(str(path), skip_bad=True)] == ["good", "good too"]
 
 
+@pytest.mark.parametrize("name", [name for name in SUITES if name != "squad"])
+@pytest.mark.parametrize("line", ["[]", "5", "null", '"x"', "[[]]", "NaN", "{}"])
+def test_a_line_of_another_kind_is_bad_in_every_suite(name: str, line: str, tmp_path: Path) -> None:
+    path = tmp_path / SUITES[name].files[-1]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{line}\n")
+    with pytest.raises((PromptError, UnknownNameError)) as error:
+        load_suite(name, data=str(tmp_path))
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_two_prompts_of_one_id_are_refused(tmp_path: Path) -> None:
     path = _write(tmp_path / "own.jsonl", {"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"})
     with pytest.raises(PromptError, match="2 prompts with id '1'"):

@@ -301,6 +301,8 @@ def _parsed(rows: Iterable[tuple[int, Row | Exception]], parse: Parse, where: st
         try:
             if isinstance(row, Exception):
                 raise row
+            if not isinstance(row, Mapping):
+                raise ValueError("it is no object")
             found = parse(row, number)
         except _BAD_ROW as error:
             if not skip_bad:

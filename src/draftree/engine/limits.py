@@ -7,8 +7,8 @@ from typing import cast
 
 from ..config import SamplingParams
 from ..errors import ConfigError, ContextError
-from ..models.base import LanguageModel, check_text
-from ..text import Prompt
+from ..models.base import Capabilities, LanguageModel, check_text
+from ..text import Conversation, Prompt, Tokenizer
 
 
 def each_params(
@@ -28,6 +28,31 @@ def each_params(
     return list(params)
 
 
+def check_size(target: LanguageModel, tokenizer: Tokenizer | None, prompt: Prompt, field: str = "prompt") -> None:
+    """Refuse what cannot fit the context, before it is read: each message and each longest token takes a token.
+
+    Raises:
+        ContextError: it has too many messages, or too many characters.
+    """
+    can = target.capabilities
+    messages = prompt.messages if isinstance(prompt, Conversation) else prompt
+    texts: list[object] = [prompt]
+    if isinstance(messages, (list, tuple)):
+        texts = [m.get("content") for m in messages if isinstance(m, dict)]
+    characters = sum(len(text) for text in texts if isinstance(text, str))
+    if len(texts) > can.max_length:
+        raise ContextError(f"the {field} has {len(texts)} messages but {_context(can)}: leave the first out", field)
+    if tokenizer is None or characters <= can.max_length:
+        return
+    if characters > can.max_length * max(map(len, tokenizer.get_vocab()), default=1):
+        raise ContextError(f"the {field} has {characters} characters but {_context(can)}: shorten it", field)
+
+
+def _context(can: Capabilities) -> str:
+    """Clients know errors by these words, those of OpenAI's API."""
+    return f"this model's maximum context length is {can.max_length} tokens ({can.name}, {can.max_length_reason})"
+
+
 def fitted(target: LanguageModel, ids: list[int], params: SamplingParams) -> tuple[list[int], int]:
     """What is read of a prompt (``SamplingParams.truncate_prompt_tokens``), and most tokens to generate behind it.
 
@@ -42,8 +67,7 @@ def fitted(target: LanguageModel, ids: list[int], params: SamplingParams) -> tup
     if (last := params.truncate_prompt_tokens) is not None:
         ids = ids[-(max(1, can.max_length - (params.max_tokens or 1)) if last < 0 else last) :]
     left = can.max_length - len(ids)
-    # Clients know such errors by these words, those of OpenAI's API.
-    most = f"this model's maximum context length is {can.max_length} tokens ({can.name}, {can.max_length_reason})"
+    most = _context(can)
     if left < 1:
         raise ContextError(
             f"the prompt has {len(ids)} tokens but {most}, generated ones included: "

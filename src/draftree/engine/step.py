@@ -30,7 +30,7 @@ from ..tracing.trace import Observer, Setup
 from ..tree import DraftTree
 from ..verify.match import Verdict
 from ..verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
-from .limits import fitted
+from .limits import check_size, fitted
 from .speculation import Speculation, SpeculationParams, Speculations
 from .token_rules import for_request
 
@@ -181,20 +181,23 @@ class Stepper:
         self._made = Speculations(target, prefixes)
         self._made.prepared(self.speculation)
         self._learned: dict[int, float] = {}  # seconds that drafters took to learn from the last step, by id
-        self._encoding = Lock()  # a tokenizer that two threads use at once raises
+        # transformers' tokenizers change in their first call; from then on threads may share them.
+        self._start = self.tokenizer.encode("") if self.tokenizer is not None else []
+        self._compiling = Lock()
         self._grammars: Grammars | None = None
         self.setup = Setup(target, drafter, self.speculation.nodes, scheme.name, scheme.candidates, self.tokenizer)
         for observer in self.observers:
             observer.begin(self.setup)
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt (``request``); any thread may ask.
+    def encode(self, prompt: Prompt, *, whole: bool = True) -> list[int]:
+        """Token ids of a prompt (``request``), which is to fit the context unless it is not ``whole``; on any thread.
 
         Raises:
-            PromptError: there are none.
+            PromptError: there are none; ContextError: it cannot fit.
         """
-        with self._encoding:
-            return encode(self.tokenizer, prompt)
+        if whole:
+            check_size(self.target, self.tokenizer, prompt)
+        return encode(self.tokenizer, prompt)
 
     @property
     def grammars(self) -> Grammars:
@@ -203,7 +206,7 @@ class Stepper:
         Raises:
             ConfigError: the model has no tokenizer, or none that says how tokens are spelled.
         """
-        with self._encoding:
+        with self._compiling:
             if self._grammars is None:
                 if self.tokenizer is None:
                     raise ConfigError("grammars are of text but the model has no tokenizer: load one with it")
@@ -233,7 +236,7 @@ class Stepper:
             InputError: the prompt or a setting does not fit the model, or the drafter cannot be loaded for it.
         """
         params = SamplingParams() if params is None else params
-        ids, limit = fitted(self.target, self.encode(prompt), params)
+        ids, limit = fitted(self.target, self.encode(prompt, whole=params.truncate_prompt_tokens is None), params)
         stream = text_stream(self.tokenizer, params, ids)
         params = for_request(params, len(ids), self.target.capabilities, self.spelled)
         eos_ids, made = self.target.capabilities.eos_ids, self._speculation(speculation)
@@ -242,19 +245,17 @@ class Stepper:
     def _predicted(self, prediction: str | Sequence[int]) -> list[int]:
         if not len(prediction):
             return []
+        check_size(self.target, self.tokenizer, prediction, "prediction")
         ids = self.spelled(prediction) if isinstance(prediction, str) else self.encode(prediction)
         if len(ids) > (most := self.target.capabilities.max_length):
-            raise PromptError(
-                f"the prediction has {len(ids)} tokens but an answer at most {most}: shorten it", "prediction"
-            )
+            why = f"the prediction has {len(ids)} tokens but an answer at most {most}: shorten it"
+            raise PromptError(why, "prediction")
         return ids
 
     def spelled(self, text: str) -> list[int]:
         """Token ids of a text without the special tokens that begin a prompt; any thread may ask."""
-        ids = self.encode(text)
-        with self._encoding:
-            start = self.tokenizer.encode("") if self.tokenizer is not None else []
-        return ids[len(start) :] if start and ids[: len(start)] == start else ids
+        ids, begin = self.encode(text), len(self._start)
+        return ids[begin:] if ids[:begin] == self._start else ids
 
     def _speculation(self, given: SpeculationParams | Speculation | None) -> Speculation:
         if given is None:

@@ -343,7 +343,7 @@ class Server:
         """The text of ids."""
         if out := next((token for token in body.tokens if token >= self._vocabulary), None):
             raise FieldError("tokens", f"token {out}: use ids from 0 to {self._vocabulary - 1}")
-        return {"prompt": self._text(body.tokens)}
+        return {"prompt": await asyncio.to_thread(self._text, body.tokens)}
 
     async def health(self) -> Response:
         """200 while the engine makes steps, else 503."""

@@ -60,6 +60,8 @@ _NEUTRAL: Mapping[str, Sequence[object]] = {
 }
 """Fields of OpenAI, vLLM, llama.cpp and others that would change an answer -> the values that change nothing."""
 
+_MOST_OBJECTS = 1 << 14
+"""Messages, their parts, calls and all else that is an object: each takes some 20 us to be read."""
 _CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
@@ -102,15 +104,27 @@ def check_values(body: object) -> object:
     """The body, if an answer could repeat all that it has.
 
     Raises:
-        FieldError: a number is none (NaN, Infinity), or a text has half a character, or is nested too deep.
+        FieldError: a number is none (NaN, Infinity), or a text has half a character, or is nested too deep, or has more
+            objects than can be read while others wait.
     """
     for name, value in body.items() if isinstance(body, dict) else ():
+        if _objects(value) > _MOST_OBJECTS:
+            raise FieldError(name, f"{name} has more than {_MOST_OBJECTS} objects: send fewer")
         try:
             json.dumps({name: value}, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, RecursionError) as error:
             what = "text that is no UTF-8" if isinstance(error, UnicodeEncodeError) else "no JSON"
             raise FieldError(name, f"{name} has {what} ({error}): send whole characters and finite numbers") from None
     return body
+
+
+def _objects(value: object) -> int:
+    found, left = 0, [value]
+    while left:
+        inner = left.pop()
+        found += isinstance(inner, dict)
+        left += inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+    return found
 
 
 def error(message: str, kind: str, field: str | None = None, code: str | None = None) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> C
     """
     body.refuse()
     speculation = body.speculation(default)
-    prompts = [engine.encode(prompt) for prompt in body.prompts()]
+    prompts = [engine.encode(prompt, whole=body.truncate_prompt_tokens is None) for prompt in body.prompts()]
     vocabulary = engine.target.capabilities.vocab_size
     if out := next((i for ids in prompts for i in ids if not 0 <= i < vocabulary), None):
         raise FieldError("prompt", f"prompt has token {out}: use ids from 0 to {vocabulary - 1}")

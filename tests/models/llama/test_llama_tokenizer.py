@@ -169,8 +169,8 @@ def test_a_text_that_is_cut_has_the_ids_of_the_whole(bpe: Pair, pieces: Pair, ki
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llama_tokenizer, "_TOGETHER", 2)
         found = [own.encode(text), own.encode(text, add_special_tokens=False)]
-    patch.setattr(llama_tokenizer, "_TOGETHER", 10**9)
-    assert found == [own.encode(text), own.encode(text, add_special_tokens=False)]
+        patch.setattr(llama_tokenizer, "_TOGETHER", 10**9)
+        assert found == [own.encode(text), own.encode(text, add_special_tokens=False)]
 
 
 @pytest.mark.real

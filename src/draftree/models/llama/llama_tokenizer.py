@@ -42,9 +42,9 @@ class _Piece(NamedTuple):
 class LlamaTokenizer:
     """A ``draftree.text.Tokenizer`` of a GGUF file; several threads may use it at once.
 
-    Text is encoded by llama.cpp, up to ``_TOGETHER`` special tokens a call. Tokens are decoded in Python, from their texts in bytes, which llama.cpp
-    gives once for each token: its own ``detokenize`` removes spaces in front of punctuation for some vocabularies, and
-    streamed text could not be taken back.
+    Text is encoded by llama.cpp, up to ``_TOGETHER`` special tokens a call. Tokens are decoded in Python, from their
+    texts in bytes, which llama.cpp gives once for each token: its own ``detokenize`` removes spaces in front of
+    punctuation for some vocabularies, and streamed text could not be taken back.
 
     Attributes:
         chat_template: None: the file has none.
