@@ -1,7 +1,7 @@
 /* What all instruction sets share around their kernels: the walk over tiles, columns and activations.
  *
- * A tier is a file with three kernels, each a function of compile-time constants that is inlined here or in the
- * functions made by FOR_QUANTIZED_KERNELS and FOR_FLOAT_KERNELS:
+ * A tier is a file with three kernels. The last two take compile-time constants and are inlined into one function for
+ * each format and number of columns, which KERNEL_TABLE makes:
  *
  *     quantize_group    32 activations of one column
  *     multiply_tile     one tile times a few columns, quantized formats
@@ -48,18 +48,27 @@ extern const LinearKernels linear_base, linear_avx2, linear_avx_vnni, linear_avx
     X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS)
 #define FOR_FLOAT_FORMATS(X) X(F32) X(F16) X(BF16)
 
-/* The rows of a table kernels[FORMATS][BLOCK_COLUMNS + 1], by format and columns. */
-enum { FORMATS = FORMAT_BF16 + 1 };
+/* KERNEL_TABLE(NAME) defines kernels and NAME[format][columns] for the columns that a tier lists in its macros
+ * FOR_QUANTIZED_COLUMNS(X, FORMAT) and FOR_FLOAT_COLUMNS(X, FORMAT). */
 #define KERNEL_NAME(FORMAT, COLUMNS) multiply_##FORMAT##_##COLUMNS
 #define KERNEL_ENTRY(FORMAT, COLUMNS) [COLUMNS] = KERNEL_NAME(FORMAT, COLUMNS),
-#define QUANTIZED_KERNEL(FORMAT, COLUMNS)                              \
-    static void KERNEL_NAME(FORMAT, COLUMNS)(const TileWork *work) {   \
-        multiply_tile(layout_of(FORMAT_##FORMAT), COLUMNS, work);      \
+#define QUANTIZED_KERNEL(FORMAT, COLUMNS)                            \
+    static void KERNEL_NAME(FORMAT, COLUMNS)(const TileWork *work) { \
+        multiply_tile(layout_of(FORMAT_##FORMAT), COLUMNS, work);    \
     }
-#define FLOAT_KERNEL(FORMAT, COLUMNS)                                  \
-    static void KERNEL_NAME(FORMAT, COLUMNS)(const TileWork *work) {   \
-        multiply_floats(FORMAT_##FORMAT, COLUMNS, work);               \
+#define FLOAT_KERNEL(FORMAT, COLUMNS)                                \
+    static void KERNEL_NAME(FORMAT, COLUMNS)(const TileWork *work) { \
+        multiply_floats(FORMAT_##FORMAT, COLUMNS, work);             \
     }
+#define QUANTIZED_KERNELS(FORMAT) FOR_QUANTIZED_COLUMNS(QUANTIZED_KERNEL, FORMAT)
+#define FLOAT_KERNELS(FORMAT) FOR_FLOAT_COLUMNS(FLOAT_KERNEL, FORMAT)
+#define QUANTIZED_ROW(FORMAT) [FORMAT_##FORMAT] = {FOR_QUANTIZED_COLUMNS(KERNEL_ENTRY, FORMAT)},
+#define FLOAT_ROW(FORMAT) [FORMAT_##FORMAT] = {FOR_FLOAT_COLUMNS(KERNEL_ENTRY, FORMAT)},
+#define KERNEL_TABLE(NAME)                                                                              \
+    FOR_QUANTIZED_FORMATS(QUANTIZED_KERNELS)                                                            \
+    FOR_FLOAT_FORMATS(FLOAT_KERNELS)                                                                    \
+    static TileKernel *const NAME[FORMAT_BF16 + 1][BLOCK_COLUMNS + 1] = {FOR_QUANTIZED_FORMATS(QUANTIZED_ROW) \
+                                                                             FOR_FLOAT_FORMATS(FLOAT_ROW)};
 
 /* Columns of block `block` of `count`. */
 ALWAYS_INLINE int block_columns(int count, int block) {

@@ -92,6 +92,11 @@ ALWAYS_INLINE int header_bytes(Layout layout) {
 
 ALWAYS_INLINE int code_bytes(Layout layout) { return LINE_BYTES * (layout.low_bits + layout.high_bits); }
 
+/* Where quad `quad` lies in a plane of 8, 4, 2 or 1 bits a code: its line, and its first bit in each byte of it. */
+ALWAYS_INLINE int plane_line(int bits, int quad) { return bits == 4 ? quad % 4 : quad * bits / 8; }
+
+ALWAYS_INLINE int plane_bit(int bits, int quad) { return bits == 4 ? quad / 4 * 4 : quad * bits % 8; }
+
 /* A group of 32 activations of one column: activation = scale * values. */
 typedef struct {
     int8_t values[GROUP_SIZE];

@@ -4,7 +4,7 @@
 
 #include "kernels.h"
 
-enum { MOST_COLUMNS = 8, HALF_ROWS = 8 };
+enum { MOST_COLUMNS = 8, MOST_FLOAT_COLUMNS = 6, HALF_ROWS = 8 };
 
 ALWAYS_INLINE float largest_of(__m256 values) {
     __m128 four = _mm_max_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1));
@@ -82,20 +82,16 @@ ALWAYS_INLINE int codes_are_wide(const Layout layout) { return layout.zero == 12
 /* A register for each quad of the group. `lines` begins at this half of the tile. Codes of 8 rows; wide codes: as
  * unsigned bytes with AVX-VNNI, else as the signed weights. */
 ALWAYS_INLINE void load_codes(const Layout layout, const uint8_t *lines, __m256i codes[GROUP_QUADS]) {
+    const int low = layout.low_bits, high = layout.high_bits;
     UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
-        const int per_line = 8 / layout.low_bits; /* quads */
-        const int line = layout.low_bits == 4 ? q % 4 : q / per_line, part = layout.low_bits == 4 ? q / 4 : q % per_line;
-        codes[q] = load_line(lines + LINE_BYTES * line);
-        if (layout.low_bits < 8)
-            codes[q] = take_bits(codes[q], layout.low_bits * part, 0, layout.low_bits);
+        codes[q] = load_line(lines + LINE_BYTES * plane_line(low, q));
+        if (low < 8)
+            codes[q] = take_bits(codes[q], plane_bit(low, q), 0, low);
     }
-    const uint8_t *high = lines + LINE_BYTES * layout.low_bits;
-    if (layout.high_bits) {
+    if (high) {
         UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
-            const int per_line = 8 / layout.high_bits;
-            __m256i line = load_line(high + LINE_BYTES * (q / per_line));
-            codes[q] = _mm256_or_si256(codes[q], take_bits(line, layout.high_bits * (q % per_line), layout.low_bits,
-                                                           layout.high_bits));
+            __m256i line = load_line(lines + LINE_BYTES * (low + plane_line(high, q)));
+            codes[q] = _mm256_or_si256(codes[q], take_bits(line, plane_bit(high, q), low, high));
         }
     }
     if (layout.table) {
@@ -173,10 +169,15 @@ ALWAYS_INLINE __m256i product_of(const Layout layout, const __m256i codes[GROUP_
 
 #else
 
-/* How many quads add up in 16 bits: 2 * 127 * the largest code for each. */
+/* How many quads add up in 16 bits: 2 * 127 * the largest code for each. At least half of those that product_of adds. */
 ALWAYS_INLINE int quads_in_16_bits(const Layout layout) {
-    const int bits = layout.low_bits + layout.high_bits;
-    return bits >= 8 ? 1 : 32767 / (254 * ((1 << bits) - 1));
+    return 32767 / (254 * ((1 << (layout.low_bits + layout.high_bits)) - 1));
+}
+
+/* Keeps compilers from regrouping a sum, which would take more registers than there are. */
+ALWAYS_INLINE __m256i in_order(__m256i sum) {
+    __asm__("" : "+x"(sum));
+    return sum;
 }
 
 /* The sum of (code - zero) * activation over quads first..last. */
@@ -192,15 +193,17 @@ ALWAYS_INLINE __m256i product_of(const Layout layout, const __m256i codes[GROUP_
         }
         return product;
     }
-    __m256i product = zero_product(layout, minus_sum), pairs = _mm256_setzero_si256();
-    const int run = quads_in_16_bits(layout);
-    UNROLL for (int q = first; q < last; q++) {
-        __m256i next = _mm256_maddubs_epi16(codes[q], broadcast_quad(x, q));
-        pairs = (q - first) % run ? _mm256_add_epi16(pairs, next) : next;
-        if ((q - first) % run == run - 1 || q == last - 1)
-            product = _mm256_add_epi32(product, _mm256_madd_epi16(pairs, ones));
+    __m256i even = _mm256_maddubs_epi16(codes[first], broadcast_quad(x, first));
+    __m256i odd = _mm256_maddubs_epi16(codes[first + 1], broadcast_quad(x, first + 1));
+    UNROLL for (int q = first + 2; q < last; q += 2) {
+        even = in_order(_mm256_add_epi16(even, _mm256_maddubs_epi16(codes[q], broadcast_quad(x, q))));
+        odd = in_order(_mm256_add_epi16(odd, _mm256_maddubs_epi16(codes[q + 1], broadcast_quad(x, q + 1))));
     }
-    return product;
+    __m256i product = zero_product(layout, minus_sum);
+    if (last - first <= quads_in_16_bits(layout))
+        return _mm256_add_epi32(product, _mm256_madd_epi16(_mm256_add_epi16(even, odd), ones));
+    product = _mm256_add_epi32(product, _mm256_madd_epi16(even, ones));
+    return _mm256_add_epi32(product, _mm256_madd_epi16(odd, ones));
 }
 
 #endif
@@ -236,26 +239,27 @@ ALWAYS_INLINE void prefetch(const uint8_t *source, int bytes) {
 /* Eight rows of a tile. The first half fetches ahead for both. */
 ALWAYS_INLINE void multiply_half(const Layout layout, const int columns, const int first_row, const TileWork *work) {
     const ActivationGroup *x = work->groups;
-    const uint8_t *record = work->tile;
+    const uint8_t *lines = work->tile, *header = lines;
     __m256 sums[MOST_COLUMNS];
     UNROLL for (int c = 0; c < columns; c++)
         sums[c] = _mm256_setzero_ps();
-    for (int64_t groups = work->inputs / GROUP_SIZE; groups > 0; groups -= layout.record_groups) {
-        const uint8_t *lines = record + header_bytes(layout);
-        if (first_row == 0)
-            prefetch(record, header_bytes(layout));
-        for (int g = 0; g < layout.record_groups && g < groups; g++) {
-            __m256i codes[GROUP_QUADS];
+    for (int64_t g = 0; g < work->inputs / GROUP_SIZE; g++) {
+        const int slot = (int)(g % layout.record_groups);
+        if (slot == 0) { /* a record begins */
+            header = lines;
             if (first_row == 0)
-                prefetch(lines, code_bytes(layout));
-            load_codes(layout, lines + 4 * first_row, codes);
-            const TileScales scales = load_scales(layout, record, g, first_row);
-            UNROLL for (int c = 0; c < columns; c++)
-                sums[c] = add_group(layout, codes, &scales, x + c, sums[c]);
-            lines += code_bytes(layout);
-            x += work->group_stride;
+                prefetch(header, header_bytes(layout));
+            lines += header_bytes(layout);
         }
-        record = lines;
+        __m256i codes[GROUP_QUADS];
+        if (first_row == 0)
+            prefetch(lines, code_bytes(layout));
+        load_codes(layout, lines + 4 * first_row, codes);
+        const TileScales scales = load_scales(layout, header, slot, first_row);
+        UNROLL for (int c = 0; c < columns; c++)
+            sums[c] = add_group(layout, codes, &scales, x + c, sums[c]);
+        lines += code_bytes(layout);
+        x += work->group_stride;
     }
     UNROLL for (int c = 0; c < columns; c++)
         if (c < work->stored)
@@ -277,7 +281,7 @@ ALWAYS_INLINE __m256 load_weights(const int format, const uint8_t *tile, int64_t
 }
 
 ALWAYS_INLINE void multiply_floats(const int format, const int columns, const TileWork *work) {
-    __m256 low[MOST_COLUMNS], high[MOST_COLUMNS];
+    __m256 low[MOST_FLOAT_COLUMNS], high[MOST_FLOAT_COLUMNS];
     UNROLL for (int c = 0; c < columns; c++)
         low[c] = high[c] = _mm256_setzero_ps();
     for (int64_t i = 0; i < work->inputs; i++) {
@@ -297,21 +301,14 @@ ALWAYS_INLINE void multiply_floats(const int format, const int columns, const Ti
 
 #define FOR_QUANTIZED_COLUMNS(X, FORMAT) \
     X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6) X(FORMAT, 7) X(FORMAT, 8)
-#define FOR_FLOAT_COLUMNS(X, FORMAT) X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4)
-#define QUANTIZED_KERNELS(FORMAT) FOR_QUANTIZED_COLUMNS(QUANTIZED_KERNEL, FORMAT)
-#define FLOAT_KERNELS(FORMAT) FOR_FLOAT_COLUMNS(FLOAT_KERNEL, FORMAT)
-#define QUANTIZED_ROW(FORMAT) [FORMAT_##FORMAT] = {FOR_QUANTIZED_COLUMNS(KERNEL_ENTRY, FORMAT)},
-#define FLOAT_ROW(FORMAT) [FORMAT_##FORMAT] = {FOR_FLOAT_COLUMNS(KERNEL_ENTRY, FORMAT)},
+#define FOR_FLOAT_COLUMNS(X, FORMAT) \
+    X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6)
 
-FOR_QUANTIZED_FORMATS(QUANTIZED_KERNELS)
-FOR_FLOAT_FORMATS(FLOAT_KERNELS)
-
-static TileKernel *const KERNELS[FORMATS][BLOCK_COLUMNS + 1] = {FOR_QUANTIZED_FORMATS(QUANTIZED_ROW)
-                                                                    FOR_FLOAT_FORMATS(FLOAT_ROW)};
+KERNEL_TABLE(KERNELS)
 
 static void multiply(const PackedMatrix *matrix, int64_t first_tile, int64_t last_tile, const Activations *x, float *y,
                      int64_t y_stride) {
-    multiply_tiles(KERNELS[matrix->format], format_is_quantized(matrix->format) ? MOST_COLUMNS : 4, matrix, first_tile,
+    multiply_tiles(KERNELS[matrix->format], format_is_quantized(matrix->format) ? MOST_COLUMNS : MOST_FLOAT_COLUMNS, matrix, first_tile,
                    last_tile, x, y, y_stride);
 }
 

@@ -3,7 +3,7 @@
 
 #include "kernels.h"
 
-enum { MOST_COLUMNS = 16 };
+enum { MOST_COLUMNS = 16, MOST_FLOAT_COLUMNS = 8 };
 
 static void quantize_group(const float *values, ActivationGroup *group) {
     __m512 low = _mm512_loadu_ps(values), high = _mm512_loadu_ps(values + 16);
@@ -57,20 +57,16 @@ ALWAYS_INLINE __m512i take_bits(__m512i bytes, int from, int to, int count) {
 
 /* A register for each quad of the group: codes of 16 rows, or 128 more than their table's values. */
 ALWAYS_INLINE void load_codes(const Layout layout, const uint8_t *lines, __m512i codes[GROUP_QUADS]) {
+    const int low = layout.low_bits, high = layout.high_bits;
     UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
-        const int per_line = 8 / layout.low_bits; /* quads */
-        const int line = layout.low_bits == 4 ? q % 4 : q / per_line, part = layout.low_bits == 4 ? q / 4 : q % per_line;
-        codes[q] = _mm512_loadu_si512(lines + LINE_BYTES * line);
-        if (layout.low_bits < 8)
-            codes[q] = take_bits(codes[q], layout.low_bits * part, 0, layout.low_bits);
+        codes[q] = _mm512_loadu_si512(lines + LINE_BYTES * plane_line(low, q));
+        if (low < 8)
+            codes[q] = take_bits(codes[q], plane_bit(low, q), 0, low);
     }
-    const uint8_t *high = lines + LINE_BYTES * layout.low_bits;
-    if (layout.high_bits) {
+    if (high) {
         UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
-            const int per_line = 8 / layout.high_bits;
-            __m512i line = _mm512_loadu_si512(high + LINE_BYTES * (q / per_line));
-            codes[q] = _mm512_or_si512(codes[q], take_bits(line, layout.high_bits * (q % per_line), layout.low_bits,
-                                                           layout.high_bits));
+            __m512i line = _mm512_loadu_si512(lines + LINE_BYTES * (low + plane_line(high, q)));
+            codes[q] = _mm512_or_si512(codes[q], take_bits(line, plane_bit(high, q), low, high));
         }
     }
     if (layout.table) {
@@ -171,25 +167,26 @@ ALWAYS_INLINE void prefetch(const uint8_t *source, int bytes) {
 ALWAYS_INLINE void multiply_tile(const Layout layout, const int columns, const TileWork *work) {
     const int first_columns = columns > 8 ? columns / 2 : columns;
     const ActivationGroup *x = work->groups;
-    const uint8_t *record = work->tile;
+    const uint8_t *lines = work->tile, *header = lines;
     __m512 sums[MOST_COLUMNS];
     UNROLL for (int c = 0; c < columns; c++)
         sums[c] = _mm512_setzero_ps();
-    for (int64_t groups = work->inputs / GROUP_SIZE; groups > 0; groups -= layout.record_groups) {
-        const uint8_t *lines = record + header_bytes(layout);
-        prefetch(record, header_bytes(layout));
-        for (int g = 0; g < layout.record_groups && g < groups; g++) {
-            __m512i codes[GROUP_QUADS];
-            prefetch(lines, code_bytes(layout));
-            load_codes(layout, lines, codes);
-            const TileScales scales = load_scales(layout, record, g);
-            add_group(layout, first_columns, codes, &scales, x, sums);
-            if (columns > first_columns)
-                add_group(layout, columns - first_columns, codes, &scales, x + first_columns, sums + first_columns);
-            lines += code_bytes(layout);
-            x += work->group_stride;
+    for (int64_t g = 0; g < work->inputs / GROUP_SIZE; g++) {
+        const int slot = (int)(g % layout.record_groups);
+        if (slot == 0) { /* a record begins */
+            header = lines;
+            prefetch(header, header_bytes(layout));
+            lines += header_bytes(layout);
         }
-        record = lines;
+        __m512i codes[GROUP_QUADS];
+        prefetch(lines, code_bytes(layout));
+        load_codes(layout, lines, codes);
+        const TileScales scales = load_scales(layout, header, slot);
+        add_group(layout, first_columns, codes, &scales, x, sums);
+        if (columns > first_columns)
+            add_group(layout, columns - first_columns, codes, &scales, x + first_columns, sums + first_columns);
+        lines += code_bytes(layout);
+        x += work->group_stride;
     }
     UNROLL for (int c = 0; c < columns; c++)
         if (c < work->stored)
@@ -206,7 +203,7 @@ ALWAYS_INLINE __m512 load_weights(const int format, const uint8_t *tile, int64_t
 }
 
 ALWAYS_INLINE void multiply_floats(const int format, const int columns, const TileWork *work) {
-    __m512 sums[MOST_COLUMNS];
+    __m512 sums[MOST_FLOAT_COLUMNS];
     UNROLL for (int c = 0; c < columns; c++)
         sums[c] = _mm512_setzero_ps();
     for (int64_t i = 0; i < work->inputs; i++) {
@@ -223,20 +220,12 @@ ALWAYS_INLINE void multiply_floats(const int format, const int columns, const Ti
     X(FORMAT, 10) X(FORMAT, 12) X(FORMAT, 14) X(FORMAT, 16)
 #define FOR_FLOAT_COLUMNS(X, FORMAT) \
     X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6) X(FORMAT, 7) X(FORMAT, 8)
-#define QUANTIZED_KERNELS(FORMAT) FOR_QUANTIZED_COLUMNS(QUANTIZED_KERNEL, FORMAT)
-#define FLOAT_KERNELS(FORMAT) FOR_FLOAT_COLUMNS(FLOAT_KERNEL, FORMAT)
-#define QUANTIZED_ROW(FORMAT) [FORMAT_##FORMAT] = {FOR_QUANTIZED_COLUMNS(KERNEL_ENTRY, FORMAT)},
-#define FLOAT_ROW(FORMAT) [FORMAT_##FORMAT] = {FOR_FLOAT_COLUMNS(KERNEL_ENTRY, FORMAT)},
 
-FOR_QUANTIZED_FORMATS(QUANTIZED_KERNELS)
-FOR_FLOAT_FORMATS(FLOAT_KERNELS)
-
-static TileKernel *const KERNELS[FORMATS][BLOCK_COLUMNS + 1] = {FOR_QUANTIZED_FORMATS(QUANTIZED_ROW)
-                                                                    FOR_FLOAT_FORMATS(FLOAT_ROW)};
+KERNEL_TABLE(KERNELS)
 
 static void multiply(const PackedMatrix *matrix, int64_t first_tile, int64_t last_tile, const Activations *x, float *y,
                      int64_t y_stride) {
-    multiply_tiles(KERNELS[matrix->format], format_is_quantized(matrix->format) ? MOST_COLUMNS : 8, matrix, first_tile,
+    multiply_tiles(KERNELS[matrix->format], format_is_quantized(matrix->format) ? MOST_COLUMNS : MOST_FLOAT_COLUMNS, matrix, first_tile,
                    last_tile, x, y, y_stride);
 }
 

@@ -73,21 +73,17 @@ static RowScales row_scales(Layout layout, const uint8_t *header, int group, int
     return scales;
 }
 
+/* Bits of a code in the plane that begins at `lines`. */
+static int code_at(int bits, const uint8_t *lines, int row, int input) {
+    const uint8_t *line = lines + LINE_BYTES * plane_line(bits, input / 4);
+    return line[4 * row + input % 4] >> plane_bit(bits, input / 4) & ((1 << bits) - 1);
+}
+
 /* What a code stands for: code - zero. */
 static int weight_at(Layout layout, const uint8_t *lines, int row, int input) {
-    int quad = input / 4, offset = 4 * row + input % 4;
-    const uint8_t *high = lines + LINE_BYTES * layout.low_bits + offset;
-    int code = 0;
-    if (layout.low_bits == 8)
-        code = lines[LINE_BYTES * quad + offset];
-    else if (layout.low_bits == 4)
-        code = lines[LINE_BYTES * (quad % 4) + offset] >> (4 * (quad / 4)) & 15;
-    else
-        code = lines[LINE_BYTES * (quad / 4) + offset] >> (2 * (quad % 4)) & 3;
-    if (layout.high_bits == 2)
-        code |= (high[LINE_BYTES * (quad / 4)] >> (2 * (quad % 4)) & 3) << layout.low_bits;
-    else if (layout.high_bits == 1)
-        code |= (*high >> quad & 1) << layout.low_bits;
+    int code = code_at(layout.low_bits, lines, row, input);
+    if (layout.high_bits)
+        code |= code_at(layout.high_bits, lines + LINE_BYTES * layout.low_bits, row, input) << layout.low_bits;
     return layout.table ? IQ4_VALUES[code] : code - layout.zero;
 }
 
