@@ -76,9 +76,6 @@ ALWAYS_INLINE __m256i take_bits(__m256i bytes, int from, int to, int count) {
     return _mm256_and_si256(bytes, _mm256_set1_epi8((char)(((1 << count) - 1) << to)));
 }
 
-/* Whether codes are bytes with the zero 128. */
-ALWAYS_INLINE int codes_are_wide(const Layout layout) { return layout.zero == 128; }
-
 /* A register for each quad of the group. `lines` begins at this half of the tile. Codes of 8 rows; wide codes: as
  * unsigned bytes with AVX-VNNI, else as the signed weights. */
 ALWAYS_INLINE void load_codes(const Layout layout, const uint8_t *lines, __m256i codes[GROUP_QUADS]) {
@@ -184,7 +181,7 @@ ALWAYS_INLINE __m256i in_order(__m256i sum) {
 ALWAYS_INLINE __m256i product_of(const Layout layout, const __m256i codes[GROUP_QUADS], const ActivationGroup *x,
                                  const int first, const int last, int32_t minus_sum) {
     const __m256i ones = _mm256_set1_epi16(1);
-    if (codes_are_wide(layout)) { /* unsigned times signed is |weight| * (activation with the weight's sign) */
+    if (layout.zero == 128) { /* codes are the signed weights; unsigned times signed is |weight| * (activation with the weight's sign) */
         __m256i product = _mm256_setzero_si256();
         UNROLL for (int q = first; q < last; q++) {
             __m256i signed_quad = _mm256_sign_epi8(broadcast_quad(x, q), codes[q]);
