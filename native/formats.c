@@ -69,9 +69,10 @@ static int block_inputs(int format) {
     case FORMAT_F32:
     case FORMAT_F16:
     case FORMAT_BF16: return 1;
-    default: return layout_of(format).record_groups == SUPER_GROUPS ? SUPER_SIZE
-                    : layout_of(format).record_groups              ? GROUP_SIZE
-                                                                   : 0;
+    default:
+        return layout_of(format).record_groups == SUPER_GROUPS ? SUPER_SIZE
+               : layout_of(format).record_groups               ? GROUP_SIZE
+                                                               : 0;
     }
 }
 
@@ -376,9 +377,8 @@ ALWAYS_INLINE void pack_floats(size_t bytes, int64_t columns, const uint8_t *sou
 
 void pack_tile(int format, int64_t columns, const uint8_t *source, size_t row_bytes, int rows, uint8_t *tile) {
     memset(tile, 0, packed_tile_bytes(format, columns));
-#define PACK(FORMAT)                                                             \
-    case FORMAT: pack_quantized(FORMAT, columns, source, row_bytes, rows, tile); \
-        break;
+#define PACK(FORMAT)                                                                                                   \
+    case FORMAT: pack_quantized(FORMAT, columns, source, row_bytes, rows, tile); break;
     switch (format) {
         PACK(FORMAT_Q4_0)
         PACK(FORMAT_Q4_1)

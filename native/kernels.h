@@ -7,8 +7,8 @@
  *     multiply_tile     one tile times a few columns, quantized formats
  *     multiply_floats   one tile times a few columns, float formats
  *
- * A new CPU needs a copy of linear_avx512.c with its instructions, a row in cpu.c, and nothing else: check/check_linear.c
- * compares it with linear_base.c.
+ * A new CPU needs a copy of linear_avx512.c with its instructions, a row in cpu.c, and nothing else:
+ * check/check_linear.c compares it with linear_base.c.
  */
 #ifndef DRAFTREE_KERNELS_H
 #define DRAFTREE_KERNELS_H
@@ -44,7 +44,7 @@ typedef void TileKernel(const TileWork *work);
 /* The tables that cpu.c chooses from. */
 extern const LinearKernels linear_base, linear_avx2, linear_avx_vnni, linear_avx512, linear_neon;
 
-#define FOR_QUANTIZED_FORMATS(X) \
+#define FOR_QUANTIZED_FORMATS(X)                                                                                       \
     X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS)
 #define FOR_FLOAT_FORMATS(X) X(F32) X(F16) X(BF16)
 
@@ -52,23 +52,32 @@ extern const LinearKernels linear_base, linear_avx2, linear_avx_vnni, linear_avx
  * FOR_QUANTIZED_COLUMNS(X, FORMAT) and FOR_FLOAT_COLUMNS(X, FORMAT). */
 #define KERNEL_NAME(FORMAT, COLUMNS) multiply_##FORMAT##_##COLUMNS
 #define KERNEL_ENTRY(FORMAT, COLUMNS) [COLUMNS] = KERNEL_NAME(FORMAT, COLUMNS),
-#define QUANTIZED_KERNEL(FORMAT, COLUMNS)                            \
-    static void KERNEL_NAME(FORMAT, COLUMNS)(const TileWork *work) { \
-        multiply_tile(layout_of(FORMAT_##FORMAT), COLUMNS, work);    \
+#define QUANTIZED_KERNEL(FORMAT, COLUMNS)                                                                              \
+    static void KERNEL_NAME(FORMAT, COLUMNS)(const TileWork *work) {                                                   \
+        multiply_tile(layout_of(FORMAT_##FORMAT), COLUMNS, work);                                                      \
     }
-#define FLOAT_KERNEL(FORMAT, COLUMNS)                                \
-    static void KERNEL_NAME(FORMAT, COLUMNS)(const TileWork *work) { \
-        multiply_floats(FORMAT_##FORMAT, COLUMNS, work);             \
-    }
+#define FLOAT_KERNEL(FORMAT, COLUMNS)                                                                                  \
+    static void KERNEL_NAME(FORMAT, COLUMNS)(const TileWork *work) { multiply_floats(FORMAT_##FORMAT, COLUMNS, work); }
 #define QUANTIZED_KERNELS(FORMAT) FOR_QUANTIZED_COLUMNS(QUANTIZED_KERNEL, FORMAT)
 #define FLOAT_KERNELS(FORMAT) FOR_FLOAT_COLUMNS(FLOAT_KERNEL, FORMAT)
 #define QUANTIZED_ROW(FORMAT) [FORMAT_##FORMAT] = {FOR_QUANTIZED_COLUMNS(KERNEL_ENTRY, FORMAT)},
 #define FLOAT_ROW(FORMAT) [FORMAT_##FORMAT] = {FOR_FLOAT_COLUMNS(KERNEL_ENTRY, FORMAT)},
-#define KERNEL_TABLE(NAME)                                                                              \
-    FOR_QUANTIZED_FORMATS(QUANTIZED_KERNELS)                                                            \
-    FOR_FLOAT_FORMATS(FLOAT_KERNELS)                                                                    \
-    static TileKernel *const NAME[FORMAT_BF16 + 1][BLOCK_COLUMNS + 1] = {FOR_QUANTIZED_FORMATS(QUANTIZED_ROW) \
+#define KERNEL_TABLE(NAME)                                                                                             \
+    FOR_QUANTIZED_FORMATS(QUANTIZED_KERNELS)                                                                           \
+    FOR_FLOAT_FORMATS(FLOAT_KERNELS)                                                                                   \
+    static TileKernel *const NAME[FORMAT_BF16 + 1][BLOCK_COLUMNS + 1] = {FOR_QUANTIZED_FORMATS(QUANTIZED_ROW)          \
                                                                              FOR_FLOAT_FORMATS(FLOAT_ROW)};
+
+/* All but the values of a group: its largest magnitude and the sums of its halves are known. */
+ALWAYS_INLINE void describe_group(ActivationGroup *group, float largest, int low_sum, int high_sum) {
+    group->scale = largest / 127;
+    group->scaled_sum = group->scale * (float)(low_sum + high_sum);
+    group->minus_sum = -(low_sum + high_sum);
+    group->minus_halves[0] = -low_sum;
+    group->minus_halves[1] = -high_sum;
+    group->minus_pair[0] = (int16_t)-low_sum;
+    group->minus_pair[1] = (int16_t)-high_sum;
+}
 
 /* Columns of block `block` of `count`. */
 ALWAYS_INLINE int block_columns(int count, int block) {
@@ -93,7 +102,8 @@ ALWAYS_INLINE void quantize_blocks(void (*quantize_group)(const float *, Activat
 }
 
 /* Multiply one tile by a block of columns, in pieces of nearly equal size for which there are kernels. */
-ALWAYS_INLINE void multiply_block(TileKernel *const *kernels, int most_columns, int columns, int padded, TileWork work) {
+ALWAYS_INLINE void multiply_block(TileKernel *const *kernels, int most_columns, int columns, int padded,
+                                  TileWork work) {
     const int pieces = (padded + most_columns - 1) / most_columns;
     for (int piece = 0; piece < pieces; piece++) {
         int first = padded * piece / pieces, last = padded * (piece + 1) / pieces;

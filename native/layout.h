@@ -101,10 +101,10 @@ ALWAYS_INLINE int plane_bit(int bits, int quad) { return bits == 4 ? quad / 4 * 
 typedef struct {
     int8_t values[GROUP_SIZE];
     float scale;
-    float scaled_sum;   /* scale * the sum of the values */
-    int32_t minus_sum;  /* minus the sum of the values; of the first 16; of the last 16 */
-    int32_t minus_low;
-    int32_t minus_high;
+    float scaled_sum;        /* scale * the sum of the values */
+    int32_t minus_sum;       /* minus the sum of the values */
+    int32_t minus_halves[2]; /* the same of the first 16, of the last 16 */
+    int16_t minus_pair[2];   /* the same, for multiply-adds of pairs */
 } ActivationGroup;
 
 /* Columns that a block of `columns` takes: those that kernels are compiled for. */

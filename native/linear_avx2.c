@@ -1,6 +1,7 @@
 /* Linear layers with AVX2: 8 rows (half a tile) a register, up to 8 columns at a time. Compiled twice: with AVX_VNNI
  * defined, dot products of quads are one instruction. */
 #include <immintrin.h>
+#include <string.h>
 
 #include "kernels.h"
 
@@ -32,15 +33,11 @@ static void quantize_group(const float *values, ActivationGroup *group) {
         rounded[i] = _mm256_cvtps_epi32(_mm256_max_ps(_mm256_mul_ps(parts[i], inverse), _mm256_set1_ps(-127)));
     int low_sum = sum_of(_mm256_add_epi32(rounded[0], rounded[1]));
     int high_sum = sum_of(_mm256_add_epi32(rounded[2], rounded[3]));
-    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(rounded[0], rounded[1]),
-                                       _mm256_packs_epi32(rounded[2], rounded[3]));
+    __m256i bytes =
+        _mm256_packs_epi16(_mm256_packs_epi32(rounded[0], rounded[1]), _mm256_packs_epi32(rounded[2], rounded[3]));
     bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256((__m256i *)group->values, bytes);
-    group->scale = largest / 127;
-    group->scaled_sum = group->scale * (float)(low_sum + high_sum);
-    group->minus_sum = -(low_sum + high_sum);
-    group->minus_low = -low_sum;
-    group->minus_high = -high_sum;
+    describe_group(group, largest, low_sum, high_sum);
 }
 
 static void quantize(const float *values, int64_t stride, int64_t inputs, int count, int64_t first_group,
@@ -62,9 +59,11 @@ ALWAYS_INLINE __m256i load_unsigned_bytes(const uint8_t *source) {
 
 ALWAYS_INLINE __m256i load_line(const uint8_t *source) { return _mm256_loadu_si256((const __m256i *)source); }
 
-/* Four activations of a column, for all rows. */
-ALWAYS_INLINE __m256i broadcast_quad(const ActivationGroup *x, int quad) {
-    return _mm256_set1_epi32(((const int32_t *)(const void *)x->values)[quad]);
+/* Four bytes or two int16 of a column, for all rows. */
+ALWAYS_INLINE __m256i broadcast_word(const void *source) {
+    int32_t word;
+    memcpy(&word, source, 4);
+    return _mm256_set1_epi32(word);
 }
 
 /* Bits `from`.. of each byte, moved to `to`; bits of other bytes come in from the side, and are masked. */
@@ -107,10 +106,25 @@ ALWAYS_INLINE void load_codes(const Layout layout, const uint8_t *lines, __m256i
     }
 }
 
-/* Scales of 8 rows in a group; factors and minima are those of the halves of the group's inputs. */
+/* What product_of multiplies by: integers, or pairs of the same int16. */
+ALWAYS_INLINE __m256i factor_of(__m256i integers) {
+#ifdef AVX_VNNI
+    return integers;
+#else
+    return _mm256_blend_epi16(integers, _mm256_slli_epi32(integers, 16), 0xaa);
+#endif
+}
+
+/* Pairs of int16 from two registers of integers. */
+ALWAYS_INLINE __m256i pair_of(__m256i low, __m256i high) {
+    return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
+}
+
+/* Scales of 8 rows in a group. */
 typedef struct {
     __m256 scale, minimum;
-    __m256i factors[2], minima[2];
+    __m256i factors[2];    /* of the halves of the group's inputs */
+    __m256i minus_factors; /* zero times factors, or minima; as pairs of int16 */
 } TileScales;
 
 ALWAYS_INLINE TileScales load_scales(const Layout layout, const uint8_t *header, int group, int first_row) {
@@ -134,39 +148,54 @@ ALWAYS_INLINE TileScales load_scales(const Layout layout, const uint8_t *header,
         }
         return scales;
     }
-    UNROLL for (int half = 0; half < 2; half++) {
-        const uint8_t *source = bytes + TILE_ROWS * (2 * group + half);
-        scales.factors[half] = load_signed_bytes(source);
-        if (layout.minima) {
-            __m256i both = load_unsigned_bytes(source);
-            scales.factors[half] = _mm256_and_si256(both, _mm256_set1_epi32(15));
-            scales.minima[half] = _mm256_srli_epi32(both, 4);
-        }
+    const uint8_t *low = bytes + 2 * TILE_ROWS * group, *high = low + TILE_ROWS;
+    if (layout.minima) { /* Q2_K */
+        const __m256i mask = _mm256_set1_epi32(15), low_pair = load_unsigned_bytes(low),
+                      high_pair = load_unsigned_bytes(high);
+        scales.factors[0] = factor_of(_mm256_and_si256(low_pair, mask));
+        scales.factors[1] = factor_of(_mm256_and_si256(high_pair, mask));
+        scales.minus_factors = pair_of(_mm256_srli_epi32(low_pair, 4), _mm256_srli_epi32(high_pair, 4));
+        return scales;
     }
+    const __m256i halves[2] = {load_signed_bytes(low), load_signed_bytes(high)};
+    scales.factors[0] = factor_of(halves[0]);
+    scales.factors[1] = factor_of(halves[1]);
+    scales.minus_factors = _mm256_slli_epi16(pair_of(halves[0], halves[1]), __builtin_ctz((unsigned)layout.zero | 256));
     return scales;
 }
 
-/* -zero * the sum of the values, where `minus_sum` is minus that sum. */
-ALWAYS_INLINE __m256i zero_product(const Layout layout, int32_t minus_sum) {
+/* -zero * the sum of a column's values. */
+ALWAYS_INLINE __m256i zero_product(const Layout layout, const ActivationGroup *x) {
     if (!layout.zero)
         return _mm256_setzero_si256();
-    return _mm256_slli_epi32(_mm256_set1_epi32(minus_sum), __builtin_ctz((unsigned)layout.zero | 256));
+    return _mm256_slli_epi32(_mm256_set1_epi32(x->minus_sum), __builtin_ctz((unsigned)layout.zero | 256));
 }
 
 #ifdef AVX_VNNI
 
-/* The sum of (code - zero) * activation over quads first..last. */
-ALWAYS_INLINE __m256i product_of(const Layout layout, const __m256i codes[GROUP_QUADS], const ActivationGroup *x,
-                                 const int first, const int last, int32_t minus_sum) {
-    __m256i product = zero_product(layout, minus_sum);
-    UNROLL for (int q = first; q < last; q++)
-        product = _mm256_dpbusd_avx_epi32(product, codes[q], broadcast_quad(x, q));
+/* The sum of (code - zero) * activation over all quads. */
+ALWAYS_INLINE __m256i product_of_group(const Layout layout, const __m256i codes[GROUP_QUADS],
+                                       const ActivationGroup *x) {
+    __m256i product = zero_product(layout, x);
+    UNROLL for (int q = 0; q < GROUP_QUADS; q++)
+        product = _mm256_dpbusd_avx_epi32(product, codes[q], broadcast_word(x->values + 4 * q));
     return product;
+}
+
+/* A factor * the sum of code * activation over the quads of a half. */
+ALWAYS_INLINE __m256i product_of_half(const Layout layout, const __m256i codes[GROUP_QUADS], const ActivationGroup *x,
+                                      const int half, __m256i factor) {
+    (void)layout;
+    __m256i product = _mm256_setzero_si256();
+    UNROLL for (int q = 4 * half; q < 4 * half + 4; q++)
+        product = _mm256_dpbusd_avx_epi32(product, codes[q], broadcast_word(x->values + 4 * q));
+    return _mm256_mullo_epi32(product, factor);
 }
 
 #else
 
-/* How many quads add up in 16 bits: 2 * 127 * the largest code for each. At least half of those that product_of adds. */
+/* How many quads add up in 16 bits: 2 * 127 * the largest code for each. At least half of those that product_of adds.
+ */
 ALWAYS_INLINE int quads_in_16_bits(const Layout layout) {
     return 32767 / (254 * ((1 << (layout.low_bits + layout.high_bits)) - 1));
 }
@@ -177,30 +206,45 @@ ALWAYS_INLINE __m256i in_order(__m256i sum) {
     return sum;
 }
 
-/* The sum of (code - zero) * activation over quads first..last. */
+/* The sum of weight * activation over all quads; codes are the signed weights. Unsigned times signed is |weight| times
+ * the activation with the weight's sign. */
+ALWAYS_INLINE __m256i product_of_signed(const __m256i codes[GROUP_QUADS], const ActivationGroup *x) {
+    __m256i product = _mm256_setzero_si256();
+    UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
+        __m256i values = _mm256_sign_epi8(broadcast_word(x->values + 4 * q), codes[q]);
+        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes[q]), values);
+        product = _mm256_add_epi32(product, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    return product;
+}
+
+/* The sum of code * activation over quads first..last, times factors (pairs of int16). */
 ALWAYS_INLINE __m256i product_of(const Layout layout, const __m256i codes[GROUP_QUADS], const ActivationGroup *x,
-                                 const int first, const int last, int32_t minus_sum) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    if (layout.zero == 128) { /* codes are the signed weights; unsigned times signed is |weight| * (activation with the weight's sign) */
-        __m256i product = _mm256_setzero_si256();
-        UNROLL for (int q = first; q < last; q++) {
-            __m256i signed_quad = _mm256_sign_epi8(broadcast_quad(x, q), codes[q]);
-            __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes[q]), signed_quad);
-            product = _mm256_add_epi32(product, _mm256_madd_epi16(pairs, ones));
-        }
-        return product;
-    }
-    __m256i even = _mm256_maddubs_epi16(codes[first], broadcast_quad(x, first));
-    __m256i odd = _mm256_maddubs_epi16(codes[first + 1], broadcast_quad(x, first + 1));
+                                 const int first, const int last, __m256i factors) {
+    __m256i even = _mm256_maddubs_epi16(codes[first], broadcast_word(x->values + 4 * first));
+    __m256i odd = _mm256_maddubs_epi16(codes[first + 1], broadcast_word(x->values + 4 * (first + 1)));
     UNROLL for (int q = first + 2; q < last; q += 2) {
-        even = in_order(_mm256_add_epi16(even, _mm256_maddubs_epi16(codes[q], broadcast_quad(x, q))));
-        odd = in_order(_mm256_add_epi16(odd, _mm256_maddubs_epi16(codes[q + 1], broadcast_quad(x, q + 1))));
+        __m256i next_even = _mm256_maddubs_epi16(codes[q], broadcast_word(x->values + 4 * q));
+        __m256i next_odd = _mm256_maddubs_epi16(codes[q + 1], broadcast_word(x->values + 4 * (q + 1)));
+        even = in_order(_mm256_add_epi16(even, next_even));
+        odd = in_order(_mm256_add_epi16(odd, next_odd));
     }
-    __m256i product = zero_product(layout, minus_sum);
     if (last - first <= quads_in_16_bits(layout))
-        return _mm256_add_epi32(product, _mm256_madd_epi16(_mm256_add_epi16(even, odd), ones));
-    product = _mm256_add_epi32(product, _mm256_madd_epi16(even, ones));
-    return _mm256_add_epi32(product, _mm256_madd_epi16(odd, ones));
+        return _mm256_madd_epi16(_mm256_add_epi16(even, odd), factors);
+    return _mm256_add_epi32(_mm256_madd_epi16(even, factors), _mm256_madd_epi16(odd, factors));
+}
+
+ALWAYS_INLINE __m256i product_of_group(const Layout layout, const __m256i codes[GROUP_QUADS],
+                                       const ActivationGroup *x) {
+    if (layout.zero == 128)
+        return product_of_signed(codes, x);
+    __m256i product = product_of(layout, codes, x, 0, GROUP_QUADS, _mm256_set1_epi16(1));
+    return layout.zero ? _mm256_add_epi32(product, zero_product(layout, x)) : product;
+}
+
+ALWAYS_INLINE __m256i product_of_half(const Layout layout, const __m256i codes[GROUP_QUADS], const ActivationGroup *x,
+                                      const int half, __m256i factor) {
+    return product_of(layout, codes, x, 4 * half, 4 * half + 4, factor);
 }
 
 #endif
@@ -208,24 +252,24 @@ ALWAYS_INLINE __m256i product_of(const Layout layout, const __m256i codes[GROUP_
 /* sums + the group's part of a column. */
 ALWAYS_INLINE __m256 add_group(const Layout layout, const __m256i codes[GROUP_QUADS], const TileScales *scales,
                                const ActivationGroup *x, __m256 sums) {
+    __m256i product = product_of_group(layout, codes, x);
+    sums = _mm256_fmadd_ps(_mm256_mul_ps(scales->scale, _mm256_set1_ps(x->scale)), _mm256_cvtepi32_ps(product), sums);
+    return layout.minima ? _mm256_fmadd_ps(scales->minimum, _mm256_set1_ps(x->scaled_sum), sums) : sums;
+}
+
+/* The same of SCALES_OF_HALVES. */
+ALWAYS_INLINE __m256 add_halves(const Layout layout, const __m256i codes[GROUP_QUADS], const TileScales *scales,
+                                const ActivationGroup *x, __m256 sums) {
     const __m256 scale = _mm256_set1_ps(x->scale);
-    if (layout.scales != SCALES_OF_HALVES) {
-        __m256i product = product_of(layout, codes, x, 0, GROUP_QUADS, x->minus_sum);
-        sums = _mm256_fmadd_ps(_mm256_mul_ps(scales->scale, scale), _mm256_cvtepi32_ps(product), sums);
-        return layout.minima ? _mm256_fmadd_ps(scales->minimum, _mm256_set1_ps(x->scaled_sum), sums) : sums;
-    }
-    __m256i low = product_of(layout, codes, x, 0, 4, x->minus_low);
-    __m256i high = product_of(layout, codes, x, 4, 8, x->minus_high);
-    __m256i product = _mm256_add_epi32(_mm256_mullo_epi32(low, scales->factors[0]),
-                                       _mm256_mullo_epi32(high, scales->factors[1]));
+    __m256i product = _mm256_add_epi32(product_of_half(layout, codes, x, 0, scales->factors[0]),
+                                       product_of_half(layout, codes, x, 1, scales->factors[1]));
+    __m256i minus = _mm256_madd_epi16(scales->minus_factors, broadcast_word(x->minus_pair));
+    if (!layout.minima)
+        product = _mm256_add_epi32(product, minus);
     sums = _mm256_fmadd_ps(_mm256_mul_ps(scales->scale, scale), _mm256_cvtepi32_ps(product), sums);
-    if (layout.minima) {
-        low = _mm256_mullo_epi32(scales->minima[0], _mm256_set1_epi32(x->minus_low));
-        high = _mm256_mullo_epi32(scales->minima[1], _mm256_set1_epi32(x->minus_high));
-        sums = _mm256_fmadd_ps(_mm256_mul_ps(scales->minimum, scale), _mm256_cvtepi32_ps(_mm256_add_epi32(low, high)),
-                               sums);
-    }
-    return sums;
+    if (!layout.minima)
+        return sums;
+    return _mm256_fmadd_ps(_mm256_mul_ps(scales->minimum, scale), _mm256_cvtepi32_ps(minus), sums);
 }
 
 ALWAYS_INLINE void prefetch(const uint8_t *source, int bytes) {
@@ -254,7 +298,8 @@ ALWAYS_INLINE void multiply_half(const Layout layout, const int columns, const i
         load_codes(layout, lines + 4 * first_row, codes);
         const TileScales scales = load_scales(layout, header, slot, first_row);
         UNROLL for (int c = 0; c < columns; c++)
-            sums[c] = add_group(layout, codes, &scales, x + c, sums[c]);
+            sums[c] = layout.scales == SCALES_OF_HALVES ? add_halves(layout, codes, &scales, x + c, sums[c])
+                                                        : add_group(layout, codes, &scales, x + c, sums[c]);
         lines += code_bytes(layout);
         x += work->group_stride;
     }
@@ -296,17 +341,16 @@ ALWAYS_INLINE void multiply_floats(const int format, const int columns, const Ti
     }
 }
 
-#define FOR_QUANTIZED_COLUMNS(X, FORMAT) \
+#define FOR_QUANTIZED_COLUMNS(X, FORMAT)                                                                               \
     X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6) X(FORMAT, 7) X(FORMAT, 8)
-#define FOR_FLOAT_COLUMNS(X, FORMAT) \
-    X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6)
+#define FOR_FLOAT_COLUMNS(X, FORMAT) X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6)
 
 KERNEL_TABLE(KERNELS)
 
 static void multiply(const PackedMatrix *matrix, int64_t first_tile, int64_t last_tile, const Activations *x, float *y,
                      int64_t y_stride) {
-    multiply_tiles(KERNELS[matrix->format], format_is_quantized(matrix->format) ? MOST_COLUMNS : MOST_FLOAT_COLUMNS, matrix, first_tile,
-                   last_tile, x, y, y_stride);
+    multiply_tiles(KERNELS[matrix->format], format_is_quantized(matrix->format) ? MOST_COLUMNS : MOST_FLOAT_COLUMNS,
+                   matrix, first_tile, last_tile, x, y, y_stride);
 }
 
 #ifdef AVX_VNNI

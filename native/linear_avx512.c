@@ -1,9 +1,10 @@
 /* Linear layers with AVX-512 VNNI: 16 rows a register, up to 16 columns at a time. */
 #include <immintrin.h>
+#include <string.h>
 
 #include "kernels.h"
 
-enum { MOST_COLUMNS = 16, MOST_FLOAT_COLUMNS = 8 };
+enum { MOST_COLUMNS = 16, MOST_FLOAT_COLUMNS = 8, MOST_CHAINS = 8 };
 
 static void quantize_group(const float *values, ActivationGroup *group) {
     __m512 low = _mm512_loadu_ps(values), high = _mm512_loadu_ps(values + 16);
@@ -15,11 +16,7 @@ static void quantize_group(const float *values, ActivationGroup *group) {
     int low_sum = _mm512_reduce_add_epi32(low_values), high_sum = _mm512_reduce_add_epi32(high_values);
     _mm_storeu_si128((__m128i *)group->values, _mm512_cvtepi32_epi8(low_values));
     _mm_storeu_si128((__m128i *)(group->values + 16), _mm512_cvtepi32_epi8(high_values));
-    group->scale = largest / 127;
-    group->scaled_sum = group->scale * (float)(low_sum + high_sum);
-    group->minus_sum = -(low_sum + high_sum);
-    group->minus_low = -low_sum;
-    group->minus_high = -high_sum;
+    describe_group(group, largest, low_sum, high_sum);
 }
 
 static void quantize(const float *values, int64_t stride, int64_t inputs, int count, int64_t first_group,
@@ -39,9 +36,11 @@ ALWAYS_INLINE __m512i load_unsigned_bytes(const uint8_t *source) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)source));
 }
 
-/* Four activations of a column, or one of its sums, for all rows. */
-ALWAYS_INLINE __m512i broadcast_quad(const ActivationGroup *x, int quad) {
-    return _mm512_set1_epi32(((const int32_t *)(const void *)x->values)[quad]);
+/* Four bytes or two int16 of a column, for all rows. */
+ALWAYS_INLINE __m512i broadcast_word(const void *source) {
+    int32_t word;
+    memcpy(&word, source, 4);
+    return _mm512_set1_epi32(word);
 }
 
 /* Bits of each byte from `from` on, moved to `to`; bits of other bytes come in from the side. */
@@ -76,10 +75,11 @@ ALWAYS_INLINE void load_codes(const Layout layout, const uint8_t *lines, __m512i
     }
 }
 
-/* Scales of 16 rows in a group; factors and minima are those of the halves. */
+/* Scales of 16 rows in a group. */
 typedef struct {
     __m512 scale, minimum;
-    __m512i factors[2], minima[2];
+    __m512i factors[2]; /* of the halves of the group's inputs */
+    __m512i minima;     /* of the halves, as pairs of int16 */
 } TileScales;
 
 ALWAYS_INLINE TileScales load_scales(const Layout layout, const uint8_t *header, int group) {
@@ -103,60 +103,69 @@ ALWAYS_INLINE TileScales load_scales(const Layout layout, const uint8_t *header,
         }
         return scales;
     }
-    UNROLL for (int half = 0; half < 2; half++) {
-        const uint8_t *source = bytes + TILE_ROWS * (2 * group + half);
-        scales.factors[half] = load_signed_bytes(source);
-        if (layout.minima) {
-            __m512i both = load_unsigned_bytes(source);
-            scales.factors[half] = _mm512_and_si512(both, _mm512_set1_epi32(15));
-            scales.minima[half] = _mm512_srli_epi32(both, 4);
-        }
+    const uint8_t *low = bytes + 2 * TILE_ROWS * group, *high = low + TILE_ROWS;
+    scales.factors[0] = load_signed_bytes(low);
+    scales.factors[1] = load_signed_bytes(high);
+    if (layout.minima) { /* Q2_K */
+        const __m512i mask = _mm512_set1_epi32(15);
+        const __m512i low_minima = _mm512_srli_epi32(load_unsigned_bytes(low), 4);
+        const __m512i high_minima = _mm512_srli_epi32(load_unsigned_bytes(high), 4);
+        scales.minima = _mm512_or_si512(low_minima, _mm512_slli_epi32(high_minima, 16));
+        scales.factors[0] = _mm512_and_si512(scales.factors[0], mask);
+        scales.factors[1] = _mm512_and_si512(scales.factors[1], mask);
     }
     return scales;
 }
 
-/* -zero * the sum of the values, where `minus_sum` is minus that sum. */
+/* -zero * a sum, where `minus_sum` is minus that sum. */
 ALWAYS_INLINE __m512i zero_product(const Layout layout, int32_t minus_sum) {
     if (!layout.zero)
         return _mm512_setzero_si512();
     return _mm512_slli_epi32(_mm512_set1_epi32(minus_sum), (unsigned)__builtin_ctz((unsigned)layout.zero | 256));
 }
 
-/* sums + the group's part of a column: products[0], or one product for each half. */
-ALWAYS_INLINE __m512 add_products(const Layout layout, const TileScales *scales, const ActivationGroup *x,
-                                  const __m512i products[2], __m512 sums) {
-    const __m512 scale = _mm512_set1_ps(x->scale);
-    __m512i product = products[0];
-    if (layout.scales == SCALES_OF_HALVES)
-        product = _mm512_add_epi32(_mm512_mullo_epi32(products[0], scales->factors[0]),
-                                   _mm512_mullo_epi32(products[1], scales->factors[1]));
-    sums = _mm512_fmadd_ps(_mm512_mul_ps(scales->scale, scale), _mm512_cvtepi32_ps(product), sums);
-    if (layout.minima && layout.scales == SCALES_OF_HALVES) {
-        __m512i low = _mm512_mullo_epi32(scales->minima[0], _mm512_set1_epi32(x->minus_low));
-        __m512i high = _mm512_mullo_epi32(scales->minima[1], _mm512_set1_epi32(x->minus_high));
-        return _mm512_fmadd_ps(_mm512_mul_ps(scales->minimum, scale), _mm512_cvtepi32_ps(_mm512_add_epi32(low, high)),
-                               sums);
-    }
+/* sums + the group's part of a column; product: of weights and values. */
+ALWAYS_INLINE __m512 add_product(const Layout layout, const TileScales *scales, const ActivationGroup *x,
+                                 __m512i product, __m512 sums) {
+    sums = _mm512_fmadd_ps(_mm512_mul_ps(scales->scale, _mm512_set1_ps(x->scale)), _mm512_cvtepi32_ps(product), sums);
     return layout.minima ? _mm512_fmadd_ps(scales->minimum, _mm512_set1_ps(x->scaled_sum), sums) : sums;
 }
 
-/* Add a group to the sums of up to 8 columns, quad by quad: their chains of dependent products run side by side. */
-ALWAYS_INLINE void add_group(const Layout layout, const int columns, const __m512i codes[GROUP_QUADS],
+/* The same of SCALES_OF_HALVES; products: of each half. */
+ALWAYS_INLINE __m512 add_halves(const Layout layout, const TileScales *scales, const ActivationGroup *x,
+                                const __m512i products[2], __m512 sums) {
+    const __m512 scale = _mm512_set1_ps(x->scale);
+    __m512i product = _mm512_add_epi32(_mm512_mullo_epi32(products[0], scales->factors[0]),
+                                       _mm512_mullo_epi32(products[1], scales->factors[1]));
+    sums = _mm512_fmadd_ps(_mm512_mul_ps(scales->scale, scale), _mm512_cvtepi32_ps(product), sums);
+    if (!layout.minima)
+        return sums;
+    __m512i minus = _mm512_madd_epi16(scales->minima, broadcast_word(x->minus_pair));
+    return _mm512_fmadd_ps(_mm512_mul_ps(scales->minimum, scale), _mm512_cvtepi32_ps(minus), sums);
+}
+
+/* Add a group to the sums of the first `columns` of up to `most` columns, quad by quad: their chains of dependent
+ * products run side by side. */
+ALWAYS_INLINE void add_group(const Layout layout, const int most, const int columns, const __m512i codes[GROUP_QUADS],
                              const TileScales *scales, const ActivationGroup *x, __m512 *sums) {
     const int halves = layout.scales == SCALES_OF_HALVES;
-    __m512i products[8][2];
-    UNROLL for (int c = 0; c < columns; c++) {
-        products[c][0] = zero_product(layout, halves ? x[c].minus_low : x[c].minus_sum);
-        if (halves)
-            products[c][1] = zero_product(layout, x[c].minus_high);
-    }
+    __m512i products[MOST_CHAINS][2];
+    UNROLL for (int c = 0; c < most; c++)
+        if (c < columns) {
+            products[c][0] = zero_product(layout, halves ? x[c].minus_halves[0] : x[c].minus_sum);
+            products[c][1] = zero_product(layout, x[c].minus_halves[1]);
+        }
     UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
         const int half = halves ? q / 4 : 0;
-        UNROLL for (int c = 0; c < columns; c++)
-            products[c][half] = _mm512_dpbusd_epi32(products[c][half], codes[q], broadcast_quad(x + c, q));
+        UNROLL for (int c = 0; c < most; c++)
+            if (c < columns)
+                products[c][half] =
+                    _mm512_dpbusd_epi32(products[c][half], codes[q], broadcast_word(x[c].values + 4 * q));
     }
-    UNROLL for (int c = 0; c < columns; c++)
-        sums[c] = add_products(layout, scales, x + c, products[c], sums[c]);
+    UNROLL for (int c = 0; c < most; c++)
+        if (c < columns)
+            sums[c] = halves ? add_halves(layout, scales, x + c, products[c], sums[c])
+                             : add_product(layout, scales, x + c, products[c][0], sums[c]);
 }
 
 ALWAYS_INLINE void prefetch(const uint8_t *source, int bytes) {
@@ -165,7 +174,8 @@ ALWAYS_INLINE void prefetch(const uint8_t *source, int bytes) {
 }
 
 ALWAYS_INLINE void multiply_tile(const Layout layout, const int columns, const TileWork *work) {
-    const int first_columns = columns > 8 ? columns / 2 : columns;
+    const int chains = layout.scales == SCALES_OF_HALVES ? 2 : 1; /* of a column */
+    const int parts = (columns * chains + MOST_CHAINS - 1) / MOST_CHAINS, most = (columns + parts - 1) / parts;
     const ActivationGroup *x = work->groups;
     const uint8_t *lines = work->tile, *header = lines;
     __m512 sums[MOST_COLUMNS];
@@ -182,9 +192,8 @@ ALWAYS_INLINE void multiply_tile(const Layout layout, const int columns, const T
         prefetch(lines, code_bytes(layout));
         load_codes(layout, lines, codes);
         const TileScales scales = load_scales(layout, header, slot);
-        add_group(layout, first_columns, codes, &scales, x, sums);
-        if (columns > first_columns)
-            add_group(layout, columns - first_columns, codes, &scales, x + first_columns, sums + first_columns);
+        UNROLL for (int first = 0; first < columns; first += most)
+            add_group(layout, most, columns - first, codes, &scales, x + first, sums + first);
         lines += code_bytes(layout);
         x += work->group_stride;
     }
@@ -215,18 +224,21 @@ ALWAYS_INLINE void multiply_floats(const int format, const int columns, const Ti
         _mm512_storeu_ps(work->y + c * work->y_stride, sums[c]);
 }
 
-#define FOR_QUANTIZED_COLUMNS(X, FORMAT)                                                                   \
-    X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6) X(FORMAT, 7) X(FORMAT, 8) \
-    X(FORMAT, 10) X(FORMAT, 12) X(FORMAT, 14) X(FORMAT, 16)
-#define FOR_FLOAT_COLUMNS(X, FORMAT) \
+#define FOR_QUANTIZED_COLUMNS(X, FORMAT)                                                                               \
+    X(FORMAT, 1)                                                                                                       \
+    X(FORMAT, 2)                                                                                                       \
+    X(FORMAT, 3)                                                                                                       \
+    X(FORMAT, 4)                                                                                                       \
+    X(FORMAT, 5) X(FORMAT, 6) X(FORMAT, 7) X(FORMAT, 8) X(FORMAT, 10) X(FORMAT, 12) X(FORMAT, 14) X(FORMAT, 16)
+#define FOR_FLOAT_COLUMNS(X, FORMAT)                                                                                   \
     X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6) X(FORMAT, 7) X(FORMAT, 8)
 
 KERNEL_TABLE(KERNELS)
 
 static void multiply(const PackedMatrix *matrix, int64_t first_tile, int64_t last_tile, const Activations *x, float *y,
                      int64_t y_stride) {
-    multiply_tiles(KERNELS[matrix->format], format_is_quantized(matrix->format) ? MOST_COLUMNS : MOST_FLOAT_COLUMNS, matrix, first_tile,
-                   last_tile, x, y, y_stride);
+    multiply_tiles(KERNELS[matrix->format], format_is_quantized(matrix->format) ? MOST_COLUMNS : MOST_FLOAT_COLUMNS,
+                   matrix, first_tile, last_tile, x, y, y_stride);
 }
 
 const LinearKernels linear_avx512 = {"avx512-vnni", quantize, multiply};

@@ -22,11 +22,7 @@ static void quantize_group(const float *values, ActivationGroup *group) {
         group->values[i] = (int8_t)lrintf(scaled > -127 ? scaled : -127);
         sums[i / 16] += group->values[i];
     }
-    group->scale = largest / 127;
-    group->scaled_sum = group->scale * (float)(sums[0] + sums[1]);
-    group->minus_sum = -(sums[0] + sums[1]);
-    group->minus_low = -sums[0];
-    group->minus_high = -sums[1];
+    describe_group(group, largest, sums[0], sums[1]);
 }
 
 static void quantize(const float *values, int64_t stride, int64_t inputs, int count, int64_t first_group,
@@ -101,7 +97,7 @@ static void add_group(Layout layout, RowScales scales, const int weights[GROUP_S
         if (!layout.minima)
             continue;
         if (layout.scales == SCALES_OF_HALVES) {
-            int minus = scales.minima[0] * x[c].minus_low + scales.minima[1] * x[c].minus_high;
+            int minus = scales.minima[0] * x[c].minus_halves[0] + scales.minima[1] * x[c].minus_halves[1];
             sums[c] = fmaf(scales.minimum * x[c].scale, (float)minus, sums[c]);
         } else {
             sums[c] = fmaf(scales.minimum, x[c].scaled_sum, sums[c]);

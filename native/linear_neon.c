@@ -19,11 +19,7 @@ static void quantize_group(const float *values, ActivationGroup *group) {
         vst1_s8(group->values + 8 * i, vqmovn_s16(vcombine_s16(vqmovn_s32(low), vqmovn_s32(high))));
         sums[i / 2] += vaddvq_s32(vaddq_s32(low, high));
     }
-    group->scale = largest / 127;
-    group->scaled_sum = group->scale * (float)(sums[0] + sums[1]);
-    group->minus_sum = -(sums[0] + sums[1]);
-    group->minus_low = -sums[0];
-    group->minus_high = -sums[1];
+    describe_group(group, largest, sums[0], sums[1]);
 }
 
 static void quantize(const float *values, int64_t stride, int64_t inputs, int count, int64_t first_group,
@@ -135,8 +131,8 @@ ALWAYS_INLINE float32x4_t add_group(const Layout layout, const int8x16_t weights
     }
     sums = vfmaq_f32(sums, vmulq_n_f32(scales->scale[part], x->scale), vcvtq_f32_s32(product));
     if (layout.minima && layout.scales == SCALES_OF_HALVES) {
-        int32x4_t minus = vmulq_n_s32(scales->minima[0][part], x->minus_low);
-        minus = vmlaq_n_s32(minus, scales->minima[1][part], x->minus_high);
+        int32x4_t minus = vmulq_n_s32(scales->minima[0][part], x->minus_halves[0]);
+        minus = vmlaq_n_s32(minus, scales->minima[1][part], x->minus_halves[1]);
         return vfmaq_f32(sums, vmulq_n_f32(scales->minimum[part], x->scale), vcvtq_f32_s32(minus));
     }
     return layout.minima ? vfmaq_n_f32(sums, scales->minimum[part], x->scaled_sum) : sums;

@@ -1,5 +1,5 @@
 /* Compare every instruction set of this CPU with the portable kernels, bit for bit, on random matrices; with --time
- * print multiply-adds a cycle instead (of a clock at the processor's nominal rate; on one core, weights in the cache). */
+ * print multiply-adds a cycle of one core instead; weights lie in the cache. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -12,14 +12,17 @@
 static const struct {
     int format;
     const char *name;
-    int inputs;     /* of a block of a file */
-    int halves[2];  /* where its float16 numbers lie; -1: none */
+    int inputs;    /* of a block of a file */
+    int halves[2]; /* where its float16 numbers lie; -1: none */
 } FORMATS[] = {
-    {FORMAT_Q4_0, "Q4_0", 32, {0, -1}},    {FORMAT_Q4_1, "Q4_1", 32, {0, 2}},     {FORMAT_Q5_0, "Q5_0", 32, {0, -1}},
-    {FORMAT_Q5_1, "Q5_1", 32, {0, 2}},     {FORMAT_Q8_0, "Q8_0", 32, {0, -1}},    {FORMAT_Q2_K, "Q2_K", 256, {80, 82}},
-    {FORMAT_Q3_K, "Q3_K", 256, {108, -1}}, {FORMAT_Q4_K, "Q4_K", 256, {0, 2}},    {FORMAT_Q5_K, "Q5_K", 256, {0, 2}},
-    {FORMAT_Q6_K, "Q6_K", 256, {208, -1}}, {FORMAT_IQ4_NL, "IQ4_NL", 32, {0, -1}}, {FORMAT_IQ4_XS, "IQ4_XS", 256, {0, -1}},
-    {FORMAT_F32, "F32", 1, {-1, -1}},      {FORMAT_F16, "F16", 1, {0, -1}},       {FORMAT_BF16, "BF16", 1, {-1, -1}},
+    {FORMAT_Q4_0, "Q4_0", 32, {0, -1}},     {FORMAT_Q4_1, "Q4_1", 32, {0, 2}},
+    {FORMAT_Q5_0, "Q5_0", 32, {0, -1}},     {FORMAT_Q5_1, "Q5_1", 32, {0, 2}},
+    {FORMAT_Q8_0, "Q8_0", 32, {0, -1}},     {FORMAT_Q2_K, "Q2_K", 256, {80, 82}},
+    {FORMAT_Q3_K, "Q3_K", 256, {108, -1}},  {FORMAT_Q4_K, "Q4_K", 256, {0, 2}},
+    {FORMAT_Q5_K, "Q5_K", 256, {0, 2}},     {FORMAT_Q6_K, "Q6_K", 256, {208, -1}},
+    {FORMAT_IQ4_NL, "IQ4_NL", 32, {0, -1}}, {FORMAT_IQ4_XS, "IQ4_XS", 256, {0, -1}},
+    {FORMAT_F32, "F32", 1, {-1, -1}},       {FORMAT_F16, "F16", 1, {0, -1}},
+    {FORMAT_BF16, "BF16", 1, {-1, -1}},
 };
 enum { FORMAT_COUNT = sizeof FORMATS / sizeof *FORMATS };
 
@@ -121,7 +124,8 @@ static void free_result(Result result) {
 static int same(const Result *expected, const Result *got, const char *what) {
     for (size_t i = 0; i < expected->group_bytes; i++)
         if (expected->groups[i] != got->groups[i]) {
-            printf("%s: byte %zu of the activations is %d instead of %d\n", what, i, got->groups[i], expected->groups[i]);
+            printf("%s: byte %zu of the activations is %d instead of %d\n", what, i, got->groups[i],
+                   expected->groups[i]);
             return 0;
         }
     for (size_t i = 0; i < expected->y_count; i++)
@@ -178,10 +182,11 @@ static double clock_rate(void) {
     for (int repeat = 0; repeat < 1000; repeat++) {
         uint64_t sum = 0;
         double start = seconds();
-        for (int i = 0; i < 100000; i++) {
-            sum += 1;
-            __asm__ volatile("" : "+r"(sum)); /* so that additions stay one by one */
-        }
+        for (int i = 0; i < 10000; i++)
+            for (int j = 0; j < 10; j++) {
+                sum += 1;
+                __asm__ volatile("" : "+r"(sum)); /* so that additions stay one by one */
+            }
         double took = seconds() - start;
         best = took < best ? took : best;
     }
@@ -190,7 +195,7 @@ static double clock_rate(void) {
 
 static void time_format(int f, const LinearKernels *kernels, double rate) {
     static const int COUNTS[] = {1, 2, 4, 6, 8, 12, 16, 32};
-    enum { ROWS = 256, INPUTS = 1536, REPEATS = 300 };
+    enum { ROWS = 256, INPUTS = 1536 };
     PackedMatrix matrix = random_matrix(f, ROWS, INPUTS);
     float *values = random_values(32, INPUTS), *y = allocate(sizeof(float) * 32 * ROWS);
     uint8_t *groups = allocate(activation_bytes(32, INPUTS));
@@ -199,8 +204,7 @@ static void time_format(int f, const LinearKernels *kernels, double rate) {
         Activations x = {COUNTS[i], values, INPUTS, groups};
         double best = 1;
         kernels->quantize(values, INPUTS, INPUTS, COUNTS[i], 0, INPUTS / GROUP_SIZE, groups);
-        for (int repeat = 0; repeat < REPEATS; repeat++) {
-            double start = seconds();
+        for (double end = seconds() + 0.1, start; (start = seconds()) < end;) {
             kernels->multiply(&matrix, 0, ROWS / TILE_ROWS, &x, y, ROWS);
             double took = seconds() - start;
             best = took < best ? took : best;
