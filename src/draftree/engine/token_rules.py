@@ -101,7 +101,7 @@ class TokenRules:
     allowed: tuple[int, ...] | None = field(default=None, repr=False)
     words: Sequence[tuple[int, ...]] = ()
     inner: Constraint | None = None
-    base: NDArray[np.uint32] = field(init=False, repr=False)
+    base: NDArray[np.uint32] = field(init=False, repr=False, compare=False)
     longest: int = field(init=False, repr=False)
     _endings: Mapping[tuple[int, ...], list[int]] = field(init=False, repr=False)
 
