@@ -80,7 +80,7 @@ def _clear(mask: NDArray[np.uint32], tokens: Collection[int]) -> None:
         mask[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class TokenRules:
     """A ``Constraint`` that is made of a request's parameters.
 
