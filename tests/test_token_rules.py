@@ -228,7 +228,7 @@ def test_params_of_a_request_may_be_given_again(target: HFModel) -> None:
     first = engine.submit(QUESTION, params)
     again = engine.submit(QUESTION, first.request.params)
     assert first.result().token_ids == again.result().token_ids
-    assert again.request.params == first.request.params
+    assert replace(again.request.params, constraint=None) == replace(first.request.params, constraint=None)
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "model"])
