@@ -38,6 +38,11 @@ generate cat --target {model} --json-schema {zero}
 generate - --target {model}
 chat --target {model} --corpus {zero}
 batch {zero} {out} --target {model}
+batch {requests} {zero} --target {model}
+batch {requests} /dev/full --target {model}
+batch {requests} {zeros.jsonl} --target {model}
+calibrate --prompts {text} --out {zeros.jsonl} --drafter self --target {model} --force
+train classifier --prompts {text} --out {zeros.jsonl} --drafter self --target {model} --force
 info {zero}
 profile {zero}
 report {zero}
