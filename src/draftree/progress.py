@@ -1,4 +1,4 @@
-"""Consoles, and progress of long work: a bar with the time left in a terminal, a line now and then in a log."""
+"""Consoles, and progress of long work: a bar with the time left in a terminal, a line at times in a log."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def progress_reporter(what: str, total: int, done: int = 0) -> Iterator[Callable
             yield lambda now: bar.update(task, completed=now)
         return
     began = last = time.monotonic()
+    err.print(f"{what}: {done} of {total}")
 
     def report(now: int) -> None:
         nonlocal last

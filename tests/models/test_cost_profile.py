@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from draftree.config import SamplingParams
+from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.models import cost_profile as costs
 from draftree.models.base import Nodes, Row, prefill
-from draftree.models.cost_profile import Grid, Identity, Point, Profile, kept_or_measured, load_profile, measure
+from draftree.models.cost_profile import (
+    Grid,
+    Identity,
+    Point,
+    Profile,
+    improve,
+    kept_or_measured,
+    load_profile,
+    measure,
+)
 from draftree.scores import Scores
 
 from ..toy import ToyModel
@@ -80,9 +93,7 @@ def test_on_a_busy_machine_passes_are_repeated_and_the_fastest_counts(monkeypatc
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     profile = measure(model, Grid((1, 2), (5,), (1,), 3))
     assert profile.points[0].seconds == (1.0, 3.0)
-    profile.save()
     assert profile.busy
-    assert load_profile(model) is None
     assert not list(prices[1])
 
 
@@ -160,17 +171,75 @@ def test_a_stale_profile_is_measured_again_and_says_so() -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_a_profile_of_a_busier_machine_is_measured_again_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profile_of_a_busier_machine_is_used_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
     """All passes looked alike beside other work, so drafts looked cheap, and the profile was kept for good."""
-    model, seen = ToyModel(), set[Identity]()
-    monkeypatch.setattr(costs, "_SEEN", seen)
+    model = ToyModel()
+    monkeypatch.setattr(costs, "_SEEN", set[Identity]())
     Profile(Identity.of(model), (curve(1, 9, 100.0, 110.0, 120.0),)).save()
-    fresh = kept_or_measured(model)
-    assert fresh.seconds(1, 9) < 10
-    assert load_profile(model) == fresh
-    assert "a pass of toy took 1e+05 ms when its profile was measured, now" in capsys.readouterr().err
+    fitted = kept_or_measured(model)
+    assert fitted.busy
+    assert fitted.seconds(1, 9) < 10
+    assert fitted.seconds(4, 9) == pytest.approx(1.2 * fitted.seconds(1, 9))
+    assert load_profile(model) == fitted
+
+
+def busy_profile(model: ToyModel) -> Profile:
+    profile = Profile(Identity.of(model), (curve(1, 9, 1e-9, 2e-9, 3e-9),), busy=True)
+    profile.save()
+    return profile
+
+
+@pytest.mark.usefixtures("short")
+def test_a_profile_of_a_busy_machine_is_used_and_measured_again_in_idle_time_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A busy machine measured at each start: 34 and 61 seconds before three tokens."""
+    model, spread = ToyModel(), 1.0
+    provisional = busy_profile(model)
+    monkeypatch.setattr(costs, "_SEEN", set[Identity]())
+    monkeypatch.setattr(costs, "_BUSY", 1.3)
+    monkeypatch.setattr(costs, "_spread", lambda times: spread)
+    for _ in range(2):
+        assert kept_or_measured(model) == provisional
+    improve(model, lambda: True)  # somebody waits
+    assert load_profile(model) == provisional
+    assert not model._rows
+    spread = 9.0
+    improve(model, lambda: False)  # the machine is as busy as before
+    assert load_profile(model) == provisional
+    spread = 1.0
+    improve(model, lambda: False)
+    better = load_profile(model)
+    assert better is not None
+    assert not better.busy
+    improve(model, lambda: False)
+    assert load_profile(model) == better  # there is nothing to improve
+
+
+@pytest.mark.usefixtures("short")
+def test_an_idle_engine_measures_until_a_request_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ToyModel()
+    busy_profile(model)
+    monkeypatch.setattr("draftree.engine.engine._IDLE_SECONDS", 0.01)
+    engine, rested = Engine(model), threading.Event()
+
+    def idle(is_wanted: Callable[[], bool]) -> None:
+        improve(model, is_wanted)
+        rested.set()
+
+    thread = threading.Thread(target=lambda: engine.run(idle=idle))
+    thread.start()
+    try:
+        for _ in range(2):  # once after each time of work
+            assert rested.wait(60)
+            rested.clear()
+            assert engine.submit([1, 2], SamplingParams(max_tokens=3)).result().token_ids
+    finally:
+        engine.shutdown()
+        thread.join()
+    better = load_profile(model)
+    assert better is not None
+    assert not better.busy
 
 
 @pytest.mark.usefixtures("cache")

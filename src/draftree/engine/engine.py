@@ -30,6 +30,9 @@ from .scheduler import Job, Scheduler, SchedulerParams
 from .speculation import Speculation, SpeculationParams
 from .step import Stepper
 
+_IDLE_SECONDS = 2.0
+"""Without work for so long, the engine is idle."""
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -313,13 +316,19 @@ class Engine(Stepper):
                 job.request.fail(error)
         return bool(ended)
 
-    def run(self, stepped: Callable[[], None] = lambda: None) -> None:
+    def run(
+        self,
+        stepped: Callable[[], None] = lambda: None,
+        idle: Callable[[Callable[[], bool]], None] | None = None,
+    ) -> None:
         """Make steps until ``shutdown``, waiting where there is nothing to do; no other thread makes any meanwhile.
 
         What still runs then is cancelled.
 
         Args:
             stepped: called after each step, by this thread.
+            idle: called by this thread where there was no work for ``_IDLE_SECONDS``, once until there is again; its
+                argument returns whether there is: then it should end.
 
         Raises:
             RunError: another thread is in here.
@@ -327,6 +336,7 @@ class Engine(Stepper):
         if self._runs:
             raise RunError("another thread runs this engine: one is enough")
         self._runs = True
+        rested = idle is None
         try:
             with self._at_work(blocking=True):
                 while not self._stopped:
@@ -334,14 +344,20 @@ class Engine(Stepper):
                     stepped()
                     with self._changed:
                         self._changed.notify_all()
-                        if not worked:
-                            self._changed.wait_for(lambda: self._stopped or self._tasks or self.scheduler.jobs)
+                        woken = worked or self._changed.wait_for(self._is_wanted, None if rested else _IDLE_SECONDS)
+                    if idle is not None and not woken:
+                        idle(self._is_wanted)
+                    rested = idle is None or not woken
                 for job in self.scheduler.jobs:
                     job.cancelled = True
                 self._end()
                 stepped()
         finally:
             self._runs = self._stopped = False
+
+    def _is_wanted(self) -> bool:
+        """There is something to do for the thread that runs the engine."""
+        return bool(self._stopped or self._tasks or self.scheduler.jobs)
 
     def shutdown(self) -> None:
         """Let ``run`` return after the step under way."""

@@ -21,12 +21,11 @@ import platformdirs
 import torch
 import transformers
 from pydantic import Field, PositiveFloat, PositiveInt
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..artifacts import JsonFormat
 from ..config import MAX_NODES
 from ..errors import ConfigError, DraftreeWarning, RunError
-from ..progress import err
+from ..progress import err, progress_reporter
 from ..tree import ROOT
 from .base import EAGER, LanguageModel, Nodes, Row, prefill
 
@@ -126,7 +125,7 @@ class Profile:
     """Measured pass times of one model on one machine: curves over nodes, one for each batch size and context.
 
     Attributes:
-        busy: other work took the processor meanwhile; the next start measures again.
+        busy: other work took the processor meanwhile: it is used until ``improve`` has measured a better one.
     """
 
     identity: Identity
@@ -197,7 +196,7 @@ def load_profile(model: LanguageModel) -> Profile | None:
         if (old := getattr(profile.identity, name)) != value:
             warn(f"the profile of {identity.model} was measured with {name} {old}, now {value}: measuring again")
             return None
-    return None if profile.busy else profile
+    return profile
 
 
 def warn(message: str) -> None:
@@ -354,7 +353,7 @@ def _finish(device: str) -> None:
 
 
 _UNKEPT: dict[Identity, Profile] = {}
-"""Profiles of this process that could not be written, or are not for the next."""
+"""Profiles of this process that could not be written."""
 _SEEN: set[Identity] = set()
 """Whose profiles were measured by this process, or compared with what passes take now."""
 _CHECKS = 6
@@ -364,49 +363,83 @@ _FREER = 1.5
 
 
 def kept_or_measured(model: LanguageModel) -> Profile:
-    """The kept profile of a model or, when there is none that holds, a new one of ``SHORT``, kept from then on."""
+    """The kept profile of a model or, where none can be read, a new one of ``SHORT``, kept from then on.
+
+    Nobody waits for a better one than is there: ``improve`` measures again in idle time.
+    """
     if (identity := Identity.of(model)) in _UNKEPT:
         return _UNKEPT[identity]
-    kept = load_profile(model)
-    if kept is None or not _holds(model, kept):
+    if (kept := load_profile(model)) is None:
         return measure_and_keep(model, SHORT.fitting(model.capabilities.max_length))
-    return kept
+    return _fitted(model, kept)
 
 
-def _holds(model: LanguageModel, profile: Profile) -> bool:
-    """Whether a profile was measured on a machine as free as it is now, by a few passes, once a process.
+def _fitted(model: LanguageModel, profile: Profile) -> Profile:
+    """The profile, in proportion to what a pass over one token takes now where it was measured on a busier machine.
 
     Where other work took the processor all the while, passes of all sizes look alike, drafts look cheap, and nothing in
-    the profile shows it.
+    the profile shows it: a few passes do, once a process.
     """
     if profile.identity in _SEEN:
-        return True
+        return profile
     _SEEN.add(profile.identity)
     row, fan = prefill(model, [0, 0]), Nodes.chain([0])
     try:
         fastest = min(_timed(model, [row], fan) for _ in range(_CHECKS))
     finally:
         model.close(row)
-    if profile.seconds(1, 1) < _FREER * fastest:
-        return True
-    name, then, now = profile.identity.model, 1e3 * profile.seconds(1, 1), 1e3 * fastest
-    err.print(f"a pass of {name} took {then:.3g} ms when its profile was measured, now {now:.3g}: measuring again")
-    return False
+    share = fastest / profile.seconds(1, 1)
+    if share * _FREER > 1:
+        return profile
+    points = tuple(replace(p, seconds=tuple(share * each for each in p.seconds)) for p in profile.points)
+    fitted = replace(profile, points=points, busy=True)
+    _keep(fitted)
+    return fitted
 
 
-def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
-    """A new profile, measured with a progress bar and kept for later starts."""
-    grid = _shortened(grid, model)
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=err) as bar:
-        task = bar.add_task(f"measuring passes of {model.capabilities.name}", total=grid.passes)
-        profile = measure(model, grid, lambda done: bar.update(task, completed=done))
-    _SEEN.add(profile.identity)
-    if profile.busy:
-        err.print("other work takes the processor: this profile is of what it left, and the next start makes another")
-        _UNKEPT[profile.identity] = profile
+def _keep(profile: Profile) -> None:
+    """Write a profile for later starts; where it cannot be written this process keeps it."""
+    _UNKEPT.pop(profile.identity, None)
     try:
         profile.save()
     except RunError as error:
         _UNKEPT[profile.identity] = profile
         warn(f"the profile is not kept: {error}")
+
+
+def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
+    """A new profile, measured with a progress bar and kept for later starts."""
+    grid = _shortened(grid, model)
+    with progress_reporter(f"measuring passes of {model.capabilities.name}", grid.passes) as report:
+        profile = measure(model, grid, report)
+    _SEEN.add(profile.identity)
+    if profile.busy:
+        err.print("other work takes the processor: this profile is of what it left, until one is measured in idle time")
+    _keep(profile)
     return profile
+
+
+class _GivenUpError(Exception):
+    """Somebody waits for the model."""
+
+
+def improve(model: LanguageModel, is_wanted: Callable[[], bool]) -> None:
+    """Measure a profile again that was measured beside other work; the next start uses it. For idle time.
+
+    Args:
+        is_wanted: somebody waits for the model now: what was measured so far is given up.
+    """
+    kept = load_profile(model)
+    if kept is None or not kept.busy:
+        return
+
+    def go_on(_: int) -> None:
+        if is_wanted():
+            raise _GivenUpError
+
+    try:
+        profile = measure(model, SHORT.fitting(model.capabilities.max_length), go_on)
+    except _GivenUpError:
+        return
+    if not profile.busy:
+        _keep(profile)

@@ -14,6 +14,7 @@ from ..config import SamplingParams
 from ..engine.engine import Engine, Generation, Handle
 from ..engine.speculation import SpeculationParams
 from ..errors import RunError
+from ..models.cost_profile import improve
 from ..request import Chunk, Request
 from ..tracing.trace import Observer
 
@@ -149,7 +150,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            self.engine.run(self._stepped)
+            self.engine.run(self._stepped, partial(improve, self.engine.target))
         except BaseException as error:  # noqa: BLE001 - a server without an engine says so from then on
             self.failure = error
         self._stepped()
