@@ -27,6 +27,8 @@ def user_path(name: str | Path) -> Path:
         ConfigError: no file can have this name, or its folder cannot be looked into.
     """
     try:
+        if not str(name):
+            raise ValueError("it is empty")
         path = Path(name).expanduser()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.lstat()
@@ -155,11 +157,19 @@ def own_folder(name: str | Path, what: str, mark: str) -> Path:
     return folder
 
 
-_ELSEWHERE = "choose another place"
+_MAKE_ROOM = "make room there"
 
 
-def make_folder(folder: Path, way_out: str = _ELSEWHERE) -> None:
+def way_out(error: OSError, full: str = _MAKE_ROOM, other: str = "choose another place") -> str:
+    """What to do where something cannot be written: another thing where the disk is full than for all other reasons."""
+    return full if error.errno in (errno.ENOSPC, errno.EDQUOT) else other
+
+
+def make_folder(folder: Path, full: str = _MAKE_ROOM) -> None:
     """Make a folder, and those above it, where they are missing.
+
+    Args:
+        full: the way out where the disk is full.
 
     Raises:
         RunError: it cannot be made.
@@ -167,10 +177,10 @@ def make_folder(folder: Path, way_out: str = _ELSEWHERE) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"cannot make the folder {folder}: {error.strerror}: {way_out}") from None
+        raise RunError(f"cannot make the folder {folder}: {error.strerror}: {way_out(error, full)}") from None
 
 
-def check_disk(folder: Path, needed: int, what: str, way_out: str) -> None:
+def check_disk(folder: Path, needed: int, what: str, full: str) -> None:
     """Make sure that the disk of a folder, which may be missing, has so many bytes left.
 
     Raises:
@@ -179,11 +189,14 @@ def check_disk(folder: Path, needed: int, what: str, way_out: str) -> None:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     if needed > free:
-        raise ConfigError(f"{what} need {needed} bytes on disk and {folder.parent} has {free} free: {way_out}")
+        raise ConfigError(f"{what} need {needed} bytes on disk and {folder.parent} has {free} free: {full}")
 
 
-def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = _ELSEWHERE) -> None:
+def write_whole(path: Path, content: str | bytes | memoryview, full: str = _MAKE_ROOM) -> None:
     """Write a file; until it is complete, what was there stays there.
+
+    Args:
+        full: the way out where the disk is full.
 
     Raises:
         RunError: the file cannot be written.
@@ -196,7 +209,7 @@ def write_whole(path: Path, content: str | bytes | memoryview, way_out: str = _E
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}: {way_out}") from None
+        raise RunError(f"cannot write {path}: {error.strerror}: {way_out(error, full)}") from None
 
 
 def append_line(path: Path, line: bytes, whole: int) -> None:
@@ -215,7 +228,7 @@ def append_line(path: Path, line: bytes, whole: int) -> None:
             file.truncate(whole)
             file.write(line)
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}: {_GO_ON}") from None
+        raise RunError(f"cannot write {path}: {error.strerror}: {way_out(error, _GO_ON)}") from None
 
 
 _GO_ON = "what is done is kept; make room there, then give the same command again"

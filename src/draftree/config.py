@@ -88,6 +88,8 @@ Processor = Callable[[NDArray[np.int64], NDArray[np.float32]], NDArray[np.float3
 Criterion = Callable[[NDArray[np.int64]], object]
 """(ids [L] of a text) -> truthy when it must end."""
 
+MOST = 1e30
+"""Of a temperature, a penalty or a bias: float32 logits overflow soon beyond it."""
 MIN_TEMPERATURE = 1e-4
 """Below this float32 logits overflow; the distribution is greedy long before."""
 
@@ -198,9 +200,9 @@ class SamplingParams:
             object.__setattr__(self, name, float(getattr(self, name)))  # a tensor takes no large int
         if self.max_tokens is not None and self.max_tokens < 1:
             raise FieldError("max_tokens", f"max_tokens is {self.max_tokens}: use at least 1")
-        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature < math.inf):
+        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MOST):
             raise FieldError(
-                "temperature", f"temperature is {self.temperature}: use 0 (greedy) or {MIN_TEMPERATURE} and more"
+                "temperature", f"temperature is {self.temperature}: use 0 (greedy) or {MIN_TEMPERATURE} to {MOST}"
             )
         if self.top_k < 0:
             raise FieldError("top_k", f"top_k is {self.top_k}: use 0 (off) or a positive number")
@@ -222,15 +224,16 @@ class SamplingParams:
             raise FieldError("bad_words", f"bad_words are {self.bad_words!r}: give words of at least one character")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise FieldError("allowed_token_ids", "allowed_token_ids are none: name at least one, or leave them out")
-        if not 0 < self.repetition_penalty < math.inf:
+        if not 1 / MOST <= self.repetition_penalty <= MOST:
             raise FieldError(
-                "repetition_penalty", f"repetition_penalty is {self.repetition_penalty}: use a number above 0; 1 is off"
+                "repetition_penalty",
+                f"repetition_penalty is {self.repetition_penalty}: use a number above 0, up to {MOST}; 1 is off",
             )
         for name in ("frequency_penalty", "presence_penalty"):
-            if not math.isfinite(getattr(self, name)):
-                raise FieldError(name, f"{name} is {getattr(self, name)}: use a number; 0 is off")
-        if not all(map(math.isfinite, (self.logit_bias or {}).values())):
-            raise FieldError("logit_bias", "logit_bias has a value that is no number: use -100 to forbid a token")
+            if not abs(getattr(self, name)) <= MOST:
+                raise FieldError(name, f"{name} is {getattr(self, name)}: use a number from {-MOST} to {MOST}")
+        if not all(abs(bias) <= MOST for bias in (self.logit_bias or {}).values()):
+            raise FieldError("logit_bias", f"logit_bias has a value beyond {MOST}: use -100 to forbid a token")
         if self.truncate_prompt_tokens is not None and not (
             self.truncate_prompt_tokens == -1 or self.truncate_prompt_tokens > 0
         ):
@@ -266,7 +269,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not isinstance(self.nodes, int) or not 0 <= self.nodes <= MAX_NODES:
-            raise ConfigError(f"node budget is {self.nodes!r}: use 1 to {MAX_NODES}, or drafter 'none' for AR decoding")
+            raise ConfigError(f"nodes is {self.nodes!r}: use 1 to {MAX_NODES}, or drafter 'none' for AR decoding")
         if self.depth is not None and (not isinstance(self.depth, int) or self.depth < 0):
             raise ConfigError(f"tree depth is {self.depth!r}: use a whole number, 0 or more")
 

@@ -121,7 +121,7 @@ def test_force_overwrites_a_tree_file_of_any_version(model: str, prompts: Path, 
 
 BAD = {
     "no drafter": (["--drafter", "none"], "none drafts nothing"),
-    "no nodes": (["--nodes", "0"], "node budget is 0"),
+    "no nodes": (["--nodes", "0"], "nodes is 0"),
     "no depth": (["--depth", "0"], "tree depth is 0"),
     "no stride": (["--stride", "0"], "stride is 0"),
     "one token": (["--max-tokens", "1"], "max_tokens is 1"),

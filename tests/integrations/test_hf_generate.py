@@ -50,6 +50,15 @@ def test_greedy_generate_gives_the_same_ids(options: dict[str, object]) -> None:
     assert _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=30, custom_generate=ours, **options) == want
 
 
+def test_inputs_beside_ids_are_refused_by_name() -> None:
+    """A prompt of embeddings was said to be empty; one of ids and pixels would have been read without the pixels."""
+    model = _model()
+    embeddings = model.get_input_embeddings()(PROMPT)
+    for inputs in ({"inputs_embeds": embeddings}, {"input_ids": PROMPT, "inputs_embeds": embeddings}):
+        with pytest.raises(ConfigError, match="inputs_embeds are given"):
+            cast(Any, model).generate(**inputs, max_new_tokens=4, custom_generate=draftree.generate_with)
+
+
 def test_left_padded_batches_come_back_padded_as_generate_pads_them() -> None:
     model = _model()
     ids = torch.tensor([[0, 0, 0, 3, 14, 15], [1, 2, 3, 4, 5, 6], [0, 7, 8, 9, 8, 7]])

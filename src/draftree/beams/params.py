@@ -162,6 +162,6 @@ _SAID = {
     "width": "beams are",
     "returned": "best sequences are",
     "draft_width": "draft beams are",
-    "depth": "draft layers are",
-    "min_width": "least beams are",
+    "depth": "depth of drafts is",
+    "min_width": "min_beams is",
 }

@@ -198,7 +198,7 @@ def bench_serve(
     """
     levels = [int(n) if n.isdecimal() else 0 for n in _names(concurrency)]
     if not levels or not all(levels):
-        raise ConfigError(f"--concurrency {concurrency}: use whole numbers from 1, with commas, such as 1,4,8")
+        raise ConfigError(f"--concurrency is {concurrency!r}: use whole numbers from 1, with commas, such as 1,4,8")
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     items = choose(load_suite(suite, data=data), categories=_names(categories or ""), limit=limit)
     body = {"max_completion_tokens": params.max_tokens, "temperature": params.temperature, "seed": params.seed}

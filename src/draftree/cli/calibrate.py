@@ -61,7 +61,7 @@ def calibrate(
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     check_ranges(depth, stride, max_tokens)
     if nodes < 1:
-        raise ConfigError(f"node budget is {nodes}: use at least 1")
+        raise ConfigError(f"nodes is {nodes}: use at least 1")
     Budget(nodes)
     spec = DrafterSpec.parse(drafter)
     if str(spec) == NONE:

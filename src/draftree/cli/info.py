@@ -28,25 +28,28 @@ _BAR = 40
 def profile(
     *,
     model: Annotated[str, typer.Argument(help="A target or a draft model, named as for generate.")],
-    sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens a pass, from 1 on.")] = "",
-    contexts: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens before them.")] = "",
-    batches: Annotated[str, typer.Option(metavar="N,N,...", help="Sequences a pass.")] = "",
+    sizes: Annotated[str | None, typer.Option(metavar="N,N,...", help="Tokens a pass, from 1 on.")] = None,
+    contexts: Annotated[str | None, typer.Option(metavar="N,N,...", help="Tokens before them.")] = None,
+    batches: Annotated[str | None, typer.Option(metavar="N,N,...", help="Sequences a pass.")] = None,
     repeats: Annotated[int, whole("N", "Passes of each kind; their median counts.")] = FULL.repeats,
-    plot: Annotated[str, typer.Option(metavar="FILE", help="Draw the curves: .png, .svg or .pdf.")] = "",
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the curves: .png, .svg or .pdf.")] = None,
     compute: ComputeOptions,
 ) -> None:
     """Measure what passes of a model cost on this machine, and keep it for the method auto."""
     grid = Grid(
-        _numbers("sizes", sizes) or FULL.sizes,
-        _numbers("contexts", contexts) or FULL.contexts,
-        _numbers("batches", batches) or FULL.batches,
+        _numbers("sizes", sizes, FULL.sizes),
+        _numbers("contexts", contexts, FULL.contexts),
+        _numbers("batches", batches, FULL.batches),
         repeats,
     )
     if len(grid.sizes) < 2:
         raise ConfigError(f"--sizes is {sizes!r}: give at least two, such as 1,2,4,8")
-    drawn = plot_file(plot) if plot else None
+    drawn = None if plot is None else plot_file(plot)
     loaded = compute.load(model)
-    measured = measure_and_keep(loaded, grid if sizes else grid.fitting(loaded.capabilities.max_length))
+    longest = loaded.capabilities.max_length
+    if contexts is not None and grid.contexts[-1] >= longest:
+        raise ConfigError(f"--contexts ends with {grid.contexts[-1]}: {model} takes {longest} with a pass")
+    measured = measure_and_keep(loaded, grid.fitting(longest) if sizes is None else grid)
     out.print(_table(measured), soft_wrap=False)
     out.print(f"kept as {profile_folder() / measured.identity.file_name}", markup=False)
     if drawn is not None:
@@ -89,9 +92,9 @@ def info(
             out.print(f"{what:17} {value}")
 
 
-def _numbers(name: str, text: str) -> tuple[int, ...]:
+def _numbers(name: str, text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(",")) if text else ()
+        return default if text is None else tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(f"--{name} is {text!r}: write whole numbers with commas, such as 1,2,4,8") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -27,9 +28,12 @@ _LARGEST = 2**63
 
 def _to_number(text: str) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a number") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{text!r} is not a number")
+    return value
 
 
 def _to_whole(text: str) -> int:

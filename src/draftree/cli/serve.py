@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+import re
 import socket
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +26,8 @@ from .options import ComputeOptions, SpeculationOptions, TraceOptions, with_opti
 
 KEY = "DRAFTREE_API_KEY"
 """Environment variable with a key."""
+_MOST = 10**9
+"""Seconds of a request, of clients and of an end, and kilobytes of a body; timers count no more of either."""
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -68,8 +71,11 @@ class ServerOptions:
             ("--timeout", self.timeout),
             ("--client-timeout", self.client_timeout),
         ):
-            if value is not None and value <= 0:
-                raise ConfigError(f"{flag} is {value}: use more than 0")
+            if value is not None and not 0 < value <= _MOST:
+                raise ConfigError(f"{flag} is {value}: use more than 0, at most {_MOST}")
+        for origin in self.origin:
+            if not re.fullmatch(r"\*|\w[\w+.-]*://[^/?#\s]+", origin):
+                raise ConfigError(f"--origin is {origin!r}: write it as browsers do, as https://example.com, or *")
 
     def keys(self) -> list[str]:
         """All keys.

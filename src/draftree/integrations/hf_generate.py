@@ -72,7 +72,8 @@ def generate_with(
         [B, length] int64: ``input_ids`` and the generated tokens, padded on the right.
 
     Raises:
-        ConfigError: beams or dictionary output are wanted, or the verification does not fit the trees.
+        ConfigError: beams or dictionary output are wanted, there are inputs beside ids, or the verification does not
+            fit the trees.
     """
     for what, value, only in (
         ("num_beams", generation_config.num_beams or 1, 1),
@@ -80,6 +81,9 @@ def generate_with(
     ):
         if value != only:
             raise ConfigError(f"{what} is {value}: draftree's custom_generate supports {only} only")
+    others = model_inputs.keys() - {"attention_mask", "position_ids", "cache_position"}
+    if given := next((name for name in sorted(others) if isinstance(model_inputs[name], Tensor)), None):
+        raise ConfigError(f"{given} are given: draftree's custom_generate reads input_ids alone: leave them out")
     speculation = SpeculationParams(
         drafter=drafter,
         method=method,
@@ -88,8 +92,8 @@ def generate_with(
         verification=verification,
         candidates=candidates,
     )
-    given = model_inputs.get("attention_mask")
-    mask = torch.ones_like(input_ids) if given is None else given
+    mask = model_inputs.get("attention_mask")
+    mask = torch.ones_like(input_ids) if mask is None else mask
     attention, training = model.config._attn_implementation, model.training
     try:
         target = wrap(model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import hashlib
 import importlib.util
 import io
@@ -26,7 +27,7 @@ import platformdirs
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..artifacts import user_path
+from ..artifacts import user_path, way_out
 from ..config import typed
 from ..errors import ConfigError, DraftreeError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
 from ..progress import err
@@ -359,8 +360,9 @@ def _convert_into(gguf: Path, folder: Path) -> None:
 
 
 def _unwritable(error: Exception) -> RunError:
-    way_out = "free some disk space, or set XDG_CACHE_HOME"
-    return RunError(f"cannot write the model cache {cache_folder()}: {first_line(error)}: {way_out}")
+    cause = error if isinstance(error, OSError) else OSError(errno.ENOSPC, "")
+    advice = way_out(cause, "free some disk space, or set XDG_CACHE_HOME", "set XDG_CACHE_HOME to another place")
+    return RunError(f"cannot write the model cache {cache_folder()}: {first_line(error)}: {advice}")
 
 
 def _clean(cache: Path) -> None:

@@ -257,7 +257,7 @@ def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
     if nodes is None:
         return DEFAULT_NODES if policy is None else policy.default_nodes
     if Budget(nodes).nodes < 1:
-        raise ConfigError(f"node budget is {nodes}: use at least 1, or drafter 'none' for autoregressive decoding")
+        raise ConfigError(f"nodes is {nodes}: use at least 1, or drafter 'none' for autoregressive decoding")
     return nodes
 
 

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ...artifacts import JsonFormat, read_bytes, write_whole
-from ...errors import ConfigError, ModelFileError, RunError, UnknownNameError, UnsupportedModelError
+from ...artifacts import JsonFormat, make_folder, read_bytes, write_whole
+from ...errors import ConfigError, ModelFileError, UnknownNameError, UnsupportedModelError
 from ..abilities import FeatureModel, feature_model
 from ..base import LanguageModel
 from ..huggingface.pretrained import first_line
@@ -67,10 +67,7 @@ def save_head(folder: Path, network: HeadNetwork, vocabulary: Tensor, target: Fe
     """
     tensors = {name: value.detach().cpu().half().contiguous() for name, value in network.state_dict().items()}
     tensors |= {"vocabulary": vocabulary.cpu().int(), "target_sample": sample(target)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot make the folder {folder}: {error.strerror}: choose another place") from None
+    make_folder(folder)
     write_whole(folder / WEIGHTS, save(tensors))
     _FORMAT.write(folder / CONFIG, HeadDocument(target.capabilities.name, network.config))
 
