@@ -65,7 +65,7 @@ generate cat --max-tokens 2 --target {model} --set width=2 --set width=3
 generate cat --max-tokens 2 --target {model} --trace /dev/null
 generate cat --max-tokens 2 --target {model} --json --compare --explain
 generate cat --max-tokens 2 --target {model} --stop {long}
-generate cat --max-tokens 4 --target {model} --min-tokens 4 --ignore-eos --bad-word the --bad-word {long}
+generate cat --max-tokens 4 --target {model} --min-tokens 4 --ignore-eos --bad-word the --bad-word caterpillar
 generate cat --max-tokens 4 --target {model} --repetition-penalty 1.2 --frequency-penalty -1 --beams 2
 generate --max-tokens 2 --target {model} -- --raw
 generate 猫 --max-tokens 2 --target {model}
