@@ -48,4 +48,4 @@ def test_damaged_files_are_errors(weights: str, sanitized: tuple[Path, str], tmp
     assert done.returncode == 0, done.stderr[-4000:]
     outcomes = ast.literal_eval(done.stdout)
     assert sum(outcomes.values()) == 600
-    assert outcomes["ran"] > 100 and outcomes["ModelFileError"] > 200, outcomes
+    assert outcomes["ran"] > 50 and outcomes["ModelFileError"] > 200, outcomes
