@@ -54,7 +54,9 @@ def main(path: Path, count: int) -> None:
         path.write_bytes(damaged(data, header, np.random.default_rng(seed)))
         try:
             header_of = (check, read)[seed % 2]  # weights that are no numbers reach C too
-            description = describe(header_of(path), (GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0)[seed // 3 % 2])
+            description = describe(
+                header_of(path), (GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0)[seed // 3 % 2]
+            )
             model = binding.LoadedModel(path, description, 1, tiers[seed % len(tiers)])
             row = model.open()
             model.extend([row], [2], [0, 0], [-1, 0], np.ones(2, np.uint8))
