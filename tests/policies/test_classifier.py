@@ -99,7 +99,7 @@ def test_a_folder_is_no_classifier_file(tmp_path: Path) -> None:
         (b"[" * 100_000, "is not JSON"),
         (b"[]", "no classifier file"),
         (b'{"format": "draftree static tree"}', "no classifier file"),
-        (b" " * (1 << 21), "larger than"),
+        (b" " * (1 << 21), "more than"),
     ],
 )
 def test_what_is_no_classifier_file_is_said_to_be_none(content: bytes, named: str, tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ def test_the_width_shrinks_so_that_the_budget_lasts_to_the_last_level(
 def test_the_likeliest_nodes_get_their_children_first() -> None:
     tree = drafted("dynamic-width-budget", always(5.0), 31)
     assert children(tree)[:8] == [7, 7, 7, 7, 0, 0, 0, 0]  # nodes 0, 1, ... in order of probability
-    third = (tree.depths == 3).nonzero()[:, 0]
+    third = (tree.depths == 3).nonzero()[0]
     assert tree.parents[third].tolist() == [7, 7]  # the first child of the first node
 
 
