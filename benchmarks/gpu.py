@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import RUNNERS
 from draftree.models.huggingface.torch_scores import tensor_of
-from draftree.models.loading import DEFAULT_MODEL, load, load_stock
+from draftree.models.loading import DEFAULT_MODEL, ModelOptions, load, load_stock
 from draftree.text import encode, user
 
 from .serving import questions
@@ -182,7 +183,7 @@ def _in_this_process(args: argparse.Namespace, parts: Sequence[str], where: dict
     if not {"passes", "answers", "ties"} & set(parts):
         return
     names = RUNNERS if {"passes", "answers"} & set(parts) else (args.runner,)
-    models = {name: load(args.target, **where, runner=name) for name in names}
+    models = {name: load(args.target, **cast(ModelOptions, {**where, "runner": name})) for name in names}
     if "passes" in parts:
         timed = models | ({"compile": compiled(args.target, args.dtype, args.device)} if args.compile else {})
         print(f"ms of a pass behind {args.context} tokens, over n = {', '.join(map(str, SIZES))}")

@@ -164,7 +164,8 @@ def _like(made: Any, name: str) -> Any:
 class ComputeOptions:
     """Where and how models compute."""
 
-    backend: str | None = option("llama.cpp or transformers; by default llama.cpp for GGUF files.")
+    backend: str | None = option("llama.cpp, transformers or native; by default llama.cpp for GGUF files.")
+    threads: int | None = option("Of a pass over a GGUF file; by default one a core.", metavar="N")
     library: str | None = option("llama.cpp's shared library; by default that of an installed package.", metavar="FILE")
     dtype: str | None = option("float32, float16 or bfloat16.")
     device: str | None = option("cpu, cuda, cuda:N.")

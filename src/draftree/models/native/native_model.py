@@ -1,0 +1,352 @@
+"""NativeModel: a GGUF file, run by our own passes on a CPU, behind the ``LanguageModel`` seam.
+
+The bits of a node's scores depend on its path alone: not on the tree around it, on other rows, on how a prompt was cut,
+on the number of threads or on the instruction set. So draft trees need no self-test here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from threading import RLock
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...config import typed
+from ...errors import CacheError, ConfigError, UnsupportedModelError
+from ...progress import progress_reporter
+from ...sampling.warping import Warping
+from ...scores import Edits, LastScores, NumpyScores, Scores, Slots, Top, edited
+from ..base import FINAL, FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, Nodes, Row, alone, free_memory
+from ..llama.gguf_checks import check
+from ..llama.gguf_file import GGUFHeader, fingerprint
+from .architecture import describe
+from .binding import VERSION, WARPING, CEdits, LoadedModel
+from .processors import default_threads
+from .vocabulary import read_vocabulary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..huggingface.features import FeatureRow
+    from ..llama.gguf_weights import GGUFWeights
+
+_MOST_TOP = 1024
+"""Tokens that C sorts for one slot."""
+_SILENT = 1.0
+"""Seconds of loading after which its progress is shown."""
+
+
+class NativeScores(Scores):
+    """Scores where C has computed them.
+
+    Args:
+        loaded: the model, whose last pass they are of.
+        vocab: V.
+    """
+
+    def __init__(self, loaded: LoadedModel, vocab: int, counts: Sequence[int]) -> None:
+        super().__init__(counts)
+        self._loaded, self._vocab = loaded, vocab
+
+    def argmax(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.int32]:
+        self.check()
+        return self._loaded.argmax(slots, _c_edits(edits))
+
+    def top(self, slots: Slots, count: int, edits: Edits | None = None) -> Top:
+        self.check()
+        count = min(count, self._vocab)
+        if count > _MOST_TOP:
+            return NumpyScores(self.logits(slots, edits), [len(slots)]).top(range(len(slots)), count)
+        return Top(*self._loaded.top(slots, count, _c_edits(edits)))
+
+    def log_probabilities(self, slots: Slots, tokens: Sequence[int]) -> NDArray[np.float32]:
+        self.check()
+        return self._loaded.log_probabilities(slots, tokens)
+
+    def draw(
+        self, slots: Slots, keys: Sequence[int], warpings: Sequence[Warping], edits: Edits | None = None
+    ) -> NDArray[np.int32]:
+        self.check()
+        return self._loaded.draw(
+            slots, np.array(keys, np.uint64), np.array(list(map(tuple, warpings)), WARPING), _c_edits(edits)
+        )
+
+    def logits(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.float32]:
+        self.check()
+        rows = [self._loaded.logits(slot) for slot in slots]
+        return np.stack(rows if edits is None else list(map(edited, rows, edits)))
+
+
+def _c_edits(edits: Edits | None) -> CEdits | None:
+    """Edits as C reads them; each mask is handed over once."""
+    if edits is None or all(edit.is_empty for edit in edits):
+        return None
+    masks: dict[int, NDArray[np.uint32]] = {id(mask): mask for _, mask in edits if mask is not None}
+    numbers = {key: number for number, key in enumerate(masks)}
+    changes = [change for change, _ in edits]
+    found = CEdits()
+    if masks:
+        found.set("mask_of", np.array([-1 if mask is None else numbers[id(mask)] for _, mask in edits], np.int32))
+        found.set("masks", np.stack(list(masks.values())))
+    if any(change is not None for change in changes):
+        sizes = [0 if change is None else len(change.tokens) for change in changes]
+        found.set("change_starts", np.cumsum([0, *sizes], dtype=np.int32))
+        for column, kind in (("tokens", np.int32), *((c, np.float32) for c in ("positive", "negative", "addend"))):
+            found.set(column, np.concatenate([getattr(c, column) for c in changes if c is not None]).astype(kind))
+    return found
+
+
+class NativeModel:
+    """A language model in a GGUF file, with trees, forks and several live paths a row.
+
+    One thread at a time can be inside it.
+
+    Attributes:
+        capabilities: what the file says.
+        tokenizer: of the file.
+        threads: that share a pass.
+        cache_bytes: memory that the cache may use (``holds``); by default half of what was free at load.
+        pass_seconds: wall-clock seconds inside passes so far, first ones of a row not counted.
+
+    Args:
+        path: of the file.
+        name: what the user calls it.
+        threads: by default one for each core that this process may use.
+        tier: the instruction set; by default the best of this CPU.
+
+    Raises:
+        ConfigError: the engine was not built, or there is no such instruction set.
+        ModelFileError: the file cannot be loaded.
+        UnsupportedModelError: it has something that the engine does not compute.
+    """
+
+    @typed
+    def __init__(
+        self, path: str | Path, *, name: str | None = None, threads: int | None = None, tier: str | None = None
+    ) -> None:
+        if threads is not None and threads < 1:
+            raise ConfigError(f"threads is {threads}: give 1 or more")
+        path, self.threads = Path(path), threads or default_threads()
+        self._header = check(path)
+        self._loaded = _load(path, self._header, self.threads, tier or "")
+        self.tokenizer, eos_ids = read_vocabulary(self._header)
+        self.capabilities = _capabilities(self._header, self._loaded, name or str(path), self.threads, eos_ids)
+        self.cache_bytes = free_memory() // 2
+        self.pass_seconds = 0.0
+        self._lock = RLock()
+        self._open: dict[int, Row] = {}
+        self._scores = LastScores()
+        self._tracked = FeatureSpec()
+
+    @property
+    def rows(self) -> int:
+        """How many rows are open."""
+        return len(self._open)
+
+    @property
+    def hidden_size(self) -> int:
+        """H of its hidden states."""
+        return self._loaded.hidden_size
+
+    @property
+    def layers(self) -> int:
+        """L, its decoder layers."""
+        return self._header.layers
+
+    @property
+    def tracked(self) -> FeatureSpec:
+        """Which hidden states are kept."""
+        return self._tracked
+
+    @alone
+    def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
+        """Keep these hidden states of all tokens from now on (``FeatureModel.track_features``).
+
+        Raises:
+            UnsupportedModelError: there are no such layers.
+        """
+        if missing := [layer for layer in wanted.layers if not FINAL <= layer <= self.layers]:
+            raise UnsupportedModelError(
+                f"{self.capabilities.name} has {self.layers} layers, and the head reads those of layers "
+                f"{', '.join(map(str, missing))}: use a head that was made for it"
+            )
+        self._tracked |= wanted
+        self._loaded.track(self._tracked.layers)
+
+    def embeddings(self, ids: Tensor) -> Tensor:
+        """[n, H] embeddings of tokens (``FeatureModel.embeddings``), dequantized."""
+        return self._matrices.embeddings(ids)
+
+    def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weights and biases of the output layer (``FeatureModel.output_rows``), dequantized."""
+        return self._matrices.output_rows(ids)
+
+    @cached_property
+    def _matrices(self) -> GGUFWeights:
+        from ..llama.gguf_weights import GGUFWeights
+
+        return GGUFWeights(self._header)
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        """Nothing: the cache grows by pages (``LanguageModel.reserve``)."""
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        """Rows of so many tokens can be open together, within ``cache_bytes``."""
+        return sum(lengths) * self.capabilities.slot_bytes <= self.cache_bytes
+
+    @alone
+    def open(self) -> Row:
+        """A new row (``LanguageModel.open``)."""
+        row = Row()
+        if self._tracked:
+            from ..huggingface.features import FeatureRow
+
+            row = FeatureRow()
+        return self._add(row, self._loaded.open(), 0)
+
+    def _add(self, row: Row, slot: int, length: int) -> Row:
+        row.slot, row.length = slot, length
+        self._open[slot] = row
+        return row
+
+    def _own(self, row: Row) -> int:
+        if self._open.get(row.slot) is row:
+            return row.slot
+        raise CacheError("the row is closed, or another model's: open its prompt again")
+
+    @alone
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
+        slots = [self._own(row) for row in rows]
+        counts = [len(new.tokens) for new in nodes]
+        scored = [new.scored for new in nodes]
+        self._check_memory(sum(counts))
+        self._scores.expire()
+        if len(nodes) == 1:
+            tokens, parents = nodes[0].tokens, nodes[0].parents
+        else:
+            tokens = np.concatenate([new.tokens for new in nodes])
+            parents = np.concatenate([new.parents for new in nodes])
+        wanted = np.ones(len(tokens), np.uint8)
+        at = 0
+        for count, last in zip(counts, scored, strict=True):
+            wanted[at : at + count - last] = 0
+            at += count
+        began = time.perf_counter()
+        self._loaded.extend(slots, counts, tokens, parents, wanted)
+        if any(row.length for row in rows):
+            self.pass_seconds += time.perf_counter() - began
+        at = 0
+        for row, new, count in zip(rows, nodes, counts, strict=True):
+            row.parents = np.append(row.parents, new.parents) if len(row.parents) else new.parents
+            if (kept := self._feature_row(row)) is not None:
+                kept.add_features(self._states(at, count), self._tracked)
+            at += count
+        return self._scores.keep(NativeScores(self._loaded, self.capabilities.vocab_size, scored))
+
+    def _feature_row(self, row: Row) -> FeatureRow | None:
+        """The row, if it was opened since hidden states are tracked."""
+        if not self._tracked:
+            return None
+        from ..huggingface.features import FeatureRow
+
+        return row if isinstance(row, FeatureRow) else None
+
+    def _states(self, first: int, count: int) -> Tensor:
+        """[count, F] hidden states of nodes of the last pass."""
+        import torch
+
+        return torch.from_numpy(self._loaded.hidden(first, count))
+
+    def _check_memory(self, count: int) -> None:
+        """Raise CacheError if the cache may not hold ``count`` tokens more."""
+        needed = self._loaded.cache_bytes + count * self.capabilities.slot_bytes
+        if needed > self.cache_bytes:
+            raise CacheError(
+                f"{count} tokens more of {self.capabilities.name} make {needed} bytes of cache, but {self.cache_bytes} "
+                "may be used: use shorter prompts, or fewer requests at a time"
+            )
+
+    @alone
+    def commit(self, row: Row, path: Sequence[int]) -> None:
+        """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
+        self._loaded.commit(self._own(row), path)
+        row.length += len(path)
+        row.parents = NO_NODES
+        if (kept := self._feature_row(row)) is not None:
+            kept.keep_features(path, len(path))
+
+    @alone
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
+        slot, parents = self._own(row), row.pruned(keep, trunk)
+        self._loaded.prune(slot, keep, trunk)
+        row.length += trunk
+        row.parents = parents
+        if (kept := self._feature_row(row)) is not None:
+            kept.keep_features(keep, trunk)
+
+    @alone
+    def fork(self, row: Row, length: int | None = None) -> Row:
+        """A new row with the first committed tokens of another, whose pages they share (``LanguageModel.fork``)."""
+        slot, length = self._own(row), row.length if length is None else length
+        if not 0 <= length <= row.length:
+            raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
+        other = Row()
+        if (kept := self._feature_row(row)) is not None:
+            other = replace(kept, parents=NO_NODES, features=kept.first_features(length), read=0, pending=[])
+        return self._add(other, self._loaded.fork(slot, length), length)
+
+    def close(self, row: Row) -> None:
+        """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
+        with self._lock:
+            self._loaded.close(self._own(row))
+            del self._open[row.slot]
+            row.slot = -1
+
+
+def _load(path: Path, header: GGUFHeader, threads: int, tier: str) -> LoadedModel:
+    """The weights, with a progress bar if it takes long."""
+    description, began = describe(header), time.monotonic()
+    with ExitStack() as stack:
+        report: Callable[[int], None] | None = None
+
+        def progress(done: float) -> None:
+            nonlocal report
+            if report is None and time.monotonic() - began > _SILENT:
+                report = stack.enter_context(progress_reporter(f"Loading {path.name}", 100))
+            if report is not None:
+                report(int(100 * done))
+
+        return LoadedModel(path, description, threads, tier, progress)
+
+
+def _capabilities(
+    header: GGUFHeader, loaded: LoadedModel, name: str, threads: int, eos_ids: frozenset[int]
+) -> Capabilities:
+    return Capabilities(
+        name=name,
+        architecture=header.architecture,
+        parameters=sum(math.prod(tensor.shape) for tensor in header.tensors),
+        max_length=loaded.context,
+        max_length_reason="its context",
+        vocab_size=loaded.vocabulary,
+        eos_ids=eos_ids,
+        dtype="float32",
+        device="cpu",
+        attention=f"native {VERSION}, {loaded.tier}",
+        weight_format="+".join(sorted(header.formats)),
+        fingerprint=fingerprint(header),
+        linear_layers=f"native engine {VERSION}, {loaded.tier}, {threads} thread{'s' * (threads > 1)}",
+        slot_bytes=loaded.token_bytes,
+        trees="exact: scores of a node depend on its path alone",
+        rounding=0.0,
+    )

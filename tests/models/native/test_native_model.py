@@ -1,0 +1,181 @@
+"""The native engine as a ``LanguageModel``: scores are those of NumPy over the same logits, rows are its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftree.errors import CacheError, ConfigError, UnsupportedModelError
+from draftree.models.base import FINAL, FeatureSpec, Nodes, prefill, prefill_scored
+from draftree.models.huggingface.features import feature_row
+from draftree.models.native.native_model import NativeModel, NativeScores
+from draftree.sampling.noise import stream_key
+from draftree.sampling.warping import Warping
+from draftree.scores import Changes, Edit, NumpyScores, Scores
+from tests import tiny_gguf
+
+TEXT = [5, 200, 31, 7, 90, 4, 4, 150]
+NODES = Nodes.of([9, 8, 7, 6, 5], [-1, 0, 0, 1, -1])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf.write(tmp_path_factory.mktemp("model") / "model.gguf", weights="Q4_1", context=256)
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> NativeModel:
+    return NativeModel(path)
+
+
+def scored(model: NativeModel) -> tuple[Scores, Scores]:
+    """Scores after five nodes, and those of NumPy over the same logits."""
+    found = model.extend([prefill(model, TEXT)], [NODES])
+    return found, NumpyScores(found.logits(range(5)), [5])
+
+
+def random_edits(vocab: int, seed: int) -> list[Edit]:
+    """Of five nodes: none, a mask, changes, both, a mask that allows nothing."""
+    random = np.random.default_rng(seed)
+    mask = random.integers(0, 2**32, (vocab + 31) // 32, dtype=np.uint32)
+    mask[-1] &= np.uint32((1 << (vocab % 32 or 32)) - 1)
+    tokens = random.permutation(vocab)[:20].astype(np.int32)
+    positive, negative, addend = (random.random((3, 20)) + 0.5).astype(np.float32)
+    changes = Changes(tokens, positive, negative, addend)
+    return [Edit(), Edit(None, mask), Edit(changes), Edit(changes, mask), Edit(None, np.zeros_like(mask))]
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_scores_are_those_of_numpy_over_the_same_logits(seed: int | None, model: NativeModel) -> None:
+    found, expected = scored(model)
+    vocab = model.capabilities.vocab_size
+    edits = None if seed is None else random_edits(vocab, seed)
+    slots = [4, 0, 2, 1, 3] if edits is None else range(5)
+    np.testing.assert_array_equal(found.argmax(slots, edits), expected.argmax(slots, edits))
+    np.testing.assert_array_equal(found.logits(slots, edits), expected.logits(slots, edits))
+    for count in (1, 7, vocab, vocab + 5):
+        ours, theirs = found.top(slots, count, edits), expected.top(slots, count, edits)
+        np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=2e-5)
+        np.testing.assert_allclose(ours.entropies, theirs.entropies, atol=2e-5)
+    if edits is None:
+        tokens = [1, 100, 7, 0, vocab - 1]
+        np.testing.assert_allclose(
+            found.log_probabilities(slots, tokens), expected.log_probabilities(slots, tokens), atol=2e-5
+        )
+
+
+@pytest.mark.parametrize(
+    "warping",
+    [
+        Warping(0.0),
+        Warping(1.0),
+        Warping(0.6),
+        Warping(3.0),
+        Warping(1.0, top_k=5),
+        Warping(1.0, top_k=1),
+        Warping(1.5, top_p=0.9),
+        Warping(3.0, top_p=0.5),
+        Warping(1.0, min_p=0.05),
+        Warping(2.0, top_k=40, top_p=0.95, min_p=0.02),
+    ],
+    ids=str,
+)
+def test_draws_are_those_of_numpy(warping: Warping, model: NativeModel) -> None:
+    found, expected = scored(model)
+    edits = random_edits(model.capabilities.vocab_size, 3)
+    for position in range(60):
+        keys = [stream_key(slot, position) for slot in range(5)]
+        for given in (None, edits):
+            ours = found.draw(range(5), keys, [warping] * 5, given)
+            np.testing.assert_array_equal(ours, expected.draw(range(5), keys, [warping] * 5, given))
+
+
+def test_scores_of_an_earlier_pass_are_an_error(model: NativeModel) -> None:
+    row, scores = prefill_scored(model, TEXT)
+    assert isinstance(scores, NativeScores)
+    model.extend([row], [Nodes.chain([1])])
+    with pytest.raises(CacheError):
+        scores.argmax([0])
+    with pytest.raises(CacheError):
+        scores.logits([0])
+
+
+def test_slots_of_several_rows_follow_one_another(model: NativeModel) -> None:
+    rows = [prefill(model, TEXT[:n]) for n in (3, 8)]
+    scores = model.extend(rows, [Nodes.chain([1, 2, 3], wanted=1), Nodes.of([4, 5], [-1, -1])])
+    assert scores.starts == [0, 1, 3]
+    found = scores.logits([0, 1, 2])
+    for logits, branch in zip(found, ([*TEXT[:3], 1, 2, 3], [*TEXT, 4], [*TEXT, 5]), strict=True):
+        np.testing.assert_array_equal(logits, prefill_scored(model, branch)[1].logits([0])[0])
+
+
+def test_rows_know_their_lengths_and_nodes(model: NativeModel) -> None:
+    row = prefill(model, TEXT)
+    assert (row.length, len(row.parents)) == (8, 0)
+    model.extend([row], [NODES])
+    model.extend([row], [Nodes.of([1], [3])])
+    assert row.parents.tolist() == [-1, 0, 0, 1, -1, 3]
+    model.prune(row, [0, 1, 2, 3], 1)
+    assert (row.length, row.parents.tolist()) == (9, [-1, -1, 0])
+    model.commit(row, [0, 2])
+    assert (row.length, len(row.parents)) == (11, 0)
+    fork = model.fork(row, 9)
+    assert (fork.length, row.length) == (9, 11)
+    found = model.extend([fork], [Nodes.chain([3])]).logits([0])
+    np.testing.assert_array_equal(found, prefill_scored(model, [*TEXT, 9, 3])[1].logits([0]))
+
+
+def test_rows_of_others_are_refused(model: NativeModel, path: Path) -> None:
+    other = prefill(NativeModel(path), TEXT)
+    closed = prefill(model, TEXT)
+    model.close(closed)
+    for row in (other, closed):
+        for call in (lambda r: model.extend([r], [NODES]), lambda r: model.commit(r, []), model.fork, model.close):
+            with pytest.raises(CacheError):
+                call(row)
+
+
+def test_the_cache_keeps_to_its_memory(path: Path) -> None:
+    model = NativeModel(path)
+    row = prefill(model, TEXT)
+    model.cache_bytes = 100 * model.capabilities.slot_bytes
+    assert model.holds([50, 50]) and not model.holds([50, 51])
+    with pytest.raises(CacheError):
+        model.extend([row], [Nodes.chain([1] * 120)])
+    assert row.length == 8 and not len(row.parents)
+    model.cache_bytes *= 10
+    model.extend([row], [Nodes.chain([1] * 120)])
+
+
+def test_hidden_states_follow_rows(path: Path) -> None:
+    model = NativeModel(path)
+    before = model.open()
+    model.track_features(FeatureSpec((1, FINAL)))
+    row = prefill(model, TEXT)
+    model.extend([row], [NODES])
+    model.commit(row, [0, 2])
+    whole = feature_row(prefill(model, [*TEXT, 9, 7])).waiting_features()
+    assert whole.shape == (10, 2 * model.hidden_size)
+    assert (feature_row(row).waiting_features() == whole).all()
+    assert (feature_row(model.fork(row, 4)).waiting_features() == whole[:4]).all()
+    model.extend([before], [Nodes.chain([1])])  # a row from before keeps none
+    with pytest.raises(UnsupportedModelError):
+        model.track_features(FeatureSpec((model.layers + 1,)))
+
+
+def test_what_the_file_says_is_found(model: NativeModel, path: Path) -> None:
+    can = model.capabilities
+    assert (can.architecture, can.max_length, can.vocab_size) == ("llama", 256, 274)
+    assert can.eos_ids >= {tiny_gguf.END} and can.weight_format == "Q4_1"
+    assert model.tokenizer is not None
+    assert model.tokenizer.decode(model.tokenizer.encode("the cat")) == "the cat"
+
+
+def test_wrong_options_are_one_line(path: Path) -> None:
+    with pytest.raises(ConfigError, match="threads"):
+        NativeModel(path, threads=0)
+    with pytest.raises(ConfigError, match="mmx"):
+        NativeModel(path, tier="mmx")
