@@ -39,7 +39,10 @@ SANITIZE = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=
 _AVX2 = ("-mavx2", "-mf16c", "-mfma")
 _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")))
 _NEON, _ZIG_NEON = ("-march=armv8.2-a+dotprod+fp16",), ("-mcpu=generic+v8_2a+dotprod+fullfp16",)
-TIERS = {"x86_64": {"avx2": _AVX2, "avx512": _AVX512}, "aarch64": {"neon": _NEON}}
+TIERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {"avx2": _AVX2, "avx512": _AVX512},
+    "aarch64": {"neon": _NEON},
+}
 """Machine -> instruction set -> its flags, for files whose names end so, such as linear_avx2.c."""
 AGAIN = {"linear_avx2.c": (*_AVX2, "-mavxvnni", "-DAVX_VNNI")}
 """Files that are compiled a second time, with these flags."""
