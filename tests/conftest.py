@@ -29,9 +29,9 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def interrupts() -> None:
-    """Ctrl-C does what it does in a terminal, also where tests run in the background and SIGINT is ignored."""
+    """Ctrl-C does what it does in a terminal, also in the background, or where a command in this process has ended."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

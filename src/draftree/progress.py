@@ -39,7 +39,6 @@ def progress_reporter(what: str, total: int, done: int = 0) -> Iterator[Callable
             yield lambda now: bar.update(task, completed=now)
         return
     began = last = time.monotonic()
-    err.print(f"{what}: {done} of {total}")
 
     def report(now: int) -> None:
         nonlocal last

@@ -24,6 +24,7 @@ _BASES = {
     "serve": "serve {model}",
     "bench": "bench --suite suite.jsonl --out b --methods chain --target {model}",
     "bench-serve": "bench-serve {model} --suite suite.jsonl --out s",
+    "info": "info {model}",
     "profile": "profile {model}",
     "calibrate": "calibrate --prompts text --out c --drafter lookup --target {model}",
     "train head": "train head --prompts text --out h --target {model}",

@@ -28,6 +28,12 @@ def each_params(
     return list(params)
 
 
+def check_params(params: object) -> None:
+    """Raise ConfigError unless they are SamplingParams."""
+    if not isinstance(params, SamplingParams):
+        raise ConfigError(f"sampling params are {params!r}: give SamplingParams")
+
+
 def check_size(target: LanguageModel, tokenizer: Tokenizer | None, prompt: Prompt, field: str = "prompt") -> None:
     """Refuse what cannot fit the context, before it is read: each message and each longest token takes a token.
 
@@ -61,8 +67,7 @@ def fitted(target: LanguageModel, ids: list[int], params: SamplingParams) -> tup
         ContextError: it does not fit the context, or ``max_tokens`` do not fit behind it.
         ConfigError: ``params`` are something else.
     """
-    if not isinstance(params, SamplingParams):
-        raise ConfigError(f"sampling params are {params!r}: give SamplingParams")
+    check_params(params)
     can = target.capabilities
     if (last := params.truncate_prompt_tokens) is not None:
         ids = ids[-(max(1, can.max_length - (params.max_tokens or 1)) if last < 0 else last) :]

@@ -30,7 +30,7 @@ from ..tracing.trace import Observer, Setup
 from ..tree import DraftTree
 from ..verify.match import Verdict
 from ..verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
-from .limits import check_size, fitted
+from .limits import check_params, check_size, fitted
 from .speculation import Speculation, SpeculationParams, Speculations
 from .token_rules import for_request
 
@@ -236,6 +236,7 @@ class Stepper:
             InputError: the prompt or a setting does not fit the model, or the drafter cannot be loaded for it.
         """
         params = SamplingParams() if params is None else params
+        check_params(params)
         ids, limit = fitted(self.target, self.encode(prompt, whole=params.truncate_prompt_tokens is None), params)
         stream = text_stream(self.tokenizer, params, ids)
         params = for_request(params, len(ids), self.target.capabilities, self.spelled)

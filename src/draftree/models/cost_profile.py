@@ -410,7 +410,10 @@ def _keep(profile: Profile) -> None:
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
     """A new profile, measured with a progress bar and kept for later starts."""
     grid = _shortened(grid, model)
-    with progress_reporter(f"measuring passes of {model.capabilities.name}", grid.passes) as report:
+    what = f"measuring passes of {model.capabilities.name}"
+    if not err.is_terminal:  # a log shows no bar
+        err.print(f"{what}: {grid.passes} of them, once")
+    with progress_reporter(what, grid.passes) as report:
         profile = measure(model, grid, report)
     _SEEN.add(profile.identity)
     if profile.busy:

@@ -125,7 +125,8 @@ def load_here(name: str, **options: Unpack[ModelOptions]) -> LanguageModel:
     given = {option: value for option, value in options.items() if value is not None}
     chosen = given.pop("backend", AUTO)
     if chosen == AUTO:
-        chosen = next(each for each, it in BACKENDS.items() if it.takes(name) and given.keys() <= it.options)
+        takers = [each for each, it in BACKENDS.items() if it.takes(name)]
+        chosen = next((each for each in takers if given.keys() <= BACKENDS[each].options), takers[-1])
     elif chosen not in BACKENDS:
         raise ConfigError(f"backend is {chosen!r}: choose from {AUTO}, {', '.join(BACKENDS)}")
     backend = BACKENDS[str(chosen)]
