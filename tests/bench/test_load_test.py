@@ -103,8 +103,8 @@ def test_the_table_has_what_guidellm_measured() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--concurrency", "1,zero"], 2, "--concurrency 1,zero: use whole numbers from 1"),
-        (["--concurrency", "0"], 2, "--concurrency 0: use whole numbers from 1"),
+        (["--concurrency", "1,zero"], 2, "--concurrency is '1,zero': use whole numbers from 1"),
+        (["--concurrency", "0"], 2, "--concurrency is '0': use whole numbers from 1"),
         (["--guidellm", "no-such-program"], 2, "no program 'no-such-program'"),
         (["--against", "http://broken"], 1, "guidellm failed at http://broken: no connection"),
     ],
