@@ -27,8 +27,6 @@ from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.abilities import tracked
-from draftree.models.base import LanguageModel
-from draftree.models.cpu.quantization import DEFAULT_WEIGHT_FORMAT
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import DEFAULT_MODEL, load_huggingface
 from draftree.policies.base import Candidates
@@ -115,10 +113,6 @@ class _RecordingSource(TokenSource):
     @property
     def name(self) -> str:
         return self._source.name
-
-    @property
-    def host(self) -> LanguageModel | None:
-        return self._source.host
 
     def open(self, request: Request) -> None:
         self._source.open(request)
@@ -287,7 +281,6 @@ class Recording:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Which models, and which texts."""
     parser.add_argument("--target", default=DEFAULT_MODEL)
-    parser.add_argument("--weight-format", default=DEFAULT_WEIGHT_FORMAT)
     parser.add_argument("--drafter", default="head", help="one that does not learn as it drafts")
     parser.add_argument("--suites", default="spec-bench,gsm8k,humaneval")
     parser.add_argument("--limit", type=int, default=13, help="prompts of each suite, from its categories in turn")
@@ -307,7 +300,7 @@ def recorded(args: argparse.Namespace) -> Recording:
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name} is {getattr(args, name)}: use at least 1")
     items = {suite: choose(load_suite(suite), limit=args.limit) for suite in args.suites.split(",")}
-    target = load_huggingface(args.target, weight_format=args.weight_format)
+    target = load_huggingface(args.target)
     drafter = load_drafter(args.drafter, target, Eagle2Tree(args.beam, args.layers))
     if not isinstance(drafter, TreeDrafter) or drafter.learns:
         raise ConfigError(f"--drafter {args.drafter} learns, or drafts nothing: use a head, a model or lookup")
@@ -316,7 +309,7 @@ def recorded(args: argparse.Namespace) -> Recording:
         prompts = [encode(target.tokenizer, user(item.turns[0])) for item in chosen]
         category = {tuple(prompt): item.category for prompt, item in zip(prompts, chosen, strict=True)}
         size = f"{args.limit}-{args.max_tokens}-{args.beam}x{args.layers}"
-        file = args.cache and args.cache / f"{args.drafter}-{args.weight_format}-{suite}-{size}.safetensors"
+        file = args.cache and args.cache / f"{args.drafter}-{suite}-{size}.safetensors"
         found = record(target, drafter.source, prompts, args.max_tokens, file, (args.beam, args.layers))
         suites[suite] = list(track(found, f"recording {suite}", len(prompts), transient=True))
         for known in suites[suite]:

@@ -92,9 +92,6 @@ class ReadSource(TokenSource):
 
     source: TokenSource
 
-    def __post_init__(self) -> None:
-        self.near = self.source.near
-
     @property
     def name(self) -> str:
         return self.source.name

@@ -1,7 +1,7 @@
 """What does ``auto`` lose where no draft is ever right?
 
     python -m benchmarks.strangers [--repeats 7] [--answers 2] [--tokens 32] [--shapes vocabulary,deep,wide]
-                                   [--drafters lookup,recycle,int4,int8,model,lookup+int8] [--real]
+                                   [--drafters lookup,recycle,model,lookup+recycle] [--real]
 
 Models of random weights decode greedily beside an AR engine of the same weights, one step of each in turn, so that the
 load of the machine falls on both. Every drafter offers its own candidates plus 1, as sure as before: hardly anything
@@ -44,7 +44,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "deep": {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 24},
     "wide": {"vocab_size": 16384, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4},
 }
-DRAFTERS = ("lookup", "recycle", "int4", "int8", "model", "lookup+int8")
+DRAFTERS = ("lookup", "recycle", "model", "lookup+recycle")
 COSTS = Grid(sizes=(1, 2, 4, 8, 16), contexts=(64,), batches=(1,), repeats=3)
 QUESTIONS = ("Name three rivers.", "What is a prime number?", "Write a line about rain.")
 

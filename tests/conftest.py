@@ -15,16 +15,14 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers loads: no test needs a download, and a refusal takes no time
 
 from draftree.models import cost_profile as profile
-from draftree.models.cpu import quantization as choice
 
 
 @pytest.fixture(scope="session", autouse=True)
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Measured costs of models and layers go to folders of the test run, never to the user's, after few passes."""
-    folder, kernels = tmp_path_factory.mktemp("profiles"), tmp_path_factory.mktemp("kernels")
+    """Measured costs of models go to a folder of the test run, never to the user's, after few passes."""
+    folder = tmp_path_factory.mktemp("profiles")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile, "profile_folder", lambda: folder)
-        patch.setattr(choice, "kernels_folder", lambda: kernels)
         patch.setattr(profile, "SHORT", profile.Grid((1, 2, 4, 16), (64,), (1,), 1))
         yield
 

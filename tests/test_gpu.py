@@ -100,10 +100,10 @@ def test_captured_passes_are_those_of_the_same_runner_without_capture(dtype: tor
     texts = []
     for capture in (None, lambda make: make):
         model = HFModel(torch.nn.Module.to(tiny(), "cuda", dtype), runner="graph")
-        model._stock = GraphRunner(StockRunner(model.model), capture)
+        model._runner = GraphRunner(StockRunner(model.model), capture)
         engine = Engine(model, TreeDrafter(EntropyTree(), NgramSource(shortest=1)))
         texts.append([g.token_ids for g in engine.generate(PROMPTS, SamplingParams(max_tokens=60, ignore_eos=True))])
-        assert model._stock.uncaptured == ""
+        assert model._runner.uncaptured == ""
     assert texts[0] == texts[1]
 
 

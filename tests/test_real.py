@@ -87,32 +87,9 @@ def test_greedy_ids_equal_transformers_generate_for_a_batch_of_three(
         _agree(model, prompt, want, got.token_ids, params)
 
 
-def test_the_default_drafter_is_the_target_in_int4(
-    model: HFModel, prompts: list[list[int]], greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
+def test_the_default_drafter_takes_the_head_that_ships(
+    model: HFModel, prompts: list[list[int]], greedy: list[list[int]]
 ) -> None:
-    """Its layers come from 4 bits, so that next to nothing is lost."""
-    monkeypatch.setattr("draftree.models.huggingface.hf_model.price", lambda model, weight_format: 0.4)
-    made = draftree.load_drafter("auto", model, policy("chain"))
-    assert made.name == "int4"
-    (drafting,) = made.source.models  # type: ignore[attr-defined]
-
-    def slow(*args: object, **kwargs: object) -> None:
-        raise AssertionError("transformers' own forward, which takes a third longer, made a pass")
-
-    monkeypatch.setattr(drafting.model, "forward", slow)
-    before = sum(p.nbytes for p in model.model.parameters())
-    for prompt, want, got in zip(
-        prompts, greedy, Engine(model, made, nodes=4).generate(prompts, SamplingParams(max_tokens=TOKENS)), strict=True
-    ):
-        _agree(model, prompt, want, got.token_ids, SamplingParams())
-        assert sum(got.stats.accepted) >= 0.85 * sum(got.stats.drafted)
-    assert sum(p.nbytes for p in model.model.parameters()) == before
-
-
-def test_where_int4_is_slow_the_default_drafter_takes_the_head_that_ships(
-    model: HFModel, prompts: list[list[int]], greedy: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("draftree.models.huggingface.hf_model.price", lambda model, weight_format: 0.9)
     made = draftree.load_drafter("auto", model, policy("opt-tree"))
     assert made.name == "lookup+recycle+head"
     got = Engine(model, made, nodes=16).generate(prompts[:1], SamplingParams(max_tokens=TOKENS))[0]
@@ -144,22 +121,6 @@ def test_sampled_ids_equal_ar_decoding(temperature: float, model: HFModel, promp
     for prompt in prompts[:2]:
         want = plain.generate([prompt], params)[0].token_ids
         _agree(model, prompt, want, trees.generate([prompt], params)[0].token_ids, params)
-
-
-@pytest.fixture(scope="module", params=["fp16w", "int8"])
-def quantized(request: pytest.FixtureRequest) -> HFModel:
-    return load_huggingface("smollm2", weight_format=request.param)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_quantized_weights_give_the_ids_of_ar_decoding_with_them(
-    temperature: float, quantized: HFModel, prompts: list[list[int]]
-) -> None:
-    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=9)
-    trees = Engine(quantized, draftree.load_drafter("lookup", quantized, METHODS["dynamic-width"].policy()))
-    for prompt in prompts[:2]:
-        want = Engine(quantized).generate([prompt], params)[0].token_ids
-        _agree(quantized, prompt, want, trees.generate([prompt], params)[0].token_ids, params)
 
 
 def test_streamed_text_is_the_tokenizers_text(model: HFModel) -> None:

@@ -20,7 +20,6 @@ FLOORS = [
         "scores",
         "tree",
         "sandbox",
-        "models.cpu.openmp",
     ],
     ["text", "grammar"],
     ["models"],

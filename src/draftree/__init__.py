@@ -10,8 +10,6 @@ The first use of a name loads all of them (``public.py``), and torch. So other e
 
 from importlib import import_module
 
-from .models.cpu import openmp as openmp  # first: sets how threads wait, before torch loads
-
 TYPE_CHECKING = False  # typing takes longer to load than all else here, and Ctrl-C must find its handler
 if TYPE_CHECKING:
     from .public import *  # noqa: F403

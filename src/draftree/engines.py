@@ -10,14 +10,13 @@ from .beams.beam_engine import BeamEngine
 from .config import typed
 from .drafters.base import TokenSource
 from .drafters.corpus import Corpus
-from .drafters.registry import fast_in_int4, load_source
+from .drafters.registry import load_source
 from .drafters.spec import AUTO, CORPUS, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine.engine import Engine
 from .engine.scheduler import SchedulerParams
 from .engine.speculation import SpeculationParams
 from .errors import ConfigError
 from .models.base import LanguageModel
-from .models.cpu.quantization import DRAFTING
 from .models.heads.eagle_file import shipped_for
 from .models.loading import DEFAULT_MODEL, ModelOptions, load
 from .policies.base import GrowthPolicy
@@ -75,9 +74,7 @@ def load_engine(
     return make_engine(load(target, **options), speculation, observers, scheduling=scheduling)
 
 
-_BEAM_DRAFTERS = (
-    "beams are drafted by a draft model, head, mtp, int4, int8, fp16w, self, none or, for beam search, lookup"
-)
+_BEAM_DRAFTERS = "beams are drafted by a draft model, head, mtp, self, none or, for beam search, lookup"
 
 
 @typed
@@ -151,11 +148,8 @@ def load_beam_source(
 def resolved_for_beams(drafter: DrafterSpec, target: LanguageModel, sampled: bool) -> DrafterSpec:
     """What "auto" stands for; any other drafter stands for itself.
 
-    It is the target itself in int4 where it computes in float32 on a CPU that is fast in it (``fast_in_int4``). Else
-    the head that comes for it; else lookup for searched beams and nothing for sampled ones.
+    It is the head that comes for the target, else lookup for searched beams and nothing for sampled ones.
     """
     if str(drafter) != AUTO:
         return drafter
-    if fast_in_int4(target):
-        return DrafterSpec.parse(DRAFTING)
     return DrafterSpec.parse("head" if shipped_for(target) is not None else NONE if sampled else "lookup")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from draftree.drafters.base import BeamSource
-from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
+from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.models.huggingface.hf_model import HFModel
@@ -24,10 +24,7 @@ PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 
 
 
 def source(name: str, target: HFModel, kind: str = "llama") -> BeamSource | None:
-    """Drafts beams: "none", "lookup", "self", "relative", "stranger", "head", "eagle3", or "self_speculation".
-
-    The last is a relative on the target's own rows.
-    """
+    """Drafts beams: "none", "lookup", "self", "relative", "stranger", "head" or "eagle3"."""
     if name == "none":
         return None
     if name == "lookup":
@@ -39,9 +36,6 @@ def source(name: str, target: HFModel, kind: str = "llama") -> BeamSource | None
     if name == "eagle3":
         with TemporaryDirectory() as folder:
             return EagleSource(eagle_head(KINDS["eagle3"].save(Path(folder)), target), VOCAB)
-    if name == "self_speculation":
-        made = HFModel(relative(kind), name="self_speculation", self_test=False)
-        return SelfSpeculationSource(made.on_rows_of(target), VOCAB, target=target)
     weights = relative(kind) if name == "relative" else tiny(kind, seed=5)
     return ModelSource(HFModel(weights, self_test=False), VOCAB)
 

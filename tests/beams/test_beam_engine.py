@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,24 +16,23 @@ from draftree.beams.drafting import grow
 from draftree.beams.params import BeamParams, BeamWarp
 from draftree.config import SamplingParams
 from draftree.drafters.base import BeamSource, Scorer, UnscoredNode
-from draftree.drafters.draft_model import ModelSource, SelfSpeculationSource
+from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_source
 from draftree.drafters.spec import DrafterSpec
-from draftree.engines import load_beam_engine, load_beam_source
+from draftree.engines import load_beam_source
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
 from draftree.integrations.hf_generate import as_processor
 from draftree.models.base import prefill
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.models.loading import load
 from draftree.request import Request
 from draftree.text import NoText
 from draftree.tree import ROOT, Drawing
 
 from ..heads import random_head
 from ..pairs import target
-from ..tiny import VOCAB, save_tiny, tiny, tiny_tokenizer
+from ..tiny import VOCAB, tiny, tiny_tokenizer
 from ..toy import ToyModel
 from .parts import PROMPTS, source
 
@@ -59,7 +57,7 @@ def test_one_token_comes_from_the_prefill_alone(drafter: str, temperature: float
 
 
 @TEMPERATURES
-@pytest.mark.parametrize("drafter", ["self", "head", "relative", "self_speculation"])
+@pytest.mark.parametrize("drafter", ["self", "head", "relative"])
 def test_a_prompt_of_one_token_will_do(drafter: str, temperature: float) -> None:
     model = target()
     params = SamplingParams(max_tokens=8, temperature=temperature, seed=1)
@@ -118,7 +116,7 @@ def test_processors_see_each_sampled_beams_history() -> None:
             assert len({*PROMPTS[1], *tokens}) == len(PROMPTS[1]) + len(tokens)
 
 
-@pytest.mark.parametrize("drafter", ["none", "relative", "self_speculation", "head", "eagle3"])
+@pytest.mark.parametrize("drafter", ["none", "relative", "head", "eagle3"])
 def test_a_seed_repeats_its_beams(drafter: str) -> None:
     model = target()
     engine = BeamEngine(model, source(drafter, model))
@@ -213,45 +211,10 @@ def test_names_of_drafters() -> None:
     assert not isinstance(made, EagleSource)
 
 
-@pytest.mark.parametrize("share", [0.55, 0.65])
-def test_auto_is_int4_where_that_is_fast(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.models.huggingface.hf_model.price", lambda model, weight_format: share)
-    folder = str(save_tiny(tmp_path / "model"))
-    for sampled in (True, False):
-        assert isinstance(load_beam_source("auto", load(folder), sampled=sampled), SelfSpeculationSource) == (
-            share < 0.6
-        )
-        assert not isinstance(
-            load_beam_source("auto", load(folder, dtype="bfloat16"), sampled=sampled), SelfSpeculationSource
-        )
-    assert load_beam_engine(folder).name == ("int4" if share < 0.6 else "lookup")
-
-
-def test_self_speculation_keeps_nothing_and_leaves_nothing_behind() -> None:
+def test_a_drafter_whose_pass_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     model = target()
-    drafting = source("self_speculation", model)
-    assert isinstance(drafting, SelfSpeculationSource)
-    engine = BeamEngine(model, drafting)
-    params = SamplingParams(max_tokens=12, temperature=1.0, seed=1)
-    request = engine._request(PROMPTS[0], params, BeamParams(width=3, depth=3))
-    engine.open(request)
-    steps = 0
-    while not request.done:
-        engine.step([request])
-        if request.tree is not None:
-            assert len(request.tree.row.parents) == len(request.tree.numbers)
-        steps += 1
-    assert steps < 11, "some drafts were right"
-    assert isinstance(drafting.model, HFModel)
-    assert drafting.model.cache is model.cache
-    engine.close(request)
-    assert not model._rows
-
-
-def test_self_speculation_whose_pass_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = target()
-    engine = BeamEngine(model, drafting := source("self_speculation", model))
-    assert isinstance(drafting, SelfSpeculationSource)
+    engine = BeamEngine(model, drafting := source("relative", model))
+    assert isinstance(drafting, ModelSource)
     params, beams = SamplingParams(max_tokens=9), BeamParams(width=2, depth=3)
     want = engine.generate([PROMPTS[0]], params, beams)[0].hypotheses
     request = engine._request(PROMPTS[0], params, beams)
@@ -297,7 +260,7 @@ def test_distributions_of_the_engine_are_finite(warp: BeamWarp) -> None:
     assert all((abs(h.score) < 1e-6) is (warp == "token") and math.isfinite(h.score) for h in found)
 
 
-@pytest.mark.parametrize("drafter", ["relative", "self_speculation", "head"])
+@pytest.mark.parametrize("drafter", ["relative", "head"])
 def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens(drafter: str) -> None:
     """Whatever it kept of the beams: a head's input is the target's hidden state wherever the target has read."""
     model = target()

@@ -154,7 +154,7 @@ def test_searched_beams_are_the_same_at_any_depth() -> None:
             assert [h.token_ids for h in one.hypotheses] == [h.token_ids for h in other.hypotheses]
 
 
-@pytest.mark.parametrize("drafter", ["relative", "stranger", "head", "self_speculation"])
+@pytest.mark.parametrize("drafter", ["relative", "stranger", "head"])
 def test_a_seed_repeats_its_beams_alone_in_a_batch_and_later(drafter: str) -> None:
     """Depths follow the request's own steps and kept costs, not the clock.
 

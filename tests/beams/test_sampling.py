@@ -378,7 +378,6 @@ class Eager(Residuals):
         (None, "relative", "joint"),
         (None, "relative", "token"),
         (Eager, "relative", "joint"),
-        (None, "self_speculation", "joint"),
     ],
 )
 def test_sampled_beams_of_a_real_model_pass_a_chi_square_test(

@@ -51,9 +51,7 @@ def beams_of(
     return engine.generate([prompt], params, BeamParams(**settings))[0]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "drafter", ["none", "self", "relative", "stranger", "lookup", "head", "eagle3", "self_speculation"]
-)
+@pytest.mark.parametrize("drafter", ["none", "self", "relative", "stranger", "lookup", "head", "eagle3"])
 @pytest.mark.parametrize("width", [2, 3, 4, 5])
 def test_sequences_and_scores_are_those_of_transformers(width: int, drafter: str, model: HFModel) -> None:
     for prompt in PROMPTS:
@@ -112,7 +110,7 @@ def test_width_one_is_greedy_decoding(model: HFModel) -> None:
     assert found.token_ids[: len(greedy.token_ids)] == greedy.token_ids
 
 
-@pytest.mark.parametrize("drafter", ["none", "relative", "self_speculation", "head", "eagle3", "lookup"])
+@pytest.mark.parametrize("drafter", ["none", "relative", "head", "eagle3", "lookup"])
 def test_a_batch_finds_what_each_prompt_finds_alone(drafter: str, model: HFModel) -> None:
     engine, params = BeamEngine(model, source(drafter, model)), SamplingParams(max_tokens=TOKENS)
     beams = BeamParams(width=3, returned=3)

@@ -69,7 +69,6 @@ def save(folder: Path, made: Sequence[Entry], records: Sequence[AnswerRecord], s
         "commit": "0abc",
         "nodes": 8,
         "target": "tiny",
-        "weight_format": "fp32",
         "machine": MACHINE,
         "versions": {"draftree": "0"},
         "command": f"draftree bench --suite {suite}",

@@ -1,4 +1,4 @@
-"""The costs of steps and passes of a tiny model are printed, whatever they are."""
+"""The costs of steps of a tiny model are printed, whatever they are."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from ..tiny import save_tiny
 
 
 @pytest.mark.filterwarnings("ignore::draftree.errors.DraftreeWarning")  # the classifier is another target's
-@pytest.mark.parametrize(
-    ("what", "rows"), [("steps", sum(m.complete for m in METHODS.values())), ("passes", 5), ("features", 7)]
-)
-def test_the_command_prints_its_table(what: str, rows: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, threads = save_tiny(tmp_path / "tiny"), str(torch.get_num_threads())
-    main([what, "--target", str(model), "--context", "20", "--nodes", "4", "--repeats", "2", "--threads", threads])
-    assert len(capsys.readouterr().out.splitlines()) > rows
+    main(["--target", str(model), "--context", "20", "--nodes", "4", "--repeats", "2", "--threads", threads])
+    assert len(capsys.readouterr().out.splitlines()) > sum(m.complete for m in METHODS.values())

@@ -52,13 +52,6 @@ def test_profile_prints_a_table_and_keeps_the_profile(model: str, folder: Path, 
     ]
 
 
-def test_profiles_of_weight_formats_are_kept_beside_each_other(model: str, folder: Path, capsys: Captured) -> None:
-    for weight_format in ("fp32", "fp16w"):
-        assert run(["profile", model, *SMALL, "--weight-format", weight_format]) == 0
-        assert f"weight format {weight_format}" in capsys.readouterr().out
-    assert len(list(folder.iterdir())) == 2
-
-
 def test_a_plot_is_drawn(model: str, tmp_path: Path) -> None:
     assert run(["profile", model, *SMALL, "--plot", str(tmp_path / "curve.png")]) == 0
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -17,9 +17,8 @@ from ..tiny import save_tiny
 
 COMMANDS = {
     "generate": "generate hello --target MODEL --max-tokens 100 --ignore-eos",
-    "batch": "batch SOURCE OUT --target MODEL --weight-format fp32 --method chain --drafter lookup --rows 2",
-    "bench": "bench --suite SOURCE --out OUT --target MODEL --weight-format fp32 --methods chain --drafters lookup "
-    "--max-tokens 20",
+    "batch": "batch SOURCE OUT --target MODEL --method chain --drafter lookup --rows 2",
+    "bench": "bench --suite SOURCE --out OUT --target MODEL --methods chain --drafters lookup --max-tokens 20",
     "train": "train head --prompts SOURCE --out OUT --target MODEL",
     "methods": "methods",
 }

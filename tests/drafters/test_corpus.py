@@ -276,7 +276,7 @@ class TestNames:
     def test_a_corpus_and_its_drafter_need_each_other(self) -> None:
         with pytest.raises(ConfigError, match="drafter corpus has no texts"):
             draftree.load_engine("./nowhere", drafter="lookup+corpus")
-        for name in ("auto", "lookup", "recycle>int8"):
+        for name in ("auto", "lookup", "recycle>self"):
             with pytest.raises(ConfigError, match=f"drafter {name} does not draft from a corpus: use corpus"):
                 draftree.load_engine("./nowhere", drafter=name, corpus=Corpus())
 

@@ -110,7 +110,6 @@ def test_beams_are_those_without_drafts(target: HFModel) -> None:
 
 FORMS: dict[str, dict[str, dict[str, Any]]] = {
     "graph": {"wrapped": {"runner": "graph"}},
-    "fp32": {"wrapped": {"weight_format": "fp32"}},
     "eager": {"read": {"attn_implementation": "eager"}},
 }
 

@@ -23,7 +23,7 @@ from ..pairs import policy
 from ..published import KINDS, eagle_head, saved
 from ..tiny import VOCAB, tiny
 
-FORMS: dict[str, dict[str, str]] = {"stock": {}, "graph": {"runner": "graph"}, "fused": {"weight_format": "fp32"}}
+FORMS: dict[str, dict[str, str]] = {"stock": {}, "graph": {"runner": "graph"}}
 
 
 @pytest.fixture(scope="module")

@@ -59,17 +59,6 @@ def test_without_a_head_it_is_lookup() -> None:
     assert (stands_for(target()), stands_for(target(), learning=False)) == ("lookup", "lookup")
 
 
-@pytest.mark.parametrize(("share", "want"), [(0.55, "int4"), (0.65, ALL)])
-def test_a_float32_target_drafts_for_itself_in_int4_where_that_is_fast(
-    shipped: Path, share: float, want: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("draftree.models.huggingface.hf_model.price", lambda model, weight_format: share)
-    model = HFModel(tiny(), name="tiny", weight_format="fp32", self_test=False)
-    assert stands_for(model) == want
-    assert load_drafter(AUTO, model, policy("auto")).name == want
-    assert stands_for(HFModel(tiny(), name="tiny", weight_format="fp16w", self_test=False)) != "int4"
-
-
 def test_with_a_head_it_takes_that_too(shipped: Path) -> None:
     assert (stands_for(target()), stands_for(target(), learning=False)) == (ALL, "head")
 

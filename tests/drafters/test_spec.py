@@ -18,7 +18,6 @@ from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import is_model, learns, load_drafter
 from draftree.drafters.spec import DrafterSpec, StageSpec
-from draftree.engine.engine import Engine
 from draftree.engines import load_engine
 from draftree.errors import ConfigError, DraftreeWarning, InputError, UnknownNameError, VocabularyError
 from draftree.models.base import LanguageModel
@@ -63,32 +62,32 @@ def source(name: str, model: HFModel) -> CascadeSource:
 
 
 def test_levels_are_written_from_the_lowest_up_with_settings_of_their_own() -> None:
-    assert DrafterSpec.parse("lookup+recycle > head:method=static:width=3 > int8:loop=never:pending=9").stages == (
+    assert DrafterSpec.parse("lookup+recycle > head:method=static:width=3 > self:loop=never:pending=9").stages == (
         StageSpec(("lookup", "recycle")),
         StageSpec(("head",), {"method": "static", "width": "3"}),
-        StageSpec(("int8",), {"loop": "never", "pending": "9"}),
+        StageSpec(("self",), {"loop": "never", "pending": "9"}),
     )
 
 
 def test_what_is_no_cascade_is_one_level(tmp_path: Path) -> None:
     odd = tmp_path / "a>b:c=d"
     odd.mkdir()
-    for name in ("lookup", "int8", "a/model:latest", str(odd)):
+    for name in ("lookup", "self", "a/model:latest", str(odd)):
         assert DrafterSpec.parse(name).stages == (StageSpec((name,)),)
 
 
 def test_settings_reach_what_they_are_of(model: HFModel) -> None:
-    made = source("lookup:method=static:width=3:depth=2>int8:loop=entropy:tau=0.7:pending=5", model)
+    made = source("lookup:method=static:width=3:depth=2>self:loop=entropy:tau=0.7:pending=5", model)
     assert made.policy == StaticTree(3, 2)
     assert made.settings == LoopBack(0.7, 5)
-    default = source("lookup>int8", model)
+    default = source("lookup>self", model)
     assert default.policy == DynamicWindow()
     assert default.settings == LoopBack()
 
 
 def test_levels_nest_to_any_depth_and_are_of_any_kind(model: HFModel) -> None:
-    made = source("lookup>recycle+lookup>int8>self", model)
-    assert made.stage_names == ("lookup", "recycle+lookup", "int8", "self")
+    made = source("lookup>recycle+lookup>self>self", model)
+    assert made.stage_names == ("lookup", "recycle+lookup", "self", "self")
     inner = made.lower
     assert isinstance(inner, CascadeSource)
     assert isinstance(made.upper, ModelSource)
@@ -103,23 +102,15 @@ def test_levels_nest_to_any_depth_and_are_of_any_kind(model: HFModel) -> None:
 def test_an_engine_of_names_gives_the_targets_text(folder: Path, method: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
     plain = load_engine(str(folder), drafter="none").generate(["the rain is in"], params)[0].token_ids
-    engine = load_engine(str(folder), drafter="lookup>int8:loop=entropy:tau=0.7", method=method)
+    engine = load_engine(str(folder), drafter="lookup>self:loop=entropy:tau=0.7", method=method)
     assert engine.generate(["the rain is in"], params)[0].token_ids == plain
 
 
-def test_the_target_in_another_weight_format_is_loaded_once_more(folder: Path, model: HFModel) -> None:
-    made = source("lookup>fp16w", model)
-    assert isinstance(made.upper, ModelSource)
-    assert made.upper.model.capabilities.weight_format == "fp16w"
-    g = Engine(model, TreeDrafter(StaticTree(1, 3), made)).generate([[5, 6, 7]], SamplingParams(max_tokens=TOKENS))[0]
-    assert g.token_ids == Engine(model).generate([[5, 6, 7]], SamplingParams(max_tokens=TOKENS))[0].token_ids
-
-
 def test_cascades_learn_and_are_no_models() -> None:
-    for name in ("lookup>fp16w", "lookup>some/model"):
+    for name in ("lookup>mtp", "lookup>some/model"):
         assert learns(DrafterSpec.parse(name))
         assert not is_model(DrafterSpec.parse(name))
-    for name in ("int8", "auto", "none"):
+    for name in ("self", "auto", "none"):
         assert not is_model(DrafterSpec.parse(name))
     assert is_model(DrafterSpec.parse("some/model"))
 
@@ -130,25 +121,25 @@ def test_cascades_learn_and_are_no_models() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("lookup>", "'lookup>' has a stage without a name: write it as lookup>int8"),
-        (">int8", "has a stage without a name"),
-        ("lookup:loop=never>int8", "its first stage has no setting 'loop': it has method and its settings"),
-        ("lookup>int8:cap=3", "its last stage has no setting 'cap': it has loop, tau, pending, memory"),
-        ("lookup:cap=2:floor=3>int8", "cap is 2 and floor 3"),
-        ("lookup:method=hsddw:start=-1>int8", "start is -1.0: use an entropy in nats"),
-        ("lookup:method=chian>int8", "no method 'chian': did you mean chain"),
-        ("lookup:depth=x:method=chain>int8", "depth is 'x': method chain needs a whole number there"),
-        ("lookup>int8:loop=often", "loop is 'often': choose from entropy, never"),
-        ("lookup>int8:tau=-2", "tau is -2.0: use an entropy in nats"),
-        ("lookup>int8:tau=high", "tau is 'high': use an entropy"),
-        ("lookup>int8:memory=0.5", "memory is 0.5: use a number of tokens, 1 or more, or inf"),
-        ("lookup>int8:memory=long", "memory is 'long': use a number of tokens"),
-        ("lookup:share=0.6>int8", "method hsddw has no setting 'share'"),
-        ("lookup:method=hsddw:memory=0>int8", "memory is 0.0: use a number of tokens"),
-        ("lookup>int8:pending=0", "pending is 0: use at least 1 token"),
-        ("lookup>int8:pending=few", "pending is 'few': use a whole number"),
-        ("none>int8", "none is no stage of a cascade"),
-        ("auto>int8", "auto is no stage of a cascade"),
+        ("lookup>", "'lookup>' has a stage without a name: write it as lookup>head"),
+        (">self", "has a stage without a name"),
+        ("lookup:loop=never>self", "its first stage has no setting 'loop': it has method and its settings"),
+        ("lookup>self:cap=3", "its last stage has no setting 'cap': it has loop, tau, pending, memory"),
+        ("lookup:cap=2:floor=3>self", "cap is 2 and floor 3"),
+        ("lookup:method=hsddw:start=-1>self", "start is -1.0: use an entropy in nats"),
+        ("lookup:method=chian>self", "no method 'chian': did you mean chain"),
+        ("lookup:depth=x:method=chain>self", "depth is 'x': method chain needs a whole number there"),
+        ("lookup>self:loop=often", "loop is 'often': choose from entropy, never"),
+        ("lookup>self:tau=-2", "tau is -2.0: use an entropy in nats"),
+        ("lookup>self:tau=high", "tau is 'high': use an entropy"),
+        ("lookup>self:memory=0.5", "memory is 0.5: use a number of tokens, 1 or more, or inf"),
+        ("lookup>self:memory=long", "memory is 'long': use a number of tokens"),
+        ("lookup:share=0.6>self", "method hsddw has no setting 'share'"),
+        ("lookup:method=hsddw:memory=0>self", "memory is 0.0: use a number of tokens"),
+        ("lookup>self:pending=0", "pending is 0: use at least 1 token"),
+        ("lookup>self:pending=few", "pending is 'few': use a whole number"),
+        ("none>self", "none is no stage of a cascade"),
+        ("auto>self", "auto is no stage of a cascade"),
         ("lookup>layers=1", "no drafter 'layers=1'"),
         ("lookup>no-such-folder/x/y", "no drafter 'no-such-folder/x/y'"),
     ],
@@ -159,7 +150,7 @@ def test_names_that_cannot_be_are_answered_in_one_line(model: HFModel, name: str
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(("name", "level"), [("lookup>{}", 2), ("{}>lookup", 1), ("lookup>{}>int8", 2)])
+@pytest.mark.parametrize(("name", "level"), [("lookup>{}", 2), ("{}>lookup", 1), ("lookup>{}>self", 2)])
 def test_a_level_of_another_vocabulary_is_named_with_both_sizes(
     model: HFModel, tmp_path: Path, name: str, level: int
 ) -> None:
@@ -169,34 +160,35 @@ def test_a_level_of_another_vocabulary_is_named_with_both_sizes(
 
 
 def test_a_level_that_takes_longer_than_the_target_is_warned_of(
-    model: HFModel, monkeypatch: pytest.MonkeyPatch
+    model: HFModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(of: LanguageModel) -> Profile:
         return costs(0.02 if of is model else 0.03)
 
     monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", slow)
+    other = save_tiny(tmp_path / "other", seed=1)
     with pytest.warns(DraftreeWarning, match=r"stage 2, .*: its pass takes 30.0 ms and the target's 20.0 ms"):
-        load_drafter("lookup>int8", model, StaticTree())
+        load_drafter(f"lookup>{other}", model, StaticTree())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_drafter("lookup>self", model, StaticTree())
 
 
 def test_a_recycle_file_is_for_a_level_that_recycles(model: HFModel, tmp_path: Path) -> None:
-    load_drafter("recycle>int8", model, StaticTree(), recycle_file=tmp_path / "table.safetensors")
+    load_drafter("recycle>self", model, StaticTree(), recycle_file=tmp_path / "table.safetensors")
     with pytest.raises(ConfigError, match="does not recycle"):
-        load_drafter("lookup>int8", model, StaticTree(), recycle_file=tmp_path / "table.safetensors")
+        load_drafter("lookup>self", model, StaticTree(), recycle_file=tmp_path / "table.safetensors")
 
 
 def test_a_misspelt_lower_level_is_found_before_anything_is_loaded() -> None:
     with pytest.raises(UnknownNameError, match="no method 'chian'"):
-        load_engine("./never-loaded", drafter="lookup:method=chian>int8", method="chain")
+        load_engine("./never-loaded", drafter="lookup:method=chian>self", method="chain")
 
 
 def test_without_looping_back_every_level_above_the_lowest_never_does() -> None:
-    assert str(DrafterSpec.parse("lookup>int8").without_loop_back()) == "lookup>int8:loop=never"
-    whole = DrafterSpec.parse("lookup:method=static:width=3 > fp16w:tau=0.5 > int8:loop=never").without_loop_back()
-    assert str(whole) == "lookup:method=static:width=3>fp16w:tau=0.5:loop=never>int8:loop=never"
+    assert str(DrafterSpec.parse("lookup>self").without_loop_back()) == "lookup>self:loop=never"
+    whole = DrafterSpec.parse("lookup:method=static:width=3 > head:tau=0.5 > self:loop=never").without_loop_back()
+    assert str(whole) == "lookup:method=static:width=3>head:tau=0.5:loop=never>self:loop=never"
     assert [stage.loop_back().pending for stage in whole.stages[1:]] == [1, 1]
 
 
@@ -204,7 +196,7 @@ def test_without_looping_back_every_level_above_the_lowest_never_does() -> None:
     ("name", "said"),
     [
         ("lookup", "drafter 'lookup' is no cascade and never loops back: leave --no-loop-back out, or name one as"),
-        ("lookup>int8:loop=entropy", "stage int8 has loop=entropy: leave that out, or --no-loop-back"),
+        ("lookup>self:loop=entropy", "stage self has loop=entropy: leave that out, or --no-loop-back"),
     ],
 )
 def test_what_does_not_go_with_no_looping_back_is_refused(name: str, said: str) -> None:
@@ -217,7 +209,7 @@ def test_what_does_not_go_with_no_looping_back_is_refused(name: str, said: str) 
     [
         ["generate", "x", "--drafter", "lookup", "--no-loop-back"],
         ["chat", "--drafter", "lookup", "--no-loop-back"],
-        ["bench", "--suite", "spec-bench", "--out", "x", "--drafters", "lookup>int8,lookup", "--no-loop-back"],
+        ["bench", "--suite", "spec-bench", "--out", "x", "--drafters", "lookup>self,lookup", "--no-loop-back"],
     ],
 )
 def test_the_flag_says_in_a_line_that_a_drafter_is_no_cascade(command: list[str]) -> None:
@@ -228,7 +220,7 @@ def test_the_flag_says_in_a_line_that_a_drafter_is_no_cascade(command: list[str]
 
 
 def test_the_flag_reaches_the_levels(folder: Path) -> None:
-    command = ["generate", "the rain", "--target", str(folder), "--drafter", "lookup>int8", "--no-loop-back"]
+    command = ["generate", "the rain", "--target", str(folder), "--drafter", "lookup>self", "--no-loop-back"]
     found = CliRunner().invoke(app, [*command, "--raw", "--json", "--max-tokens", "12"])
     assert found.exit_code == 0, found.output
     stats = json.loads(found.stdout)["stats"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from draftree.models.huggingface.attention import EAGER, NAME, attend, attend_as_one, grouped_sdpa, take_over
+from draftree.models.huggingface.attention import EAGER, NAME, attend_as_one, grouped_sdpa, take_over
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..tiny import FAMILIES, causal_logits, tiny
@@ -56,9 +56,10 @@ def test_grouped_sdpa_equals_transformers_sdpa(heads: int, kv_heads: int, width:
 @HEADS
 @pytest.mark.parametrize("width", [1, 2, 13])
 def test_query_heads_asked_as_further_queries_find_the_same(heads: int, kv_heads: int, width: int) -> None:
-    _, query, key, value, mask = inputs(heads, kv_heads, width)
+    layer, query, key, value, mask = inputs(heads, kv_heads, width)
     ours = attend_as_one(query, key, value, additive(mask), 0.5)
-    torch.testing.assert_close(ours, attend(query, key, value, additive(mask), 0.5), atol=1e-6, rtol=0)
+    theirs, _ = sdpa_attention_forward(layer, query, key, value, additive(mask), scaling=0.5)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
 @HEADS

@@ -221,26 +221,6 @@ def test_compact_touches_only_the_slots_that_the_path_fills() -> None:
         assert changed == [[1, start + 1], [1, start + 2]]
 
 
-def test_layers_that_are_allotted_together_share_blocks() -> None:
-    """A pass that brings all layers at once; each keeps its own states through growth, compaction and copies."""
-    cache = TreeCache(20)
-    cache.place(0, [0], [4], CPU)
-    keys, values = cache.storage(torch.empty(1, HEADS, 1, DIM))
-    for n, (key, value) in enumerate(zip(keys, values, strict=True)):
-        key[0, :, :4] = torch.arange(4.0)[:, None] + 10 * n
-        value[0, :, :4] = -torch.arange(4.0)[:, None] - 10 * n
-    before = cache.nbytes
-    cache.reserve(1, GRAIN + 1)
-    assert cache.nbytes == 2 * before
-    cache.compact(0, 1, [1, 2])
-    cache.copy_row(0, 1, 3)
-    for n, (key, value) in enumerate(storage(cache)):
-        assert key.shape[1] == HEADS
-        for row in (0, 1):
-            assert key[row, 0, :3, 0].tolist() == [10 * n, 10 * n + 2, 10 * n + 3]
-            assert torch.equal(value[row, :, :3], -key[row, :, :3])
-
-
 def test_copy_row_copies_the_first_slots_and_no_more() -> None:
     cache = TreeCache(LAYERS)
     write(cache, 0, [0, 0, 0], 9)

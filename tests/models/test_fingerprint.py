@@ -1,4 +1,4 @@
-"""Fingerprints of weights: the same in every dtype and weight format, another for other weights."""
+"""Fingerprints of weights: the same in every dtype, another for other weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from draftree.drafters.base import TokenSource
-from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.probe import fingerprint
 
 from ..pairs import relative, source, target
@@ -17,11 +16,6 @@ from ..tiny import tiny
 def test_rounding_to_another_dtype_keeps_it(dtype: torch.dtype) -> None:
     weights = [*tiny().parameters(), torch.tensor([1e-30, -1e-30])]  # the last are 0 and -0 in half precision
     assert fingerprint(w.to(dtype) for w in weights) == fingerprint(weights)
-
-
-def test_weight_formats_of_a_loaded_model_keep_it() -> None:
-    """Linear layers are replaced and their weights freed, after the fingerprint has been taken."""
-    assert HFModel(tiny(), weight_format="int8").capabilities.fingerprint == target().capabilities.fingerprint
 
 
 def test_other_weights_have_another_one_however_near_they_are() -> None:
@@ -42,16 +36,6 @@ def test_an_entry_beyond_the_sample_of_a_large_tensor_is_reached() -> None:
     other = one.clone()
     other[50_000:] = -1
     assert fingerprint([one]) != fingerprint([other])
-
-
-def test_the_target_drafting_in_another_way_is_told_apart() -> None:
-    model = target()
-    found = [
-        m.capabilities.fingerprint
-        for m in (model.twin(), model.in_weight_format("int8"), model.in_weight_format("int4"))
-    ]
-    assert found[0] == model.capabilities.fingerprint
-    assert len(set(found)) == len(found)
 
 
 def test_sources_without_a_model_go_by_their_names_and_joined_ones_by_their_parts() -> None:

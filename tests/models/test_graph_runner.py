@@ -30,8 +30,8 @@ def graphs(kind: str = "llama", attention: str = "sdpa") -> HFModel:
 
 
 def shapes(model: HFModel) -> list[tuple[int, ...]]:
-    assert isinstance(model._stock, GraphRunner)
-    return model._stock.shapes
+    assert isinstance(model._runner, GraphRunner)
+    return model._runner.shapes
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -56,7 +56,7 @@ def test_a_pass_of_a_full_bucket_is_bit_equal() -> None:
     row, tree = prefill(model, random_ids(rng, 64 - 8)), random_tree(rng, 8)
     wanted = extended(model, [row], [tree])
     model.commit(row, [])
-    model._stock = GraphRunner(StockRunner(model.model))
+    model._runner = GraphRunner(StockRunner(model.model))
     assert torch.equal(extended(model, [row], [tree]), wanted)
 
 
@@ -160,7 +160,7 @@ class Frozen:
         return again
 
     def _storage(self) -> list[Tensor]:
-        return [states for block in self._cache()._blocks for states in block.states]
+        return self._cache().storage
 
 
 def _set(placement: Placement, to: Placement) -> None:
@@ -171,7 +171,7 @@ def _set(placement: Placement, to: Placement) -> None:
 def frozen(kind: str = "llama", refused: str = "") -> tuple[HFModel, Frozen]:
     model = graphs(kind)
     capture = Frozen(lambda: model.cache, refused)
-    model._stock = GraphRunner(StockRunner(model.model), capture)
+    model._runner = GraphRunner(StockRunner(model.model), capture)
     return model, capture
 
 
@@ -203,7 +203,7 @@ def test_a_replay_writes_over_nothing_that_was_given_away() -> None:
     rng = Random(6)
     model, capture = frozen()
     model.track_features()
-    model._stock = GraphRunner(StockRunner(model.model, model._hidden), capture)
+    model._runner = GraphRunner(StockRunner(model.model, model._hidden), capture)
     row = prefill(model, random_ids(rng, 5))
     first = [extended(model, [row], [random_tree(rng, 4)]) for _ in range(1)]
     model.commit(row, [])
@@ -217,7 +217,7 @@ def test_a_replay_writes_over_nothing_that_was_given_away() -> None:
 def test_a_pass_that_keeps_other_hidden_states_is_another_graph() -> None:
     model, capture = frozen()
     model.track_features(FeatureSpec((1,)))
-    model._stock = GraphRunner(StockRunner(model.model, model._hidden), capture)
+    model._runner = GraphRunner(StockRunner(model.model, model._hidden), capture)
     for wanted in (FeatureSpec((1,)), FeatureSpec((0, 1))):
         model.track_features(wanted)
         row = prefill(model, [3, 1, 4])
@@ -237,11 +237,11 @@ def test_what_cannot_be_captured_is_said_and_made_without() -> None:
         tree = random_tree(rng, 4)
         assert_close(extended(model, [row], [tree])[0], expected("llama", [1, 2, 3], tree))
         model.commit(row, [])
-    assert isinstance(model._stock, GraphRunner)
-    assert "not permitted" in model._stock.uncaptured and "shape" in model._stock.uncaptured
+    assert isinstance(model._runner, GraphRunner)
+    assert "not permitted" in model._runner.uncaptured and "shape" in model._runner.uncaptured
 
 
 def test_a_processor_says_that_it_captures_nothing() -> None:
     model = graphs()
-    assert isinstance(model._stock, GraphRunner)
-    assert model._stock.uncaptured == "device cpu has no CUDA graphs"
+    assert isinstance(model._runner, GraphRunner)
+    assert model._runner.uncaptured == "device cpu has no CUDA graphs"

@@ -176,11 +176,10 @@ def stock_states(kind: str, ids: list[int], wanted: FeatureSpec) -> Tensor:
     return torch.cat([found[layer][0] for layer in wanted.layers], dim=-1)
 
 
-@pytest.mark.parametrize("runner", ["eager", "graph", "fused"])
+@pytest.mark.parametrize("runner", ["eager", "graph"])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_what_chosen_layers_read_is_what_transformers_says(kind: str, runner: str) -> None:
-    form: dict[str, Any] = {"weight_format": "fp32"} if runner == "fused" else {"runner": runner}
-    model = HFModel(tiny(kind), self_test=False, **form)
+    model = HFModel(tiny(kind), self_test=False, runner=runner)
     wanted = LAYERS if kind != "opt" else FeatureSpec((2, 0, 1))  # OPT's last norm is in front of its output layer
     model.track_features(wanted)
     rows = [prefill(model, PROMPT), prefill(model, PROMPT[:2])]

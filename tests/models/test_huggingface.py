@@ -16,6 +16,7 @@ from torch import Tensor
 from draftree.errors import CacheError, PromptError, UnsupportedModelError
 from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import probe
+from draftree.models.huggingface.cache import TreeCache
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import Pass, StockRunner
 
@@ -58,8 +59,8 @@ def test_open_computes_the_logits_of_the_last_prompt_token_only(kind: str) -> No
 
 def test_open_takes_the_last_logits_of_a_model_that_computes_them_all() -> None:
     model, prompt = fresh("llama"), [1, 2, 3, 4]
-    assert isinstance(model._stock, StockRunner)
-    model._stock._selects = False
+    assert isinstance(model._runner, StockRunner)
+    model._runner._selects = False
     assert_close(prefilled(model, prompt)[1], causal_logits(reference("llama"), prompt)[-1])
 
 
@@ -280,9 +281,9 @@ def open_mask(self: HFModel, mask: Tensor) -> Tensor:
 def depthless_positions(forward: Any) -> Any:
     """Positions count slots, as a model does that is given none."""
 
-    def count_slots(self: HFModel, step: Pass) -> Any:
-        end = self.cache.placement.end
-        return forward(self, replace(step, positions=torch.arange(end - len(step.tokens), end)))
+    def count_slots(self: StockRunner, step: Pass, cache: TreeCache) -> Any:
+        end = cache.placement.end
+        return forward(self, replace(step, positions=torch.arange(end - len(step.tokens), end)), cache)
 
     return count_slots
 
@@ -297,7 +298,7 @@ def test_a_model_that_ignores_mask_or_positions_would_be_seen(
     if fault == "mask":
         monkeypatch.setattr(HFModel, "_additive", open_mask)
     else:
-        monkeypatch.setattr(HFModel, "_forward", depthless_positions(HFModel._forward))
+        monkeypatch.setattr(StockRunner, "forward", depthless_positions(StockRunner.forward))
     prompt, tree = random_ids(rng, 8), nodes(random_ids(rng, 6), SHAPES["two branches"])
     logits, wanted = extended(model, [prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree)
     assert (logits - wanted).abs().max() > 1000 * ATOL

@@ -13,28 +13,16 @@ from draftree.models.huggingface.hf_model import HFModel
 
 from ..references import extended
 from ..tiny import FAMILIES, VOCAB, tiny
-from .cpu.test_fused_layers import LLAMA_KIND
 from .trees import assert_close, expected, random_ids, random_tree
 
 LENGTHS = (9, 4, 17, 6)
-KINDS = [
-    *((kind, attention, None) for kind in FAMILIES for attention in ("sdpa", "eager")),
-    *((kind, "sdpa", "fp32") for kind in sorted(LLAMA_KIND)),
-]
-
-
-def made(kind: str, attention: str, weight_format: str | None) -> HFModel:
-    model = HFModel(tiny(kind, attention=attention), weight_format=weight_format, self_test=False)
-    assert (model._decoder is not None) == (weight_format is not None)
-    return model
 
 
 @pytest.mark.parametrize(("size", "wanted"), [(40, None), (60, 1), (60, 0)])
-@pytest.mark.parametrize(("kind", "attention", "weight_format"), KINDS)
-def test_a_chunk_beside_trees_is_read_as_alone(
-    kind: str, attention: str, weight_format: str | None, size: int, wanted: int | None
-) -> None:
-    rng, model = Random(0), made(kind, attention, weight_format)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_chunk_beside_trees_is_read_as_alone(kind: str, attention: str, size: int, wanted: int | None) -> None:
+    rng, model = Random(0), HFModel(tiny(kind, attention=attention), self_test=False)
     prompts = [random_ids(rng, n) for n in LENGTHS]
     rows = [prefill(model, prompt) for prompt in prompts]
     nodes = [Nodes.chain(random_ids(rng, size), wanted), *(random_tree(rng, n) for n in (1, 3, 12))]

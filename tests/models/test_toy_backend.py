@@ -28,14 +28,13 @@ from draftree.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from draftree.models.abilities import (
     DraftHead,
     FeatureModel,
-    SelfDraftingModel,
     TextModel,
     TimedModel,
     TrainableModel,
+    TwinModel,
     trainable,
 )
-from draftree.models.base import ForestModel, LanguageModel, prefill
-from draftree.models.cpu.quantization import WEIGHT_FORMATS
+from draftree.models.base import STOCK, ForestModel, LanguageModel, prefill
 from draftree.models.heads.eagle_file import fits, load_head, save_head
 from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.heads.eagle_model import HeadModel
@@ -64,7 +63,7 @@ def test_it_has_rows_and_no_ability_beside() -> None:
     toy = ToyModel(VOCAB)
     assert isinstance(toy, LanguageModel)
     assert isinstance(toy, ForestModel)
-    for ability in (TextModel, FeatureModel, SelfDraftingModel, TrainableModel, DraftHead, TimedModel):
+    for ability in (TextModel, FeatureModel, TwinModel, TrainableModel, DraftHead, TimedModel):
         assert not isinstance(toy, ability)
 
 
@@ -86,7 +85,7 @@ def test_auto_is_what_it_can_do() -> None:
     assert load_drafter(ToyModel(VOCAB, 1), toy, policy("opt-tree")).name == "toy"
 
 
-@pytest.mark.parametrize("name", ["int4", "self", "head"])
+@pytest.mark.parametrize("name", ["self", "head"])
 def test_a_drafter_that_needs_an_ability_is_refused_with_a_way_out(name: str) -> None:
     with pytest.raises((UnsupportedModelError, UnknownNameError)) as caught:
         load_source(name, ToyModel(VOCAB))
@@ -164,10 +163,9 @@ def test_a_head_scores_its_vocabulary_and_the_texts_tokens_with_their_biases() -
     assert bool((logits[5:] == float("-inf")).all())
 
 
-def test_a_head_of_a_quantized_backend_computes_in_float32_or_a_weight_format_of_ours() -> None:
-    """Whatever the backend calls its own."""
+def test_a_head_of_a_quantized_backend_computes_in_float32() -> None:
     can = head_of(ToyFeatureModel(weight_format="Q4_1")).capabilities
-    assert can.weight_format in WEIGHT_FORMATS
+    assert (can.weight_format, can.linear_layers) == (STOCK, "")
     assert (can.dtype, can.device, can.attention) == ("float32", "cpu", "sdpa")
 
 

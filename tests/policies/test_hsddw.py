@@ -191,7 +191,7 @@ def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, Cascade
 
 def test_the_method_hsddw_over_a_cascade_is_the_published_one(folder: Path) -> None:
     """One method name sets all: M1's window, and a run that tau2 and its cap alone end."""
-    made, source = loaded("lookup>int8", "hsddw", load_huggingface(str(folder)))
+    made, source = loaded("lookup>self", "hsddw", load_huggingface(str(folder)))
     assert made.policy == StaticTree(1, MAX_NODES)
     assert source.policy == DynamicWindow(Window(None, True, 1, 10, math.inf))
     assert source.settings == LoopBack(None, 50, math.inf)
@@ -200,15 +200,15 @@ def test_the_method_hsddw_over_a_cascade_is_the_published_one(folder: Path) -> N
 def test_a_level_with_a_method_of_its_own_keeps_it(folder: Path) -> None:
     model = load_huggingface(str(folder))
     for below in ("lookup:method=static:depth=2", "lookup:cap=7"):
-        _, source = loaded(f"{below}>int8", "hsddw", model)
-        assert source.policy == DrafterSpec.parse(f"{below}>int8").stages[0].policy()
+        _, source = loaded(f"{below}>self", "hsddw", model)
+        assert source.policy == DrafterSpec.parse(f"{below}>self").stages[0].policy()
 
 
 def test_a_middle_level_has_settings_of_both_roles() -> None:
-    _, middle, _ = DrafterSpec.parse("lookup>fp16w:method=hsddw:cap=4:memory=9:tau=0.5>int8").stages
+    _, middle, _ = DrafterSpec.parse("lookup>head:method=hsddw:cap=4:memory=9:tau=0.5>self").stages
     assert middle.policy() == DynamicWindow(Window(cap=4, memory=9.0))
     assert middle.loop_back() == LoopBack(tau=0.5, memory=9.0)
-    _, other, _ = DrafterSpec.parse("lookup>fp16w:method=chain:memory=9>int8").stages
+    _, other, _ = DrafterSpec.parse("lookup>head:method=chain:memory=9>self").stages
     assert other.policy() == StaticTree(1, 4)
     assert other.loop_back().memory == 9.0
 
@@ -216,8 +216,8 @@ def test_a_middle_level_has_settings_of_both_roles() -> None:
 @pytest.mark.parametrize(
     ("drafter", "method", "memories"),
     [
-        ("lookup>int8", "hsddw", ("Infinity", "Infinity")),
-        ("lookup:method=hsddw:memory=30>int8:loop=entropy:tau=first:memory=40", "chain", (30.0, 40.0)),
+        ("lookup>self", "hsddw", ("Infinity", "Infinity")),
+        ("lookup:method=hsddw:memory=30>self:loop=entropy:tau=first:memory=40", "chain", (30.0, 40.0)),
     ],
 )
 def test_memories_reach_both_levels_from_the_command_line(
@@ -235,7 +235,7 @@ def test_memories_reach_both_levels_from_the_command_line(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("drafter", ["lookup", "int8", "lookup>int8", "lookup:method=hsddw:crossing=drop>self"])
+@pytest.mark.parametrize("drafter", ["lookup", "self", "lookup>self", "lookup:method=hsddw:crossing=drop>self"])
 def test_ids_are_those_of_autoregressive_decoding(folder: Path, drafter: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
     prompts = ["the rain is in", "a rose is a rose is a"]

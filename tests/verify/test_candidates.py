@@ -44,9 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("target"))
 
 
-@pytest.mark.parametrize("drafter", ["self", "int8", "recycle", "lookup+recycle+int8", "lookup>int8"])
+@pytest.mark.parametrize("drafter", ["self", "recycle", "lookup+recycle+self", "lookup>self"])
 def test_ids_are_the_targets_own_with_either_kind(folder: Path, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A twin, the target's own rows, n-grams and a table, an ensemble, a cascade; greedy and sampled in one batch.
+    """A twin, n-grams and a table, an ensemble, a cascade; greedy and sampled in one batch.
 
     Costs are given: a level that a busy machine finds slower than the target is warned of.
     """

@@ -21,7 +21,7 @@ from ..models.base import ForestModel, LanguageModel, prefill_scored
 from ..request import Stats
 from ..text import Prompt, Tokenizer, encode
 from .beam_distributions import BeamDraws, target_distributions
-from .drafting import DepthRule, draft_width, grow
+from .drafting import DepthRule, grow
 from .forest import Beam, BeamRequest, DraftRecord, TreeRow, feed
 from .params import BeamParams
 from .speculative import DraftForest, sample, search
@@ -112,7 +112,7 @@ class BeamEngine:
             raise ConfigError(f"{target.capabilities.name} cannot keep beams in one cache: decode without --beams")
         if source is not None and not isinstance(source, BeamSource):
             raise ConfigError(
-                f"drafter {source.name} drafts one sequence, not beams: use a draft model, a head, int4, lookup or none"
+                f"drafter {source.name} drafts one sequence, not beams: use a draft model, a head, lookup or none"
             )
         for model in source.models if source is not None and not isinstance(source, EagleSource) else ():
             if not isinstance(model, ForestModel):
@@ -175,10 +175,9 @@ class BeamEngine:
     def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> BeamRequest:
         ids, limit = fitted(self.target, ids, params)
         params = for_request(params, len(ids), self.target.capabilities)
-        drafted = beams.draft_width or (draft_width(self.source, beams.width) if self.source else None)
         # searched beams are the same whatever was drafted: what was learned of drafts serves all of them
         record = None if params.temperature else self.records.setdefault(beams, DraftRecord())
-        return BeamRequest(ids, params, beams, limit, self.target.capabilities.eos_ids, record, drafted)
+        return BeamRequest(ids, params, beams, limit, self.target.capabilities.eos_ids, record)
 
     @torch.inference_mode()
     def open(self, request: BeamRequest) -> None:

@@ -24,19 +24,12 @@ from .forest import BeamNode, BeamRequest
 from .params import DEEPEST, DEFAULT_DEPTH
 from .speculative import DraftForest, DraftLayer, expected_layers
 
-_NEAR, _MODEL, _OTHER = 0.97, 0.9, 0.7
-"""How often a beam of a layer was drafted, as long as nothing is known: by the target's own weights, by another model,
-by a head or n-grams."""
+_MODEL, _OTHER = 0.9, 0.7
+"""How often a beam of a layer was drafted, as long as nothing is known: by a model, by a head or n-grams."""
 _PRIOR = 2.0
 """Layers that these count for. As the record fades they return, and drafts are tried again."""
 _MARGIN = 1.1
 """Drafts must promise to be so much faster than none: no profile has the costs of draws, or its own error."""
-
-
-def draft_width(source: BeamSource, beams: int) -> int:
-    """Drafted beams W_S that so many beams are best drafted with: more where its distributions are not the target's,
-    for of each layer all W must be drafted."""
-    return beams if source.near else 2 * beams
 
 
 def layers_left(source: BeamSource, request: BeamRequest) -> int:
@@ -104,9 +97,9 @@ class DepthRule:
         """The depth that is likely to be fastest, and the layers a second of it and of none."""
         record, source = request.record, self.source
         weak = source.model is None or isinstance(source, EagleSource)
-        prior = _NEAR if source.near else _OTHER if weak else _MODEL
+        prior = _OTHER if weak else _MODEL
         a = (record.went_on + _PRIOR * prior**beams) / (record.reached + _PRIOR)
-        nodes = (record.nodes + _PRIOR * request.drafted) / (record.layers + _PRIOR)
+        nodes = (record.nodes + _PRIOR * request.beams.drafted) / (record.layers + _PRIOR)
         undrafted = 1 / verify.seconds(beams, context)
         best, rate, drafting = 0, _MARGIN * undrafted, 0.0
         for depth in range(1, DEEPEST + 1):
@@ -151,11 +144,7 @@ def grow(
         own, numbers = random if request.params.temperature else None, dict(request.open_tree.numbers)
         growing.append(_Growing(request, own, request.ends, counts, left, numbers))
     if some := [g for g in growing if g.left > 0]:
-        trunks = [g.request.trunk for g in some]
-        try:
-            _grow(source, some)
-        finally:
-            source.leave(trunks)
+        _grow(source, some)
     return [DraftForest(g.layers, g.drafted) for g in growing]
 
 
@@ -163,7 +152,7 @@ def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
     sampled = any(g.draws for g in growing)
     drawing = Drawing.WITH_REPLACEMENT if sampled else Drawing.TOP
     scorer = source.begin([g.request.trunk for g in growing], drawing)
-    width = max(1 if g.draws else g.request.drafted + len(g.request.eos_ids) for g in growing)
+    width = max(1 if g.draws else g.request.beams.drafted + len(g.request.eos_ids) for g in growing)
     while any(g.left > 0 and g.nodes for g in growing):
         new, ends = list[UnscoredNode](), list[tuple[_Growing, int]]()
         for b, g in enumerate(growing):
@@ -197,7 +186,7 @@ def _drawn(g: _Growing, draws: BeamDraws, found: Candidates, rows: range) -> Map
     logprobs = np.stack([found.distributions[row].dense(vocab_size) for row in rows])
     cells = beam_distribution([node.score for node in parents], g.counts, logprobs, request.params, request.beams.warp)
     drafts = []
-    for row, token in draws.draft_cells(cells, request.drafted, len(g.layers)):
+    for row, token in draws.draft_cells(cells, request.beams.drafted, len(g.layers)):
         drafts.append(_node(g, parents[row], token, float(logprobs[row, token])))
     g.layers.append(DraftLayer(parents, cells, drafts))
     return Counter(node for node in drafts if request.ended(node) is None)
@@ -209,7 +198,7 @@ def _top(g: _Growing, found: Candidates, rows: range) -> Mapping[BeamNode, int]:
     logprobs = found.logprobs[rows.start : rows.stop]
     scores = logprobs + torch.tensor([node.score for node in parents])[:, None]
     scores[torch.isin(tokens, torch.tensor(list(g.request.eos_ids), dtype=torch.int64))] = -math.inf
-    top = scores.flatten().topk(min(g.request.drafted, scores.numel()))
+    top = scores.flatten().topk(min(g.request.beams.drafted, scores.numel()))
     drafts = []
     for score, index in zip(top.values.tolist(), top.indices.tolist(), strict=True):
         if score > -math.inf:

@@ -198,7 +198,6 @@ class BeamRequest:
         trunk: what a token source sees of it: the prompt, and the tokens that the target has committed since; to draw
             from its distributions they are warped here with the token warp alone.
         limit: most tokens of a beam.
-        drafted: drafted beams W_S of a layer.
         tree: its tree in the target's cache; None once it is closed.
         running: beams that go on, all of one length.
         finished: at most W, best first.
@@ -218,14 +217,12 @@ class BeamRequest:
         limit: int,
         eos_ids: frozenset[int],
         record: DraftRecord | None = None,
-        drafted: int | None = None,
     ) -> None:
         self.ids = list(ids)
         self.params = params
         self.beams = beams
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.limit = limit
-        self.drafted = drafted or beams.drafted
         self.eos_ids = frozenset() if params.ignore_eos else eos_ids
         self.root = BeamNode(self.ids[-1])
         joint = params.temperature and beams.warp == "joint"

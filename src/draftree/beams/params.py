@@ -37,7 +37,7 @@ class BeamParams:
         length_penalty: a sequence of L generated tokens scores its log-probability over L ** length_penalty.
         early_stopping: of beam search, transformers' own: True ends with the W-th finished beam; False and "never" also
             check whether a running one could still win, "never" by the greatest length that it may reach.
-        draft_width: drafted beams W_S of a layer; None: as many as suit the drafter, at most twice W.
+        draft_width: drafted beams W_S of a layer; None: twice W, for of each layer all W must be drafted.
         depth: drafted layers gamma; None: as many as are likely to be fastest by measured pass times, none included; 3
             where these cannot be measured.
         threshold: t of the dynamic width (Eq. 7); None: W beams in every layer.
@@ -56,7 +56,7 @@ class BeamParams:
     )
     returned: int = option("Best sequences of --beams to print; 1 by default.", 1, name="-n", metavar="N")
     draft_width: int | None = option(
-        "Drafted beams of a layer; at most twice --beams by default.", name="--draft-beams", metavar="W"
+        "Drafted beams of a layer; twice --beams by default.", name="--draft-beams", metavar="W"
     )
     depth: int | None = option(
         "Drafted layers of --beams; by default as many as are likely to be fastest, 3 if costs are not known.",
@@ -119,7 +119,7 @@ class BeamParams:
 
     @property
     def drafted(self) -> int:
-        """W_S, or the most that it may be."""
+        """W_S."""
         return 2 * self.width if self.draft_width is None else self.draft_width
 
     @property

@@ -10,8 +10,7 @@ import numpy as np
 
 from ..config import SamplingParams
 from ..constraint import followed
-from ..models.base import LanguageModel, prefill_scored
-from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, STOCK
+from ..models.base import STOCK, LanguageModel, prefill_scored
 from ..sampling.draws import Draws
 from ..sampling.noise import gumbel_noise
 from ..verify.schemes import find_scheme
@@ -120,15 +119,13 @@ def _difference(
     elif found.near_tie:
         verdict = NEAR_TIE
     else:
-        cheaper = target.capabilities.weight_format not in (STOCK, DEFAULT_WEIGHT_FORMAT)
+        cheaper = target.capabilities.weight_format != STOCK
         verdict = OTHER_FORMAT if entry.is_peer and cheaper else DIFFERENT
     return AnswerDifference(record.prompt, record.repeat, record.method, turn, found.index, found.gap, verdict)
 
 
 LARGEST_GAP = 1e-3
 """Largest gap, in logits, that the rounding of differently shaped passes can explain in float32."""
-NEAR_TIES = {"int8": 0.05}
-"""Weight formats with another one: in int8 rounding moves the second digit of an activation now and then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +162,6 @@ def first_difference(
     if params.temperature > 0:
         logits += gumbel_noise(draws.key(0), len(logits))
     gap = abs(float(logits[one[shared]] - logits[other[shared]]))
-    can = target.capabilities
-    allowed = NEAR_TIES.get(can.weight_format, LARGEST_GAP) if can.rounding is None else can.rounding
+    rounding = target.capabilities.rounding
+    allowed = LARGEST_GAP if rounding is None else rounding
     return Difference(shared, gap, gap <= allowed)

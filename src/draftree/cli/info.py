@@ -13,7 +13,6 @@ from ..artifacts import user_path
 from ..errors import ConfigError
 from ..models.abilities import abilities, tokenizer_of
 from ..models.cost_profile import FULL, Grid, Profile, measure_and_keep, profile_folder
-from ..models.cpu.openmp import WAITING
 from ..models.heads.head_formats import describe, is_head
 from ..models.heads.mtp import mtp_layers
 from ..models.huggingface.hf_model import HFModel
@@ -77,10 +76,9 @@ def info(
         "parameters": f"{can.parameters / 1e6:.1f} million, {can.dtype} on {can.device}",
         "longest sequence": f"{can.max_length} tokens ({can.max_length_reason})",
         "vocabulary": f"{can.vocab_size} tokens, end of sequence {sorted(can.eos_ids)}",
-        "linear layers": f"{can.weight_format}: {can.linear_layers}",
+        "linear layers": f"{can.weight_format}: {can.linear_layers}" if can.linear_layers else "",
         "attention": can.attention,
         "passes": loaded.passes if isinstance(loaded, HFModel) else "",
-        "waiting threads": WAITING,
         "draft trees": can.trees,
         "abilities": ", ".join(abilities(loaded)) or "none beside trees",
         "MTP layers": f"{count}, for drafter mtp" if (count := mtp_layers(loaded)) else "",

@@ -169,7 +169,6 @@ class ComputeOptions:
     library: str | None = option("llama.cpp's shared library; by default that of an installed package.", metavar="FILE")
     dtype: str | None = option("float32, float16 or bfloat16.")
     device: str | None = option("cpu, cuda, cuda:N.")
-    weight_format: str | None = option("Linear layers on a CPU: fp32, fp16w, int8, or auto, the fastest of these.")
     runner: str | None = option("What makes passes: eager, or graph, CUDA graphs of few shapes.")
 
     @property

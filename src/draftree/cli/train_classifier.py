@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +43,7 @@ from .options import ComputeOptions, Drafter, Target, number, whole, with_option
 from .train_head import PromptOptions
 
 
-@partial(with_options, without=("weight_format",))
+@with_options
 def classifier(
     *,
     source: PromptOptions,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +72,7 @@ class PromptOptions:
 
 
 @app.command()
-@partial(with_options, without=("weight_format",))
+@with_options
 def head(
     *,
     source: PromptOptions,

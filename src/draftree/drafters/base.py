@@ -37,7 +37,6 @@ class Drafter(Protocol):
         parts: names of the drafters that ``DraftTree.origins`` tell apart, in the order of their bits.
         reads_scores: it learns from the target's scores of verified nodes (``Outcome.top``).
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
-        host: the target whose rows it drafts on; None: it needs none.
     """
 
     @property
@@ -57,9 +56,6 @@ class Drafter(Protocol):
 
     @property
     def learns(self) -> bool: ...
-
-    @property
-    def host(self) -> LanguageModel | None: ...
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         """Make ready to draft for ``target``: called once, before anything else.
@@ -104,7 +100,6 @@ class NoDrafter:
     learns = False
     policy: GrowthPolicy | None = None
     parts = ("none",)
-    host: LanguageModel | None = None
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None: ...
 
@@ -175,12 +170,10 @@ class TokenSource(ABC):
 
     Attributes:
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
-        near: its distributions are nearly the target's, and so is its first candidate, however probable it finds it.
         one_pass: whatever a tree's depth, it makes no pass but the one that scores the root.
     """
 
     learns: bool = False
-    near: bool = False
     one_pass: bool = False
 
     @property
@@ -212,11 +205,6 @@ class TokenSource(ABC):
         """All language models that make passes for it."""
         own = (self.model,) if self.model else ()
         return own + tuple(model for source in self.sources for model in source.models)
-
-    @property
-    def host(self) -> LanguageModel | None:
-        """The target whose rows it drafts on; None: it keeps what it needs itself."""
-        return next((source.host for source in self.sources if source.host is not None), None)
 
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """Its models, each with how many tokens it must read before it can score a request's root."""
@@ -302,9 +290,6 @@ class BeamSource(TokenSource):
     def has_read(self, request: Request, node: int) -> bool:
         """It holds this node, or the root, so that nodes below can be scored."""
         return False
-
-    def leave(self, requests: Sequence[Request]) -> None:  # noqa: B027
-        """The drafts of these requests are made, or could not be: the target goes on with its rows."""
 
     def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:  # noqa: B027
         """Keep these nodes and drop all others, as ``ForestModel.prune``; the first ``trunk`` are in ``request.ids``.

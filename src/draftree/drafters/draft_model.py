@@ -15,7 +15,6 @@ from typing import cast
 from torch import Tensor
 
 from ..config import Budget
-from ..errors import ConfigError, RunError
 from ..models.base import FeatureSpec, ForestModel, LanguageModel, Nodes, Row
 from ..models.huggingface.features import feature_row
 from ..models.huggingface.torch_scores import tensor_of
@@ -59,13 +58,11 @@ class ModelSource(BeamSource):
 
     Attributes:
         model: the draft model; it scores no request that has outgrown its context.
-        near: it is the target in another weight format.
         vocab_size: the target's; logits beyond it (padding of the output layer) are cut off.
     """
 
     model: LanguageModel = field()
     vocab_size: int
-    near: bool = field(default=False, kw_only=True)
     _passes: int = field(default=0, repr=False)
     _states: dict[Request, State] = field(default_factory=dict, repr=False)
     _prefixes: PrefixCache = field(init=False, repr=False)
@@ -247,60 +244,3 @@ class ModelScorer(Scorer):
 
     def draw(self, counts: Tensor) -> Drawn:
         return self._logits.draw(counts)
-
-
-@dataclass(slots=True)
-class SelfSpeculationSource(ModelSource):
-    """Self-speculation: a model that shares the target's rows; one such source at a time.
-
-    Attributes:
-        model: the draft model (``SelfDraftingModel.on_rows_of``).
-        target: whose rows it is on.
-    """
-
-    target: LanguageModel = field(kw_only=True)
-
-    @property
-    def host(self) -> LanguageModel:
-        return self.target
-
-    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
-        """Make sure that it is on this target's rows.
-
-        Raises:
-            ConfigError: it is on another's.
-        """
-        if target is not self.target:
-            raise ConfigError(
-                f"drafter {self.model.capabilities.name} was loaded for another target: load it for the one in use"
-            )
-
-    def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
-        """Nothing, ever."""
-        return [] if len(request.ids) >= self.model.capabilities.max_length else [(self.model, 0)]
-
-    def opened(self, request: Request) -> State:
-        """On the target's row."""
-        if request.row is None:
-            raise RunError("the request is closed: open its prompt again")
-        return self._states.setdefault(request, State(request.row))
-
-    def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
-        """The target goes on: drop all nodes."""
-        self._drop(requests)
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """The target has committed what was accepted."""
-
-    def leave(self, requests: Sequence[Request]) -> None:
-        self._drop(requests)
-
-    def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:
-        """The target has pruned its row."""
-        state = self.opened(request)
-        state.kept = len(keep) - trunk
-        state.slots = {node: node for node in range(ROOT, state.kept)}
-
-    def close(self, request: Request) -> None:
-        """The row is the target's."""
-        self._states.pop(request, None)

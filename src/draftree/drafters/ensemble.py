@@ -60,7 +60,7 @@ class EnsembleSource(TokenSource):
         if len(set(names)) < len(names):
             raise ConfigError(f"an ensemble of {names}: give each source once")
         self._enabled = [True] * len(self.parts)
-        self._calibration = Calibration((0.0,) * 2 * len(self.parts))
+        self._calibration = Calibration(2 * len(self.parts))
 
     @property
     def name(self) -> str:

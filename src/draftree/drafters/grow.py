@@ -69,10 +69,6 @@ class TreeDrafter:
     def learns(self) -> bool:
         return self.source.learns
 
-    @property
-    def host(self) -> LanguageModel | None:
-        return self.source.host
-
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         self.source.prepare(target, prefixes)
         self.policy.prepare(target, self.source.parts)

@@ -12,10 +12,9 @@ from typing import NamedTuple
 from ..artifacts import user_path
 from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
-from ..models.abilities import DraftHead, FeatureModel, MarginalHead, SelfDraftingModel, self_drafting, tokenizer_of
+from ..models.abilities import DraftHead, FeatureModel, MarginalHead, tokenizer_of, twin_of
 from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
-from ..models.cpu.quantization import DEFAULT_WEIGHT_FORMAT, DRAFTING, WEIGHT_FORMATS
 from ..models.heads import eagle_file
 from ..models.heads.eagle_file import fits, shipped_for, shipped_head
 from ..models.heads.head_formats import is_head, load_head
@@ -27,7 +26,7 @@ from ..policies.chains import CHAIN, DynamicWindow, Window
 from .base import Drafter, NoDrafter, TokenSource
 from .cascade.stages import CascadeSource
 from .corpus import Corpus, CorpusSource
-from .draft_model import ModelSource, SelfSpeculationSource
+from .draft_model import ModelSource
 from .ensemble import EnsembleSource
 from .grow import TreeDrafter
 from .heads.eagle import EagleSource
@@ -47,7 +46,7 @@ def _folder_or_model(name: str | LanguageModel, target: LanguageModel) -> Langua
 
 
 def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
-    """A model that drafts for a target: on its device, and in its weight format where it is one of ours.
+    """A model that drafts for a target: on its device.
 
     Raises:
         UnknownNameError: nothing of that name was found.
@@ -56,8 +55,6 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
     can, options = target.capabilities, ModelOptions()
     if can.device != "cpu":
         options["device"] = can.device
-    if can.weight_format in WEIGHT_FORMATS:
-        options["weight_format"] = can.weight_format
     try:
         model = load_here(name, **options)
     except UnknownNameError as error:
@@ -101,8 +98,6 @@ class SourceKind:
         source: makes the source from what the caller gives.
         model: makes the model from the name, or a loaded model, and the target.
         learns: see ``TokenSource``.
-        on_target: the model is the target itself in a cheaper weight format: it can draft on the target's rows, and its
-            distributions are nearly the target's.
     """
 
     names: tuple[str, ...]
@@ -110,7 +105,6 @@ class SourceKind:
     source: Callable[[Stores], TokenSource] | None = None
     model: Callable[[str | LanguageModel, LanguageModel], LanguageModel | MarginalHead] = _folder_or_model
     learns: bool = False
-    on_target: bool = False
 
 
 SOURCES = (
@@ -141,22 +135,15 @@ SOURCES = (
         model=lambda name, target: load_mtp(target),
     ),
     SourceKind(
-        names=("int4", "int8", "fp16w"),
-        summary="the target itself in this weight format, on its own cache: mostly right, cheaper than float32",
-        model=lambda name, target: self_drafting(target).in_weight_format(str(name)),
-        on_target=True,
-    ),
-    SourceKind(
         names=("self",),
         summary="the target drafts for itself: every draft is accepted; for tests",
-        model=lambda name, target: self_drafting(target).twin(),
+        model=lambda name, target: twin_of(target),
     ),
 )
 _BY_PATH = SourceKind(names=(), summary="")
 _BY_NAME = {name: kind for kind in SOURCES for name in kind.names}
 DRAFTERS = {
-    AUTO: "int4 where a float32 target is on a CPU that is fast in it, else lookup+recycle+head where a head comes for "
-    "the target (head where children are drawn), else lookup",
+    AUTO: "lookup+recycle+head where a head comes for the target (head where children are drawn), else lookup",
     **{", ".join(kind.names): kind.summary for kind in SOURCES},
     NONE: "no drafting: AR decoding",
 }
@@ -204,9 +191,6 @@ def check_corpus(drafter: DrafterSpec, corpus: Corpus | None) -> None:
         raise ConfigError(_NO_CORPUS)
 
 
-_CHEAP = 0.6
-"""Share of the target's time for linear layers that the same ones may take in another weight format to draft for it.
-Right 97 times in 100, eight in a row are 1.3 times as fast as AR decoding if verifying them takes 1.5 of its passes."""
 _RIGHT = 0.6
 """How often the first candidate of a head is right, about: a pass over it has to cost less than that gains."""
 _CONTEXT = 512
@@ -271,12 +255,11 @@ def load_source(
     """
     stages = DrafterSpec.parse(name).stages
     stores = Stores(None if recycle_file is None else user_path(recycle_file), corpus)
-    alone = sum(kind_of(part).on_target for stage in stages for part in stage.sources) == 1
     made: list[TokenSource] = []  # of the stages, the last one first: a head reads the hidden states of the one above
     for number, stage in reversed(list(enumerate(stages, start=1))):
         verifier = made[-1] if made and number == 1 else None
         try:
-            parts = tuple(_source(part, target, stores, alone, verifier) for part in stage.sources)
+            parts = tuple(_source(part, target, stores, verifier) for part in stage.sources)
         except VocabularyError as error:
             place = f"stage {number} of {len(stages)}, {stage.name}: " if len(stages) > 1 else ""
             raise VocabularyError(f"{place}{error}") from None
@@ -291,14 +274,13 @@ def load_source(
 
 
 def _source(
-    name: str | LanguageModel, target: LanguageModel, stores: Stores, alone: bool, verifier: TokenSource | None
+    name: str | LanguageModel, target: LanguageModel, stores: Stores, verifier: TokenSource | None
 ) -> TokenSource:
     """The source of one name.
 
     Args:
         name, target: what drafts, for what.
         stores: for sources without a model.
-        alone: no other source of the drafter is the target itself: this one may draft on the target's rows.
         verifier: of the stage above the first one.
     """
     kind, vocab = kind_of(name), target.capabilities.vocab_size
@@ -315,9 +297,7 @@ def _source(
         return MarginalSource(model)
     if isinstance(model, DraftHead):
         return EagleSource(model, vocab)
-    if alone and kind.on_target:
-        return SelfSpeculationSource(self_drafting(model).on_rows_of(target), vocab, target=target, near=True)
-    return ModelSource(model, vocab, near=kind.on_target)
+    return ModelSource(model, vocab)
 
 
 def provenance(target: LanguageModel, source: TokenSource, drafter: str) -> Provenance:
@@ -377,18 +357,15 @@ def resolved(
 ) -> DrafterSpec:
     """What "auto" stands for: the best that is there for a target. Any other drafter stands for itself.
 
-    It is the drafter that the policy was made for, if it was made for one that is there; else the target itself in
-    int4, where that is fast; else lookup+recycle+head for a target that a head comes for, without ``learning`` that
-    head alone, but lookup for a policy that weighs costs where a second token in a pass costs more than heads gain;
-    else lookup.
+    It is the drafter that the policy was made for, if it was made for one that is there; else lookup+recycle+head for
+    a target that a head comes for, without ``learning`` that head alone, but lookup for a policy that weighs costs
+    where a second token in a pass costs more than heads gain; else lookup.
     """
     if str(drafter) != AUTO:
         return drafter
     shipped = shipped_for(target) is not None
     if policy.made_for is not None and (shipped or policy.made_for.drafter != "head"):
         return DrafterSpec.parse(policy.made_for.drafter)
-    if fast_in_int4(target):
-        return DrafterSpec.parse(DRAFTING)
     if not shipped or (isinstance(policy, AutoTree) and _second_token(target) > _RIGHT):
         return DrafterSpec.parse("lookup")
     return DrafterSpec.parse("lookup+recycle+head" if learning else "head")
@@ -398,12 +375,6 @@ def _second_token(target: LanguageModel) -> float:
     """What a second token of a pass costs, in passes over one."""
     profile = kept_or_measured(target)
     return profile.seconds(2, _CONTEXT) / profile.seconds(1, _CONTEXT) - 1
-
-
-def fast_in_int4(target: LanguageModel) -> bool:
-    """It computes in float32 on a CPU that takes ``_CHEAP`` of the time for the same in int4."""
-    is_float = target.capabilities.weight_format == DEFAULT_WEIGHT_FORMAT
-    return is_float and isinstance(target, SelfDraftingModel) and target.time_in(DRAFTING) <= _CHEAP
 
 
 def check_vocabulary(target: LanguageModel, drafter: LanguageModel) -> None:

@@ -2,7 +2,7 @@
 
 lookup                                one source of drafts
 lookup+recycle                        an ensemble: one tree out of what both propose
-lookup:method=static>int4:tau=0.5     a cascade: the first stage drafts, each later one verifies the stage before it
+lookup:method=static>head:tau=0.5     a cascade: the first stage drafts, each later one verifies the stage before it
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class DrafterSpec:
             return cls((StageSpec(_sources(drafter)),))
         stages = tuple(StageSpec.parse(part.strip()) for part in drafter.split(">"))
         if not all(stage.name for stage in stages):
-            raise ConfigError(f"drafter {drafter!r} has a stage without a name: write it as lookup>int8")
+            raise ConfigError(f"drafter {drafter!r} has a stage without a name: write it as lookup>head")
         return cls(stages)
 
     def __str__(self) -> str:
@@ -185,7 +185,7 @@ class DrafterSpec:
         if not self.is_cascade:
             raise ConfigError(
                 f"drafter '{self}' is no cascade and never loops back: leave --no-loop-back out, or name one as "
-                "lookup>int8"
+                "lookup>head"
             )
         first, *rest = self.stages
         for stage in rest:

@@ -37,7 +37,7 @@ class SpeculationParams:
 
     drafter: str | DrafterSpec | LanguageModel = option(
         "What drafts: auto (the best that is there for the target), lookup, corpus, recycle, head, a draft head's "
-        "folder, mtp, a model with the target's vocabulary, int4, int8, fp16w, none, self, or several: A+B joins, A>B "
+        "folder, mtp, a model with the target's vocabulary, none, self, or several: A+B joins, A>B "
         "lets B verify A.",
         DEFAULT_DRAFTER,
     )
@@ -114,12 +114,6 @@ class Speculation:
     def __post_init__(self) -> None:
         if self.drafter.policy is not None:
             self.scheme.check(self.drafter.policy, self.nodes, self.drafter.learns)
-
-    @property
-    def slots(self) -> int:
-        """Most cache slots that one step's nodes take in the target's row, those that a drafter on it scores too."""
-        policy = self.drafter.policy if self.drafter.host is not None else None
-        return max(self.nodes, 0 if policy is None else policy.pool(self.nodes))
 
 
 class Speculations:

@@ -431,7 +431,7 @@ class Stepper:
         """
         speculation = request.speculation or self.speculation
         tokens = request.limit if most else request.params.max_tokens or 0
-        return request.prompt_length + tokens + 1 + min(speculation.slots, _RESERVED)
+        return request.prompt_length + tokens + 1 + min(speculation.nodes, _RESERVED)
 
 
 def _grouped_by_drafter(parts: Sequence[_Part]) -> list[_Group]:

@@ -152,40 +152,21 @@ def trainable(model: LanguageModel) -> TrainableModel:
 
 
 @runtime_checkable
-class SelfDraftingModel(LanguageModel, Protocol):
-    """A language model that can draft for itself: in cheaper weight formats, and on its own rows."""
+class TwinModel(LanguageModel, Protocol):
+    """A language model whose weights a second one can share."""
 
-    def twin(self) -> SelfDraftingModel:
+    def twin(self) -> LanguageModel:
         """A second model on the same weights, with rows and a cache of its own."""
 
-    def in_weight_format(self, weight_format: str) -> SelfDraftingModel:
-        """The same model in another weight format, with rows and a cache of its own.
 
-        Raises:
-            ConfigError: it cannot be had in this format.
-        """
-
-    def on_rows_of(self, host: LanguageModel) -> SelfDraftingModel:
-        """A second model on the same weights that works on the rows of another, and keeps no cache of its own.
-
-        Its passes append uncommitted nodes to the host's rows, which have to be dropped before the host goes on.
-
-        Raises:
-            ConfigError: the keys and values of the two do not go together.
-        """
-
-    def time_in(self, weight_format: str) -> float:
-        """Share of its time for linear layers that the same ones take in another weight format."""
-
-
-def self_drafting(model: LanguageModel) -> SelfDraftingModel:
-    """``model``, if it can draft for itself.
+def twin_of(model: LanguageModel) -> LanguageModel:
+    """The twin of a model that drafts for itself.
 
     Raises:
-        UnsupportedModelError: it cannot.
+        UnsupportedModelError: it has none.
     """
-    if isinstance(model, SelfDraftingModel):
-        return model
+    if isinstance(model, TwinModel):
+        return model.twin()
     raise UnsupportedModelError(
         f"{model.capabilities.name} cannot draft for itself: use drafter 'lookup', a model with its vocabulary, or "
         "backend 'transformers'"
@@ -323,7 +304,6 @@ class TimedModel(LanguageModel, Protocol):
 _ABILITIES: dict[str, type] = {
     "hidden states": FeatureModel,
     "several live paths a row": ForestModel,
-    "self-speculation": SelfDraftingModel,
     "training of heads": TrainableModel,
 }
 

@@ -23,6 +23,10 @@ EAGER = "eager"
 """The runner that makes each pass as it comes."""
 
 
+STOCK = "stock"
+"""The weight format of weights that are of the model's dtype."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What was found out about a model when it was loaded.
@@ -37,7 +41,7 @@ class Capabilities:
         dtype: of its arithmetic, by torch's name ("float32").
         device: that it computes on, by torch's name ("cpu", "cuda:0").
         attention: attention implementation in use.
-        weight_format: of its linear layers (``draftree.models.cpu.quantization``); "stock": as they were loaded.
+        weight_format: of its linear layers, those of a GGUF file by llama.cpp's names; ``STOCK``: all of ``dtype``.
         fingerprint: of its weights (``draftree.models.huggingface.probe``); "": they cannot be read.
         linear_layers: what they compute with, for people.
         slot_bytes: bytes of a token's keys and values in the cache.
@@ -57,7 +61,7 @@ class Capabilities:
     dtype: str
     device: str
     attention: str
-    weight_format: str = "stock"
+    weight_format: str = STOCK
     fingerprint: str = ""
     linear_layers: str = ""
     slot_bytes: int = 0

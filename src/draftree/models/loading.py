@@ -32,7 +32,6 @@ from ..config import typed
 from ..errors import ConfigError, DraftreeError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
 from ..progress import err
 from .base import EAGER, LanguageModel
-from .cpu.quantization import DEFAULT_WEIGHT_FORMAT, check
 from .huggingface import tensor_parallel
 from .huggingface.hf_model import HFModel
 from .huggingface.pretrained import first_line, quiet, read_gguf, read_pretrained
@@ -51,8 +50,6 @@ AUTO = "auto"
 """The backend that fits a name and the options."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ATTENTIONS = ("sdpa", "eager")
-_SHARD = "64MB"
-"""Of converted models: a file stays mapped, and counts as memory, until the last of its weights has been replaced."""
 _PART = ".part-"
 """Begins the name of a folder in which a conversion is made."""
 _ABANDONED = 24 * 3600
@@ -70,8 +67,6 @@ class ModelOptions(TypedDict, total=False):
         dtype: "float32", "float16" or "bfloat16"; by default float32 on a CPU, the checkpoint's own elsewhere.
         device: "cpu", "cuda", ...; by default CUDA where there is one, for transformers.
         attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
-        weight_format: of linear layers where weights are float32 on a CPU: "fp32", "fp16w", "int8", or "auto", the
-            fastest of these (``draftree.models.cpu.quantization``). Their original weights are freed.
         runner: what makes passes of transformers' models: "eager", or "graph" for CUDA graphs of few shapes.
     """
 
@@ -81,7 +76,6 @@ class ModelOptions(TypedDict, total=False):
     dtype: str | None
     device: str | None
     attention: str | None
-    weight_format: str | None
     runner: str | None
 
 
@@ -112,7 +106,7 @@ def load(name: str = DEFAULT_MODEL, **options: Unpack[ModelOptions]) -> Language
         UnknownNameError: nothing of that name was found.
         ModelFileError: what was found cannot be read.
         UnsupportedModelError: the model cannot be given draft trees.
-        ConfigError: no such backend, dtype, device, weight format or runner, or they do not go together.
+        ConfigError: no such backend, dtype, device or runner, or they do not go together.
     """
     given = {option: value for option, value in options.items() if value is not None}
     if tensor_parallel.launched():
@@ -166,15 +160,13 @@ def load_huggingface(
     dtype: str | None = None,
     device: str | None = None,
     attention: str | None = None,
-    weight_format: str = DEFAULT_WEIGHT_FORMAT,
     runner: str = EAGER,
 ) -> HFModel:
     """A model by transformers (``ModelOptions`` for the arguments)."""
     place, weights = _place(dtype, device)
-    check(weight_format, place, weights)
     check_runner(runner)
     stock, tokenizer = _load(name, place, weights, attention)
-    model = HFModel(stock, tokenizer, name=name, weight_format=weight_format, runner=runner)
+    model = HFModel(stock, tokenizer, name=name, runner=runner)
     if (gguf := gguf_path(name)) is not None:  # the same model as over llama.cpp
         model.capabilities = replace(model.capabilities, fingerprint=fingerprint(check_gguf(gguf)))
     return model
@@ -209,7 +201,7 @@ BACKENDS = {
     "native": Backend(takes=lambda name: False, options=frozenset({"threads"}), load=load_native),
     "transformers": Backend(
         takes=lambda name: True,
-        options=frozenset({"dtype", "device", "attention", "weight_format", "runner"}),
+        options=frozenset({"dtype", "device", "attention", "runner"}),
         load=load_huggingface,
     ),
 }
@@ -371,7 +363,7 @@ def _convert_into(gguf: Path, folder: Path) -> None:
     del model.config.quantization_config
     try:
         with quiet():
-            model.save_pretrained(folder, max_shard_size=_SHARD)
+            model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
     except Exception as error:  # noqa: BLE001 - a full disk is another exception in each of the writers
         raise _unwritable(error) from None

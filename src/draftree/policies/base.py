@@ -149,7 +149,6 @@ class SourceInfo(Protocol):
     Attributes:
         fingerprint: of what it drafts with.
         model: makes one pass for each layer of its trees; None: there is no such model.
-        near: its distributions are nearly the target's.
         one_pass: whatever a tree's depth, it makes no pass but the one that scores the root.
         models: all that make passes for it.
     """
@@ -165,9 +164,6 @@ class SourceInfo(Protocol):
 
     @property
     def models(self) -> Sequence[LanguageModel]: ...
-
-    @property
-    def near(self) -> bool: ...
 
     @property
     def one_pass(self) -> bool: ...

@@ -316,7 +316,7 @@ def collect(
         rows=rows,
         max_tokens=recipe.max_tokens,
         seed=recipe.seed,
-        alone=verifier is None and drafter.host is None,
+        alone=verifier is None,
     )
     with closing(drawn):
         for response in drawn:

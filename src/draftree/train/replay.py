@@ -43,13 +43,11 @@ class Replay:
             prompt, output: a prompt and the target's response.
             params: how it decoded; the draft distribution follows its temperature.
             features: [n, F] its hidden states at all tokens but the last, for a drafter that reads them.
-            target: makes its passes all the same, for a drafter that learns from them, or instead of features;
-                by default only for a drafter that works on its rows.
+            target: makes its passes all the same, for a drafter that learns from them, or instead of features.
             kept: which hidden states ``features`` are.
         """
         self.left = list(output[1:])
-        self._drafter, self._features, self._target = drafter, features, target or drafter.host
-        target = self._target
+        self._drafter, self._features, self._target = drafter, features, target
         self.request = Request(prompt, params, len(output), frozenset(), NoText())
         self._row: Row = FeatureRow(kept=kept) if target is None else prefill(target, prompt)
         self.request.row = self._row

@@ -22,8 +22,7 @@ from ...errors import CacheError
 from ...scores import LastScores, Scores
 from ...tree import ROOT
 from ..abilities import FeatureModel, HeadRow, feature_model
-from ..base import NO_NODES, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
-from ..cpu.quantization import AUTO, STOCK, convert, summary
+from ..base import NO_NODES, STOCK, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
 from ..huggingface.cache import Rows, bytes_of
 from ..huggingface.probe import fingerprint, free_bytes, torch_dtype
 from ..huggingface.runner import Pass, runner_of
@@ -288,19 +287,7 @@ def output_for(target: FeatureModel, vocabulary: Tensor) -> nn.Linear:
 
 
 def settled(layers: nn.ModuleDict, target: LanguageModel, name: str) -> Capabilities:
-    """Move the layers of a head to its target's device and dtype, give them their kernels, and describe them.
-
-    Where the target has a weight format they compute in the fastest one, whichever the target's is: what is drafted
-    need not be the target's to the last bit.
-    """
+    """Move the layers of a head to its target's device and dtype, and describe them."""
     can = target.capabilities
     layers.to(can.device, torch_dtype(can)).eval().requires_grad_(False)
-    weight_format = STOCK if can.weight_format == STOCK else convert(layers, AUTO)
-    return replace(
-        can,
-        name=name,
-        attention="sdpa",
-        trees="",
-        weight_format=weight_format,
-        linear_layers=summary(layers),
-    )
+    return replace(can, name=name, attention="sdpa", trees="", weight_format=STOCK, linear_layers="")

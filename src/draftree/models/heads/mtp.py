@@ -26,7 +26,6 @@ from transformers.modeling_layers import MtpModel
 from ...errors import ModelFileError, UnsupportedModelError
 from ..abilities import HeadRow, TrainableModel, feature_model
 from ..base import FINAL_STATE, LanguageModel
-from ..cpu.quantization import STOCK
 from ..huggingface.attention import NAME, laid_out, takes_packed_rows
 from ..huggingface.pretrained import first_line, quiet
 from ..huggingface.probe import torch_dtype
@@ -250,7 +249,7 @@ def load_mtp(target: LanguageModel) -> MtpHead:
             f"checkpoint again, whole, or {way_out}"
         ) from None
     numbers = can.slot_bytes // (given.layers * torch_dtype(can).itemsize)
-    network = MtpNetwork(source, numbers, _output(model) if can.weight_format == STOCK else None)
+    network = MtpNetwork(source, numbers, _output(model))
     return MtpHead(network, target, causal=can.attention == NAME)
 
 

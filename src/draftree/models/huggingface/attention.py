@@ -3,7 +3,6 @@
 Grouped-query models share each key head among several query heads. Under a 4-D mask transformers repeats keys and
 values for every query head in every layer of every pass. PyTorch's CPU kernel reads the shared heads in place, with
 bit-equal results; for its CUDA kernels, which do not, the query heads of a key head become further queries of it.
-`python -m benchmarks.step_cost steps` shows what it saves.
 
 A pass brings the tokens of all rows packed, as one sequence; here alone each row has a line of its own (``laid_out``).
 """
@@ -72,24 +71,6 @@ def by_rows(attention: Attention) -> Attention:
     return run
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """Attention that reads shared key heads in place; TorchScript can take it as a part.
-
-    Args:
-        query: [B, H, n, D].
-        key, value: [B, kv_heads, S, D].
-        mask: [B, 1, n, S], added to scores; None: causal, S = n.
-        scaling: of scores; None: 1 / sqrt(D).
-
-    Returns:
-        [B, n, H, D].
-    """
-    causal = mask is None and query.shape[2] > 1
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=0.0, is_causal=causal, scale=scaling, enable_gqa=True
-    ).transpose(1, 2)
-
-
 def grouped_sdpa(
     module: nn.Module,
     query: Tensor,
@@ -108,12 +89,25 @@ def grouped_sdpa(
         )
         return output
     if query.device.type == "cpu":
-        return attend(query, key, value, attention_mask, scaling).contiguous(), None
+        found = scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
+        )
+        return found.transpose(1, 2).contiguous(), None
     return attend_as_one(query, key, value, attention_mask, scaling), None
 
 
 def attend_as_one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """``attend``, where kernels take as many query heads as key heads; without a mask all see all."""
+    """Attention by kernels that take as many query heads as key heads.
+
+    Args:
+        query: [B, H, n, D].
+        key, value: [B, kv_heads, S, D].
+        mask: [B, 1, n, S], added to scores, or bool; None: all see all.
+        scaling: of scores; None: 1 / sqrt(D).
+
+    Returns:
+        [B, n, H, D].
+    """
     heads, n = query.shape[1:3]
     group = heads // key.shape[1]
     asked = query.unflatten(1, (-1, group)).flatten(2, 3)  # [B, kv_heads, group x n, D]

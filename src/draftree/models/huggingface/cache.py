@@ -1,7 +1,7 @@
 """TreeCache: the KV cache of many rows, written at slots, compacted by a gather over the accepted slots.
 
-Storage of a layer is [rows, heads, slots, head_dim], a part of a block of several layers' storage. A row's committed
-tokens fill its first slots, in order, and its uncommitted nodes the slots behind them. ``Rows`` makes the masks.
+Storage of a layer's keys, or values, is [rows, heads, slots, head_dim]. A row's committed tokens fill its first slots,
+in order, and its uncommitted nodes the slots behind them. ``Rows`` makes the masks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from ..base import NO_NODES, Nodes, Row
 
 GRAIN = 64
 """Slots are allotted in multiples of this."""
-_TOGETHER = 8
-"""Most layers of a block: to grow, one block is there twice."""
 
 
 @dataclass(slots=True)
@@ -59,41 +57,8 @@ class Placement:
     apart: tuple[int, int, int] | None = None
 
 
-def write(
-    keys: Tensor,
-    values: Tensor,
-    key: Tensor,
-    value: Tensor,
-    first: int,
-    count: int,
-    start: int,
-    end: int,
-    index: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Write a pass's states and return views of all that it may attend to; TorchScript can take it as a part.
-
-    Args:
-        keys, values: [rows, heads, slots, head_dim], the storage of a layer.
-        key, value: [1, heads, T, head_dim].
-        first, count, start, end, index: as of ``Placement``.
-
-    Returns:
-        [B, heads, end, head_dim] keys and values.
-    """
-    if count < keys.shape[0]:
-        keys, values = keys.narrow(0, first, count), values.narrow(0, first, count)
-    if index is None:
-        width = key.shape[2] // count
-        keys.narrow(2, start, width).copy_(padded(key, count, None))
-        values.narrow(2, start, width).copy_(padded(value, count, None))
-    else:
-        keys[index[0], :, index[1]] = key[0].transpose(0, 1)
-        values[index[0], :, index[1]] = value[0].transpose(0, 1)
-    return keys.narrow(2, 0, end), values.narrow(2, 0, end)
-
-
 def padded(states: Tensor, count: int, sources: Tensor | None) -> Tensor:
-    """[1, heads, T, head_dim] of packed tokens -> [B, heads, width, head_dim]; TorchScript can take it as a part.
+    """[1, heads, T, head_dim] of packed tokens -> [B, heads, width, head_dim].
 
     Args:
         states: queries, keys or values.
@@ -108,44 +73,12 @@ def padded(states: Tensor, count: int, sources: Tensor | None) -> Tensor:
 
 
 def packed(states: Tensor, index: Tensor | None, sources: Tensor | None) -> Tensor:
-    """[B, width, heads, head_dim] -> [1, T, heads, head_dim], what ``padded`` has laid out; for TorchScript too."""
+    """[B, width, heads, head_dim] -> [1, T, heads, head_dim], what ``padded`` has laid out."""
     if states.shape[0] == 1:
         return states
     if sources is None or index is None:
         return states.flatten(0, 1)[None]
     return states[index[0], index[2]][None]
-
-
-class CacheBlock:
-    """Storage of up to ``_TOGETHER`` layers of one shape, so that one gather moves the states of all.
-
-    Attributes:
-        states: keys and values, [layers, rows, heads, slots, head_dim] each.
-    """
-
-    def __init__(self, layers: Sequence[TreeLayer], key: Tensor, value: Tensor, at: Placement) -> None:
-        self._layers = layers
-        self._take([self._allot(like, at) for like in (key, value)])
-
-    def _take(self, states: list[Tensor]) -> None:
-        self.states = states
-        for layer, keys, values in zip(self._layers, *states, strict=True):
-            layer.lazy_initialization(keys, values)
-
-    def _allot(self, like: Tensor, at: Placement) -> Tensor:
-        """Zeroed: masked slots take part in 0 x value, so they must never hold a NaN."""
-        shape = (len(self._layers), at.rows, like.shape[-3], at.slots, like.shape[-1])
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
-
-    def grow(self, at: Placement) -> None:
-        """Reallocate to the placement's size, keeping what is there."""
-        old = self.states[0]
-        if old.shape[1] >= at.rows and old.shape[3] >= at.slots:
-            return
-        grown = [self._allot(states, at) for states in self.states]
-        for new, states in zip(grown, self.states, strict=True):
-            new[:, : states.shape[1], :, : states.shape[3]] = states
-        self._take(grown)
 
 
 class TreeLayer(CacheLayerMixin):
@@ -160,14 +93,39 @@ class TreeLayer(CacheLayerMixin):
         self.placement = placement
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take its part of a block's storage."""
-        self.keys, self.values, self.is_initialized = key_states, value_states, True
+        """Allot storage of the placement's size for states like these."""
+        self.keys, self.values = self._allot(key_states), self._allot(value_states)
+        self.is_initialized = True
+
+    def _allot(self, like: Tensor) -> Tensor:
+        """Zeroed: masked slots take part in 0 x value, so they must never hold a NaN."""
+        shape = (self.placement.rows, like.shape[1], self.placement.slots, like.shape[3])
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+    def grow(self) -> None:
+        """Reallocate to the placement's size, keeping what is there."""
+        keys, values, (rows, _, slots, _) = self.keys, self.values, self.keys.shape
+        if rows >= self.placement.rows and slots >= self.placement.slots:
+            return
+        self.lazy_initialization(keys, values)
+        for new, old in ((self.keys, keys), (self.values, values)):
+            new[:rows, :, :slots] = old
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write a pass's states at its slots and return views of all that it may attend to."""
+        """Write a pass's states, [1, heads, T, head_dim] each, and return views of all that it may attend to."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        return self._written(self.keys, key_states), self._written(self.values, value_states)
+
+    def _written(self, storage: Tensor, states: Tensor) -> Tensor:
+        """[B, heads, end, head_dim] of one storage."""
         at = self.placement
-        own = self.keys, self.values, key_states, value_states
-        return write(*own, at.first, at.count, at.start, at.end, at.index)
+        rows = storage.narrow(0, at.first, at.count)
+        if at.index is None:
+            rows.narrow(2, at.start, at.width).copy_(padded(states, at.count, None))
+        else:
+            rows[at.index[0], :, at.index[1]] = states[0].transpose(0, 1)
+        return rows.narrow(2, 0, at.end)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.placement.end, 0
@@ -188,50 +146,35 @@ class TreeCache(Cache):
 
     def __init__(self, layers: int) -> None:
         self.placement = Placement()
-        self._blocks: list[CacheBlock] = []
         self._layers = [TreeLayer(self.placement) for _ in range(layers)]
         super().__init__(layers=list(self._layers))
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write a layer's states and return all that it may attend to."""
-        layer = self._layers[layer_idx]
-        if not layer.is_initialized:
-            self._blocks.append(CacheBlock([layer], key_states, value_states, self.placement))
-        return layer.update(key_states, value_states)
-
-    def storage(self, like: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of all layers, for ``write``; allotted if they are not yet.
-
-        Args:
-            like: any tensor [..., heads, ..., head_dim] like each layer's keys, and like its values.
-        """
-        new = [layer for layer in self._layers if not layer.is_initialized]
-        for at in range(0, len(new), _TOGETHER):
-            self._blocks.append(CacheBlock(new[at : at + _TOGETHER], like, like, self.placement))
-        return [layer.keys for layer in self._layers], [layer.values for layer in self._layers]
+    @property
+    def storage(self) -> list[Tensor]:
+        """Keys and values of the layers that have been used."""
+        used = [layer for layer in self._layers if layer.is_initialized]
+        return [states for layer in used for states in (layer.keys, layer.values)]
 
     @property
     def nbytes(self) -> int:
         """Bytes that the storage takes."""
-        return sum(states.nbytes for block in self._blocks for states in block.states)
+        return sum(states.nbytes for states in self.storage)
 
     def reserve(self, rows: int, slots: int) -> None:
         """Allot at least ``rows`` x ``slots``: exactly (to the grain) at first, by doubling when it has to grow."""
         at = self.placement
         if rows <= at.rows and slots <= at.slots:
             return
-        started = bool(self._blocks)
+        used = [layer for layer in self._layers if layer.is_initialized]
         size = at.rows, at.slots
         if rows > at.rows:
-            at.rows = max(rows, 2 * at.rows) if started else rows
+            at.rows = max(rows, 2 * at.rows) if used else rows
         if slots > at.slots:
-            at.slots = -(-max(slots, 2 * at.slots if started else 0) // GRAIN) * GRAIN
+            at.slots = -(-max(slots, 2 * at.slots if used else 0) // GRAIN) * GRAIN
         try:
-            for block in self._blocks:
-                block.grow(at)
-        except (RuntimeError, MemoryError):  # out of memory: blocks that have grown are larger than need be
+            for layer in used:
+                layer.grow()
+        except (RuntimeError, MemoryError):  # out of memory: layers that have grown are larger than need be
             at.rows, at.slots = size
             raise
 
@@ -287,22 +230,20 @@ class TreeCache(Cache):
         at.index, at.sources, at.apart = torch.stack([rows, slots, torch.zeros_like(rows)]), None, None
 
     def compact(self, row: int, start: int, path: Sequence[int]) -> None:
-        """Move slots ``start + p`` of a row, p in ``path`` (ascending), to ``start`` and on: one gather a block."""
+        """Move slots ``start + p`` of a row, p in ``path`` (ascending), to ``start`` and on."""
         moved = next((i for i, p in enumerate(path) if p != i), len(path))
         if moved == len(path):
             return
         source = torch.tensor([start + p for p in path[moved:]])
-        for block in self._blocks:
-            for states in block.states:
-                source, own = source.to(states.device, non_blocking=True), states.select(1, row)
-                own.narrow(2, start + moved, len(source)).copy_(own.index_select(2, source))
+        for states in self.storage:
+            source, own = source.to(states.device, non_blocking=True), states[row]
+            own.narrow(1, start + moved, len(source)).copy_(own.index_select(1, source))
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` slots of one row to another."""
         self.reserve(target + 1, length)
-        for block in self._blocks:
-            for states in block.states:
-                states[:, target, :, :length] = states[:, source, :, :length]
+        for states in self.storage:
+            states[target, :, :length] = states[source, :, :length]
 
 
 def _apart(counts: Sequence[int], order: Sequence[int]) -> tuple[int, int, int] | None:

@@ -21,7 +21,7 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from ...config import typed
-from ...errors import CacheError, ConfigError, UnsupportedModelError
+from ...errors import CacheError, UnsupportedModelError
 from ...scores import LastScores, Scores
 from ...text import Tokenizer
 from ...tree import ROOT
@@ -33,14 +33,11 @@ from ..base import (
     PROMPT,
     Capabilities,
     FeatureSpec,
-    LanguageModel,
     Nodes,
     Row,
     decoded,
     prefill_scored,
 )
-from ..cpu.fused_model import Decoder, direct, merge_layers
-from ..cpu.quantization import KernelLinear, apart, check, convert, price, summary
 from . import attention, probe
 from .cache import Rows, TreeCache, bytes_of
 from .features import FeatureRow
@@ -55,20 +52,12 @@ class SharedState:
     Attributes:
         lock: held by the thread that is inside a method of any of them.
         tested: attention with which the self-test was passed.
-        capabilities: with the weight format, where layers were replaced; what was probed is gone then.
-        decoder: the direct pass of replaced layers.
         hidden: reads hidden states.
-        output: [V, H] weight of a packed output layer, unpacked for draft heads.
-        formats: the model once more, by its weight format.
     """
 
     lock: RLock = field(default_factory=RLock)
     tested: str | None = None
-    capabilities: Capabilities | None = None
-    decoder: Decoder | None = None
     hidden: probe.HiddenStates | None = None
-    output: Tensor | None = None
-    formats: dict[str, HFModel] = field(default_factory=dict)
 
 
 _SHARED: WeakKeyDictionary[PreTrainedModel, SharedState] = WeakKeyDictionary()
@@ -88,14 +77,12 @@ class HFModel:
             launching them).
 
     Args:
-        weight_format: of its linear layers on a CPU (``draftree.models.cpu.quantization``): the weights are replaced
-            in ``model``; None leaves it as it is.
         runner: a name of ``draftree.models.huggingface.runner.RUNNERS``.
         self_test: compare tree logits with sequential ones.
 
     Raises:
         UnsupportedModelError: the model cannot be given draft trees.
-        ConfigError: no such weight format, or the model has others already.
+        ConfigError: there is no such runner.
     """
 
     @typed
@@ -105,7 +92,6 @@ class HFModel:
         tokenizer: Tokenizer | None = None,
         *,
         name: str | None = None,
-        weight_format: str | None = None,
         runner: str = EAGER,
         self_test: bool = True,
     ) -> None:
@@ -116,11 +102,11 @@ class HFModel:
         self.tokenizer = tokenizer
         shared = _SHARED.setdefault(model, SharedState())
         check_runner(runner)
-        self.capabilities = replace(_converted(model, name, weight_format, shared), runner=runner)
-        self._decoder, self._lock = shared.decoder, shared.lock
+        self.capabilities: Capabilities = replace(probe.capabilities(model, name), runner=runner)
+        self._lock = shared.lock
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._tracked = FeatureSpec()
-        self._run_by(model, None)
+        self._run_with(None)
         self.cache_bytes = probe.free_bytes(self.capabilities.device) // 2
         self._start()
         if self_test and shared.tested != self.capabilities.attention:
@@ -153,10 +139,10 @@ class HFModel:
         causal = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
         probe.check_equal(self, [(found, causal.float().cpu().numpy())], "sequential and causal")
 
-    def _run_by(self, model: PreTrainedModel, hidden: probe.HiddenStates | None) -> None:
-        """Make passes by the forward of ``model`` from now on."""
-        self._hidden, stock = hidden, StockRunner(model, hidden)
-        self._stock: Runner = runner_of(self.capabilities.runner, stock)
+    def _run_with(self, hidden: probe.HiddenStates | None) -> None:
+        """Make passes that read these hidden states from now on."""
+        self._hidden = hidden
+        self._runner: Runner = runner_of(self.capabilities.runner, StockRunner(self.model, hidden))
 
     def _start(self) -> None:
         self._rows: Rows[FeatureRow] = Rows(self._layers)
@@ -174,42 +160,6 @@ class HFModel:
         """Keys and values of all open rows."""
         return self._rows.cache
 
-    def in_weight_format(self, weight_format: str) -> HFModel:
-        """The same model once more in another weight format, with rows and a cache of its own; it shares the embedding.
-
-        Raises:
-            ConfigError: this model has not float32 weights on a CPU.
-        """
-        formats = _SHARED.setdefault(self.model, SharedState()).formats
-        if weight_format not in formats:
-            formats[weight_format] = self._converted_to(weight_format)
-        return formats[weight_format].twin()
-
-    def _converted_to(self, weight_format: str) -> HFModel:
-        can, other = self.capabilities, self.twin()
-        check(weight_format, torch.device(can.device), probe.torch_dtype(can), drafting=True)
-        other.model = apart(self.model)
-        merge_layers(other.model)
-        can = replace(can, weight_format=convert(other.model, weight_format), linear_layers=summary(other.model))
-        other.capabilities = replace(can, fingerprint=f"{can.fingerprint}:{weight_format}")
-        other._decoder = direct(other.model, trusted=self._decoder is not None)
-        other._tracked = FeatureSpec()
-        other._run_by(other.model, None)
-        return other
-
-    def on_rows_of(self, host: LanguageModel) -> HFModel:
-        """A second model on the rows of another (``SelfDraftingModel.on_rows_of``)."""
-        own, its = self.capabilities, host.capabilities
-        if not isinstance(host, HFModel) or (own.slot_bytes, own.dtype) != (its.slot_bytes, its.dtype):
-            raise ConfigError(f"{self.capabilities.name} cannot read the cache of {host.capabilities.name}")
-        other = self.twin()
-        other._rows = host._rows
-        return other
-
-    def time_in(self, weight_format: str) -> float:
-        """Share of the time for its linear layers (``SelfDraftingModel.time_in``)."""
-        return price(self.model, weight_format)
-
     @alone
     def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
         """Keep these hidden states of all tokens from now on (``FeatureModel.track_features``).
@@ -217,13 +167,13 @@ class HFModel:
         Raises:
             UnsupportedModelError: they cannot be read, or its logits are not its output layer's of the final ones.
         """
-        shared = _SHARED.setdefault(self.model, SharedState())
+        shared = _SHARED[self.model]
         if shared.hidden is None:
             shared.hidden = probe.HiddenStates(self.model, self.capabilities.name)
         shared.hidden.add(wanted)
         self._tracked |= wanted
         if self._hidden is None:
-            self._run_by(self.model, shared.hidden)
+            self._run_with(shared.hidden)
 
     @property
     def tracked(self) -> FeatureSpec:
@@ -238,9 +188,9 @@ class HFModel:
     @property
     def passes(self) -> str:
         """How its passes are made, in words."""
-        if isinstance(self._stock, GraphRunner):
-            return f"not captured: {self._stock.uncaptured}" if self._stock.uncaptured else "CUDA graphs"
-        return "fused layers" if self._decoder is not None else "the model's own forward"
+        if isinstance(self._runner, GraphRunner):
+            return f"not captured: {self._runner.uncaptured}" if self._runner.uncaptured else "CUDA graphs"
+        return "the model's own forward"
 
     @property
     def rows(self) -> int:
@@ -267,21 +217,9 @@ class HFModel:
         return embedding(ids, self._embeddings)
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weights and biases of the output layer (``FeatureModel.output_rows``).
-
-        Where it shares the embeddings' weight it is that one, which is never packed.
-        """
+        """Weights and biases of the output layer (``FeatureModel.output_rows``)."""
         layer: Any = self.model.get_output_embeddings()
-        if self.model.config.get_text_config(decoder=True).tie_word_embeddings:
-            weight = self._embeddings
-        elif isinstance(layer, KernelLinear):
-            shared = _SHARED.setdefault(self.model, SharedState())
-            if shared.output is None:
-                shared.output = layer.weight
-            weight = shared.output
-        else:
-            weight = layer.weight.detach()
-        return weight[ids], None if layer.bias is None else layer.bias.detach()[ids]
+        return layer.weight.detach()[ids], None if layer.bias is None else layer.bias.detach()[ids]
 
     @alone
     def reserve(self, rows: int, tokens: int) -> None:
@@ -324,7 +262,7 @@ class HFModel:
         if len(rows) == 1 and rows[0].length + len(rows[0].parents) == 0 and _is_chain(nodes[0]):
             grown, inputs, masks = self._rows.place_chain(rows[0], nodes[0], can.device)
         else:
-            split = self._stock.splits
+            split = self._runner.splits
             grown, inputs, masks = self._rows.place_nodes(rows, nodes, can.device, split=split)
         if inputs.numel() and (last := int(inputs[1].max())) >= can.max_length:
             raise CacheError(
@@ -335,7 +273,7 @@ class HFModel:
         began = time.perf_counter()
         mask, own, *_ = *additive, None, None
         step = Pass(tokens, positions, _wanted(nodes, can.device), mask, own, self._tracked)
-        states, logits = self._forward(step)
+        states, logits = self._runner.forward(step, self.cache)
         if masks:
             self.pass_seconds += time.perf_counter() - began
         for row, parents in zip(rows, grown, strict=True):
@@ -363,12 +301,13 @@ class HFModel:
         if self._rows or len(tokens) > at.rows or end > at.slots:
             raise CacheError(f"cannot feed {len(tokens)} rows of {end}: close the open rows, and reserve room")
         found = []
-        step = len(tokens) if attention.takes_packed_rows(self.model) else 1
-        for first, (own, places) in enumerate(zip(tokens.split(step), positions.split(step), strict=True)):
+        rows = len(tokens) if attention.takes_packed_rows(self.model) else 1
+        for first, (own, places) in enumerate(zip(tokens.split(rows), positions.split(rows), strict=True)):
             self.cache.place_at(places, end, first)
             seen = torch.arange(end, device=positions.device) <= places[:, None]
             mask = self._additive(seen[:, None, None])
-            found.append(self._forward(Pass(own, places, slice(0, None), mask, features=self._tracked)))
+            step = Pass(own, places, slice(0, None), mask, features=self._tracked)
+            found.append(self._runner.forward(step, self.cache))
         logits = torch.cat([logits for _, logits in found])
         if not self._tracked:
             return logits, logits[:, :0]
@@ -378,13 +317,6 @@ class HFModel:
         """Eager attention adds its mask; SDPA takes either kind."""
         dtype = probe.torch_dtype(self.capabilities)
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
-
-    def _forward(self, step: Pass) -> tuple[Tensor | None, Tensor]:
-        """A pass by the runner that can make it (``Runner.forward``)."""
-        runner: Runner = self._stock
-        if self._decoder is not None and isinstance(self._stock, StockRunner):
-            runner = self._decoder if self.model.config._attn_implementation == attention.NAME else runner
-        return runner.forward(step, self.cache)
 
     @alone
     def commit(self, row: Row, path: Sequence[int]) -> None:
@@ -431,19 +363,3 @@ def _wanted(nodes: Sequence[Nodes], device: str) -> slice | Tensor:
 
 def _is_chain(nodes: Nodes) -> bool:
     return len(nodes.tokens) > 1 and np.array_equal(nodes.parents, np.arange(len(nodes.tokens)) + ROOT)
-
-
-def _converted(model: PreTrainedModel, name: str, weight_format: str | None, shared: SharedState) -> Capabilities:
-    """What a model can do, with its layers in ``weight_format`` from now on, unless that is None."""
-    known = shared.capabilities
-    if known is None:
-        can = replace(probe.capabilities(model, name), linear_layers=summary(model))
-        if weight_format is None:
-            return can
-        merge_layers(model)
-        shared.capabilities = replace(can, weight_format=convert(model, weight_format), linear_layers=summary(model))
-        shared.decoder = direct(model)
-        return shared.capabilities
-    if weight_format not in (None, known.weight_format):
-        raise ConfigError(f"{name} has weight format {known.weight_format} and its own weights no more: load it again")
-    return replace(known, name=name, attention=model.config._attn_implementation)

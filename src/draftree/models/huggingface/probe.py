@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -198,7 +198,7 @@ def check_equal(model: LanguageModel, pairs: Iterable[tuple[Floats, Floats]], wh
     can, pairs = model.capabilities, list(pairs)
     check_finite(can, np.concatenate([wanted for _, wanted in pairs]))
     worst = max(difference(x, y) for x, y in pairs)
-    allowed = _HALF_TOLERANCE if can.weight_format == "int8" else tolerance(torch_dtype(can))
+    allowed = tolerance(torch_dtype(can))
     if not worst <= allowed:
         raise UnsupportedModelError(
             f"{can.name} ({can.architecture}) fails the tree self-test: {what} logits differ by {worst:.2g} standard "
@@ -212,17 +212,8 @@ def tolerance(dtype: torch.dtype) -> float:
     return _TOLERANCE.get(dtype, _HALF_TOLERANCE)
 
 
-def side_by_side(found: Mapping[int, Tensor], wanted: FeatureSpec) -> Tensor | None:
-    """[T, F] the wanted ones of [1, T, H] hidden states by layer; None where none are wanted."""
-    states = [found[layer][0] for layer in wanted.layers]
-    return torch.cat(states, dim=-1) if len(states) > 1 else states[0] if states else None
-
-
 class HiddenStates:
-    """Hidden states of a model's last pass, read by hooks, so that no modeling code is forked.
-
-    A ``Decoder`` that makes a pass brings them along.
-    """
+    """Hidden states of a model's last pass, read by hooks, so that no modeling code is forked."""
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self._model, self._name = model, name
@@ -251,10 +242,10 @@ class HiddenStates:
             raise
         self._hooked |= wanted
 
-    def read(self, wanted: FeatureSpec) -> Tensor | None:
+    def read(self, wanted: FeatureSpec) -> Tensor:
         """[T, F] of all tokens of the last pass, on the model's device; they are let go."""
         found, self._last = self._last, {}
-        return side_by_side(found, wanted)
+        return torch.cat([found[layer][0] for layer in wanted.layers], dim=-1)
 
     def _hook(self, layer: int) -> Any:
         body = self._model.get_decoder()

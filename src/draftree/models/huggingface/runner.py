@@ -304,7 +304,7 @@ class _StaticInputs:
 
 
 RUNNERS = (EAGER, "graph")
-"""What makes passes; "eager" is the fused one where layers were replaced by such as can be."""
+"""What makes passes."""
 
 
 def runner_of(name: str, eager: EagerRunner) -> Runner:

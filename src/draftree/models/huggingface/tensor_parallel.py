@@ -209,8 +209,7 @@ def agree(failure: DraftreeError | None) -> None:
 class ParallelModel:
     """A model over several processes, as rank 0 has it.
 
-    It verifies trees, beams included; what reads or replaces weights (draft heads, self-speculation, weight formats) it
-    has not.
+    It verifies trees, beams included; what reads its weights (draft heads) it has not.
 
     Attributes:
         capabilities: those of the whole model; ``slot_bytes`` are of one process.
@@ -227,7 +226,7 @@ class ParallelModel:
         self.capabilities: Capabilities = replace(
             can,
             weight_format=f"{can.weight_format} over {size} processes",
-            linear_layers=f"{can.linear_layers}, in {size} parts",
+            linear_layers=f"in {size} parts",
             slot_bytes=can.slot_bytes // size,
         )
 
@@ -321,7 +320,7 @@ def refuse_options(options: dict[str, Any]) -> None:
     place = "cuda" if torch.cuda.is_available() else "cpu"
     if options.get("device") not in (None, place):
         raise ConfigError(f"device {options['device']!r} does not go with torchrun, which gives each process its own")
-    for option in ("library", "weight_format", "runner"):
+    for option in ("library", "runner"):
         if options.get(option) is not None:
             raise ConfigError(
                 f"{option} {options[option]!r} does not go with torchrun: layers are split as transformers has them: "

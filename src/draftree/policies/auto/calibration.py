@@ -36,17 +36,17 @@ class Calibration:
     log-odds shifted by what the kind learns (one step of Newton's method an observation).
 
     Args:
-        shifts: of each kind's log-odds, before anything is learned.
+        kinds: how many there are.
         settings: of ``auto``.
     """
 
-    def __init__(self, shifts: Sequence[float] = (0.0,), settings: AutoSettings = DEFAULTS) -> None:
+    def __init__(self, kinds: int = 1, settings: AutoSettings = DEFAULTS) -> None:
         self._settings = settings
-        self._hits = [[0.0] * (len(settings.bins) + 1) for _ in shifts]
-        self._trials = [[0.0] * (len(settings.bins) + 1) for _ in shifts]
-        self._shift = list(shifts)
+        self._hits = [[0.0] * (len(settings.bins) + 1) for _ in range(kinds)]
+        self._trials = [[0.0] * (len(settings.bins) + 1) for _ in range(kinds)]
+        self._shift = [0.0] * kinds
         self._prior = settings.pseudo_count / 4  # Fisher information of as many trials at p = 1/2
-        self._information = [self._prior] * len(shifts)
+        self._information = [self._prior] * kinds
 
     def acceptance(self, probabilities: Iterable[float], kinds: Iterable[int]) -> list[float]:
         """Acceptance probabilities of candidates with these draft probabilities and kinds."""

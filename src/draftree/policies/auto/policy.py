@@ -164,7 +164,7 @@ class AutoTree(GrowthPolicy):
         check_fields(self)
         check_count("width", self.width)
         check_count("depth", self.depth)
-        self.calibration = Calibration((0.0, 0.0), self.settings)
+        self.calibration = Calibration(2, self.settings)
         self.selection = Selection([Benefit(profile=self.drafter, settings=self.settings)], self.settings)
 
     def prepare(self, target: LanguageModel, sources: Sequence[SourceInfo]) -> None:
@@ -175,8 +175,7 @@ class AutoTree(GrowthPolicy):
         self._models = models
         self.target = self.target or kept_or_measured(target)
         self.selection = Selection([self._benefit(source, target) for source in sources], self.settings)
-        shift = self.settings.near_shift if all(source.near for source in sources) else 0.0
-        self.calibration = Calibration((shift, -shift), self.settings)
+        self.calibration = Calibration(2, self.settings)
 
     def _benefit(self, source: SourceInfo, target: LanguageModel) -> Benefit:
         """A drafter's, with the costs of its models; a twin of the target has the target's."""

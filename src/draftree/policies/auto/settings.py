@@ -15,8 +15,6 @@ class AutoSettings:
         slow_decay: share of a count that each further observation leaves, of what holds for all texts.
         fast_decay: the same of what holds for the text and the load at hand.
         max_shift: largest correction of a drafter's log-odds.
-        near_shift: the first such correction of a target that drafts for itself, whose first candidates are nearly
-            always right and whose others nearly never.
         context_step: costs are looked up for contexts rounded to so many tokens.
         most_nodes: a pass over several requests verifies no more in all, so that looking for how many stays quick.
         layer_nodes: mean nodes of a drafted layer, whose seconds a draft model's profile gives.
@@ -33,7 +31,6 @@ class AutoSettings:
     slow_decay: float = 0.998
     fast_decay: float = 0.95
     max_shift: float = 4.0
-    near_shift: float = 3.0
     context_step: int = 64
     most_nodes: int = 512
     layer_nodes: float = 1.5
