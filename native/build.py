@@ -2,6 +2,7 @@
 
     python native/build.py            for this machine, into src/draftree/models/native
     python native/build.py --cross    for others, with zig, into build/native: whether it compiles and links there
+    python native/build.py --check    the program that compares and times kernels, into build/native
     python native/build.py --needs    print what must be installed first, if anything
 
 The compiler is $CC or cc, or zig (the package ziglang) where there is none that knows our instruction sets. $CFLAGS are
@@ -33,7 +34,7 @@ INSTALLED = ROOT / "src" / "draftree" / "models" / "native"
 OBJECTS = ROOT / "build" / "native"
 
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra")
-SANITIZE = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+SANITIZE = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 """Of a library for tests: it ends the process at a read or write outside of its memory, and at undefined behaviour."""
 
 _AVX2 = ("-mavx2", "-mf16c", "-mfma")
@@ -44,6 +45,8 @@ TIERS: dict[str, dict[str, tuple[str, ...]]] = {
     "aarch64": {"neon": _NEON},
 }
 """Machine -> instruction set -> its flags, for files whose names end so, such as linear_avx2.c."""
+KERNELS = ("formats.c", "cpu.c", "linear_*.c", "vector_*.c")
+"""Files that work without a model."""
 AGAIN = {"linear_avx2.c": (*_AVX2, "-mavxvnni", "-DAVX_VNNI")}
 """Files that are compiled a second time, with these flags."""
 
@@ -77,7 +80,7 @@ def _here() -> tuple[str, str]:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), system
 
 
-def _zig(target: str) -> Compiler:
+def zig_for(target: str) -> Compiler:
     """For zig's ``target``; without one it would compile for the very CPU that it runs on."""
     machine, system, *_ = target.split("-")
     return Compiler((sys.executable, "-m", "ziglang", "cc", "-target", target), machine, system)
@@ -92,7 +95,7 @@ def find_compiler() -> Compiler | None:
     if importlib.util.find_spec("ziglang") is None:
         return None
     library = f"-gnu.{_GLIBC}" if platform.libc_ver()[0] == "glibc" else "-musl"
-    return _zig(f"{machine}-{system}{ {'linux': library, 'windows': '-gnu'}.get(system, '') }")
+    return zig_for(f"{machine}-{system}{ {'linux': library, 'windows': '-gnu'}.get(system, '') }")
 
 
 _PROBE = "#include <math.h>\n#include <stdatomic.h>\n#include <stdlib.h>\nint probe(void) { return 0; }\n"
@@ -109,12 +112,12 @@ def _works(compiler: Compiler) -> bool:
         return subprocess.run(command, check=False, capture_output=True).returncode == 0  # noqa: S603 - the user's compiler
 
 
-def _units(compiler: Compiler) -> list[tuple[Path, tuple[str, ...]]]:
-    """C files to compile, each with the flags of its instruction set."""
+def units(compiler: Compiler, *patterns: str) -> list[tuple[Path, tuple[str, ...]]]:
+    """C files to compile, each with the flags of its instruction set; by default the library's."""
     tiers = TIERS.get(compiler.machine, {})
     elsewhere = {tier for each in TIERS.values() for tier in each} - tiers.keys()
     found: list[tuple[Path, tuple[str, ...]]] = []
-    for source in sorted(SOURCES.glob("*.c")):
+    for source in sorted(source for pattern in patterns or ("*.c",) for source in SOURCES.glob(pattern)):
         tier = source.stem.rpartition("_")[2]
         if tier not in elsewhere:
             flags = tiers.get(tier, ())
@@ -129,10 +132,10 @@ def library_name(system: str) -> str:
 
 
 def build(folder: Path = INSTALLED, compiler: Compiler | None = None, extra: Sequence[str] = ()) -> Path:
-    """Compile what has changed and link the library.
+    """Make the library.
 
     Args:
-        folder: where the library goes.
+        folder: where it goes.
         compiler: by default the one for this machine.
         extra: further flags.
 
@@ -142,9 +145,29 @@ def build(folder: Path = INSTALLED, compiler: Compiler | None = None, extra: Seq
     compiler = compiler or find_compiler()
     if compiler is None:
         raise BuildError(f"no C compiler: install one, or pip install {ZIG}")
+    return link(folder / library_name(compiler.system), compiler, units(compiler), ("-shared", *extra))
+
+
+def build_check(folder: Path = OBJECTS, compiler: Compiler | None = None, extra: Sequence[str] = ()) -> Path:
+    """Make the program that compares the kernels of this CPU with the portable ones, and times them."""
+    compiler = compiler or find_compiler()
+    if compiler is None:
+        raise BuildError(f"no C compiler: install one, or pip install {ZIG}")
+    return link(folder / "check_linear", compiler, units(compiler, *KERNELS, "check/check_linear.c"), extra)
+
+
+def link(
+    output: Path, compiler: Compiler, sources: Sequence[tuple[Path, tuple[str, ...]]], extra: Sequence[str] = ()
+) -> Path:
+    """Compile what has changed of ``sources`` (as ``units`` gives them) and link all of them.
+
+    Args:
+        extra: further flags; "-shared" makes a library.
+    """
     position = () if compiler.system == "windows" else ("-fPIC",)
-    common = (*FLAGS, *position, *extra, *shlex.split(os.environ.get("CFLAGS", "")))
-    headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.h")))
+    compiling = [flag for flag in extra if flag not in ("-shared", "-static")]
+    common = (*FLAGS, *position, *compiling, *shlex.split(os.environ.get("CFLAGS", "")))
+    headers = b"".join(path.read_bytes() for path in sorted(SOURCES.rglob("*.h")))
     OBJECTS.mkdir(parents=True, exist_ok=True)
 
     def compile_unit(unit: tuple[Path, tuple[str, ...]]) -> str:
@@ -158,15 +181,13 @@ def build(folder: Path = INSTALLED, compiler: Compiler | None = None, extra: Seq
         return str(compiled)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = list(pool.map(compile_unit, _units(compiler)))
+        compiled = list(pool.map(compile_unit, sources))
     if not compiled:
         raise BuildError(f"no C files in {SOURCES}")
-    folder.mkdir(parents=True, exist_ok=True)
-    # Nothing may be missing; other linkers complain by themselves.
-    whole = ("-Wl,-z,defs", "-lpthread", "-lm") if compiler.system == "linux" else ()
-    library = folder / library_name(compiler.system)
-    _make([*compiler.command, "-shared", *extra, *compiled, *whole], library)
-    return library
+    output.parent.mkdir(parents=True, exist_ok=True)
+    whole = ("-Wl,-z,defs", "-lpthread", "-lm") if compiler.system == "linux" else ()  # others complain by themselves
+    _make([*compiler.command, *extra, *compiled, *whole], output)
+    return output
 
 
 def _make(command: Sequence[str], output: Path) -> None:
@@ -209,7 +230,9 @@ def main(arguments: Sequence[str]) -> None:
         sys.stdout.write("".join(f"{each}\n" for each in needs()))
     elif arguments == ["--cross"]:
         for target in CROSS:
-            sys.stdout.write(f"{build(OBJECTS / target, _zig(target)).relative_to(ROOT)}\n")
+            sys.stdout.write(f"{build(OBJECTS / target, zig_for(target)).relative_to(ROOT)}\n")
+    elif arguments == ["--check"]:
+        sys.stdout.write(f"{build_check().relative_to(ROOT)}\n")
     elif arguments:
         sys.exit(f"unknown arguments {shlex.join(arguments)}\n\n{__doc__}")
     else:

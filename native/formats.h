@@ -1,8 +1,8 @@
 /* Weight formats of GGUF files, and the layout that passes read them in.
  *
  * A file holds a matrix row by row, in blocks of 32 or 256 inputs. A pass wants 16 outputs beside one another: so every
- * matrix is packed once, at load, into tiles of 16 output rows (layout.h draws them). One layout
- * serves all instruction sets.
+ * matrix is packed once, at load, into tiles of 16 output rows (layout.h draws them). One layout serves all
+ * instruction sets.
  */
 #ifndef DRAFTREE_FORMATS_H
 #define DRAFTREE_FORMATS_H
@@ -11,8 +11,8 @@
 #include <stdint.h>
 
 enum {
-    TILE_ROWS = 16,   /* outputs that are computed side by side */
-    GROUP_SIZE = 32,  /* inputs that share one scale of the activations */
+    TILE_ROWS = 16,  /* outputs that are computed side by side */
+    GROUP_SIZE = 32, /* inputs that share one scale of the activations */
 };
 
 /* Numbers as in GGUF files (ggml_type). */
@@ -43,8 +43,8 @@ void format_decode_row(int format, const uint8_t *source, int64_t columns, float
 /* A matrix as passes read it: ceil(rows / 16) tiles. Rows past the last are zero. */
 typedef struct {
     int format;
-    int64_t rows;     /* outputs */
-    int64_t columns;  /* inputs */
+    int64_t rows;    /* outputs */
+    int64_t columns; /* inputs */
     size_t tile_bytes;
     const uint8_t *tiles;
 } PackedMatrix;

@@ -12,8 +12,8 @@
 
 /* Columns as layers read them. `values` serves float formats, `groups` (made by quantize) all others. */
 typedef struct {
-    int count;            /* columns */
-    const float *values;  /* column c at values + c * stride */
+    int count;           /* columns */
+    const float *values; /* column c at values + c * stride */
     int64_t stride;
     const uint8_t *groups;
 } Activations;
@@ -22,8 +22,8 @@ typedef struct {
 typedef struct {
     const char *name; /* "base", "avx2", "avx-vnni", "avx512-vnni", "neon" */
 
-    /* Quantize groups [first_group, last_group) of `count` columns of `inputs` numbers (a multiple of 32) into `groups`,
-     * a buffer of activation_bytes(count, inputs). Ranges may be quantized by different threads. */
+    /* Quantize groups [first_group, last_group) of `count` columns of `inputs` numbers (a multiple of 32) into
+     * `groups`, a buffer of activation_bytes(count, inputs). Ranges may be quantized by different threads. */
     void (*quantize)(const float *values, int64_t stride, int64_t inputs, int count, int64_t first_group,
                      int64_t last_group, uint8_t *groups);
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "cpu.h"
+#include "../cpu.h"
 
 static const struct {
     int format;
