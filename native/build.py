@@ -34,8 +34,6 @@ INSTALLED = ROOT / "src" / "draftree" / "models" / "native"
 OBJECTS = ROOT / "build" / "native"
 
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra")
-SANITIZE = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
-"""Of a library for tests: it ends the process at a read or write outside of its memory, and at undefined behaviour."""
 
 _AVX2 = ("-mavx2", "-mf16c", "-mfma")
 _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")))
@@ -47,6 +45,7 @@ TIERS: dict[str, dict[str, tuple[str, ...]]] = {
 """Machine -> instruction set -> its flags, for files whose names end so, such as linear_avx2.c."""
 KERNELS = ("formats.c", "cpu.c", "linear_*.c", "vector_*.c")
 """Files that work without a model."""
+CHECK = (*KERNELS, "check/check_linear.c")
 AGAIN = {"linear_avx2.c": (*_AVX2, "-mavxvnni", "-DAVX_VNNI")}
 """Files that are compiled a second time, with these flags."""
 
@@ -73,6 +72,13 @@ class Compiler(NamedTuple):
         return "ziglang" in self.command
 
 
+class Unit(NamedTuple):
+    """A C file, and the flags of its instruction set."""
+
+    source: Path
+    flags: tuple[str, ...]
+
+
 def _here() -> tuple[str, str]:
     """Machine and system of this process."""
     machine = platform.machine().lower()
@@ -80,7 +86,7 @@ def _here() -> tuple[str, str]:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), system
 
 
-def zig_for(target: str) -> Compiler:
+def _zig(target: str) -> Compiler:
     """For zig's ``target``; without one it would compile for the very CPU that it runs on."""
     machine, system, *_ = target.split("-")
     return Compiler((sys.executable, "-m", "ziglang", "cc", "-target", target), machine, system)
@@ -95,7 +101,7 @@ def find_compiler() -> Compiler | None:
     if importlib.util.find_spec("ziglang") is None:
         return None
     library = f"-gnu.{_GLIBC}" if platform.libc_ver()[0] == "glibc" else "-musl"
-    return zig_for(f"{machine}-{system}{ {'linux': library, 'windows': '-gnu'}.get(system, '') }")
+    return _zig(f"{machine}-{system}{ {'linux': library, 'windows': '-gnu'}.get(system, '') }")
 
 
 _PROBE = "#include <math.h>\n#include <stdatomic.h>\n#include <stdlib.h>\nint probe(void) { return 0; }\n"
@@ -112,18 +118,18 @@ def _works(compiler: Compiler) -> bool:
         return subprocess.run(command, check=False, capture_output=True).returncode == 0  # noqa: S603 - the user's compiler
 
 
-def units(compiler: Compiler, *patterns: str) -> list[tuple[Path, tuple[str, ...]]]:
-    """C files to compile, each with the flags of its instruction set; by default the library's."""
+def units(compiler: Compiler, *patterns: str) -> list[Unit]:
+    """C files to compile for the compiler's machine; by default the library's."""
     tiers = TIERS.get(compiler.machine, {})
     elsewhere = {tier for each in TIERS.values() for tier in each} - tiers.keys()
-    found: list[tuple[Path, tuple[str, ...]]] = []
+    found: list[Unit] = []
     for source in sorted(source for pattern in patterns or ("*.c",) for source in SOURCES.glob(pattern)):
         tier = source.stem.rpartition("_")[2]
         if tier not in elsewhere:
             flags = tiers.get(tier, ())
-            found.append((source, _ZIG_NEON if flags == _NEON and compiler.zig else flags))
+            found.append(Unit(source, _ZIG_NEON if flags == _NEON and compiler.zig else flags))
             if source.name in AGAIN:
-                found.append((source, AGAIN[source.name]))
+                found.append(Unit(source, AGAIN[source.name]))
     return found
 
 
@@ -131,51 +137,48 @@ def library_name(system: str) -> str:
     return {"macos": "libdraftree.dylib", "windows": "draftree.dll"}.get(system, "libdraftree.so")
 
 
-def build(folder: Path = INSTALLED, compiler: Compiler | None = None, extra: Sequence[str] = ()) -> Path:
-    """Make the library.
+def build(folder: Path = INSTALLED, compiler: Compiler | None = None) -> Path:
+    """Make the library in ``folder``.
 
     Args:
-        folder: where it goes.
         compiler: by default the one for this machine.
-        extra: further flags.
 
     Raises:
         BuildError: there is no compiler, or it fails.
     """
-    compiler = compiler or find_compiler()
-    if compiler is None:
-        raise BuildError(f"no C compiler: install one, or pip install {ZIG}")
-    return link(folder / library_name(compiler.system), compiler, units(compiler), ("-shared", *extra))
+    compiler = compiler or _compiler_here()
+    return link(folder / library_name(compiler.system), compiler, units(compiler), "-shared")
 
 
-def build_check(folder: Path = OBJECTS, compiler: Compiler | None = None, extra: Sequence[str] = ()) -> Path:
+def build_check() -> Path:
     """Make the program that compares the kernels of this CPU with the portable ones, and times them."""
-    compiler = compiler or find_compiler()
+    compiler = _compiler_here()
+    return link(OBJECTS / "check_linear", compiler, units(compiler, *CHECK))
+
+
+def _compiler_here() -> Compiler:
+    compiler = find_compiler()
     if compiler is None:
         raise BuildError(f"no C compiler: install one, or pip install {ZIG}")
-    return link(folder / "check_linear", compiler, units(compiler, *KERNELS, "check/check_linear.c"), extra)
+    return compiler
 
 
-def link(
-    output: Path, compiler: Compiler, sources: Sequence[tuple[Path, tuple[str, ...]]], extra: Sequence[str] = ()
-) -> Path:
-    """Compile what has changed of ``sources`` (as ``units`` gives them) and link all of them.
+def link(output: Path, compiler: Compiler, sources: Sequence[Unit], *flags: str) -> Path:
+    """Compile what has changed of ``sources`` and link all of them.
 
     Args:
-        extra: further flags; "-shared" makes a library.
+        flags: of the linker; "-shared" makes a library.
     """
     position = () if compiler.system == "windows" else ("-fPIC",)
-    compiling = [flag for flag in extra if flag not in ("-shared", "-static")]
-    common = (*FLAGS, *position, *compiling, *shlex.split(os.environ.get("CFLAGS", "")))
+    common = (*FLAGS, *position, *shlex.split(os.environ.get("CFLAGS", "")))
     headers = b"".join(path.read_bytes() for path in sorted(SOURCES.rglob("*.h")))
     OBJECTS.mkdir(parents=True, exist_ok=True)
 
-    def compile_unit(unit: tuple[Path, tuple[str, ...]]) -> str:
-        source, flags = unit
-        command = [*compiler.command, *common, *flags, "-c", str(source)]
+    def compile_unit(unit: Unit) -> str:
+        command = [*compiler.command, *common, *unit.flags, "-c", str(unit.source)]
         what = "\0".join(word for word in command if not word.startswith("-W"))  # warnings change no code
-        content = hashlib.sha256(what.encode() + source.read_bytes() + headers).hexdigest()
-        compiled = OBJECTS / f"{source.stem}-{content[:16]}.o"
+        content = hashlib.sha256(what.encode() + unit.source.read_bytes() + headers).hexdigest()
+        compiled = OBJECTS / f"{unit.source.stem}-{content[:16]}.o"
         if not compiled.exists():
             _make(command, compiled)
         return str(compiled)
@@ -186,7 +189,7 @@ def link(
         raise BuildError(f"no C files in {SOURCES}")
     output.parent.mkdir(parents=True, exist_ok=True)
     whole = ("-Wl,-z,defs", "-lpthread", "-lm") if compiler.system == "linux" else ()  # others complain by themselves
-    _make([*compiler.command, *extra, *compiled, *whole], output)
+    _make([*compiler.command, *flags, *compiled, *whole], output)
     return output
 
 
@@ -230,7 +233,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.stdout.write("".join(f"{each}\n" for each in needs()))
     elif arguments == ["--cross"]:
         for target in CROSS:
-            sys.stdout.write(f"{build(OBJECTS / target, zig_for(target)).relative_to(ROOT)}\n")
+            sys.stdout.write(f"{build(OBJECTS / target, _zig(target)).relative_to(ROOT)}\n")
     elif arguments == ["--check"]:
         sys.stdout.write(f"{build_check().relative_to(ROOT)}\n")
     elif arguments:

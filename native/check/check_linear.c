@@ -155,14 +155,14 @@ static int check_columns(int f, const PackedMatrix *matrix, int count) {
 }
 
 static int check_format(int f) {
-    static const int64_t ROWS[] = {1, 16, 37}, COLUMNS[] = {32, 256, 544, 768};
+    static const int64_t ROWS[] = {1, 37}, COLUMNS[] = {32, 544, 768};
     int failures = 0;
     for (size_t r = 0; r < sizeof ROWS / sizeof *ROWS; r++)
         for (size_t c = 0; c < sizeof COLUMNS / sizeof *COLUMNS; c++) {
             if (COLUMNS[c] % FORMATS[f].inputs)
                 continue;
             PackedMatrix matrix = random_matrix(f, ROWS[r], COLUMNS[c]);
-            for (int count = 1; count <= 19; count++)
+            for (int count = 1; count <= 17; count++) /* to one more than are multiplied at a time */
                 failures += check_columns(f, &matrix, count);
             failures += check_columns(f, &matrix, 37);
             free((void *)matrix.tiles);

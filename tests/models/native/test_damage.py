@@ -10,21 +10,16 @@ from pathlib import Path
 import pytest
 from gguf import TokenType
 
-from native import build
 from tests import tiny_gguf
+from tests.models.native import sanitizer
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def sanitized() -> tuple[Path, str]:
-    """The library that ends the process at undefined behaviour, and the runtime that must be loaded before it."""
-    compiler = build.find_compiler()
-    command = [] if compiler is None or compiler.zig else [*compiler.command, "-print-file-name=libasan.so"]
-    runtime = command and subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
-    if not runtime or not Path(runtime).is_absolute():
-        pytest.skip("no C compiler with AddressSanitizer")
-    return build.build(build.OBJECTS / "sanitized", extra=(*build.SANITIZE, "-Werror")), runtime
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    _, runtime = sanitizer.compiler_and_runtime()
+    return sanitizer.link(tmp_path_factory.mktemp("sanitized") / "libdraftree.so", "-shared"), runtime
 
 
 @pytest.mark.parametrize("weights", ["F16", "Q4_K"])

@@ -6,7 +6,6 @@ import ctypes
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
 from ctypes import c_char_p, c_float, c_int, c_int64, c_size_t, c_uint16, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from native import build
+from tests.models.native import sanitizer
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -128,22 +128,21 @@ def compiler() -> build.Compiler:
 
 @pytest.fixture(scope="module")
 def library(compiler: build.Compiler, tmp_path_factory: pytest.TempPathFactory) -> Library:
-    sources = build.units(compiler, *build.KERNELS, "check/exports.c")
-    tiers = build.TIERS.get(compiler.machine, {})
-    if "avx512" in tiers:
-        included = ("-include", str(build.SOURCES / "check" / "vnni_by_avx512.h"))
-        sources.append((build.SOURCES / "linear_avx2.c", (*tiers["avx512"], *included)))
-    loaded = ctypes.CDLL(
-        str(build.link(tmp_path_factory.mktemp("linear") / "kernels.so", compiler, sources, ("-shared",)))
-    )
-    exports = _Exports.in_dll(loaded, "exports")
+    def load(*more: build.Unit) -> ctypes.CDLL:
+        output = tmp_path_factory.mktemp("linear") / "kernels.so"
+        units = build.units(compiler, *build.KERNELS, "check/exports.c")
+        return ctypes.CDLL(str(build.link(output, compiler, [*units, *more], "-shared")))
+
+    exports = _Exports.in_dll(load(), "exports")
     kernels = {}
     for index in range(9):
         if not (tier := exports.tier_at(index)):
             break
         kernels[tier.contents.name.decode()] = tier.contents.linear.contents
     if "avx512-vnni" in kernels and "avx-vnni" not in kernels:
-        kernels["avx-vnni"] = _Kernels.in_dll(loaded, "vnni_by_avx512")
+        flags = (*build.TIERS["x86_64"]["avx512"], "-include", str(build.SOURCES / "check" / "vnni_by_avx512.h"))
+        vnni = load(build.Unit(build.SOURCES / "linear_avx2.c", flags))
+        kernels["avx-vnni"] = _Kernels.in_dll(vnni, "vnni_by_avx512")
     return Library(exports, kernels)
 
 
@@ -351,29 +350,17 @@ def run_check(program: Path, *before: str) -> list[str]:
     return tiers
 
 
-def test_every_tier_equals_the_portable_one_and_stays_inside_of_its_memory(
-    compiler: build.Compiler, library: Library, tmp_path: Path
-) -> None:
-    if compiler.zig:
-        pytest.skip("zig has no AddressSanitizer")
-    tiers = run_check(build.build_check(tmp_path, extra=(*build.SANITIZE, "-Werror")))
+def test_every_tier_equals_the_portable_one_and_stays_inside_of_its_memory(library: Library, tmp_path: Path) -> None:
+    tiers = run_check(sanitizer.link(tmp_path / "check", files=build.CHECK))
     assert set(library.kernels) - set(tiers) <= {"avx-vnni"}
 
 
-@pytest.fixture
-def emulated() -> Iterator[tuple[str, build.Compiler]]:
-    """An emulator of ARM64, and a compiler for it."""
-    emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
-    if emulator is None:
-        pytest.skip("no qemu-aarch64 (Debian's qemu-user-static)")
-    if shutil.which("aarch64-linux-gnu-gcc"):
-        yield emulator, build.Compiler(("aarch64-linux-gnu-gcc",), "aarch64", "linux")
-        return
-    pytest.importorskip("ziglang", reason="no compiler for ARM64 (gcc-aarch64-linux-gnu or the package ziglang)")
-    yield emulator, build.zig_for("aarch64-linux-musl")
-
-
 @pytest.mark.qemu
-def test_neon_equals_the_portable_kernels(emulated: tuple[str, build.Compiler], tmp_path: Path) -> None:
-    emulator, compiler = emulated
-    assert run_check(build.build_check(tmp_path, compiler, ("-static", "-Werror")), emulator) == ["base", "neon"]
+def test_neon_equals_the_portable_kernels(tmp_path: Path) -> None:
+    emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+    command = shutil.which("aarch64-linux-gnu-gcc")
+    if emulator is None or command is None:
+        pytest.skip("no qemu-aarch64 or no aarch64-linux-gnu-gcc (Debian: qemu-user-static, gcc-aarch64-linux-gnu)")
+    compiler = build.Compiler((command,), "aarch64", "linux")
+    program = build.link(tmp_path / "check", compiler, build.units(compiler, *build.CHECK), "-static")
+    assert run_check(program, emulator) == ["base", "neon"]
