@@ -11,6 +11,7 @@ DraftreeError
 │   ├── TraceError           a trace cannot be read, or cannot be written where it should be
 │   ├── VocabularyError      drafter and target do not share a vocabulary
 │   └── UnsupportedModelError  the model cannot be given draft trees
+│       └── NotNativeError     the native engine does not run it; another backend may
 └── RunError                 something failed while running (exit code 1)
     ├── CacheError           a KV cache was used against its contract
     └── QueueFullError       as many requests wait as may: come back later
@@ -88,6 +89,18 @@ class VocabularyError(InputError):
 
 class UnsupportedModelError(InputError):
     """The model cannot be given draft trees."""
+
+
+class NotNativeError(UnsupportedModelError):
+    """The native engine does not run the model; another backend may.
+
+    Attributes:
+        reason: why, in a sentence.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}: use backend llama.cpp (pip install 'draftree[llama]') or transformers")
+        self.reason = reason
 
 
 class RunError(DraftreeError, RuntimeError):

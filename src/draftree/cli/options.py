@@ -164,7 +164,7 @@ def _like(made: Any, name: str) -> Any:
 class ComputeOptions:
     """Where and how models compute."""
 
-    backend: str | None = option("llama.cpp, transformers or native; by default llama.cpp for GGUF files.")
+    backend: str | None = option("native, llama.cpp or transformers; by default native for GGUF files that it knows.")
     threads: int | None = option("Of a pass over a GGUF file; by default one a core.", metavar="N")
     library: str | None = option("llama.cpp's shared library; by default that of an installed package.", metavar="FILE")
     dtype: str | None = option("float32, float16 or bfloat16.")

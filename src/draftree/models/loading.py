@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -29,7 +30,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..artifacts import user_path, way_out
 from ..config import typed
-from ..errors import ConfigError, DraftreeError, DraftreeWarning, ModelFileError, RunError, UnknownNameError
+from ..errors import (
+    ConfigError,
+    DraftreeError,
+    DraftreeWarning,
+    ModelFileError,
+    NotNativeError,
+    RunError,
+    UnknownNameError,
+)
 from ..progress import err
 from .base import EAGER, LanguageModel
 from .huggingface import tensor_parallel
@@ -60,8 +69,8 @@ class ModelOptions(TypedDict, total=False):
     """How a model is loaded; None is the default everywhere.
 
     Attributes:
-        backend: "llama.cpp", "transformers", "native" (our own passes over GGUF files, on a CPU), or "auto": llama.cpp
-            for GGUF files where its library is installed, unless another option is given that it does not know.
+        backend: "native" (our own passes over GGUF files, on a CPU), "llama.cpp", "transformers", or "auto": the first
+            of these that runs the model and knows the other options given.
         threads: that share a pass over a GGUF file; by default one for each core that this process may use.
         library: path of llama.cpp's shared library; by default that of llama-cpp-python or of xllamacpp.
         dtype: "float32", "float16" or "bfloat16"; by default float32 on a CPU, the checkpoint's own elsewhere.
@@ -84,7 +93,7 @@ class Backend:
     """What runs models of some kind.
 
     Attributes:
-        takes: whether a name is one of its models.
+        takes: whether a name may be one of its models.
         options: of ``ModelOptions``, those that it knows.
         load: loads a model from its name and these.
     """
@@ -117,23 +126,27 @@ def load(name: str = DEFAULT_MODEL, **options: Unpack[ModelOptions]) -> Language
 def load_here(name: str, **options: Unpack[ModelOptions]) -> LanguageModel:
     """Load a model in this process alone, as ``load`` does without ``torchrun``."""
     given = {option: value for option, value in options.items() if value is not None}
-    chosen = given.pop("backend", AUTO)
-    if chosen == AUTO:
-        takers = [each for each, it in BACKENDS.items() if it.takes(name)]
-        chosen = next((each for each in takers if given.keys() <= BACKENDS[each].options), takers[-1])
-    elif chosen not in BACKENDS:
+    chosen = str(given.pop("backend", AUTO))
+    if chosen not in (AUTO, *BACKENDS):
         raise ConfigError(f"backend is {chosen!r}: choose from {AUTO}, {', '.join(BACKENDS)}")
-    backend = BACKENDS[str(chosen)]
-    if unknown := next((option for option in given if option not in backend.options), None):
-        raise ConfigError(f"{unknown} {given[unknown]!r} does not go with backend {chosen}: leave one of them out")
-    return backend.load(name, **given)
+    takers = [each for each, it in BACKENDS.items() if it.takes(name)] if chosen == AUTO else [chosen]
+    *first, last = [each for each in takers if given.keys() <= BACKENDS[each].options] or takers[-1:]
+    if unknown := next((option for option in given if option not in BACKENDS[last].options), None):
+        raise ConfigError(f"{unknown} {given[unknown]!r} does not go with backend {last}: leave one of them out")
+    for each, following in pairwise([*first, last]):
+        try:
+            return BACKENDS[each].load(name, **given)
+        except NotNativeError as error:
+            warnings.warn(f"{error.reason}: backend {following} runs {name}", DraftreeWarning, stacklevel=3)
+    return BACKENDS[last].load(name, **given)
 
 
 def load_native(name: str, *, threads: int | None = None) -> NativeModel:
     """A GGUF file by the native engine (``ModelOptions`` for the arguments).
 
     Raises:
-        ConfigError: the name is no GGUF file's, or the engine was not built.
+        ConfigError: the name is no GGUF file's.
+        NotNativeError: the engine does not know something of the file, or was not built.
     """
     return NativeModel(_gguf_file(name, "native"), name=name, threads=threads)
 
@@ -193,19 +206,23 @@ def load_part(name: str, **options: Any) -> HFModel:
 
 
 BACKENDS = {
+    "native": Backend(
+        takes=lambda name: gguf_path(name) is not None,
+        options=frozenset({"threads"}),
+        load=load_native,
+    ),
     "llama.cpp": Backend(
         takes=lambda name: has_library() and gguf_path(name) is not None,
         options=frozenset({"library", "threads"}),
         load=load_llama,
     ),
-    "native": Backend(takes=lambda name: False, options=frozenset({"threads"}), load=load_native),
     "transformers": Backend(
         takes=lambda name: True,
         options=frozenset({"dtype", "device", "attention", "runner"}),
         load=load_huggingface,
     ),
 }
-"""In the order in which they are tried; the last one takes what no other does."""
+"""In the order in which they are tried: the native engine refuses what it does not know; the last one takes all."""
 
 
 def wrap(model: PreTrainedModel) -> LanguageModel:

@@ -125,7 +125,7 @@ def describe(header: GGUFHeader, cache: Format = Format.F16) -> Description:
         cache: type of keys and values: F16 or Q8_0.
 
     Raises:
-        UnsupportedModelError: it has something that the engine cannot compute.
+        NotNativeError: it has something that the engine cannot compute.
         ModelFileError: the file lacks something, or its numbers and tensors do not go together.
     """
     family = FAMILIES.get(header.architecture)
@@ -277,7 +277,7 @@ def _model_tensors(file: HeaderReader, numbers: Hyperparameters) -> NDArray[np.v
     """Places of the model's own tensors; all others have been read by now.
 
     Raises:
-        UnsupportedModelError: there is a tensor that nothing reads.
+        NotNativeError: there is a tensor that nothing reads.
     """
     tied = "output.weight" if file.has("output.weight") else "token_embd.weight"
     places = {name: file.place(tied if name == "output.weight" else name) for name in MODEL_TENSORS}

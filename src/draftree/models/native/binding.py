@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, RunError
+from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, NotNativeError, RunError
 from .architecture import Description, Hyperparameters
 
 VERSION = "1"
@@ -96,16 +96,14 @@ def open_library(path: Path | None = None) -> Any:
         path: of the library; by default ``LIBRARY``.
 
     Raises:
-        ConfigError: it was not built, or is of another version.
+        NotNativeError: it was not built.
+        ConfigError: it is of another version.
     """
     path = path or LIBRARY
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise ConfigError(
-            f"the native engine was not built ({error}): install draftree where there is a C compiler, or use backend "
-            "llama.cpp or transformers"
-        ) from None
+        raise NotNativeError(f"the native engine was not built ({error})") from None
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, f"draftree_{name}", None)
         if function is None:
@@ -114,11 +112,6 @@ def open_library(path: Path | None = None) -> Any:
     if (found := library.draftree_version().decode()) != VERSION:
         raise ConfigError(f"{path} is of version {found}, not {VERSION}: build it again (make setup, or pip install)")
     return library
-
-
-def has_library() -> bool:
-    """The native engine was built, or is installed."""
-    return LIBRARY.exists()
 
 
 def tiers() -> list[str]:

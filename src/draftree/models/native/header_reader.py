@@ -10,7 +10,7 @@ from gguf.constants import GGMLQuantizationType as Format
 from gguf.constants import Keys
 from numpy.typing import NDArray
 
-from ...errors import ModelFileError, UnsupportedModelError
+from ...errors import ModelFileError, NotNativeError
 from ..llama.gguf_file import GGUFHeader
 
 FORMATS = frozenset(
@@ -30,11 +30,9 @@ _READ = {
 }
 _LARGEST = 2**31 - 1
 
-_LLAMA_CPP = "use backend llama.cpp for it (pip install 'draftree[llama]')"
 
-
-def unsupported(header: GGUFHeader, what: str) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{header.path}: the native engine does not know {what}: {_LLAMA_CPP}")
+def unsupported(header: GGUFHeader, what: str) -> NotNativeError:
+    return NotNativeError(f"{header.path}: the native engine does not know {what}")
 
 
 def damaged(header: GGUFHeader, what: str) -> ModelFileError:
@@ -57,7 +55,7 @@ class HeaderReader:
     """Numbers and tensors of a header, and which of them have been read.
 
     Raises:
-        UnsupportedModelError: it has several parts, or a number under a key that nothing reads.
+        NotNativeError: it has several parts, or a number under a key that nothing reads.
     """
 
     def __init__(self, header: GGUFHeader) -> None:
@@ -104,7 +102,7 @@ class HeaderReader:
 
         Raises:
             ModelFileError: there is none.
-            UnsupportedModelError: it has an unknown type, or more than two dimensions.
+            NotNativeError: it has an unknown type, or more than two dimensions.
         """
         tensor = self._tensors.get(name)
         if tensor is None:

@@ -125,7 +125,7 @@ class NativeModel:
     Raises:
         ConfigError: the engine was not built, or there is no such instruction set.
         ModelFileError: the file cannot be loaded.
-        UnsupportedModelError: it has something that the engine does not compute.
+        NotNativeError: it has something that the engine does not compute.
     """
 
     @typed
