@@ -29,7 +29,7 @@ from ...tiny_gguf import with_byte_fallback, write
 
 TOKENS = 3
 """Of each answer."""
-_LINE = f"generate cat --raw --json --ignore-eos --drafter none --max-tokens {TOKENS}".split()
+_LINE = f"generate cat --raw --json --ignore-eos --drafter none --backend llama.cpp --max-tokens {TOKENS}".split()
 _MEMORY = 8 << 30
 """Bytes of addresses that a variant may take."""
 _ABORTED = re.compile(r"block_count|epsilon|a token twice|of type 26")

@@ -28,7 +28,7 @@ TOKENS = 32
 
 @pytest.fixture(scope="module")
 def model() -> LlamaModel:
-    found = draftree.load("smollm2")
+    found = draftree.load("smollm2", backend="llama.cpp")
     assert isinstance(found, LlamaModel)
     return found
 
@@ -91,7 +91,7 @@ pair = pytest.mark.skipif(not PAIR, reason="set DRAFTREE_PAIR to a folder with t
 @pair
 def test_a_pair_gives_ar_decodings_text_but_for_near_ties(capsys: pytest.CaptureFixture[str]) -> None:
     target, drafter = (str(Path(PAIR) / f"qwen2.5-coder-{size}-instruct-q4_k_m.gguf") for size in ("1.5b", "0.5b"))
-    model = draftree.load(target)
+    model = draftree.load(target, backend="llama.cpp")
     assert "near-ties" in model.capabilities.trees
     prompt = encode(tokenizer_of(model), draftree.user(QUESTIONS[1]))
     params = SamplingParams(max_tokens=TOKENS)
@@ -101,5 +101,5 @@ def test_a_pair_gives_ar_decodings_text_but_for_near_ties(capsys: pytest.Capture
     assert sum(result.stats.accepted) > 10
     difference = first_difference(model, prompt, alone, result.token_ids, params)
     assert difference is None or difference.near_tie, difference
-    assert run(["info", target]) == 0
+    assert run(["info", target, "--backend", "llama.cpp"]) == 0
     assert "Q4_K" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Requests over llama.cpp: every kind of drafter gives AR decoding's ids, alone and in batches, greedy and sampled."""
+"""Requests over GGUF files: every kind of drafter gives AR decoding's ids, alone and in batches, greedy and sampled."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.beams.params import BeamParams
 from draftree.engines import load_beam_engine, make_engine
 from draftree.errors import VocabularyError
-from draftree.models.llama.llama_model import LlamaModel
+from draftree.models.base import LanguageModel
 
-from ... import tiny_gguf
+from .. import tiny_gguf
 
 PROMPTS = ["the cat in the hat sat on the mat, the cat in the", "one two three one two", "a"]
 METHODS = ("auto", "chain", "opt-tree", "dynamic-width-budget", "binary")
@@ -30,11 +30,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module", params=["native", "llama.cpp"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def target(folder: Path) -> LlamaModel:
-    model = draftree.load(str(folder / "target.gguf"))
-    assert isinstance(model, LlamaModel)
-    return model
+def target(backend: str, folder: Path) -> LanguageModel:
+    return draftree.load(str(folder / "target.gguf"), backend=backend)
 
 
 def params(temperature: float, seed: int = 3) -> SamplingParams:
@@ -48,7 +51,9 @@ def params(temperature: float, seed: int = 3) -> SamplingParams:
 @pytest.mark.parametrize(
     "drafter", ["lookup", "lookup+recycle", "near.gguf", "other.gguf", "lookup>near.gguf", "lookup+near.gguf"]
 )
-def test_drafts_give_the_ids_of_ar_decoding(drafter: str, temperature: float, folder: Path, target: LlamaModel) -> None:
+def test_drafts_give_the_ids_of_ar_decoding(
+    drafter: str, temperature: float, folder: Path, target: LanguageModel
+) -> None:
     drafter = drafter.replace("near", str(folder / "near")).replace("other", str(folder / "other"))
     alone = [Engine(target).generate([prompt], params(temperature))[0].token_ids for prompt in PROMPTS]
     accepted = 0
@@ -61,7 +66,7 @@ def test_drafts_give_the_ids_of_ar_decoding(drafter: str, temperature: float, fo
     engine.prefixes.clear()
 
 
-def test_requests_with_drafters_of_their_own_share_passes(folder: Path, target: LlamaModel) -> None:
+def test_requests_with_drafters_of_their_own_share_passes(folder: Path, target: LanguageModel) -> None:
     engine, alone = Engine(target), []
     handles = []
     for i, drafter in enumerate(["none", "lookup", str(folder / "near.gguf"), "recycle"] * 2):
@@ -72,7 +77,7 @@ def test_requests_with_drafters_of_their_own_share_passes(folder: Path, target: 
     assert [handle.result().token_ids for handle in handles] == alone
 
 
-def test_a_text_has_the_log_probabilities_as_a_prompt_that_it_had_when_it_was_generated(target: LlamaModel) -> None:
+def test_a_text_has_the_log_probabilities_as_a_prompt_that_it_had_when_it_was_generated(target: LanguageModel) -> None:
     """To the last bit, though passes over prompts have many tokens and the others one."""
     engine = Engine(target)
     for prompt in PROMPTS:
@@ -85,10 +90,12 @@ def test_a_text_has_the_log_probabilities_as_a_prompt_that_it_had_when_it_was_ge
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_beams_are_those_of_beams_without_drafts(temperature: float, folder: Path, target: LlamaModel) -> None:
+def test_beams_are_those_of_beams_without_drafts(temperature: float, folder: Path, backend: str) -> None:
     found = []
     for drafter in ("none", str(folder / "near.gguf")):
-        engine = load_beam_engine(str(folder / "target.gguf"), drafter=drafter, sampled=temperature > 0)
+        engine = load_beam_engine(
+            str(folder / "target.gguf"), drafter=drafter, sampled=temperature > 0, backend=backend
+        )
         found.append(engine.generate([PROMPTS[0]], params(temperature), BeamParams(width=3, returned=3))[0])
     plain, drafted = ([beam.token_ids for beam in result.hypotheses] for result in found)
     assert temperature or plain == drafted
@@ -96,7 +103,7 @@ def test_beams_are_those_of_beams_without_drafts(temperature: float, folder: Pat
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused_with_the_first_token_that_differs(
-    folder: Path, target: LlamaModel
+    folder: Path, target: LanguageModel
 ) -> None:
     with pytest.raises(VocabularyError, match="first that differs"):
         make_engine(target, SpeculationParams(drafter=str(folder / "foreign.gguf"), method="chain"))
