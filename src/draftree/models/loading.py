@@ -137,7 +137,7 @@ def load_here(name: str, **options: Unpack[ModelOptions]) -> LanguageModel:
         try:
             return BACKENDS[each].load(name, **given)
         except NotNativeError as error:
-            warnings.warn(f"{error.reason}: backend {following} runs {name}", DraftreeWarning, stacklevel=3)
+            warnings.warn(f"{name} runs on {following}: {error.reason}", DraftreeWarning, stacklevel=3)
     return BACKENDS[last].load(name, **given)
 
 

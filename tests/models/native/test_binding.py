@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftree.errors import CacheError, ConfigError, ModelFileError
+from draftree.errors import CacheError, ConfigError, ModelFileError, NotNativeError
 from draftree.models.llama.gguf_checks import check
 from draftree.models.native import binding
 from draftree.models.native.architecture import describe
@@ -92,7 +92,7 @@ def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_a_library_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="was not built"):
+    with pytest.raises(NotNativeError, match="was not built"):
         binding.open_library(tmp_path / "none.so")
 
 

@@ -32,7 +32,7 @@ _LARGEST = 2**31 - 1
 
 
 def unsupported(header: GGUFHeader, what: str) -> NotNativeError:
-    return NotNativeError(f"{header.path}: the native engine does not know {what}")
+    return NotNativeError(f"the native engine does not know {what} of {header.path.name}")
 
 
 def damaged(header: GGUFHeader, what: str) -> ModelFileError:
