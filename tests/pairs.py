@@ -107,7 +107,7 @@ TREE = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (1, 0), (3,))
 
 def costs(seconds: float) -> Profile:
     """A machine on which passes of all sizes cost the same."""
-    identity = Identity("tiny", "Tiny", 1, "float32", "sdpa", "cpu", 1, "t", "t")
+    identity = Identity("tiny", "Tiny", 1, "stock", "float32", "sdpa", "eager", "cpu", "torch 1", "torch", 1)
     return Profile(identity, (Point(1, 64, (1, 64), (seconds, seconds)),))
 
 

@@ -71,7 +71,11 @@ class ToyModel:
             eos_ids=eos_ids,
             dtype=str(dtype).removeprefix("torch."),
             device="cpu",
-            attention="none",
+            engine="toy 1",
+            tier="torch",
+            threads=1,
+            weights=self._pairs.numel(),
+            weight_bytes=self._pairs.numel(),
         )
 
     def after(self, ids: Sequence[int]) -> Tensor:

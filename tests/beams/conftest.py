@@ -12,6 +12,5 @@ def three_layers_deep(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         return 3
 
     if request.node.path.name != "test_drafting.py":
-        monkeypatch.setattr(DepthRule, "prepare", lambda plan: None)
         monkeypatch.setattr(DepthRule, "depth", three)
         monkeypatch.setattr(DepthRule, "opens", lambda plan, own: True)

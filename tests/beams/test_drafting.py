@@ -6,16 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from draftree.beams import drafting as plans
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.drafting import DepthRule
 from draftree.beams.forest import BeamRequest, DraftRecord
-from draftree.beams.params import DEEPEST, DEFAULT_DEPTH, BeamParams
+from draftree.beams.params import DEEPEST, BeamParams
 from draftree.beams.speculative import DraftForest
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ngram import NgramSource
-from draftree.errors import CacheError, DraftreeWarning
 
 from ..pairs import costs, target
 from ..toy import ToyModel
@@ -44,7 +42,7 @@ class Flat:
 
 def rule(price: float, prompt: float = 0.0) -> DepthRule:
     drafting = ModelSource(ToyModel(5, max_length=9999), 5) if prompt else NgramSource()
-    return DepthRule(ToyModel(5), drafting, Flat(), Priced(price, prompt))  # type: ignore[arg-type]
+    return DepthRule(drafting, Flat(), Priced(price, prompt))  # type: ignore[arg-type]
 
 
 def chosen(price: float, goes_on: bool) -> list[int]:
@@ -105,28 +103,6 @@ def test_room_bounds_the_depth() -> None:
     assert rule(0.0).depth(request) == 2
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_three_layers_are_drafted_where_passes_cannot_be_measured(
-    temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A measurement that failed ended the request. It is tried once, with a warning, and the paper's depth drafted."""
-    tries = []
-
-    def fails(model: object) -> None:
-        tries.append(model)
-        raise CacheError("no room to measure")
-
-    monkeypatch.setattr(plans, "kept_or_measured", fails)
-    engine = BeamEngine(ToyModel(5), ModelSource(ToyModel(5), 5))
-    params = SamplingParams(max_tokens=9, temperature=temperature, seed=1)
-    with pytest.warns(DraftreeWarning):
-        made = engine.generate([[1, 2], [3]], params, BeamParams(width=2))
-    assert len(tries) == 1
-    for one in made:
-        assert len(one.stats.drafted) == DEFAULT_DEPTH == 3
-        assert one.stats.drafted_layers == 6  # nine layers: the prefill's, two steps of 3 + 1
-
-
 def test_layers_are_counted_where_something_was_drafted() -> None:
     """Layers in which lookup found nothing are none, and neither are those of a step that drafted nothing."""
     model, params = target(), SamplingParams(max_tokens=12)
@@ -164,7 +140,7 @@ def test_a_seed_repeats_its_beams_alone_in_a_batch_and_later(drafter: str) -> No
     drafts, beams = source(drafter, model), BeamParams(width=3, returned=3)
     assert drafts is not None
     engine = BeamEngine(model, drafts)
-    engine._depths = DepthRule(model, drafts, costs(1.0), costs(0.1))
+    engine._depths = DepthRule(drafts, costs(1.0), costs(0.1))
     batch = engine.generate(PROMPTS, params, beams)
     alone = [engine.generate([prompt], params, beams)[0] for prompt in PROMPTS]
     ids = [[[h.token_ids for h in one.hypotheses] for one in made] for made in (batch, alone)]

@@ -20,7 +20,7 @@ from ..tiny import MAX_LENGTH, save_tiny
 
 Captured = pytest.CaptureFixture[str]
 
-IDENTITY = Identity("tiny", "Tiny", 1, "float32", "sdpa", "cpu", 1, "t", "t")
+IDENTITY = Identity("tiny", "Tiny", 1, "stock", "float32", "sdpa", "eager", "cpu", "torch 1", "torch", 1)
 QUESTIONS = ["the cat in the hat", "a b a b a b", "is the hat in the cat?"]
 
 

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from draftree.cli.main import run
 from draftree.models import cost_profile as profile
-from draftree.models.cost_profile import Grid
 
 from ..tiny import save_tiny
 
@@ -24,11 +25,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Profiles of each test go to a folder of its own; short ones are shorter still."""
+    """Profiles of each test go to a folder of its own."""
     place = tmp_path / "profiles"
     monkeypatch.setattr(profile, "profile_folder", lambda: place)
     monkeypatch.setattr("draftree.cli.info.profile_folder", lambda: place)
-    monkeypatch.setattr("draftree.models.cost_profile.SHORT", Grid((1, 2, 4), (8,), (1,), 1))
     return place
 
 
@@ -76,16 +76,25 @@ def test_bad_input_is_one_line(arguments: list[str], message: str, model: str, c
     assert message in complaint(capsys)
 
 
-def test_auto_measures_once_and_explains_itself(model: str, folder: Path, capsys: Captured) -> None:
-    asked = ["generate", "a b a b a b a b", "--target", model, "--max-tokens", "24", "--explain"]
-    assert run(asked) == 0
+def test_generate_measures_nothing_and_explains_itself(model: str, folder: Path, capsys: Captured) -> None:
+    assert run(["generate", "a b a b a b a b", "--target", model, "--max-tokens", "24", "--explain"]) == 0
     first = capsys.readouterr().err
-    assert "measuring passes" in first
+    assert "measuring passes" not in first
     for words in ("MAL predicted", "measured", "a step: drafting", "verified: ", "drafter lookup: enabled"):
         assert words in first
-    assert len(list(folder.iterdir())) == 1
-    assert run(asked) == 0
-    assert "measuring passes" not in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_info_prints_the_engine_and_where_costs_come_from(model: str, folder: Path, capsys: Captured) -> None:
+    engine = f"transformers {transformers.__version__}, torch {torch.__version__}, torch, 1 thread"
+    assert run(["info", model]) == 0
+    out = capsys.readouterr().out
+    assert engine in out
+    assert "by the table of torch that ships" in out
+    assert run(["profile", model, *SMALL]) == 0
+    assert engine in capsys.readouterr().out
+    assert run(["info", model]) == 0
+    assert f"measured, kept as {next(folder.iterdir())}" in capsys.readouterr().out
 
 
 def test_the_explanation_is_in_the_json_object(model: str, capsys: Captured) -> None:
@@ -93,16 +102,13 @@ def test_the_explanation_is_in_the_json_object(model: str, capsys: Captured) -> 
     assert "MAL predicted" in json.loads(capsys.readouterr().out)["explanation"]
 
 
-def test_a_corrupt_profile_is_one_line_and_measured_again(model: str, folder: Path, capsys: Captured) -> None:
-    asked = ["generate", "a b", "--target", model, "--max-tokens", "8"]
-    assert run(asked) == 0
-    kept = next(folder.iterdir())
-    kept.write_text("{")
+def test_a_corrupt_profile_is_one_line_and_the_text_comes(model: str, folder: Path, capsys: Captured) -> None:
+    assert run(["profile", model, *SMALL]) == 0
+    next(folder.iterdir()).write_text("{")
     capsys.readouterr()
-    assert run(asked) == 0
+    assert run(["generate", "a b", "--target", model, "--max-tokens", "8"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert sum("cannot be read" in line and line.startswith("draftree: ") for line in lines) == 1
-    assert json.loads(kept.read_text())["points"]
 
 
 @pytest.mark.parametrize("other", [["--method", "static"], ["--drafter", "none"]])

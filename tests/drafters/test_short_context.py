@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from draftree import BeamEngine, BeamParams, Engine, SamplingParams, SpeculationParams
-from draftree.beams.drafting import DepthRule
 from draftree.cli.main import run
 from draftree.drafters.draft_model import ModelSource
 from draftree.engines import make_engine
@@ -58,10 +57,9 @@ def test_a_drafter_that_reaches_as_far_says_nothing(caplog: pytest.LogCaptureFix
     assert found.stats.out_of_context == {} and not lines(caplog)
 
 
-def test_beams_say_it_too(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DepthRule, "prepare", lambda rule: None)  # it drafts whatever passes cost
+def test_beams_say_it_too(caplog: pytest.LogCaptureFixture) -> None:
     engine = BeamEngine(toy(LONG), ModelSource(toy(SHORT), 64))
-    (found,) = engine.generate([PROMPT], SamplingParams(max_tokens=40), BeamParams(width=2))
+    (found,) = engine.generate([PROMPT], SamplingParams(max_tokens=40), BeamParams(width=2, depth=3))
     assert found.stats.out_of_context == END
     assert len(lines(caplog)) == 1
 

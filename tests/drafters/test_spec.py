@@ -50,7 +50,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(model: LanguageModel) -> Profile:
         return costs(1e-9 * model.capabilities.parameters)
 
-    monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", found)
+    monkeypatch.setattr("draftree.drafters.registry.profile_of", found)
 
 
 def source(name: str, model: HFModel) -> CascadeSource:
@@ -165,7 +165,7 @@ def test_a_level_that_takes_longer_than_the_target_is_warned_of(
     def slow(of: LanguageModel) -> Profile:
         return costs(0.02 if of is model else 0.03)
 
-    monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", slow)
+    monkeypatch.setattr("draftree.drafters.registry.profile_of", slow)
     other = save_tiny(tmp_path / "other", seed=1)
     with pytest.warns(DraftreeWarning, match=r"stage 2, .*: its pass takes 30.0 ms and the target's 20.0 ms"):
         load_drafter(f"lookup>{other}", model, StaticTree())

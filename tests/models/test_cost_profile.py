@@ -3,48 +3,48 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from draftree.config import SamplingParams
+from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.models import cost_profile as costs
 from draftree.models.base import Nodes, Row, prefill
 from draftree.models.cost_profile import (
     Grid,
     Identity,
     Point,
     Profile,
-    improve,
     kept_or_measured,
     load_profile,
     measure,
+    measure_missing,
+    profile_of,
 )
+from draftree.policies.auto.policy import AutoTree
 from draftree.scores import Scores
 
 from ..toy import ToyModel
 
 GRID = Grid(sizes=(1, 2, 4), contexts=(3, 9), batches=(1, 2), repeats=2)
-ME = Identity("toy", "ToyModel", 1, "float32", "none", "cpu", 1, "t", "t")
+ME = Identity("toy", "ToyModel", 1, "stock", "float32", "", "eager", "cpu", "toy 1", "torch", 1)
 
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured when no profile is kept takes no time."""
+    """What is measured in idle time takes none."""
     monkeypatch.setattr("draftree.models.cost_profile.SHORT", GRID)
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Profiles of these tests go to a folder of their own; how busy the machine is has no say."""
-    monkeypatch.setattr("draftree.models.cost_profile._BUSY", math.inf)
+    """Profiles of these tests go to a folder of their own."""
     folder = tmp_path / "draftree" / "profiles"
     monkeypatch.setattr("draftree.models.cost_profile.profile_folder", lambda: folder)
     return folder
@@ -63,10 +63,10 @@ def test_every_batch_context_and_size_is_measured() -> None:
     assert all(seconds > 0 for p in profile.points for seconds in p.seconds)
 
 
-def test_the_median_of_the_passes_counts_and_the_first_is_not_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_pass_counts_and_the_first_is_not_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, model = [0.0], ToyModel()
     # The context, a pass to warm up, then three that count: each behind another of one token, which does not.
-    prices = iter([0.0, 50.0, 100.0, 50.0, 3.0, 50.0, 1.0, 50.0, 2.0])
+    prices = iter([0.0, 0.5, 1.0, 0.5, 3.0, 0.5, 2.0, 0.5, 9.0])
     extend = model.extend
 
     def slow(*arguments: object) -> Scores:
@@ -76,25 +76,6 @@ def test_the_median_of_the_passes_counts_and_the_first_is_not_among_them(monkeyp
     monkeypatch.setattr(model, "extend", slow)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     assert measure(model, Grid((1,), (5,), (1,), 3)).points[0].seconds == (2.0,)
-
-
-def test_on_a_busy_machine_passes_are_repeated_and_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, model = [0.0], ToyModel()
-    monkeypatch.setattr("draftree.models.cost_profile._BUSY", 1.3)
-    ones = [9.0, 4.0, 2.0, 6.0, 5.0, 1.0, 7.0, 8.0, 3.0, 2.0]
-    prices = {1: iter([p for one in ones for p in (0.5, one)]), 2: iter([9.0, 5.0, 3.0, 7.0, *[6.0] * 6])}
-    extend = model.extend
-
-    def slow(rows: object, nodes: list[Nodes]) -> Scores:
-        clock[0] += next(prices.get(len(nodes[0].tokens), iter([0.0])))
-        return extend(rows, nodes)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(model, "extend", slow)
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    profile = measure(model, Grid((1, 2), (5,), (1,), 3))
-    assert profile.points[0].seconds == (1.0, 3.0)
-    assert profile.busy
-    assert not list(prices[1])
 
 
 def test_contexts_that_do_not_fit_are_shortened() -> None:
@@ -154,77 +135,81 @@ def test_a_profile_is_kept_and_read_again(cache: Path) -> None:
     assert kept_or_measured(model) == first
 
 
-def test_a_profile_of_other_threads_is_another_profile() -> None:
-    assert replace(ME, threads=2).file_name != ME.file_name
-    assert replace(ME, torch="other").file_name == ME.file_name
+def changed(model: ToyModel, **values: object) -> ToyModel:
+    """The same model, run by something else."""
+    other = ToyModel()
+    other.capabilities = replace(model.capabilities, **values)  # type: ignore[arg-type]
+    return other
+
+
+@pytest.mark.parametrize("change", [{"tier": "avx2"}, {"threads": 2}, {"runner": "graph"}, {"accelerator": "GPU"}])
+def test_passes_by_another_tier_or_more_threads_have_a_profile_of_their_own(change: dict[str, object]) -> None:
+    model = ToyModel()
+    other = changed(model, **change)
+    Profile(Identity.of(model), (curve(1, 9, 1.0, 2.0, 3.0),)).save()
+    assert Identity.of(other).file_name != Identity.of(model).file_name
+    assert load_profile(other) is None
 
 
 @pytest.mark.usefixtures("short")
-def test_a_stale_profile_is_measured_again_and_says_so() -> None:
+def test_a_profile_of_another_version_is_stale_says_so_and_is_replaced(cache: Path) -> None:
     model = ToyModel()
-    stale = Profile(replace(Identity.of(model), torch="1.0"), (curve(1, 9, 1.0, 2.0, 3.0),))
-    stale.save()
-    with pytest.warns(DraftreeWarning, match=r"of toy was measured with torch 1\.0, now .*: measuring again"):
+    Profile(Identity.of(changed(model, engine="toy 0")), (curve(1, 9, 1.0, 2.0, 3.0),)).save()
+    with pytest.warns(DraftreeWarning, match="of toy was measured with engine toy 0, now toy 1: measure it again"):
         fresh = kept_or_measured(model)
-    assert fresh.identity.torch == torch.__version__
+    assert fresh.identity.engine == "toy 1"
     assert load_profile(model) == fresh
+    assert len(list(cache.iterdir())) == 1
+
+
+class Counting(ToyModel):
+    """Counts its passes."""
+
+    passes = 0
+
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        self.passes += 1
+        return super().extend(rows, nodes)
+
+
+def test_a_start_without_a_profile_makes_no_pass_and_keeps_nothing(cache: Path) -> None:
+    """The first command that a user gave waited for seconds, on a busy machine for a minute."""
+    model, auto = Counting(), AutoTree()
+    engine = Engine(model, TreeDrafter(auto, NgramSource()), nodes=8)
+    assert model.passes == 0
+    assert auto.target == profile_of(model)
+    made = engine.generate([[1, 2, 1, 2]], SamplingParams(max_tokens=6))[0]
+    assert model.passes == made.stats.steps + 1
+    assert not cache.exists()
 
 
 @pytest.mark.usefixtures("short")
-def test_a_profile_of_a_busier_machine_is_used_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All passes looked alike beside other work, so drafts looked cheap, and the profile was kept for good."""
-    model = ToyModel()
-    monkeypatch.setattr(costs, "_SEEN", set[Identity]())
-    Profile(Identity.of(model), (curve(1, 9, 100.0, 110.0, 120.0),)).save()
-    fitted = kept_or_measured(model)
-    assert fitted.busy
-    assert fitted.seconds(1, 9) < 10
-    assert fitted.seconds(4, 9) == pytest.approx(1.2 * fitted.seconds(1, 9))
-    assert load_profile(model) == fitted
-
-
-def busy_profile(model: ToyModel) -> Profile:
-    profile = Profile(Identity.of(model), (curve(1, 9, 1e-9, 2e-9, 3e-9),), busy=True)
-    profile.save()
-    return profile
-
-
-@pytest.mark.usefixtures("short")
-def test_a_profile_of_a_busy_machine_is_used_and_measured_again_in_idle_time_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A busy machine measured at each start: 34 and 61 seconds before three tokens."""
-    model, spread = ToyModel(), 1.0
-    provisional = busy_profile(model)
-    monkeypatch.setattr(costs, "_SEEN", set[Identity]())
-    monkeypatch.setattr(costs, "_BUSY", 1.3)
-    monkeypatch.setattr(costs, "_spread", lambda times: spread)
-    for _ in range(2):
-        assert kept_or_measured(model) == provisional
-    improve(model, lambda: True)  # somebody waits
-    assert load_profile(model) == provisional
+def test_what_is_measured_in_idle_time_is_kept_and_only_what_was_missed() -> None:
+    model, other = Counting(), Counting(seed=1)
+    other.capabilities = replace(other.capabilities, name="other")
+    estimate = profile_of(model)
+    measure_missing([model, other], lambda: True)  # somebody waits
+    assert load_profile(model) is None
     assert not model._rows
-    spread = 9.0
-    improve(model, lambda: False)  # the machine is as busy as before
-    assert load_profile(model) == provisional
-    spread = 1.0
-    improve(model, lambda: False)
-    better = load_profile(model)
-    assert better is not None
-    assert not better.busy
-    improve(model, lambda: False)
-    assert load_profile(model) == better  # there is nothing to improve
+    measure_missing([model, other], lambda: False)
+    assert not other.passes
+    assert (kept := load_profile(model)) is not None
+    assert kept != estimate
+    assert profile_of(model) == kept
+    passes = model.passes
+    measure_missing([model, other], lambda: False)
+    assert model.passes == passes  # nothing is missing
 
 
 @pytest.mark.usefixtures("short")
 def test_an_idle_engine_measures_until_a_request_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ToyModel()
-    busy_profile(model)
+    profile_of(model)
     monkeypatch.setattr("draftree.engine.engine._IDLE_SECONDS", 0.01)
     engine, rested = Engine(model), threading.Event()
 
     def idle(is_wanted: Callable[[], bool]) -> None:
-        improve(model, is_wanted)
+        measure_missing([model], is_wanted)
         rested.set()
 
     thread = threading.Thread(target=lambda: engine.run(idle=idle))
@@ -237,22 +222,7 @@ def test_an_idle_engine_measures_until_a_request_comes(monkeypatch: pytest.Monke
     finally:
         engine.shutdown()
         thread.join()
-    better = load_profile(model)
-    assert better is not None
-    assert not better.busy
-
-
-@pytest.mark.usefixtures("cache")
-def test_a_profile_of_a_machine_that_was_as_free_is_kept_and_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, made = ToyModel(), list[float]()
-    timed = costs._timed
-    monkeypatch.setattr(costs, "_timed", lambda *given: made.append(timed(*given)) or made[-1])  # type: ignore[func-returns-value]
-    monkeypatch.setattr(costs, "_SEEN", set[Identity]())
-    kept = Profile(Identity.of(model), (curve(1, 9, 1e-9, 2e-9, 3e-9),))
-    kept.save()
-    for _ in range(2):
-        assert kept_or_measured(model) == kept
-    assert len(made) == costs._CHECKS
+    assert load_profile(model) is not None
 
 
 @pytest.mark.parametrize(
@@ -265,12 +235,12 @@ def test_a_profile_of_a_machine_that_was_as_free_is_kept_and_compared_once(monke
         '{"format": "other", "version": 1}',
     ],
 )
-def test_a_corrupt_profile_is_measured_again_and_says_so(cache: Path, text: str) -> None:
+def test_a_corrupt_profile_is_not_used_and_says_so(cache: Path, text: str) -> None:
     model = ToyModel()
     cache.mkdir(parents=True)
     path = cache / Identity.of(model).file_name
     path.write_text(text)
-    with pytest.warns(DraftreeWarning, match="cannot be read .*: measuring again"):
+    with pytest.warns(DraftreeWarning, match="cannot be read: .*measure it again"):
         assert load_profile(model) is None
 
 
@@ -287,7 +257,7 @@ def test_a_corrupt_profile_is_measured_again_and_says_so(cache: Path, text: str)
 def test_points_that_cannot_be_are_corrupt(cache: Path, change: dict[str, object]) -> None:
     model = ToyModel()
     point = asdict(curve(1, 9, 1.0, 2.0, 3.0)) | change
-    document = {"format": "draftree-profile", "version": 4, "identity": asdict(Identity.of(model)), "points": [point]}
+    document = {"format": "draftree-profile", "version": 6, "identity": asdict(Identity.of(model)), "points": [point]}
     cache.mkdir(parents=True)
     (cache / Identity.of(model).file_name).write_text(json.dumps(document))
     with pytest.warns(DraftreeWarning, match="cannot be read"):

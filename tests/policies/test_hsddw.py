@@ -179,7 +179,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(model: LanguageModel) -> Profile:
         return costs(1e-9 * model.capabilities.parameters)
 
-    monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", found)
+    monkeypatch.setattr("draftree.drafters.registry.profile_of", found)
 
 
 def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, CascadeSource]:

@@ -19,11 +19,13 @@ import draftree.server
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
-from draftree.models.cost_profile import kept_or_measured
+from draftree.models.cost_profile import profile_of
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.server.streams import LiveTrace
 from draftree.tracing.records import plain
 from draftree.tracing.trace import Trace
 
+from ..tiny import tiny, tiny_tokenizer
 from .running import NAME, TEXT, Running, fetched, posted, running, slow_target, streamed
 
 ENSEMBLE = SpeculationParams(drafter="lookup+recycle", method="static", nodes=8)
@@ -137,11 +139,21 @@ def test_texts_of_tokens(served: Running, alone: Engine) -> None:
 def test_about_has_the_profile_that_auto_looks_at() -> None:
     with running(speculation=SpeculationParams(drafter="lookup", method="auto")) as served:
         about = json.loads(fetched(served, "/draftree/about")[1])
-        points = kept_or_measured(served.engine.target).points
+        points = profile_of(served.engine.target).points
         assert about["cost"] == plain([asdict(point) for point in points])
         assert (about["model"], about["drafter"], about["method"]) == (NAME, "lookup", "auto")
         (run,) = [r for r in _records(streamed(served, "/v1/completions", _short())) if r["kind"] == "run"]
         assert about["run"] == run and {"auto", "static"} <= set(about["methods"])
+
+
+def test_an_idle_server_measures_what_it_started_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("draftree.models.cost_profile.profile_folder", lambda: tmp_path)
+    monkeypatch.setattr("draftree.engine.engine._IDLE_SECONDS", 0.01)
+    draft = HFModel(tiny(), tiny_tokenizer(), name="draft", self_test=False)
+    with running(speculation=SpeculationParams(drafter=draft, method="auto")) as served:
+        assert streamed(served, "/v1/completions", _short())
+        while not all(list(tmp_path.glob(f"{name}-*.json")) for name in (NAME, "draft")):
+            time.sleep(0.01)
 
 
 def test_without_auto_there_is_no_profile(served: Running) -> None:

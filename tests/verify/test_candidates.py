@@ -50,7 +50,7 @@ def test_ids_are_the_targets_own_with_either_kind(folder: Path, drafter: str, mo
 
     Costs are given: a level that a busy machine finds slower than the target is warned of.
     """
-    monkeypatch.setattr("draftree.drafters.registry.kept_or_measured", lambda model: costs(1.0))
+    monkeypatch.setattr("draftree.drafters.registry.profile_of", lambda model: costs(1.0))
     prompts = ["the rain is in", "a rose is a rose is a", "the cat"]
     params = [SamplingParams(max_tokens=16, temperature=t, seed=5) for t in (1.0, 0.6, 0.0)]
     want = [g.token_ids for g in load_engine(str(folder), drafter="none").generate(prompts, params)]

@@ -122,7 +122,7 @@ class BeamEngine:
         self.name = name or (source.name if source is not None else "none")
         self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
         self.records: dict[BeamParams, DraftRecord] = {}
-        self._depths = None if source is None else DepthRule(target, source)
+        self._depths = None if source is None else DepthRule.of(target, source)
         if source is not None:
             source.prepare(target)
 
@@ -149,8 +149,6 @@ class BeamEngine:
             self._check(one, beams)
         requests = [self._request(encode(self.tokenizer, p), one, beams) for p, one in zip(prompts, each, strict=True)]
         check_memory(self.target, requests)
-        if self._depths is not None and beams.depth is None:
-            self._depths.prepare()
         with ExitStack() as closing:  # what fails to close, keeps no other from it
             for request in requests:
                 closing.callback(self.close, request)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,14 +13,13 @@ import torch
 from ..config import Budget
 from ..drafters.base import BeamSource, UnscoredNode
 from ..drafters.heads.eagle import EagleSource
-from ..errors import DraftreeError, DraftreeWarning
 from ..models.base import LanguageModel
-from ..models.cost_profile import Profile, kept_or_measured
+from ..models.cost_profile import Profile, profile_of
 from ..policies.base import Candidates
 from ..tree import ROOT, Drawing
 from .beam_distributions import BeamDraws, beam_distribution
 from .forest import BeamNode, BeamRequest
-from .params import DEEPEST, DEFAULT_DEPTH
+from .params import DEEPEST
 from .speculative import DraftForest, DraftLayer, expected_layers
 
 _MODEL, _OTHER = 0.9, 0.7
@@ -45,35 +43,23 @@ class DepthRule:
     """Chooses depths.
 
     Attributes:
-        target: verifies drafts.
-        source: makes them.
+        source: makes drafts.
+        verify: the target's costs.
+        draft: those of the source's model; None: it has none.
     """
 
-    target: LanguageModel
     source: BeamSource
-    _verify: Profile | None = None
-    _draft: Profile | None = None
-    _unmeasurable: bool = False
+    verify: Profile
+    draft: Profile | None = None
 
-    def prepare(self) -> None:
-        """Find the costs, kept or measured now (seconds, once); warn where they cannot be measured."""
-        if self._unmeasurable:
-            return
-        try:
-            self._verify = self._verify or kept_or_measured(self.target)
-            if self.source.model is not None:
-                self._draft = self._draft or kept_or_measured(self.source.model)
-        except DraftreeError as error:
-            self._verify, self._unmeasurable = None, True
-            message = f"passes cannot be measured ({error}): beams are drafted {DEFAULT_DEPTH} layers deep"
-            warnings.warn(message, DraftreeWarning, stacklevel=2)
+    @classmethod
+    def of(cls, target: LanguageModel, source: BeamSource) -> DepthRule:
+        """By the costs that are known of the models, measured or of tables that ship."""
+        return cls(source, profile_of(target), None if source.model is None else profile_of(source.model))
 
     def opens(self, request: BeamRequest) -> bool:
         """Whether drafts may save more of a new request than the source takes to read its prompt."""
-        self.prepare()
-        if self._verify is None:
-            return True
-        depth, rate, undrafted = self._best(self._verify, request, request.beams.width, len(request.ids))
+        depth, rate, undrafted = self._best(request, request.beams.width, len(request.ids))
         reading = sum(self._seconds(tokens, tokens) for _, tokens in self.source.unread(request.trunk) if tokens)
         return depth > 0 and request.limit * (1 / undrafted - 1 / rate) > reading
 
@@ -84,18 +70,15 @@ class DepthRule:
         """
         if not request.drafting:
             return 0
-        self.prepare()
-        best = DEFAULT_DEPTH
-        if self._verify is not None:
-            best, _, _ = self._best(self._verify, request, len(request.running), len(request.ids) + request.length)
+        best, _, _ = self._best(request, len(request.running), len(request.ids) + request.length)
         return min(best, layers_left(self.source, request))
 
     def _seconds(self, nodes: float, context: int) -> float:
-        return 0.0 if self._draft is None else self._draft.seconds(nodes, context)
+        return 0.0 if self.draft is None else self.draft.seconds(nodes, context)
 
-    def _best(self, verify: Profile, request: BeamRequest, beams: int, context: int) -> tuple[int, float, float]:
+    def _best(self, request: BeamRequest, beams: int, context: int) -> tuple[int, float, float]:
         """The depth that is likely to be fastest, and the layers a second of it and of none."""
-        record, source = request.record, self.source
+        record, source, verify = request.record, self.source, self.verify
         weak = source.model is None or isinstance(source, EagleSource)
         prior = _OTHER if weak else _MODEL
         a = (record.went_on + _PRIOR * prior**beams) / (record.reached + _PRIOR)

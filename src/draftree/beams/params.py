@@ -14,9 +14,6 @@ MAX_PENALTY = 20
 DEEPEST = 5
 """Most layers that are drafted where nobody has said how many."""
 
-DEFAULT_DEPTH = 3
-"""Drafted layers where the caller sets none and no pass times can be measured: the paper's gamma."""
-
 EarlyStopping = bool | Literal["never"]
 
 BeamWarp = Literal["joint", "token"]
@@ -38,8 +35,7 @@ class BeamParams:
         early_stopping: of beam search, transformers' own: True ends with the W-th finished beam; False and "never" also
             check whether a running one could still win, "never" by the greatest length that it may reach.
         draft_width: drafted beams W_S of a layer; None: twice W, for of each layer all W must be drafted.
-        depth: drafted layers gamma; None: as many as are likely to be fastest by measured pass times, none included; 3
-            where these cannot be measured.
+        depth: drafted layers gamma; None: as many as are likely to be fastest by the costs of passes, none included.
         threshold: t of the dynamic width (Eq. 7); None: W beams in every layer.
         min_width: least beams W_min of a layer with a dynamic width (Eq. 6).
         single_cache: after each target pass only the beam of lowest perplexity goes on (Section 3.4), so that the cache

@@ -12,7 +12,8 @@ from rich.table import Table
 from ..artifacts import user_path
 from ..errors import ConfigError
 from ..models.abilities import abilities, tokenizer_of
-from ..models.cost_profile import FULL, Grid, Profile, measure_and_keep, profile_folder
+from ..models.base import Capabilities, LanguageModel
+from ..models.cost_profile import FULL, Grid, Identity, Profile, load_profile, measure_and_keep, profile_folder
 from ..models.heads.head_formats import describe, is_head
 from ..models.heads.mtp import mtp_layers
 from ..models.huggingface.hf_model import HFModel
@@ -30,7 +31,7 @@ def profile(
     sizes: Annotated[str | None, typer.Option(metavar="N,N,...", help="Tokens a pass, from 1 on.")] = None,
     contexts: Annotated[str | None, typer.Option(metavar="N,N,...", help="Tokens before them.")] = None,
     batches: Annotated[str | None, typer.Option(metavar="N,N,...", help="Sequences a pass.")] = None,
-    repeats: Annotated[int, whole("N", "Passes of each kind; their median counts.")] = FULL.repeats,
+    repeats: Annotated[int, whole("N", "Passes of each kind; the fastest counts.")] = FULL.repeats,
     plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the curves: .png, .svg or .pdf.")] = None,
     compute: ComputeOptions,
 ) -> None:
@@ -48,9 +49,14 @@ def profile(
     longest = loaded.capabilities.max_length
     if contexts is not None and grid.contexts[-1] >= longest:
         raise ConfigError(f"--contexts ends with {grid.contexts[-1]}: {model} takes {longest} with a pass")
+    began = time.perf_counter()
     measured = measure_and_keep(loaded, grid.fitting(longest) if sizes is None else grid)
+    seconds = time.perf_counter() - began
+    identity = measured.identity
+    out.print(f"{identity.dtype}, weight format {identity.weight_format}, {identity.device}", markup=False)
+    out.print(_engine(identity), markup=False)
     out.print(_table(measured), soft_wrap=False)
-    out.print(f"kept as {profile_folder() / measured.identity.file_name}", markup=False)
+    out.print(f"measured in {seconds:.1f} s, kept as {_file(measured.identity)}", markup=False)
     if drawn is not None:
         _draw(measured, drawn)
 
@@ -76,18 +82,35 @@ def info(
         "parameters": f"{can.parameters / 1e6:.1f} million, {can.dtype} on {can.device}",
         "longest sequence": f"{can.max_length} tokens ({can.max_length_reason})",
         "vocabulary": f"{can.vocab_size} tokens, end of sequence {sorted(can.eos_ids)}",
-        "linear layers": f"{can.weight_format}: {can.linear_layers}" if can.linear_layers else "",
+        "engine": _engine(can),
+        "weight format": can.weight_format,
         "attention": can.attention,
         "passes": loaded.passes if isinstance(loaded, HFModel) else "",
         "draft trees": can.trees,
         "abilities": ", ".join(abilities(loaded)) or "none beside trees",
         "MTP layers": f"{count}, for drafter mtp" if (count := mtp_layers(loaded)) else "",
         "KV cache": f"{can.slot_bytes / 1024:.1f} KiB a token, compactable",
+        "costs of passes": _costs(loaded),
         "chat template": "yes" if tokenizer and tokenizer.chat_template else "no: use --raw",
         "loaded in": f"{seconds:.1f} s, self-test included",
     }.items():
         if value:
             out.print(f"{what:17} {value}")
+
+
+def _engine(can: Capabilities | Identity) -> str:
+    return f"{can.engine}, {can.tier}, {can.threads} thread{'s' * (can.threads > 1)}"
+
+
+def _costs(model: LanguageModel) -> str:
+    """Where they come from."""
+    if load_profile(model) is not None:
+        return f"measured, kept as {_file(Identity.of(model))}"
+    return f"by the table of {model.capabilities.tier} that ships; 'draftree profile' or an idle server measures them"
+
+
+def _file(identity: Identity) -> Path:
+    return profile_folder() / identity.file_name
 
 
 def _numbers(name: str, text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -99,12 +122,7 @@ def _numbers(name: str, text: str | None, default: tuple[int, ...]) -> tuple[int
 
 def _table(measured: Profile) -> Table:
     """Milliseconds by tokens a pass, a column for each batch and context; bars for the first."""
-    identity = measured.identity
-    table = Table(
-        title=f"{identity.model}, {identity.dtype}, weight format {identity.weight_format}, {identity.device}, "
-        f"{identity.threads} threads: milliseconds a pass",
-        title_justify="left",
-    )
+    table = Table(title=f"{measured.identity.model}: milliseconds a pass", title_justify="left")
     table.add_column("tokens", justify="right")
     for point in measured.points:
         table.add_column(f"context {point.context}\nbatch {point.batch}", justify="right")

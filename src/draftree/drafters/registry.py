@@ -14,7 +14,7 @@ from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
 from ..models.abilities import DraftHead, FeatureModel, MarginalHead, tokenizer_of, twin_of
 from ..models.base import LanguageModel
-from ..models.cost_profile import kept_or_measured
+from ..models.cost_profile import profile_of
 from ..models.heads import eagle_file
 from ..models.heads.eagle_file import fits, shipped_for, shipped_head
 from ..models.heads.head_formats import is_head, load_head
@@ -342,7 +342,7 @@ def _warn_if_slow(stage: int, model: LanguageModel, target: LanguageModel) -> No
     """Warn where a verifying stage takes longer than the target, by their measured costs."""
     if model.capabilities == target.capabilities:
         return
-    own, whole = (1e3 * kept_or_measured(m).seconds(1, _CONTEXT) for m in (model, target))
+    own, whole = (1e3 * profile_of(m).seconds(1, _CONTEXT) for m in (model, target))
     if own > whole:
         warnings.warn(
             f"stage {stage}, {model.capabilities.name}: its pass takes {own:.1f} ms and the target's {whole:.1f} ms: "
@@ -373,7 +373,7 @@ def resolved(
 
 def _second_token(target: LanguageModel) -> float:
     """What a second token of a pass costs, in passes over one."""
-    profile = kept_or_measured(target)
+    profile = profile_of(target)
     return profile.seconds(2, _CONTEXT) / profile.seconds(1, _CONTEXT) - 1
 
 

@@ -40,10 +40,16 @@ class Capabilities:
         eos_ids: tokens that end a sequence.
         dtype: of its arithmetic, by torch's name ("float32").
         device: that it computes on, by torch's name ("cpu", "cuda:0").
-        attention: attention implementation in use.
+        engine: what makes its passes, with all versions ("native 1").
+        tier: the part of an engine whose passes cost alike, by the name of its table (``models.cost_table``): for the
+            native engine the instruction set ("avx2").
+        threads: that share a pass.
+        accelerator: name of the device; "": a CPU.
+        weights: numbers that a pass multiplies with each token; embeddings are looked up only.
+        weight_bytes: that these are read from.
+        attention: attention implementation in use; "": the engine's only one.
         weight_format: of its linear layers, those of a GGUF file by llama.cpp's names; ``STOCK``: all of ``dtype``.
         fingerprint: of its weights (``draftree.models.huggingface.probe``); "": they cannot be read.
-        linear_layers: what they compute with, for people.
         slot_bytes: bytes of a token's keys and values in the cache.
         trees: what is known of passes over draft trees, for people.
         rounding: largest gap between two logits that their rounding by the number of tokens of a pass explains, where
@@ -60,10 +66,15 @@ class Capabilities:
     eos_ids: frozenset[int]
     dtype: str
     device: str
-    attention: str
+    engine: str
+    tier: str
+    threads: int
+    weights: int
+    weight_bytes: int
+    accelerator: str = ""
+    attention: str = ""
     weight_format: str = STOCK
     fingerprint: str = ""
-    linear_layers: str = ""
     slot_bytes: int = 0
     trees: str = ""
     rounding: float | None = None

@@ -1,4 +1,4 @@
-"""Seconds of forward passes on this machine: measured, kept in a file, and looked up."""
+"""Seconds of forward passes on this machine: measured and kept in a file, or by a table that ships."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import hashlib
 import math
 import platform
 import re
-import statistics
 import time
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +17,6 @@ from random import Random
 from typing import Annotated, TypeVar
 
 import platformdirs
-import torch
-import transformers
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from ..artifacts import JsonFormat
@@ -27,29 +24,27 @@ from ..config import MAX_NODES
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..progress import err, progress_reporter
 from ..tree import ROOT
-from .base import EAGER, LanguageModel, Nodes, Row, prefill
-
-VERSION = 5
-"""Of profiles: a new version of our own passes has new times."""
+from .base import LanguageModel, Nodes, Row, prefill
+from .cost_table import shipped_table
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a profile depends on."""
+    """What a profile depends on (``Capabilities``); ``device`` is the name of what computes."""
 
     model: str
     architecture: str
     parameters: int
+    weight_format: str
     dtype: str
     attention: str
+    runner: str
     device: str
+    engine: str
+    tier: str
     threads: int
-    torch: str
-    transformers: str
-    weight_format: str = "stock"
-    runner: str = EAGER
 
     @classmethod
     def of(cls, model: LanguageModel) -> Identity:
@@ -59,20 +54,20 @@ class Identity:
             model=can.name,
             architecture=can.architecture,
             parameters=can.parameters,
+            weight_format=can.weight_format,
             dtype=can.dtype,
             attention=can.attention,
-            device=torch.cuda.get_device_name(can.device) if can.device.startswith("cuda") else processor(),
-            threads=torch.get_num_threads(),
-            torch=torch.__version__,
-            transformers=transformers.__version__,
-            weight_format=can.weight_format,
             runner=can.runner,
+            device=can.accelerator or processor(),
+            engine=can.engine,
+            tier=can.tier,
+            threads=can.threads,
         )
 
     @property
     def file_name(self) -> str:
-        """The same for other versions of libraries: theirs is the profile that goes stale."""
-        fixed = [str(v) for k, v in asdict(self).items() if k not in ("torch", "transformers")]
+        """The same for other versions of the engine: theirs is the profile that goes stale."""
+        fixed = [str(v) for k, v in asdict(self).items() if k != "engine"]
         digest = hashlib.sha256("\n".join(fixed).encode()).hexdigest()[:10]
         return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', self.model)[-60:]}-{digest}.json"
 
@@ -88,7 +83,7 @@ def processor() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured curve: ``seconds[i]`` is the median of passes over ``sizes[i]`` nodes in each of ``batch`` rows.
+    """One measured curve: ``seconds[i]`` is the fastest of passes over ``sizes[i]`` nodes in each of ``batch`` rows.
 
     Raises:
         ValueError: the sizes do not ascend from 1, or are not as many as the seconds.
@@ -122,15 +117,10 @@ def _ascend(numbers: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measured pass times of one model on one machine: curves over nodes, one for each batch size and context.
-
-    Attributes:
-        busy: other work took the processor meanwhile: it is used until ``improve`` has measured a better one.
-    """
+    """Pass times of one model on one machine: curves over nodes, one for each batch size and context."""
 
     identity: Identity
     points: Annotated[tuple[Point, ...], Field(min_length=1)]
-    busy: bool = False
 
     def seconds(self, nodes: float, context: int, batch: int = 1) -> float:
         """Seconds of a pass over ``nodes`` nodes in each of ``batch`` rows behind ``context`` tokens.
@@ -171,9 +161,7 @@ def write_cached(kind: JsonFormat[T], path: Path, content: T) -> None:
     kind.write(path, content)
 
 
-_FORMAT = JsonFormat(
-    "draftree-profile", VERSION, "profile", "measure it again with 'draftree profile'", content=Profile
-)
+_FORMAT = JsonFormat("draftree-profile", 6, "profile", "measure it again with 'draftree profile'", content=Profile)
 
 
 def profile_folder() -> Path:
@@ -184,17 +172,20 @@ def profile_folder() -> Path:
 def load_profile(model: LanguageModel) -> Profile | None:
     """The kept profile of a model; None, with a warning that says why, when there is none that can be used."""
     identity = Identity.of(model)
+    if identity in _UNKEPT:
+        return _UNKEPT[identity]
     path = profile_folder() / identity.file_name
     try:
         profile = _FORMAT.read(path)
     except FileNotFoundError:
         return None
     except ConfigError as error:
-        warn(f"the profile {path} cannot be read ({error}): measuring again")
+        warn(f"the profile {path} cannot be read: {error}")
         return None
     for name, value in asdict(identity).items():
         if (old := getattr(profile.identity, name)) != value:
-            warn(f"the profile of {identity.model} was measured with {name} {old}, now {value}: measuring again")
+            again = "measure it again with 'draftree profile'"
+            warn(f"the profile of {identity.model} was measured with {name} {old}, now {value}: {again}")
             return None
     return profile
 
@@ -203,12 +194,6 @@ def warn(message: str) -> None:
     """Warn of measured times that are not used or not kept."""
     warnings.warn(message, DraftreeWarning, stacklevel=3)
 
-
-_BUSY = 1.3
-"""Where passes usually take so many times as long as the fastest of their size, other work takes the processor away; on
-quiet machines it was up to 1.1."""
-_LONGER = 3
-"""So many times as often passes are repeated there, and of each size the fastest counts."""
 
 _MOST_REPEATS, _MOST_ROWS = 1000, 1024
 """Beyond them a profile takes days, or more memory than any model's cache has."""
@@ -222,8 +207,7 @@ class Grid:
         sizes: nodes a row and pass, the root included; ascends from 1.
         contexts: tokens before them; longer than the model allows: shortened.
         batches: rows a pass.
-        repeats: passes of each kind, after one to warm up; the median counts, on a busy machine the fastest of
-            ``_LONGER`` times as many.
+        repeats: passes of each kind, after one to warm up; the fastest counts, for other work only adds.
         patience: seconds; sizes whose pass takes longer are left out, but the first, and so are contexts, but the
             first, that take ``_READING`` times as long to read.
 
@@ -259,15 +243,15 @@ class Grid:
 
     @property
     def passes(self) -> int:
-        """How many passes are timed on a quiet machine, those to warm up included."""
+        """How many passes are timed, those to warm up included."""
         return len(self.contexts) * len(self.batches) * len(self.sizes) * (self.repeats + 1)
 
 
 _READING = 10
 """Longest passes that reading a context may take as long as."""
 
-SHORT = Grid((1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 17, 24, 32), (64, 512), (1,), 5, patience=0.5)
-"""What ``auto`` measures when it first meets a model."""
+SHORT = Grid((1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 17, 24, 32), (64, 512), (1,), 5, patience=0.5)
+"""What is measured in idle time: 160 passes, of the default model by the native engine under 2 s."""
 FULL = Grid((*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 64), (64, 512, 1536), (1, 4), 9)
 """What ``draftree profile`` measures."""
 
@@ -286,7 +270,7 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
         ConfigError: the passes do not fit the model's longest sequence.
     """
     can, done, shuffled = model.capabilities, 0, Random(0)  # noqa: S311 - an order, not a secret
-    points, pace, disturbed, grid = list[Point](), 0.0, False, _shortened(grid, model)
+    points, pace, grid = list[Point](), 0.0, _shortened(grid, model)
     tokens = [(5 * i + 3) % can.vocab_size for i in range(grid.sizes[-1])]
     # Children of the last committed token: what any model takes in one pass, a draft head too.
     fans = {size: Nodes.of(tokens[:size], [ROOT] * size) for size in grid.sizes}
@@ -300,10 +284,7 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
             try:
                 for b in range(batch):
                     rows.append(prefill(model, [(7 * i + b) % can.vocab_size for i in range(context)]))
-                busy = False
-                for turn in range(_LONGER * grid.repeats + 1):
-                    if turn == grid.repeats + 1 and not (busy := _spread(times) > _BUSY):
-                        break
+                for turn in range(grid.repeats + 1):
                     for size in shuffled.sample(list(times), len(times)):
                         seconds = [_timed(model, rows, fans[size]) for _ in range(2 if size == 1 else 1)]
                         times[size].append(seconds[-1])
@@ -315,27 +296,18 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
             finally:
                 for row in reversed(rows):
                     model.close(row)
-            typical = tuple((min if busy else statistics.median)(each[1:]) for each in times.values())
-            points.append(Point(batch, context, tuple(times), typical))
-            disturbed |= busy
-    return Profile(Identity.of(model), tuple(points), disturbed)
+            points.append(Point(batch, context, tuple(times), tuple(min(each[1:]) for each in times.values())))
+    return Profile(Identity.of(model), tuple(points))
 
 
 def _timed(model: LanguageModel, rows: Sequence[Row], fan: Nodes) -> float:
     """Seconds of a pass over the same nodes for each row, of which nothing is kept."""
-    _finish(model.capabilities.device)
     began = time.perf_counter()
-    model.extend(rows, [fan] * len(rows))
-    _finish(model.capabilities.device)
+    model.extend(rows, [fan] * len(rows)).argmax([0])  # a score is there when the pass is over, on a GPU too
     seconds = time.perf_counter() - began
     for row in rows:
         model.commit(row, [])
     return seconds
-
-
-def _spread(times: dict[int, list[float]]) -> float:
-    """How much longer than the fastest a pass usually took, the first ones not counted: the middle of all sizes."""
-    return statistics.median(statistics.median(each[1:]) / min(each[1:]) for each in times.values())
 
 
 def _shortened(grid: Grid, model: LanguageModel) -> Grid:
@@ -347,64 +319,37 @@ def _shortened(grid: Grid, model: LanguageModel) -> Grid:
     return replace(grid, contexts=tuple(sorted({min(c, room) for c in grid.contexts})))
 
 
-def _finish(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-
-
 _UNKEPT: dict[Identity, Profile] = {}
 """Profiles of this process that could not be written."""
-_SEEN: set[Identity] = set()
-"""Whose profiles were measured by this process, or compared with what passes take now."""
-_CHECKS = 6
-"""Passes of one token; the first ones warm up."""
-_FREER = 1.5
-"""A profile that takes so many times as long was measured beside other work."""
+_ESTIMATED: set[Identity] = set()
+"""Of models that this process has no measured profile of and wanted one."""
+
+
+def profile_of(model: LanguageModel) -> Profile:
+    """The kept profile of a model or, where none can be read, that of its tier's table: nobody waits for a measurement.
+
+    ``measure_missing`` measures in idle time.
+    """
+    if (kept := load_profile(model)) is not None:
+        return kept
+    _ESTIMATED.add(Identity.of(model))
+    return estimated(model)
+
+
+def estimated(model: LanguageModel) -> Profile:
+    """What the table of its tier gives for a model."""
+    can = model.capabilities
+    table, sizes = shipped_table(can.tier), (*FULL.sizes, MAX_NODES)
+    points = (
+        Point(1, context, sizes, tuple(table.seconds(can, n, context) for n in sizes))
+        for context in sorted({1, can.max_length})  # between them it is linear, as the table
+    )
+    return Profile(Identity.of(model), tuple(points))
 
 
 def kept_or_measured(model: LanguageModel) -> Profile:
-    """The kept profile of a model or, where none can be read, a new one of ``SHORT``, kept from then on.
-
-    Nobody waits for a better one than is there: ``improve`` measures again in idle time.
-    """
-    if (identity := Identity.of(model)) in _UNKEPT:
-        return _UNKEPT[identity]
-    if (kept := load_profile(model)) is None:
-        return measure_and_keep(model, SHORT.fitting(model.capabilities.max_length))
-    return _fitted(model, kept)
-
-
-def _fitted(model: LanguageModel, profile: Profile) -> Profile:
-    """The profile, in proportion to what a pass over one token takes now where it was measured on a busier machine.
-
-    Where other work took the processor all the while, passes of all sizes look alike, drafts look cheap, and nothing in
-    the profile shows it: a few passes do, once a process.
-    """
-    if profile.identity in _SEEN:
-        return profile
-    _SEEN.add(profile.identity)
-    row, fan = prefill(model, [0, 0]), Nodes.chain([0])
-    try:
-        fastest = min(_timed(model, [row], fan) for _ in range(_CHECKS))
-    finally:
-        model.close(row)
-    share = fastest / profile.seconds(1, 1)
-    if share * _FREER > 1:
-        return profile
-    points = tuple(replace(p, seconds=tuple(share * each for each in p.seconds)) for p in profile.points)
-    fitted = replace(profile, points=points, busy=True)
-    _keep(fitted)
-    return fitted
-
-
-def _keep(profile: Profile) -> None:
-    """Write a profile for later starts; where it cannot be written this process keeps it."""
-    _UNKEPT.pop(profile.identity, None)
-    try:
-        profile.save()
-    except RunError as error:
-        _UNKEPT[profile.identity] = profile
-        warn(f"the profile is not kept: {error}")
+    """The kept profile of a model or, where none can be read, a new one of ``SHORT``: for results that rest on it."""
+    return load_profile(model) or measure_and_keep(model, SHORT.fitting(model.capabilities.max_length))
 
 
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
@@ -415,34 +360,39 @@ def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
         err.print(f"{what}: {grid.passes} of them, once")
     with progress_reporter(what, grid.passes) as report:
         profile = measure(model, grid, report)
-    _SEEN.add(profile.identity)
-    if profile.busy:
-        err.print("other work takes the processor: this profile is of what it left, until one is measured in idle time")
     _keep(profile)
     return profile
+
+
+def _keep(profile: Profile) -> None:
+    """Write a profile for later starts; where it cannot be written this process keeps it."""
+    _UNKEPT.pop(profile.identity, None)
+    _ESTIMATED.discard(profile.identity)
+    try:
+        profile.save()
+    except RunError as error:
+        _UNKEPT[profile.identity] = profile
+        warn(f"the profile is not kept: {error}")
 
 
 class _GivenUpError(Exception):
     """Somebody waits for the model."""
 
 
-def improve(model: LanguageModel, is_wanted: Callable[[], bool]) -> None:
-    """Measure a profile again that was measured beside other work; the next start uses it. For idle time.
+def measure_missing(models: Iterable[LanguageModel], is_wanted: Callable[[], bool]) -> None:
+    """Measure those models that started by a table; the next start uses it. For idle time.
 
     Args:
-        is_wanted: somebody waits for the model now: what was measured so far is given up.
+        is_wanted: somebody waits for the models now: what was measured so far of one is given up.
     """
-    kept = load_profile(model)
-    if kept is None or not kept.busy:
-        return
 
     def go_on(_: int) -> None:
         if is_wanted():
             raise _GivenUpError
 
-    try:
-        profile = measure(model, SHORT.fitting(model.capabilities.max_length), go_on)
-    except _GivenUpError:
-        return
-    if not profile.busy:
-        _keep(profile)
+    for model in models:
+        if Identity.of(model) in _ESTIMATED:
+            try:
+                _keep(measure(model, SHORT.fitting(model.capabilities.max_length), go_on))
+            except _GivenUpError:
+                return

@@ -11,10 +11,12 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from ..config import SamplingParams
+from ..drafters.grow import TreeDrafter
 from ..engine.engine import Engine, Generation, Handle
 from ..engine.speculation import SpeculationParams
 from ..errors import RunError
-from ..models.cost_profile import improve
+from ..models.base import LanguageModel
+from ..models.cost_profile import measure_missing
 from ..request import Chunk, Request
 from ..tracing.trace import Observer
 
@@ -150,10 +152,15 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            self.engine.run(self._stepped, partial(improve, self.engine.target))
+            self.engine.run(self._stepped, partial(measure_missing, self._models()))
         except BaseException as error:  # noqa: BLE001 - a server without an engine says so from then on
             self.failure = error
         self._stepped()
+
+    def _models(self) -> tuple[LanguageModel, ...]:
+        """That make the passes of requests which choose no drafter of their own."""
+        drafter = self.engine.speculation.drafter
+        return self.engine.target, *(drafter.source.models if isinstance(drafter, TreeDrafter) else ())
 
     def _stepped(self) -> None:
         """A step is over: in the engine's thread."""

@@ -298,7 +298,7 @@ def run_record(setup: Setup, labels: Mapping[str, str]) -> RunRecord:
         draftree=version("draftree"),
         torch=torch.__version__,
         date=setup.date,
-        threads=torch.get_num_threads(),
+        threads=can.threads,
         target={
             "name": can.name,
             "architecture": can.architecture,

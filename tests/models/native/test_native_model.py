@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,10 @@ import pytest
 
 from draftree.errors import CacheError, ConfigError, UnsupportedModelError
 from draftree.models.base import FINAL, FeatureSpec, Nodes, prefill, prefill_scored
+from draftree.models.cost_profile import Identity
 from draftree.models.huggingface.features import feature_row
+from draftree.models.llama.gguf_checks import check
+from draftree.models.native.binding import VERSION, tiers
 from draftree.models.native.native_model import NativeModel, NativeScores
 from draftree.sampling.noise import stream_key
 from draftree.sampling.warping import Warping
@@ -172,6 +176,19 @@ def test_what_the_file_says_is_found(model: NativeModel, path: Path) -> None:
     assert can.eos_ids >= {tiny_gguf.END} and can.weight_format == "Q4_1"
     assert model.tokenizer is not None
     assert model.tokenizer.decode(model.tokenizer.encode("the cat")) == "the cat"
+
+
+def test_capabilities_give_version_tier_threads_and_what_a_pass_reads(path: Path) -> None:
+    """A profile of two threads was another's of one, and one of AVX2 that of AVX-512."""
+    models = [NativeModel(path, name="tiny", tier=tier, threads=threads) for tier in tiers() for threads in (1, 2)]
+    found = [(m.capabilities.engine, m.capabilities.tier, m.capabilities.threads) for m in models]
+    assert found == [(f"native {VERSION}", tier, threads) for tier in tiers() for threads in (1, 2)]
+    assert len({Identity.of(m).file_name for m in models}) == len(models)
+    can, header = models[0].capabilities, check(path)
+    read = {t.name: t for t in header.tensors if t.name != "token_embd.weight"}
+    assert "output.weight" in read
+    assert can.weight_bytes == sum(t.size for t in read.values())
+    assert can.weights == sum(math.prod(t.shape) for t in read.values()) < can.parameters
 
 
 def test_wrong_options_are_one_line(path: Path) -> None:

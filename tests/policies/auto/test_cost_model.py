@@ -47,6 +47,15 @@ def test_another_load_on_the_machine_changes_nothing() -> None:
     assert abs(dearer(costs) - 2.0) < 1e-9
 
 
+def test_drafts_that_are_dearer_are_found_out_where_the_level_of_a_table_is_far_off() -> None:
+    """Passes that all took more than four times their profile counted as four times it, whatever was drafted."""
+    costs = model(1e-3, 1e-3)
+    for _ in range(100):
+        costs.learn(0, AR, 1.0)
+        costs.learn(1, AR, 3.0)
+    assert 2.0 < dearer(costs) <= 3.0
+
+
 def test_passes_that_mostly_read_prompts_tell_nothing_about_drafts() -> None:
     """A prompt's tokens are dearer than the profile says: AR decoding looked dear beside drafts, and stayed so."""
     costs = model(1.0, 2.0)

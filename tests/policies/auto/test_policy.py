@@ -23,7 +23,7 @@ from draftree.request import Outcome, Request, Stats, StepCost
 
 from ...toy import Path, ScriptedScorer, ToyModel
 
-ME = Identity("toy", "ToyModel", 1, "float32", "none", "cpu", 1, "t", "t")
+ME = Identity("toy", "ToyModel", 1, "stock", "float32", "", "eager", "cpu", "toy 1", "torch", 1)
 NODES = 24
 
 

@@ -24,7 +24,7 @@ from ...tree import ROOT
 from ..abilities import FeatureModel, HeadRow, feature_model
 from ..base import NO_NODES, STOCK, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
 from ..huggingface.cache import Rows, bytes_of
-from ..huggingface.probe import fingerprint, free_bytes, torch_dtype
+from ..huggingface.probe import computing, fingerprint, free_bytes, torch_dtype
 from ..huggingface.runner import Pass, runner_of
 from ..huggingface.torch_scores import scores_of
 from .eagle_head import DraftNetwork
@@ -290,4 +290,5 @@ def settled(layers: nn.ModuleDict, target: LanguageModel, name: str) -> Capabili
     """Move the layers of a head to its target's device and dtype, and describe them."""
     can = target.capabilities
     layers.to(can.device, torch_dtype(can)).eval().requires_grad_(False)
-    return replace(can, name=name, attention="sdpa", trees="", weight_format=STOCK, linear_layers="")
+    made = computing(layers.parameters(), can.device)
+    return replace(can, **made, name=name, attention="sdpa", trees="", weight_format=STOCK)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -63,10 +64,36 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-5}
 _HALF_TOLERANCE = 0.2
 
 
+class Computing(TypedDict):
+    """What makes passes of some weights (``Capabilities``)."""
+
+    engine: str
+    tier: str
+    threads: int
+    accelerator: str
+    weights: int
+    weight_bytes: int
+
+
+def computing(weights: Iterable[Tensor], device: str) -> Computing:
+    """That torch multiplies these with each token."""
+    read, on_gpu = list(weights), device.startswith("cuda")
+    return Computing(
+        engine=f"transformers {transformers.__version__}, torch {torch.__version__}",
+        tier="torch-cuda" if on_gpu else "torch",
+        threads=torch.get_num_threads(),
+        accelerator=torch.cuda.get_device_name(device) if on_gpu else "",
+        weights=sum(weight.numel() for weight in read),
+        weight_bytes=sum(weight.numel() * weight.element_size() for weight in read),
+    )
+
+
 def capabilities(model: PreTrainedModel, name: str) -> Capabilities:
     config = model.config.get_text_config(decoder=True)
     max_length, reason = _max_length(config)
+    embeddings, output = (layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings()))
     return Capabilities(
+        **computing((p for p in model.parameters() if p is not embeddings or p is output), str(model.device)),
         name=name,
         architecture=type(model).__name__,
         parameters=sum(p.numel() for p in model.parameters()),

@@ -226,7 +226,6 @@ class ParallelModel:
         self.capabilities: Capabilities = replace(
             can,
             weight_format=f"{can.weight_format} over {size} processes",
-            linear_layers=f"in {size} parts",
             slot_bytes=can.slot_bytes // size,
         )
 

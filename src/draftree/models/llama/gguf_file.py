@@ -45,6 +45,10 @@ _CODES = {
 }
 
 
+EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
+"""Tensors of the embeddings and of the output layer; a model without the latter multiplies by the former."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """Where a tensor lies.
@@ -121,6 +125,12 @@ class GGUFHeader:
         own = (self.numbers(Keys.LLM.EMBEDDING_LENGTH) or (0,))[0] // max((*heads, 1))
         keys, values = (Keys.Attention.KEY_LENGTH, Keys.Attention.VALUE_LENGTH)
         return (self.numbers(keys) or (own,))[0], (self.numbers(values) or (own,))[0]
+
+    @property
+    def multiplied(self) -> tuple[StoredTensor, ...]:
+        """The tensors that a pass reads whole: without embeddings that are not the output layer, too."""
+        untied = any(tensor.name == OUTPUT for tensor in self.tensors)
+        return tuple(tensor for tensor in self.tensors if not (untied and tensor.name == EMBEDDINGS))
 
     @property
     def formats(self) -> frozenset[str]:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ...errors import UnsupportedModelError
 from ..huggingface.pretrained import first_line
-from .gguf_file import GGUFHeader, StoredTensor
+from .gguf_file import EMBEDDINGS, OUTPUT, GGUFHeader, StoredTensor
 
-_EMBEDDINGS, _OUTPUT, _BIAS = "token_embd.weight", "output.weight", "output.bias"
+_BIAS = "output.bias"
 
 
 class GGUFWeights:
@@ -33,12 +33,12 @@ class GGUFWeights:
 
     def embeddings(self, ids: Tensor) -> Tensor:
         """[n, H] embeddings of tokens (``FeatureModel.embeddings``)."""
-        return self._tensors[_EMBEDDINGS].rows(ids)
+        return self._tensors[EMBEDDINGS].rows(ids)
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights and biases of the output layer (``FeatureModel.output_rows``); the embeddings' where it has none."""
         bias = self._tensors.get(_BIAS)
-        weights = self._tensors.get(_OUTPUT, self._tensors[_EMBEDDINGS])
+        weights = self._tensors.get(OUTPUT, self._tensors[EMBEDDINGS])
         return weights.rows(ids), None if bias is None else bias.rows(torch.zeros(1, dtype=torch.int64))[0, ids]
 
     @cached_property
@@ -48,9 +48,9 @@ class GGUFWeights:
         Raises:
             UnsupportedModelError: they cannot be read, or there are no embeddings.
         """
-        found = {t.name: PackedRows(t) for t in self._header.tensors if t.name in (_EMBEDDINGS, _OUTPUT, _BIAS)}
-        if _EMBEDDINGS not in found:
-            raise _unread(f"{self._header.path} has no tensor {_EMBEDDINGS}")
+        found = {t.name: PackedRows(t) for t in self._header.tensors if t.name in (EMBEDDINGS, OUTPUT, _BIAS)}
+        if EMBEDDINGS not in found:
+            raise _unread(f"{self._header.path} has no tensor {EMBEDDINGS}")
         return found
 
 

@@ -7,6 +7,7 @@ attention would be rounded otherwise than in AR decoding. What is rejected belon
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,10 +91,10 @@ class LlamaModel:
             self.weights.library, self.weights.vocab, self.weights.header.chat_template, self.weights
         )
         self._matrices = GGUFWeights(self.weights.header)
-        self.capabilities = _capabilities(self.weights, name or str(path))
+        self.threads = threads or torch.get_num_threads()
+        self.capabilities = _capabilities(self.weights, name or str(path), self.threads)
         self.cache_bytes = free_memory() // 2
         self.pass_seconds = 0.0
-        self.threads = threads or torch.get_num_threads()
         self._lock = RLock()
         self._tracks = False
         self._scores = LastScores()
@@ -382,7 +383,7 @@ class LlamaModel:
                 self._context.clear()
 
 
-def _capabilities(weights: Weights, name: str) -> Capabilities:
+def _capabilities(weights: Weights, name: str, threads: int) -> Capabilities:
     llama, header = weights.library, weights.header
     return Capabilities(
         name=name,
@@ -394,9 +395,13 @@ def _capabilities(weights: Weights, name: str) -> Capabilities:
         eos_ids=frozenset(i for i in range(weights.vocab_size) if llama.vocab_is_eog(weights.vocab, i)),
         dtype="float32",
         device="cpu",
+        engine=f"llama.cpp of {llama.name}",
+        tier="llama.cpp",
+        threads=threads,
+        weights=sum(math.prod(tensor.shape) for tensor in header.multiplied),
+        weight_bytes=sum(tensor.size for tensor in header.multiplied),
         attention="flash",
         weight_format="+".join(sorted(header.formats)),
         fingerprint=fingerprint(header),
-        linear_layers=f"llama.cpp of {llama.name}",
         slot_bytes=slot_bytes(header, *weights.types),
     )

@@ -84,7 +84,9 @@ class CostModel:
             return
         most, keep = math.log(self.settings.max_drift), self.settings.fast_decay
         expected = self.profile.seconds((ar.tokens + nodes) / ar.batch, ar.context, ar.batch)
-        ratio = max(-most, min(most, math.log(max(measured, 1e-9) / expected)))
+        ratio = math.log(max(measured, 1e-9) / expected)
+        level = median(self._ar) if self._ar else self._drafted / self._weight if self._weight else ratio
+        ratio = max(level - most, min(level + most, ratio))  # a profile by a table knows shapes better than levels
         self._weight = keep * self._weight + (nodes > 0)
         self._drafted = keep * self._drafted + (ratio if nodes else 0.0)
         if not nodes:

@@ -24,7 +24,7 @@ from torch import Tensor
 from ...config import Budget, check_fields
 from ...errors import ConfigError
 from ...models.base import Capabilities, LanguageModel
-from ...models.cost_profile import Profile, kept_or_measured
+from ...models.cost_profile import Profile, profile_of
 from ...request import Outcome, Request
 from ...tree import ROOT, DraftTree
 from ..base import (
@@ -140,7 +140,7 @@ class AutoTree(GrowthPolicy):
     Attributes:
         width: most children of a node.
         depth: deepest level.
-        target: the target's measured costs; None until ``prepare``, which loads or measures them.
+        target: the target's costs; None until ``prepare``, which finds them.
         drafter: the drafting model's; None without one, and until ``prepare``.
     """
 
@@ -168,19 +168,19 @@ class AutoTree(GrowthPolicy):
         self.selection = Selection([Benefit(profile=self.drafter, settings=self.settings)], self.settings)
 
     def prepare(self, target: LanguageModel, sources: Sequence[SourceInfo]) -> None:
-        """Find the costs, unless they were given: kept from an earlier start, or measured now (seconds, once)."""
+        """Find the costs, unless they were given: measured earlier, or of a table that ships."""
         models = [model.capabilities for model in (target, *(source.model for source in sources)) if model]
         if self._models not in (None, models):
             raise ConfigError("this AutoTree has learned for other models: make a new one")
         self._models = models
-        self.target = self.target or kept_or_measured(target)
+        self.target = self.target or profile_of(target)
         self.selection = Selection([self._benefit(source, target) for source in sources], self.settings)
         self.calibration = Calibration(2, self.settings)
 
     def _benefit(self, source: SourceInfo, target: LanguageModel) -> Benefit:
         """A drafter's, with the costs of its models; a twin of the target has the target's."""
         own = [self.target if model.capabilities == target.capabilities else None for model in source.models]
-        costs = {id(m): self.drafter or twin or kept_or_measured(m) for m, twin in zip(source.models, own, strict=True)}
+        costs = {id(m): self.drafter or twin or profile_of(m) for m, twin in zip(source.models, own, strict=True)}
         return Benefit(source, costs.get(id(source.model)), costs, self.settings)
 
     def width_for(self, nodes: int) -> int:
@@ -194,7 +194,7 @@ class AutoTree(GrowthPolicy):
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], beside: int = 0) -> AutoPlan:
         """Look up the costs and choose the drafters; no nodes where drafting cannot win."""
         if self.target is None:
-            raise ConfigError("auto has no measured costs: give its drafter to an Engine, which measures them")
+            raise ConfigError("auto has no costs: give its drafter to an Engine, which finds them")
         self._costs = self._costs or CostModel(self.target, self.settings)
         ar = ARPass(max(len(request.ids) for request in requests), len(requests), beside)
         nodes = [budget.nodes for budget in budgets]

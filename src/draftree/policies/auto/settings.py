@@ -18,7 +18,7 @@ class AutoSettings:
         context_step: costs are looked up for contexts rounded to so many tokens.
         most_nodes: a pass over several requests verifies no more in all, so that looking for how many stays quick.
         layer_nodes: mean nodes of a drafted layer, whose seconds a draft model's profile gives.
-        max_drift: a pass that took more than so many times its profile counts as so many times.
+        max_drift: a pass that took so many times as long beside its profile as others, or longer, counts as so many.
         min_probability: candidates that are less likely to be accepted are not drafted.
         learning_share: part of the time of AR decoding that may be lost to learning what a drafter gains.
         first_balance: AR passes that new drafters may lose together before they are disabled.

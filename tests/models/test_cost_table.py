@@ -1,0 +1,68 @@
+"""The tables of costs that ship: one for each tier, and what they give for models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.cost_tables import Measured, fit
+from draftree.models.cost_profile import estimated
+from draftree.models.cost_table import FOLDER, CostTable, shipped_table
+from draftree.models.native.binding import tiers
+
+from ..toy import ToyModel
+
+NATIVE = ("base", "avx2", "avx-vnni", "avx512-vnni", "neon")
+TIERS = (*NATIVE, "llama.cpp", "torch", "torch-cuda")
+SMALL = replace(ToyModel(max_length=8192).capabilities, threads=2, weights=134_500_000, weight_bytes=97_000_000)
+SMALL = replace(SMALL, slot_bytes=23_040)
+
+
+def test_each_tier_has_its_table_and_there_is_no_other() -> None:
+    assert {path.stem for path in FOLDER.glob("*.json")} == set(TIERS)
+    assert set(tiers()) <= set(NATIVE)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_seconds_rise_with_tokens_context_and_weights_and_fall_with_threads(tier: str) -> None:
+    table = shipped_table(tier)
+    sizes = [table.seconds(SMALL, n, 64) for n in range(1, 65)]
+    assert 0 < sizes[0] and sizes == sorted(set(sizes))
+    assert sizes[15] < 16 * sizes[0]  # a pass over several tokens is shared work
+    contexts = [table.seconds(SMALL, 4, context) for context in (0, 64, 1024, 8192)]
+    assert contexts == sorted(set(contexts))
+    larger = replace(SMALL, weights=2 * SMALL.weights, weight_bytes=2 * SMALL.weight_bytes)
+    assert table.seconds(larger, 1, 0) == pytest.approx(2 * table.seconds(SMALL, 1, 0))
+    assert table.seconds(replace(SMALL, threads=4), 16, 64) < table.seconds(SMALL, 16, 64)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_profile_by_a_table_is_the_table(tier: str) -> None:
+    model, table = ToyModel(max_length=8192), shipped_table(tier)
+    model.capabilities = replace(SMALL, tier=tier)
+    profile = estimated(model)
+    for nodes, context in ((1, 1), (8, 100), (17, 1000), (64, 8192)):
+        assert profile.seconds(nodes, context) == pytest.approx(table.seconds(SMALL, nodes, context))
+    assert profile.seconds(4, 100, batch=8) == pytest.approx(table.seconds(SMALL, 32, 100))
+
+
+def test_short_models_have_a_profile_too() -> None:
+    assert estimated(ToyModel(max_length=1)).seconds(1, 1) > 0
+
+
+@pytest.mark.parametrize("overlap", [1.0, 3.0])
+def test_a_fit_finds_the_rates_of_passes_that_follow_a_table(overlap: float) -> None:
+    true = CostTable("made up", 4e10, 2e11, overlap, 6e10, 5e10)
+    large = replace(SMALL, weights=1_500_000_000, weight_bytes=980_000_000, slot_bytes=28_672)
+    passes = [
+        Measured(can, n, context, true.seconds(can, n, context))
+        for can in (SMALL, large)
+        for n in (1, 2, 4, 8, 16, 32)
+        for context in (64, 900)
+    ]
+    found = fit("made up", passes)
+    assert found.overlap == overlap
+    for each in passes:
+        assert math.isclose(found.seconds(each.can, each.tokens, each.context), each.seconds, rel_tol=0.01)
