@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import platformdirs
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -26,8 +26,6 @@ from ..progress import err, progress_reporter
 from ..tree import ROOT
 from .base import LanguageModel, Nodes, Row, prefill
 from .cost_table import shipped_table
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,24 +142,21 @@ class Profile:
         return [self.seconds(n, context, batch) for n in range(1, nodes + 2)]
 
     def save(self) -> None:
-        """Write it to the cache directory (raises as ``write_cached``)."""
-        write_cached(_FORMAT, profile_folder() / self.identity.file_name, self)
+        """Write it to the cache directory.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        path = profile_folder() / self.identity.file_name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the folder {path.parent}: {error.strerror}: set XDG_CACHE_HOME") from None
+        _FORMAT.write(path, self)
 
 
-def write_cached(kind: JsonFormat[T], path: Path, content: T) -> None:
-    """Write a file under the cache directory.
-
-    Raises:
-        RunError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot make the folder {path.parent}: {error.strerror}: set XDG_CACHE_HOME") from None
-    kind.write(path, content)
-
-
-_FORMAT = JsonFormat("draftree-profile", 6, "profile", "measure it again with 'draftree profile'", content=Profile)
+_AGAIN = "measure it again with 'draftree profile'"
+_FORMAT = JsonFormat("draftree-profile", 6, "profile", _AGAIN, content=Profile)
 
 
 def profile_folder() -> Path:
@@ -180,17 +175,16 @@ def load_profile(model: LanguageModel) -> Profile | None:
     except FileNotFoundError:
         return None
     except ConfigError as error:
-        warn(f"the profile {path} cannot be read: {error}")
+        _warn(f"the profile {path} cannot be read: {error}")
         return None
     for name, value in asdict(identity).items():
         if (old := getattr(profile.identity, name)) != value:
-            again = "measure it again with 'draftree profile'"
-            warn(f"the profile of {identity.model} was measured with {name} {old}, now {value}: {again}")
+            _warn(f"the profile of {identity.model} was measured with {name} {old}, now {value}: {_AGAIN}")
             return None
     return profile
 
 
-def warn(message: str) -> None:
+def _warn(message: str) -> None:
     """Warn of measured times that are not used or not kept."""
     warnings.warn(message, DraftreeWarning, stacklevel=3)
 
@@ -372,7 +366,7 @@ def _keep(profile: Profile) -> None:
         profile.save()
     except RunError as error:
         _UNKEPT[profile.identity] = profile
-        warn(f"the profile is not kept: {error}")
+        _warn(f"the profile is not kept: {error}")
 
 
 class _GivenUpError(Exception):
