@@ -137,7 +137,7 @@ def test_a_step_that_fails_loses_no_hidden_states(when: str, target: HFModel, mo
             if when == "before":
                 patch.setattr(HeadPasses, "forward", fail)  # the head's own pass
             else:
-                patch.setattr(target, "_forward", fail)  # the target's, when the head has drafted
+                patch.setattr(target._runner, "forward", fail)  # the target's, when the head has drafted
             made.step([request])
         assert made.step([request])[0].path
     made.close(request)
