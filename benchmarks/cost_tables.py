@@ -4,8 +4,8 @@
 
 For each tier the passes of all models are measured (fastest of so many) and a ``CostTable`` is fitted to them; its
 largest errors are printed, and the table is written into the package's ``costs/``. Tables of instruction sets that this
-machine has not are derived from AVX2's, if that was measured. Nothing else should run meanwhile. Models: one that fits
-the caches and one that does not; torch takes the first alone, whose weights it reads in float32.
+machine has not are derived from AVX2's, if that was measured; torch-cuda has to be named. Nothing else should run
+meanwhile. Models: one that fits the caches and one that does not; torch and base take the first alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,8 @@ SIZES, CONTEXTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32), (64, 900)
 OVERLAPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 OTHERS: dict[str, Callable[[str], LanguageModel]] = {
     "llama.cpp": lambda name: load(name, backend="llama.cpp"),
-    "torch": lambda name: load(name, backend="transformers"),
+    "torch": lambda name: load(name, backend="transformers", device="cpu"),
+    "torch-cuda": lambda name: load(name, backend="transformers", device="cuda"),
 }
 DERIVED = {"avx-vnni": 1.08, "neon": 1.0}
 """Products a cycle and core over AVX2's, at 8 tokens: 37 to 42 over 35 to 38; NEON was counted, not run."""
@@ -69,6 +71,10 @@ def fit(source: str, measured: Sequence[Measured]) -> CostTable:
     return table(best[0][1], best[1], digits=3)
 
 
+_RANGE = 18.0, 36.0
+"""Logarithms of rates: of what no context needs much, the fit would run off."""
+
+
 def _least(residuals: Callable[[np.ndarray, float], np.ndarray], overlap: float) -> tuple[float, np.ndarray]:
     """Sum of squares, and where it is least."""
     rates, damping = np.log([3e10, 1e11, 2e10, 1e11]), 1.0
@@ -76,9 +82,9 @@ def _least(residuals: Callable[[np.ndarray, float], np.ndarray], overlap: float)
     for _ in range(200):
         slopes = np.stack([(residuals(rates + step, overlap) - found) / 1e-4 for step in 1e-4 * np.eye(4)], axis=1)
         step = np.linalg.solve(slopes.T @ slopes + damping * np.eye(4), -slopes.T @ found)
-        tried = residuals(np.clip(rates + step, 10, 50), overlap)
+        tried = residuals(np.clip(rates + step, *_RANGE), overlap)
         better = float(tried @ tried) < float(found @ found)
-        rates, found = (np.clip(rates + step, 10, 50), tried) if better else (rates, found)
+        rates, found = (np.clip(rates + step, *_RANGE), tried) if better else (rates, found)
         damping *= 0.3 if better else 4.0
     return float(found @ found), rates
 
@@ -95,18 +101,20 @@ def shown(tier: str, table: CostTable, measured: Sequence[Measured]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiers", default=",".join([*tiers(), *OTHERS]))
+    parser.add_argument("--tiers", default=",".join([*tiers(), "llama.cpp", "torch"]))
     parser.add_argument("--models", default=DEFAULT_MODEL)
     parser.add_argument("--repeats", type=int, default=30)
     args = parser.parse_args(arguments)
     names = args.models.split(",")
     for tier in args.tiers.split(","):
         measured = list[Measured]()
-        for name in names[:1] if tier == "torch" else names:
+        for name in names[:1] if tier in ("base", "torch") else names:
             model = OTHERS[tier](name) if tier in OTHERS else NativeModel(gguf_path(name) or name, name=name, tier=tier)
             measured += passes(model, args.repeats if tier != "base" else 3)
             del model
-        table = fit(f"measured: {processor()}, {measured[0].can.threads} threads, {', '.join(names)}", measured)
+        can = measured[0].can
+        where = f"{can.accelerator or processor()}, {can.threads} threads"
+        table = fit(f"measured: {where}, {', '.join(Path(name).stem for name in names)}", measured)
         print(shown(tier, table, measured), flush=True)
         TABLES.write(table_file(tier), table)
         for other, times in DERIVED.items() if tier == "avx2" else ():

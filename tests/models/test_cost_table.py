@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks.cost_tables import Measured, fit
+from benchmarks.cost_tables import DERIVED, Measured, fit, main
 from draftree.models.cost_profile import estimated
-from draftree.models.cost_table import FOLDER, CostTable, shipped_table
+from draftree.models.cost_table import FOLDER, TABLES, CostTable, shipped_table
 from draftree.models.native.binding import tiers
 
+from .. import tiny_gguf
 from ..toy import ToyModel
 
 NATIVE = ("base", "avx2", "avx-vnni", "avx512-vnni", "neon")
@@ -66,3 +68,17 @@ def test_a_fit_finds_the_rates_of_passes_that_follow_a_table(overlap: float) -> 
     assert found.overlap == overlap
     for each in passes:
         assert math.isclose(found.seconds(each.can, each.tokens, each.context), each.seconds, rel_tol=0.01)
+
+
+@pytest.mark.skipif("avx2" not in tiers(), reason="this machine has no AVX2")
+def test_the_command_measures_this_machines_tiers_and_derives_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("draftree.models.cost_table.FOLDER", tmp_path)
+    model = tiny_gguf.write(tmp_path / "tiny.gguf", weights="Q4_1", context=256)
+    main(["--models", str(model), "--tiers", "base,avx2", "--repeats", "1"])
+    made = {path.stem: TABLES.read(path) for path in tmp_path.glob("*.json")}
+    assert made.keys() == {"base", "avx2", *DERIVED}
+    assert made["base"].source.startswith("measured: ") and made["neon"].source.startswith("not measured")
+    assert made["avx-vnni"].products == pytest.approx(DERIVED["avx-vnni"] * made["avx2"].products, rel=0.01)
+    assert capsys.readouterr().out.count("at most") == 2
