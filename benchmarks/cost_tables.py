@@ -113,8 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             measured += passes(model, args.repeats if tier != "base" else 3)
             del model
         can = measured[0].can
+        models = dict.fromkeys(Path(each.can.name).stem for each in measured)
         where = f"{can.accelerator or processor()}, {can.threads} threads"
-        table = fit(f"measured: {where}, {', '.join(Path(name).stem for name in names)}", measured)
+        table = fit(f"measured: {where}, {', '.join(models)}", measured)
         print(shown(tier, table, measured), flush=True)
         TABLES.write(table_file(tier), table)
         for other, times in DERIVED.items() if tier == "avx2" else ():
