@@ -6,8 +6,8 @@ every text can be encoded; it has some merges, special tokens and a chat templat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import gguf
@@ -46,6 +46,8 @@ class Vocabulary:
         model: "gpt2", byte-level BPE; "llama", SentencePiece with byte fallback; or "none": tokens have no texts.
         pre: how texts are split before merges.
         scores: of SentencePiece's tokens.
+        flags: settings of the tokenizer by key, such as ``Keys.Tokenizer.ADD_BOS``; SentencePiece begins texts with a
+            token by default.
     """
 
     model: str
@@ -54,6 +56,7 @@ class Vocabulary:
     merges: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
     pre: str = "smollm"
+    flags: Mapping[str, bool] = field(default_factory=dict)
 
 
 def byte_level(shift: bool = False, extra: Sequence[str] = ()) -> Vocabulary:
@@ -192,9 +195,8 @@ def _add_vocabulary(writer: gguf.GGUFWriter, words: Vocabulary, template: str | 
     if words.scores:
         writer.add_token_scores(words.scores)
         writer.add_unk_token_id(0)
-        writer.add_add_bos_token(True)
-    else:
-        writer.add_add_bos_token(False)
+    for key, value in {gguf.Keys.Tokenizer.ADD_BOS: bool(words.scores), **words.flags}.items():
+        writer.add_bool(key, value)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(words.tokens.index(SPECIAL[END]))
     if template is not None:

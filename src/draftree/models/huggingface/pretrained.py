@@ -89,19 +89,6 @@ def read_gguf(path: Path, *, bars: bool) -> tuple[PreTrainedModel, PreTrainedTok
     return _read(str(path.parent), str(path), bars=bars, dtype=torch.float32, gguf_file=path.name)
 
 
-def gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a GGUF file.
-
-    Raises:
-        ModelFileError: it cannot be read.
-    """
-    with _reading(str(path), "tokenizer"):
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            str(path.parent), gguf_file=path.name, trust_remote_code=False
-        )
-    return found
-
-
 def _read(
     source: str,
     name: str,

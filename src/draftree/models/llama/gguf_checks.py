@@ -73,7 +73,7 @@ def check(path: Path) -> GGUFHeader:
         raise ModelFileError(
             f"{path} is no language model: it has no {lacking}: give the .gguf file of the model itself"
         )
-    whole = GGUFHeader(path, header.metadata, header.arrays, header.tokens, tuple(tensors))
+    whole = GGUFHeader(path, header.metadata, header.arrays, tuple(tensors))
     if flaw := _flaw(whole):
         raise ModelFileError(f"{path} is damaged: {flaw}: {AGAIN}")
     return whole
@@ -126,15 +126,18 @@ def _flaw_of_numbers(header: GGUFHeader) -> str | None:
 
 
 def _flaw_of_vocabulary(header: GGUFHeader) -> str | None:
+    tokens = header.texts(Keys.Tokenizer.LIST)
     for key, kinds in _VOCABULARY.items():
         if key in header.metadata and key not in header.arrays:
             return f"{key} is no array"
-        kind, length = header.arrays.get(key, (None, 0))
-        if kind is not None and kind not in kinds:
+        if key not in header.arrays:
+            continue
+        kind, entries = header.arrays[key]
+        if kind not in kinds:
             return f"{key} has entries of type {GGUFValueType(kind).name}"
-        if kind is not None and key in _EACH and length != len(header.tokens):
-            return f"{key} has {length} entries for {len(header.tokens)} tokens"
-    spelt = [token.partition(b"\0")[0] for token in header.tokens]  # as far as llama.cpp reads them
+        if key in _EACH and len(entries) != len(tokens):
+            return f"{key} has {len(entries)} entries for {len(tokens)} tokens"
+    spelt = [token.partition(b"\0")[0] for token in tokens]  # as far as llama.cpp reads them
     first = dict(zip(reversed(spelt), range(len(spelt) - 1, -1, -1), strict=True))
     for token, text in enumerate(spelt):
         if text and first[text] != token:

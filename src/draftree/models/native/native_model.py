@@ -136,8 +136,8 @@ class NativeModel:
             raise ConfigError(f"threads is {threads}: give 1 or more")
         path, self.threads = Path(path), threads or default_threads()
         self._header = check(path)
-        self._loaded = _load(path, self._header, self.threads, tier or "")
         self.tokenizer, eos_ids = read_vocabulary(self._header)
+        self._loaded = _load(path, self._header, self.threads, tier or "")
         self.capabilities = _capabilities(self._header, self._loaded, name or str(path), self.threads, eos_ids)
         self.cache_bytes = free_memory() // 2
         self.pass_seconds = 0.0

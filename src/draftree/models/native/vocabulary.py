@@ -1,46 +1,314 @@
-"""The vocabulary of a GGUF file: llama.cpp's where it is installed, else as transformers reads it."""
+"""Text to tokens and back by a GGUF file's own vocabulary, with the package ``tokenizers``."""
 
 from __future__ import annotations
 
-from weakref import finalize
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
-from gguf.constants import Keys
+import numpy as np
+from gguf.constants import Keys, TokenType
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import BPE
 
-from ...text import Tokenizer
-from ..llama.gguf_file import GGUFHeader, unloadable
-from ..llama.library import Library, has_library, open_library
-from ..llama.llama_tokenizer import read_tokenizer
+from ...errors import PromptError
+from ..llama.gguf_file import GGUFHeader
+from .header_reader import damaged, unsupported
+from .pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
-_ENDS = (Keys.Tokenizer.EOS_ID, Keys.Tokenizer.EOT_ID, Keys.Tokenizer.EOM_ID)
+_BYTE_LEVEL, _PIECES = "gpt2", "llama"
+"""Names of vocabularies: byte-level BPE, and SentencePiece with byte fallback."""
+_NO_TEXT = (None, "none", "no_vocab")
+_DEFAULTS = {_BYTE_LEVEL: (11, 11), _PIECES: (1, 2)}
+"""Tokens that begin and end a text where a file names none."""
+_SPACE = "▁"
+"""A space inside SentencePiece's tokens."""
+_LONGEST = 2**20
+"""Characters without or of white space that are taken: beyond ten million Oniguruma's search ends in a panic."""
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = map(int, TokenType)
+_SPECIAL = frozenset({_UNKNOWN, _CONTROL})
+_FOUND = frozenset({*_SPECIAL, _USER_DEFINED})
+"""Types of tokens that texts contain as they are."""
+_ENDS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"),
+    *("<|end_of_text|>", "<end_of_turn>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
+    *("<｜end▁of▁sentence｜>", "<|flush|>", "<|calls|>", "<turn|>", "<|tool_response>", "[e~["),
+)
+"""Tokens that end a text wherever they exist, as llama.cpp has it; for "</s>" see ``_read_ends``."""
+_FILL_IN = {
+    Keys.Tokenizer.FIM_PAD_ID: ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    Keys.Tokenizer.FIM_REP_ID: ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    Keys.Tokenizer.FIM_SEP_ID: ("<|file_sep|>",),
+}
+"""Tokens of filling in the middle that end a text, and their usual texts where the file names none."""
+_RIGHT_STRIPPED = ("phi-3", "phi3")
+"""In names of models whose special tokens, but for ``_UNSTRIPPED``, take white space behind them away."""
+_UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
 
-class _Vocabulary:
-    """A file's vocabulary alone, in llama.cpp's memory.
+class _Spelling(NamedTuple):
+    """A token's text in bytes."""
+
+    text: bytes
+    special: bool
+
+
+class GGUFTokenizer:
+    """A ``draftree.text.Tokenizer`` of a GGUF file; several threads may use it at once.
+
+    Attributes:
+        chat_template: None: the file has none.
+        eos_ids: tokens that end a text.
 
     Raises:
-        ModelFileError: it cannot be read.
+        UnsupportedModelError: the file has a vocabulary of another kind (``check_tokenizer``).
+        ModelFileError: its parts do not go together.
     """
 
-    def __init__(self, library: Library, header: GGUFHeader) -> None:
-        params = library.model_default_params()
-        params.vocab_only = True
-        library.complaint()
-        pointer = library.model_load_from_file(str(header.path).encode(), params)
-        if not pointer:
-            raise unloadable(library, header.path)
-        finalize(self, library.model_free, pointer)
-        self.pointer = library.model_get_vocab(pointer)
+    def __init__(self, header: GGUFHeader) -> None:
+        check_tokenizer(header)
+        self.chat_template: str | dict[str, str] | None = header.chat_template
+        model = str(header.metadata[Keys.Tokenizer.MODEL])
+        self._texts, self._kinds = _texts(header), _kinds(header)
+        self._ids = dict(zip(self._texts, range(len(self._texts)), strict=True))
+        self.eos_ids = self._read_ends(header, _DEFAULTS[model][1])
+        names = zip(("bos", "eos"), (Keys.Tokenizer.BOS_ID, Keys.Tokenizer.EOS_ID), _DEFAULTS[model], strict=True)
+        self._named = {name: self._named_token(header, key, default) for name, key, default in names}
+        self._prefixed = model == _PIECES and bool(header.metadata.get(Keys.Tokenizer.ADD_PREFIX, True))
+        if model == _BYTE_LEVEL:
+            pre = _pre_tokenizer(header)
+            self._tokenizer, self._spell = _byte_level(header, self._ids, pre), _byte_level_bytes
+            begins = pre.adds_bos
+        else:
+            unknown = self._named_token(header, Keys.Tokenizer.UNK_ID, 0)
+            merges = _merges_by_score(self._texts, self._kinds, _scores(header))
+            self._tokenizer = _sentence_pieces(header, self._ids, merges, self._texts[unknown or 0], self._prefixed)
+            self._spell, begins = _piece_bytes, True
+        self._tokenizer.add_tokens(self._added(header))
+        self._begin = self._edge(header, Keys.Tokenizer.ADD_BOS, "bos", begins)
+        self._end = self._edge(header, Keys.Tokenizer.ADD_EOS, "eos", False)
+        self._pieces: dict[int, _Spelling] = {}
+
+    def _named_token(self, header: GGUFHeader, key: str, default: int) -> int | None:
+        """The token under a key, or the default, where there is such a token."""
+        named = *(header.numbers(key) or ())[:1], default
+        return next((token for token in named if token < len(self._texts)), None)
+
+    def _read_ends(self, header: GGUFHeader, default: int) -> frozenset[int]:
+        """Tokens that end a text; those that are found by their texts become control tokens.
+
+        llama.cpp counts any token "</s>". Qwen's vocabularies have one that is a tag of HTML: it stays as it is.
+        """
+        ids = self._ids
+        by_text = [ids[text] for text in _ENDS if text in ids]
+        if "</s>" in ids and self._kinds[ids["</s>"]] != _NORMAL:
+            by_text.append(ids["</s>"])
+        keys = {Keys.Tokenizer.EOS_ID: default, Keys.Tokenizer.EOT_ID: len(ids), Keys.Tokenizer.EOM_ID: len(ids)}
+        ends = {self._named_token(header, key, token) for key, token in keys.items()}
+        for key, texts in _FILL_IN.items():
+            if header.numbers(key) is None:
+                by_text += [ids[text] for text in texts if text in ids][:1]
+            else:
+                ends.add(self._named_token(header, key, len(ids)))
+        for token in by_text:
+            self._kinds[token] = _CONTROL
+        return frozenset(token for token in ends.union(by_text) if token is not None)
+
+    def _added(self, header: GGUFHeader) -> list[AddedToken]:
+        """Tokens that are found in texts before anything else."""
+        name = str(header.metadata.get(Keys.General.NAME, "")).lower()
+        strips = any(part in name for part in _RIGHT_STRIPPED)
+        texts = [text for text, kind in zip(self._texts, self._kinds, strict=True) if kind in _FOUND]
+        return [AddedToken(t, normalized=False, special=True, rstrip=strips and t not in _UNSTRIPPED) for t in texts]
+
+    def _edge(self, header: GGUFHeader, key: str, name: str, default: bool) -> list[int]:
+        """The token that begins or ends each text, if there is one."""
+        if not header.metadata.get(key, default):
+            return []
+        token = self._named[name]
+        if token is None:
+            raise damaged(header, f"its {key} is true but there is no such token")
+        return [token]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text, with the special tokens that begin one; special tokens that it contains are found.
+
+        Raises:
+            PromptError: more than ``_LONGEST`` characters without white space, or of it alone.
+        """
+        run = 0 if len(text) <= _LONGEST else max(map(len, re.findall(r"\S+|\s+", text)))
+        if run > _LONGEST:
+            raise PromptError(
+                f"the prompt has {run} characters without white space, or of it alone: give at most {_LONGEST}"
+            )
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return [*self._begin, *ids, *self._end] if add_special_tokens else ids
+
+    def decode(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
+    ) -> str:
+        """The text of ids; bytes that are no character become U+FFFD.
+
+        Args:
+            clean_up_tokenization_spaces: without effect: no space is removed.
+        """
+        pieces = map(self._piece, token_ids)
+        text = b"".join(piece.text for piece in pieces if not (skip_special_tokens and piece.special))
+        return text[self._prefixed and text.startswith(b" ") :].decode(errors="replace")
+
+    def _piece(self, token: int) -> _Spelling:
+        """A token's text; none of one beyond the vocabulary, of which output layers may have some."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._read(token) if 0 <= token < len(self._texts) else _Spelling(b"", False)
+        return piece
+
+    def _read(self, token: int) -> _Spelling:
+        kind, text = self._kinds[token], self._texts[token]
+        if kind in _FOUND:
+            return _Spelling(text.encode(), kind in _SPECIAL)
+        return _Spelling(self._spell(text, kind), False)
+
+    def spelling(self) -> tuple[list[bytes], list[int]]:
+        """The bytes of each token, and the ids of special ones."""
+        pieces = [self._piece(token) for token in range(len(self._texts))]
+        return [piece.text for piece in pieces], [token for token, piece in enumerate(pieces) if piece.special]
+
+    @cached_property
+    def special_tokens_map(self) -> Mapping[str, str]:
+        """Special tokens that templates know by names."""
+        return {f"{name}_token": self._texts[token] for name, token in self._named.items() if token is not None}
+
+    def get_vocab(self) -> dict[str, int]:
+        """The ids of all tokens, without those that only pad the vocabulary."""
+        return dict(self._used)
+
+    @cached_property
+    def _used(self) -> dict[str, int]:
+        padding = (
+            kind == _UNUSED or (kind == _CONTROL and "unused" in text)
+            for text, kind in zip(self._texts, self._kinds, strict=True)
+        )
+        return {text: token for token, (text, pads) in enumerate(zip(self._texts, padding, strict=True)) if not pads}
 
 
-def read_vocabulary(header: GGUFHeader) -> tuple[Tokenizer | None, frozenset[int]]:
-    """The tokenizer of a file, None of one of bare token ids; and the tokens that end a text."""
-    if not has_library():
-        from ..huggingface.pretrained import gguf_tokenizer
+def check_tokenizer(header: GGUFHeader) -> None:
+    """Check that this module knows a file's vocabulary, by its header alone.
 
-        found = (header.numbers(key) for key in _ENDS)
-        return gguf_tokenizer(header.path), frozenset(ids[0] for ids in found if ids)
-    library = open_library()
-    vocabulary = _Vocabulary(library, header)
-    count = library.vocab_n_tokens(vocabulary.pointer)
-    ends = frozenset(token for token in range(count) if library.vocab_is_eog(vocabulary.pointer, token))
-    return read_tokenizer(library, vocabulary.pointer, header.chat_template, vocabulary), ends
+    Raises:
+        UnsupportedModelError: it does not.
+    """
+    model = header.metadata.get(Keys.Tokenizer.MODEL)
+    if model == _BYTE_LEVEL:
+        _pre_tokenizer(header)
+    elif model == _PIECES:
+        each = zip(header.texts(Keys.Tokenizer.LIST), _kinds(header), _scores(header), strict=True)
+        scores = [score for text, kind, score in each if len(text) > 1 and kind == _NORMAL]
+        if len(set(scores)) < len(scores):  # llama.cpp merges the first of them in the text: no order of merges does
+            raise unsupported(header, "a vocabulary whose tokens have the same scores")
+    elif model not in _NO_TEXT:
+        raise unsupported(header, f"the tokenizer {model!r}")
+
+
+def read_vocabulary(header: GGUFHeader) -> tuple[GGUFTokenizer | None, frozenset[int]]:
+    """The tokenizer of a file, None of one of bare token ids; and the tokens that end a text (``GGUFTokenizer``)."""
+    if header.metadata.get(Keys.Tokenizer.MODEL) in _NO_TEXT:
+        return None, frozenset()
+    tokenizer = GGUFTokenizer(header)
+    return tokenizer, tokenizer.eos_ids
+
+
+def _texts(header: GGUFHeader) -> list[str]:
+    texts = [text.decode(errors="replace") for text in header.texts(Keys.Tokenizer.LIST)]
+    if not texts:
+        raise damaged(header, f"it has no {Keys.Tokenizer.LIST}")
+    return [text or f"[EMPTY_{token}]" for token, text in enumerate(texts)]
+
+
+def _kinds(header: GGUFHeader) -> list[int]:
+    """The type of each token (``TokenType``)."""
+    stored = header.arrays.get(Keys.Tokenizer.TOKEN_TYPE)
+    return [_NORMAL] * len(header.texts(Keys.Tokenizer.LIST)) if stored is None else np.array(stored.entries).tolist()
+
+
+def _scores(header: GGUFHeader) -> list[float]:
+    stored = header.arrays.get(Keys.Tokenizer.SCORES)
+    return [0.0] * len(header.texts(Keys.Tokenizer.LIST)) if stored is None else np.array(stored.entries).tolist()
+
+
+def _pre_tokenizer(header: GGUFHeader) -> PreTokenizer:
+    name = header.metadata.get(Keys.Tokenizer.PRE, "default")
+    found = PRE_TOKENIZERS.get(str(name))
+    if found is None:
+        raise unsupported(header, f"the pre-tokenizer {name!r}")
+    return found
+
+
+def _byte_level(header: GGUFHeader, ids: dict[str, int], pre: PreTokenizer) -> Tokenizer:
+    texts = header.texts(Keys.Tokenizer.MERGES)
+    parts = b" ".join(texts).decode(errors="replace").split(" ")
+    if len(parts) != 2 * len(texts):
+        raise damaged(header, f"{Keys.Tokenizer.MERGES} has entries that are no pairs")
+    merges = list(zip(parts[::2], parts[1::2], strict=True))
+    tokenizer = Tokenizer(_built(header, lambda: BPE(ids, merges, ignore_merges=pre.ignore_merges)))
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    return tokenizer
+
+
+def _sentence_pieces(
+    header: GGUFHeader, ids: dict[str, int], merges: list[tuple[str, str]], unknown: str, prefixed: bool
+) -> Tokenizer:
+    tokenizer = Tokenizer(_built(header, lambda: BPE(ids, merges, unk_token=unknown, byte_fallback=True)))
+    prefix = [normalizers.Prepend(_SPACE)] * prefixed
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
+    return tokenizer
+
+
+def _built(header: GGUFHeader, build: Callable[[], BPE]) -> BPE:
+    try:
+        return build()
+    except Exception as error:  # noqa: BLE001 - the package raises no other
+        raise damaged(header, f"its merges and tokens do not go together ({error})") from None
+
+
+def _merges_by_score(texts: Sequence[str], kinds: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Pairs of tokens whose texts make a third, the third's score falling.
+
+    Texts are cut at tokens of ``_FOUND`` before anything else, so merges never make one, unless it holds a ``_SPACE``.
+    """
+    known, merges = set(texts), list[tuple[str, str]]()
+    for token in sorted(range(len(texts)), key=lambda token: -scores[token]):
+        text = texts[token]
+        if kinds[token] not in _FOUND or _SPACE in text:
+            pairs = ((text[:at], text[at:]) for at in range(1, len(text)))
+            merges += [pair for pair in pairs if pair[0] in known and pair[1] in known]
+    return merges
+
+
+def _byte_letters() -> dict[str, int]:
+    """The bytes that the letters of byte-level BPE stand for: itself, or the next of those that no letter shows."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    own = {letter: ord(letter) for letter in letters if ord(letter) < 256}
+    return own | dict(zip(letters[len(own) :], sorted(set(range(256)) - set(own.values())), strict=True))
+
+
+_LETTERS = _byte_letters()
+
+
+def _byte_level_bytes(text: str, kind: int) -> bytes:
+    """The bytes of a token of byte-level BPE; of one that is spelt in other letters, its own."""
+    if kind != _NORMAL:
+        return b""
+    try:
+        return bytes(map(_LETTERS.__getitem__, text))
+    except KeyError:
+        return text.encode()
+
+
+def _piece_bytes(text: str, kind: int) -> bytes:
+    if kind == _BYTE and (byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", text)):
+        return bytes.fromhex(byte[1])
+    return text.replace(_SPACE, " ").encode() if kind == _NORMAL else b""
