@@ -18,13 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from draftree.errors import ModelFileError, PromptError, UnsupportedModelError
+from draftree.errors import DraftreeWarning, ModelFileError, NotNativeError, PromptError
 from draftree.models.llama.gguf_checks import check
 from draftree.models.llama.library import open_library
+from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.llama.llama_tokenizer import LlamaTokenizer
-from draftree.models.loading import DEFAULT_MODEL, EMBEDDED
+from draftree.models.loading import DEFAULT_MODEL, EMBEDDED, load
 from draftree.models.native.pre_tokenizers import PRE_TOKENIZERS
-from draftree.models.native.vocabulary import GGUFTokenizer, check_tokenizer, read_vocabulary
+from draftree.models.native.vocabulary import GGUFTokenizer, read_vocabulary
 from draftree.text import Tokenizer, encode
 
 from ...tiny_gguf import SPECIAL, Vocabulary, byte_level, with_byte_fallback, write
@@ -309,16 +310,20 @@ def test_a_plain_tag_of_html_is_no_end(tmp_path: Path) -> None:
 )
 def test_other_vocabularies_are_refused_by_name(tmp_path: Path, words: Vocabulary, named: str) -> None:
     header = check(write(tmp_path / "tiny.gguf", vocabulary=words))
-    for reads in (check_tokenizer, read_vocabulary):
-        with pytest.raises(UnsupportedModelError, match=named) as caught:
-            reads(header)
-        assert "\n" not in str(caught.value)
+    with pytest.raises(NotNativeError, match=named) as caught:
+        read_vocabulary(header)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_with_another_vocabulary_runs_on_llama(tmp_path: Path) -> None:
+    path = write(tmp_path / "tiny.gguf", vocabulary=replace(byte_level(), pre="granite-docling"))
+    with pytest.warns(DraftreeWarning, match="granite-docling"):
+        assert isinstance(load(str(path)), LlamaModel)
 
 
 def test_a_model_without_texts_has_no_tokenizer(tmp_path: Path) -> None:
     words = Vocabulary("none", byte_level().tokens, byte_level().types)
     header = check(write(tmp_path / "tiny.gguf", vocabulary=words))
-    check_tokenizer(header)
     assert read_vocabulary(header) == (None, frozenset())
 
 

@@ -27,7 +27,7 @@ from ...scores import Edits, LastScores, NumpyScores, Scores, Slots, Top, edited
 from ..base import FINAL, FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, Nodes, Row, alone, free_memory
 from ..llama.gguf_checks import check
 from ..llama.gguf_file import GGUFHeader, fingerprint
-from .architecture import describe
+from .architecture import Description, describe
 from .binding import VERSION, WARPING, CEdits, LoadedModel
 from .processors import default_threads
 from .vocabulary import read_vocabulary
@@ -136,8 +136,9 @@ class NativeModel:
             raise ConfigError(f"threads is {threads}: give 1 or more")
         path, self.threads = Path(path), threads or default_threads()
         self._header = check(path)
+        description = describe(self._header)
         self.tokenizer, eos_ids = read_vocabulary(self._header)
-        self._loaded = _load(path, self._header, self.threads, tier or "")
+        self._loaded = _load(path, description, self.threads, tier or "")
         self.capabilities = _capabilities(self._header, self._loaded, name or str(path), self.threads, eos_ids)
         self.cache_bytes = free_memory() // 2
         self.pass_seconds = 0.0
@@ -313,9 +314,9 @@ class NativeModel:
             row.slot = -1
 
 
-def _load(path: Path, header: GGUFHeader, threads: int, tier: str) -> LoadedModel:
+def _load(path: Path, description: Description, threads: int, tier: str) -> LoadedModel:
     """The weights, with a progress bar if it takes long."""
-    description, began = describe(header), time.monotonic()
+    began = time.monotonic()
     with ExitStack() as stack:
         report: Callable[[int], None] | None = None
 

@@ -63,14 +63,15 @@ class GGUFTokenizer:
         eos_ids: tokens that end a text.
 
     Raises:
-        UnsupportedModelError: the file has a vocabulary of another kind (``check_tokenizer``).
+        NotNativeError: the file has a vocabulary of another kind.
         ModelFileError: its parts do not go together.
     """
 
     def __init__(self, header: GGUFHeader) -> None:
-        check_tokenizer(header)
-        self.chat_template: str | dict[str, str] | None = header.chat_template
         model = str(header.metadata[Keys.Tokenizer.MODEL])
+        if model not in _DEFAULTS:
+            raise unsupported(header, f"the tokenizer {model!r}")
+        self.chat_template: str | dict[str, str] | None = header.chat_template
         self._texts, self._kinds = _texts(header), _kinds(header)
         self._ids = dict(zip(self._texts, range(len(self._texts)), strict=True))
         self.eos_ids = self._read_ends(header, _DEFAULTS[model][1])
@@ -83,7 +84,7 @@ class GGUFTokenizer:
             begins = pre.adds_bos
         else:
             unknown = self._named_token(header, Keys.Tokenizer.UNK_ID, 0)
-            merges = _merges_by_score(self._texts, self._kinds, _scores(header))
+            merges = _merges_by_score(header, self._texts, self._kinds)
             self._tokenizer = _sentence_pieces(header, self._ids, merges, self._texts[unknown or 0], self._prefixed)
             self._spell, begins = _piece_bytes, True
         self._tokenizer.add_tokens(self._added(header))
@@ -194,24 +195,6 @@ class GGUFTokenizer:
         return {text: token for token, (text, pads) in enumerate(zip(self._texts, padding, strict=True)) if not pads}
 
 
-def check_tokenizer(header: GGUFHeader) -> None:
-    """Check that this module knows a file's vocabulary, by its header alone.
-
-    Raises:
-        UnsupportedModelError: it does not.
-    """
-    model = header.metadata.get(Keys.Tokenizer.MODEL)
-    if model == _BYTE_LEVEL:
-        _pre_tokenizer(header)
-    elif model == _PIECES:
-        each = zip(header.texts(Keys.Tokenizer.LIST), _kinds(header), _scores(header), strict=True)
-        scores = [score for text, kind, score in each if len(text) > 1 and kind == _NORMAL]
-        if len(set(scores)) < len(scores):  # llama.cpp merges the first of them in the text: no order of merges does
-            raise unsupported(header, "a vocabulary whose tokens have the same scores")
-    elif model not in _NO_TEXT:
-        raise unsupported(header, f"the tokenizer {model!r}")
-
-
 def read_vocabulary(header: GGUFHeader) -> tuple[GGUFTokenizer | None, frozenset[int]]:
     """The tokenizer of a file, None of one of bare token ids; and the tokens that end a text (``GGUFTokenizer``)."""
     if header.metadata.get(Keys.Tokenizer.MODEL) in _NO_TEXT:
@@ -231,11 +214,6 @@ def _kinds(header: GGUFHeader) -> list[int]:
     """The type of each token (``TokenType``)."""
     stored = header.arrays.get(Keys.Tokenizer.TOKEN_TYPE)
     return [_NORMAL] * len(header.texts(Keys.Tokenizer.LIST)) if stored is None else np.array(stored.entries).tolist()
-
-
-def _scores(header: GGUFHeader) -> list[float]:
-    stored = header.arrays.get(Keys.Tokenizer.SCORES)
-    return [0.0] * len(header.texts(Keys.Tokenizer.LIST)) if stored is None else np.array(stored.entries).tolist()
 
 
 def _pre_tokenizer(header: GGUFHeader) -> PreTokenizer:
@@ -274,17 +252,25 @@ def _built(header: GGUFHeader, build: Callable[[], BPE]) -> BPE:
         raise damaged(header, f"its merges and tokens do not go together ({error})") from None
 
 
-def _merges_by_score(texts: Sequence[str], kinds: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
+def _merges_by_score(header: GGUFHeader, texts: Sequence[str], kinds: Sequence[int]) -> list[tuple[str, str]]:
     """Pairs of tokens whose texts make a third, the third's score falling.
 
     Texts are cut at tokens of ``_FOUND`` before anything else, so merges never make one, unless it holds a ``_SPACE``.
+
+    Raises:
+        NotNativeError: two have the same score. llama.cpp merges the first in the text then: no order of pairs does.
     """
-    known, merges = set(texts), list[tuple[str, str]]()
+    stored = header.arrays.get(Keys.Tokenizer.SCORES)
+    scores = [0.0] * len(texts) if stored is None else np.array(stored.entries).tolist()
+    known, merges, made = set(texts), list[tuple[str, str]](), list[float]()
     for token in sorted(range(len(texts)), key=lambda token: -scores[token]):
         text = texts[token]
         if kinds[token] not in _FOUND or _SPACE in text:
-            pairs = ((text[:at], text[at:]) for at in range(1, len(text)))
-            merges += [pair for pair in pairs if pair[0] in known and pair[1] in known]
+            pairs = [(text[:at], text[at:]) for at in range(1, len(text)) if text[:at] in known and text[at:] in known]
+            merges += pairs
+            made += scores[token : token + bool(pairs)]
+    if len(set(made)) < len(made):
+        raise unsupported(header, "a vocabulary whose tokens have the same scores")
     return merges
 
 
