@@ -1,0 +1,255 @@
+"""What passes of the native engine cost and how good they are, beside llama.cpp's library in the same run.
+
+    python -m benchmarks.native [--models smollm2,FILE.gguf] [--tiers TIER,...] [--passes 25] [--out FILE.md]
+    python -m benchmarks.native --quality FILE.txt [--models ...]
+
+For each model and instruction set: AR decoding and the reading of a prompt, both engines in turn; passes over n tokens;
+eight requests together; passes beside a process that keeps one CPU busy; what a step of AR decoding costs beside its
+pass. Run it alone on a machine. Times are medians, those of passes over n tokens minima.
+
+``--quality``: KL divergence of the next token's distribution from that of the same weights in float32 by transformers,
+over the first tokens of a text, and how often the most probable token is the same: the native engine's and llama.cpp's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import draftree
+from draftree.models.base import LanguageModel, Nodes
+from draftree.models.cost_profile import processor
+from draftree.models.loading import DEFAULT_MODEL, gguf_path, load_llama
+from draftree.models.native.binding import tiers
+from draftree.models.native.native_model import NativeModel
+
+SIZES = (1, 2, 4, 8, 16, 32)
+CONTEXTS = (100, 900)
+PROMPT = 1000
+TOGETHER = 8
+BUSY_PASSES = 500
+ANSWER = 64
+PROMPTS = (
+    "Explain how a bicycle stays upright.",
+    "Write a short story about a lighthouse keeper who finds a letter.",
+    "List the steps to bake bread, and say why each of them matters.",
+    "What is the difference between a process and a thread?",
+)
+
+
+class Line(NamedTuple):
+    """A row of the table."""
+
+    figure: str
+    value: str
+
+
+def text(count: int) -> list[int]:
+    """Token ids that are in every vocabulary; what they say does not matter to a pass."""
+    return [(7919 * i + 1000) % 20000 for i in range(count)]
+
+
+def timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def pass_seconds(model: LanguageModel, context: int, sizes: Sequence[int], passes: int) -> dict[int, list[float]]:
+    """Seconds of passes over chains behind a context, with their argmax; the sizes take turns."""
+    row, found = model.open(), {size: list[float]() for size in sizes}
+    model.extend([row], [Nodes.chain(text(context), 0)])
+    model.commit(row, range(context))
+
+    def once(size: int) -> None:
+        model.extend([row], [Nodes.chain(text(size))]).argmax(range(size))
+
+    for _ in range(passes):
+        for size, seconds in found.items():
+            seconds.append(timed(lambda: once(size)))  # noqa: B023
+            model.commit(row, [])
+    model.close(row)
+    return found
+
+
+def reading_seconds(model: LanguageModel, length: int) -> float:
+    """Seconds of reading a prompt, as the engine does: the scores of its last token alone."""
+    row = model.open()
+    seconds = timed(lambda: model.extend([row], [Nodes.chain(text(length), 1)]).argmax([0]))
+    model.close(row)
+    return seconds
+
+
+def rows_seconds(model: LanguageModel, rows: int, passes: int) -> float:
+    """Median seconds of a pass over one token of each of so many rows, behind contexts of 100 tokens."""
+    opened, found = [model.open() for _ in range(rows)], list[float]()
+    for row in opened:
+        model.extend([row], [Nodes.chain(text(100), 0)])
+        model.commit(row, range(100))
+    for _ in range(passes):
+        each = [Nodes.chain([7]) for _ in opened]
+        found.append(timed(lambda: model.extend(opened, each).argmax(range(rows))))  # noqa: B023
+        for row in opened:
+            model.commit(row, [])
+    for row in opened:
+        model.close(row)
+    return statistics.median(found)
+
+
+def _spin(cpu: int) -> None:
+    os.sched_setaffinity(0, {cpu})
+    while True:
+        pass
+
+
+@contextmanager
+def busy_neighbour() -> Iterator[None]:
+    """One process that keeps one of this process's CPUs busy."""
+    cpu = max(os.sched_getaffinity(0))
+    process = multiprocessing.get_context("spawn").Process(target=_spin, args=(cpu,), daemon=True)
+    process.start()
+    time.sleep(1)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def decoding(models: Sequence[LanguageModel], rounds: int) -> list[list[float]]:
+    """Seconds a token of AR decoding, without the prompt's reading, by model; models take turns at each prompt."""
+    engines, found = [draftree.Engine(model) for model in models], [list[float]() for _ in models]
+    params = draftree.SamplingParams(max_tokens=ANSWER)
+    for prompt in PROMPTS * rounds:
+        for engine, seconds in zip(engines, found, strict=True):
+            (result,) = engine.generate([draftree.user(prompt)], params)
+            seconds.append(1 / result.stats.tokens_per_second)
+    return found
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """How many times as fast, paired."""
+    each = [b / a for a, b in zip(ours, theirs, strict=True)]
+    return f"{statistics.median(each):.2f} times [{min(each):.2f}, {max(each):.2f}]"
+
+
+def measure(name: str, tier: str, passes: int) -> Iterator[Line]:
+    """The table of one model with one instruction set."""
+    began = time.perf_counter()
+    ours = NativeModel(gguf(name), tier=tier)
+    yield Line("load", f"{time.perf_counter() - began:.2f} s")
+    theirs = load_llama(name)
+    own, others = decoding([ours, theirs], 2)
+    yield Line(
+        "AR decoding over llama.cpp",
+        f"{ratios(own, others)}; {1 / statistics.median(own):.0f} and {1 / statistics.median(others):.0f} tokens/s",
+    )
+    first = dict[int, float]()
+    for context in CONTEXTS:
+        seconds = pass_seconds(ours, context, SIZES, passes)
+        first[context] = min(seconds[1])
+        shown = (f"{n}: {1e3 * min(s):.2f} ({min(s) / min(seconds[1]):.2f})" for n, s in seconds.items())
+        yield Line(f"ms of a pass over n tokens (over n = 1), context {context}", ", ".join(shown))
+    yield Line("context 900 over context 100, n = 1", f"{first[900] / first[100]:.2f}")
+    reading = [[reading_seconds(model, PROMPT) for model in (ours, theirs)] for _ in range(3)]
+    own, others = ([pair[i] for pair in reading] for i in range(2))
+    yield Line(
+        f"prompt of {PROMPT} tokens over llama.cpp",
+        f"{ratios(own, others)}; {statistics.median(own):.2f} and {statistics.median(others):.2f} s",
+    )
+    alone, together = rows_seconds(ours, 1, passes), rows_seconds(ours, TOGETHER, passes)
+    yield Line(f"{TOGETHER} requests over one, tokens/s", f"{TOGETHER * alone / together:.2f} times")
+    with busy_neighbour():
+        busy = sorted(pass_seconds(ours, 100, [1], BUSY_PASSES)[1])
+    yield Line(
+        "pass beside a busy process over a pass alone",
+        f"{statistics.median(busy) / first[100]:.2f} (99th percentile {busy[len(busy) * 99 // 100] / first[100]:.1f})",
+    )
+    yield Line("everything but the pass in a step of AR decoding", f"{1e3 * overhead(ours):.3f} ms")
+
+
+def overhead(model: NativeModel) -> float:
+    """Median seconds of a token of AR decoding outside the pass."""
+    engine, found = draftree.Engine(model), list[float]()
+    for prompt in PROMPTS * 3:
+        before = model.pass_seconds
+        (result,) = engine.generate([draftree.user(prompt)], draftree.SamplingParams(max_tokens=ANSWER))
+        spent = len(result.token_ids) / result.stats.tokens_per_second
+        found.append((spent - (model.pass_seconds - before)) / len(result.token_ids))
+    return statistics.median(found)
+
+
+def gguf(name: str) -> Path:
+    """The GGUF file of a name."""
+    path = gguf_path(name)
+    if path is None:
+        raise SystemExit(f"{name} is no GGUF file")
+    return path
+
+
+QUALITY_TOKENS = 1000
+
+
+def distributions(model: LanguageModel, ids: Sequence[int]) -> NDArray[np.float64]:
+    """[n, V] log-probabilities of the token behind each of ``ids``."""
+    row, found = model.open(), list[NDArray[np.float64]]()
+    for at in range(0, len(ids), 50):
+        piece = ids[at : at + 50]
+        logits = model.extend([row], [Nodes.chain(piece)]).logits(range(len(piece))).astype(np.float64)
+        logits -= logits.max(-1, keepdims=True)
+        found.append(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
+        model.commit(row, range(len(piece)))
+    model.close(row)
+    return np.concatenate(found)
+
+
+def quality(name: str, words: str) -> Iterator[Line]:
+    """How far both engines are from float32."""
+    ours = NativeModel(gguf(name))
+    if ours.tokenizer is None:
+        raise SystemExit(f"{name} has no tokenizer")
+    ids = ours.tokenizer.encode(words)[:QUALITY_TOKENS]
+    exact = distributions(draftree.load(name, backend="transformers"), ids)
+    for label, model in (("native", ours), ("llama.cpp", load_llama(name))):
+        found = distributions(model, ids)
+        divergence = (np.exp(exact) * (exact - found)).sum(-1).mean()
+        same = (exact.argmax(-1) == found.argmax(-1)).mean()
+        yield Line(f"{label}, {len(ids)} tokens", f"KL {divergence:.5f}, most probable token the same {same:.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=DEFAULT_MODEL)
+    parser.add_argument("--tiers", default=tiers()[-1], help=f"of {', '.join(tiers())}")
+    parser.add_argument("--passes", type=int, default=25)
+    parser.add_argument("--quality", type=Path, metavar="FILE")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    lines = list[str]()
+
+    def show(line: str) -> None:
+        lines.append(line)
+        print(line, flush=True)
+
+    show(f"{processor()}, {len(os.sched_getaffinity(0))} CPUs")
+    for name in args.models.split(","):
+        for tier in [""] if args.quality else args.tiers.split(","):
+            show(f"\n| {Path(name).name} {tier} | |\n|---|---|")
+            for line in quality(name, args.quality.read_text()) if args.quality else measure(name, tier, args.passes):
+                show(f"| {line.figure} | {line.value} |")
+    if args.out:
+        args.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
