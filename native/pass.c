@@ -223,7 +223,7 @@ static void attend_together(const Part *part, const Layer *layer, int number) {
         part->vector->scores(&attention.cache, attention.count, attention.queries,
                              attention.first_block + (int)own.first, attention.first_block + (int)own.last, scores);
     }
-    pool_barrier(part->model->pool);
+    pool_barrier(part->model->pool, part->thread);
     for (int i = 0, turn = 0; i < work->item_count; i++) {
         const AttentionItem *item = &work->items[i];
         start_attention(part, item, layer, number, work->scores[0] + (int64_t)i * item->count * work->score_stride,
@@ -232,7 +232,7 @@ static void attend_together(const Part *part, const Layer *layer, int number) {
             if (turn % threads == part->thread)
                 part->vector->softmax(&attention.queries[r], part->a->attention_scale);
     }
-    pool_barrier(part->model->pool);
+    pool_barrier(part->model->pool, part->thread);
     int pieces = 1;
     while (pieces * work->item_count < 2 * threads && size % (32 * pieces) == 0)
         pieces *= 2;
@@ -390,18 +390,18 @@ static void attention_block(const Part *part, const Layer *layer, int number) {
     Activations x = columns(part, part->normed, a->hidden, part->count, quantized);
     const Product products[] = {{&layer->query, work->query}, {&layer->key, work->key}, {&layer->value, work->value}};
     multiply_share(part, &x, products, 3);
-    pool_barrier(pool);
+    pool_barrier(pool, part->thread);
     prepare_heads(part, layer, number);
-    pool_barrier(pool);
+    pool_barrier(pool, part->thread);
     if (work->split)
         attend_together(part, layer, number);
     else
         attend_apart(part, layer, number);
-    pool_barrier(pool);
+    pool_barrier(pool, part->thread);
     x = columns(part, work->attended, query_size(a), part->count, format_is_quantized(layer->output.format));
     const Product output = {&layer->output, work->projected};
     multiply_share(part, &x, &output, 1);
-    pool_barrier(pool);
+    pool_barrier(pool, part->thread);
     add_to_residual(part, work->projected, layer->attention_post_norm);
 }
 
@@ -426,11 +426,11 @@ static void feed_forward_block(const Part *part, const Layer *layer) {
     }
     if (format_is_quantized(layer->down.format))
         part->linear->quantize(work->activated, wide, wide, part->count, own.first, own.last, work->activated_groups);
-    pool_barrier(part->model->pool);
+    pool_barrier(part->model->pool, part->thread);
     x = (Activations){part->count, work->activated, wide, work->activated_groups};
     const Product down = {&layer->down, work->contracted};
     multiply_share(part, &x, &down, 1);
-    pool_barrier(part->model->pool);
+    pool_barrier(part->model->pool, part->thread);
     add_to_residual(part, work->contracted, layer->feed_forward_post_norm);
 }
 

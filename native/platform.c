@@ -12,6 +12,7 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #endif
 
@@ -134,6 +135,13 @@ void wait_signal(Signal *signal) { SleepConditionVariableCS(&signal->condition, 
 
 void wake_all(Signal *signal) { WakeAllConditionVariable(&signal->condition); }
 
+int64_t nanoseconds(void) {
+    LARGE_INTEGER now, second;
+    QueryPerformanceCounter(&now);
+    QueryPerformanceFrequency(&second);
+    return (int64_t)((double)now.QuadPart * 1e9 / (double)second.QuadPart);
+}
+
 void yield_thread(void) { SwitchToThread(); }
 
 #else
@@ -230,6 +238,12 @@ void unlock_signal(Signal *signal) { pthread_mutex_unlock(&signal->lock); }
 void wait_signal(Signal *signal) { pthread_cond_wait(&signal->condition, &signal->lock); }
 
 void wake_all(Signal *signal) { pthread_cond_broadcast(&signal->condition); }
+
+int64_t nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
 
 void yield_thread(void) { sched_yield(); }
 

@@ -32,6 +32,7 @@ void unlock_signal(Signal *signal);
 void wait_signal(Signal *signal); /* with the lock held */
 void wake_all(Signal *signal);
 
+int64_t nanoseconds(void); /* of a clock that only goes on */
 void yield_thread(void);
 void pause_cpu(void); /* inside a loop that waits for another thread */
 

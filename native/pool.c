@@ -5,151 +5,222 @@
 
 #include "platform.h"
 
+/* A thread whose CPU another process holds makes all others wait at the next barrier, for as long as that process runs.
+ * So the pool counts what such waits cost, and works with a thread fewer where that costs less; now and then it tries
+ * all threads again. What they compute does not depend on how many they are. */
+
 enum {
     /* A worker waits for the next task this many pauses (some 100 microseconds: a step's Python fits in), then sleeps.
      */
     PAUSES_BEFORE_SLEEP = 4000,
     /* At a barrier the others are on their way: only a CPU that another process holds makes the wait long. */
     PAUSES_BEFORE_YIELD = 2000,
+    /* Nanoseconds of a wait that a system's scheduler makes, not an uneven share of the work. */
+    LATE = 500000,
+    /* Tasks with fewer threads before all are tried again: at first, and at most. Each trial that fails doubles them.
+     */
+    FIRST_REST = 64,
+    LONGEST_REST = 4096,
     CACHE_LINE = 64,
 };
 
+static const double FADING = 0.875; /* of what earlier tasks lost, at each task */
+
 /* Counters that different threads write lie in cache lines of their own. */
+typedef struct {
+    Pool *pool;
+    Thread *thread; /* NULL: the caller's */
+    int number;
+    int64_t late;                                /* nanoseconds that it waited in vain since the pool last looked */
+    _Alignas(CACHE_LINE) atomic_uint generation; /* of tasks */
+    atomic_int sleeping;
+} Worker;
+
 struct Pool {
-    int threads;
-    Thread **workers;
+    int threads; /* that there are */
+    int active;  /* that work: the first ones */
+    Worker **workers;
     Signal *signal;
     void (*task)(void *, int);
     void *argument;
-    _Alignas(CACHE_LINE) atomic_uint generation; /* of tasks */
+    double late, total; /* nanoseconds of the last tasks: lost by waits, and all */
+    int rest;           /* tasks with fewer threads from one trial to the next */
+    int until_trial;    /* of them are left */
+    atomic_int stopping;
     _Alignas(CACHE_LINE) atomic_int finished;
     _Alignas(CACHE_LINE) atomic_int arrived;
     _Alignas(CACHE_LINE) atomic_uint phase;
-    atomic_int sleeping;
-    atomic_int stopping;
 };
 
-typedef struct {
-    Pool *pool;
-    int number;
-} Worker;
-
 /* Wait for a task after `seen`; the new generation. */
-static unsigned await_task(Pool *pool, unsigned seen) {
+static unsigned await_task(Worker *worker, unsigned seen) {
     for (int pause = 0; pause < PAUSES_BEFORE_SLEEP; pause++) {
-        unsigned now = atomic_load_explicit(&pool->generation, memory_order_acquire);
+        unsigned now = atomic_load_explicit(&worker->generation, memory_order_acquire);
         if (now != seen)
             return now;
         pause_cpu();
     }
-    lock_signal(pool->signal);
-    atomic_fetch_add(&pool->sleeping, 1);
-    while (atomic_load(&pool->generation) == seen)
-        wait_signal(pool->signal);
-    atomic_fetch_sub(&pool->sleeping, 1);
-    unlock_signal(pool->signal);
-    return atomic_load_explicit(&pool->generation, memory_order_acquire);
+    Signal *signal = worker->pool->signal;
+    lock_signal(signal);
+    atomic_store(&worker->sleeping, 1);
+    while (atomic_load(&worker->generation) == seen)
+        wait_signal(signal);
+    atomic_store(&worker->sleeping, 0);
+    unlock_signal(signal);
+    return atomic_load_explicit(&worker->generation, memory_order_acquire);
 }
 
 static void work(void *argument) {
     Worker *worker = argument;
     Pool *pool = worker->pool;
-    int number = worker->number;
-    free(worker);
     unsigned seen = 0;
     for (;;) {
-        seen = await_task(pool, seen);
+        seen = await_task(worker, seen);
         if (atomic_load(&pool->stopping))
             return;
-        pool->task(pool->argument, number);
+        pool->task(pool->argument, worker->number);
         atomic_fetch_add_explicit(&pool->finished, 1, memory_order_release);
     }
 }
 
-/* Begin a generation. A worker that is about to sleep sees it under the lock, or is counted as sleeping and woken. */
-static void begin_generation(Pool *pool) {
-    atomic_fetch_add(&pool->generation, 1);
-    if (atomic_load(&pool->sleeping)) {
+/* Begin a generation of the first threads. A worker that is about to sleep sees it under the lock, or counts as
+ * sleeping and is woken. */
+static void begin_generation(Pool *pool, int threads) {
+    int sleeping = 0;
+    for (int number = 1; number < threads; number++) {
+        atomic_fetch_add(&pool->workers[number]->generation, 1);
+        sleeping |= atomic_load(&pool->workers[number]->sleeping);
+    }
+    if (sleeping) {
         lock_signal(pool->signal);
         wake_all(pool->signal);
         unlock_signal(pool->signal);
     }
 }
 
+/* Add a worker, with a thread of its own unless it is the first; 0, or -1: there is no memory or no thread. */
+static int add_worker(Pool *pool) {
+    Worker *worker = allocate(sizeof *worker);
+    if (!worker)
+        return -1;
+    worker->pool = pool;
+    worker->number = pool->threads;
+    if (worker->number && !(worker->thread = start_thread(work, worker))) {
+        release(worker, sizeof *worker);
+        return -1;
+    }
+    pool->workers[pool->threads++] = worker;
+    return 0;
+}
+
 Pool *new_pool(int threads) {
     Pool *pool = allocate(sizeof *pool);
     if (!pool)
         return NULL;
-    pool->threads = 1;
+    pool->rest = FIRST_REST;
     pool->signal = new_signal();
-    pool->workers = calloc((size_t)threads, sizeof *pool->workers);
-    while (pool->signal && pool->workers && pool->threads < threads) {
-        Worker *worker = malloc(sizeof *worker);
-        if (!worker)
-            break;
-        *worker = (Worker){pool, pool->threads};
-        pool->workers[pool->threads] = start_thread(work, worker);
-        if (!pool->workers[pool->threads]) {
-            free(worker);
-            break;
-        }
-        pool->threads++;
-    }
-    if (pool->threads < threads || !pool->signal || !pool->workers) {
+    pool->workers = calloc((size_t)threads, sizeof(Worker *));
+    int error = !pool->signal || !pool->workers;
+    while (!error && pool->threads < threads)
+        error = add_worker(pool);
+    if (error) {
         free_pool(pool);
         return NULL;
     }
+    pool->active = threads;
     return pool;
 }
 
 void free_pool(Pool *pool) {
     if (!pool)
         return;
-    if (pool->threads > 1) {
-        atomic_store(&pool->stopping, 1);
-        begin_generation(pool);
-        for (int number = 1; number < pool->threads; number++)
-            join_thread(pool->workers[number]);
+    atomic_store(&pool->stopping, 1);
+    begin_generation(pool, pool->threads);
+    for (int number = 0; number < pool->threads; number++) {
+        if (number)
+            join_thread(pool->workers[number]->thread);
+        release(pool->workers[number], sizeof(Worker));
     }
     free_signal(pool->signal);
     free(pool->workers);
     release(pool, sizeof *pool);
 }
 
-int pool_threads(const Pool *pool) { return pool->threads; }
+int pool_threads(const Pool *pool) { return pool->active; }
+
+/* Wait a little more, after so many pauses; `began` becomes the time from which the wait counts as long. */
+static void keep_waiting(unsigned pause, int64_t *began) {
+    if (pause < PAUSES_BEFORE_YIELD) {
+        pause_cpu();
+        return;
+    }
+    if (!*began)
+        *began = nanoseconds();
+    yield_thread();
+}
+
+static void end_waiting(Worker *worker, int64_t began) {
+    int64_t waited = began ? nanoseconds() - began : 0;
+    if (waited > LATE)
+        worker->late += waited;
+}
+
+/* Take fewer threads for the next tasks, or all of them again, by what the last ones lost. */
+static void choose_threads(Pool *pool, int64_t duration) {
+    int64_t late = 0;
+    for (int number = 0; number < pool->active; number++) {
+        late += pool->workers[number]->late;
+        pool->workers[number]->late = 0;
+    }
+    pool->total = FADING * pool->total + (double)duration;
+    pool->late = FADING * pool->late + (double)late / (pool->active > 1 ? pool->active - 1 : 1);
+    /* A thread fewer takes n / (n - 1) times as long: as much as is lost where 1 / n of the time is. */
+    if (pool->active > 1 && pool->late * pool->active > pool->total) {
+        if (pool->active == pool->threads && pool->rest < LONGEST_REST)
+            pool->rest *= 2;
+        pool->active--;
+        pool->until_trial = pool->rest;
+        pool->late = 0;
+    } else if (pool->active == pool->threads) {
+        if (pool->until_trial > -LONGEST_REST)
+            pool->until_trial--;
+        else
+            pool->rest = FIRST_REST;
+    } else if (--pool->until_trial <= 0) {
+        pool->active = pool->threads;
+        pool->late = pool->total = 0;
+    }
+}
 
 void pool_run(Pool *pool, void (*task)(void *argument, int thread), void *argument) {
     if (pool->threads == 1) {
         task(argument, 0);
         return;
     }
+    const int others = pool->active - 1;
+    int64_t began = nanoseconds(), waiting = 0;
     pool->task = task;
     pool->argument = argument;
     atomic_store_explicit(&pool->finished, 0, memory_order_relaxed);
-    begin_generation(pool);
+    begin_generation(pool, pool->active);
     task(argument, 0);
-    int others = pool->threads - 1;
-    for (int pause = 0; atomic_load_explicit(&pool->finished, memory_order_acquire) != others; pause++) {
-        if (pause < PAUSES_BEFORE_YIELD)
-            pause_cpu();
-        else
-            yield_thread();
-    }
+    for (unsigned pause = 0; atomic_load_explicit(&pool->finished, memory_order_acquire) != others; pause++)
+        keep_waiting(pause, &waiting);
+    end_waiting(pool->workers[0], waiting);
+    choose_threads(pool, nanoseconds() - began);
 }
 
-void pool_barrier(Pool *pool) {
-    if (pool->threads == 1)
+void pool_barrier(Pool *pool, int thread) {
+    if (pool->active == 1)
         return;
+    int64_t waiting = 0;
     unsigned phase = atomic_load_explicit(&pool->phase, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) == pool->threads - 1) {
+    if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) == pool->active - 1) {
         atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
         atomic_store_explicit(&pool->phase, phase + 1, memory_order_release);
         return;
     }
-    for (int pause = 0; atomic_load_explicit(&pool->phase, memory_order_acquire) == phase; pause++) {
-        if (pause < PAUSES_BEFORE_YIELD)
-            pause_cpu();
-        else
-            yield_thread();
-    }
+    for (unsigned pause = 0; atomic_load_explicit(&pool->phase, memory_order_acquire) == phase; pause++)
+        keep_waiting(pause, &waiting);
+    end_waiting(pool->workers[thread], waiting);
 }
