@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from draftree.artifacts import JsonFormat, is_path, user_path
+from draftree.artifacts import JsonFormat, append_line, is_path, locked, user_path, write_whole
 from draftree.cli.main import run
 from draftree.drafters.registry import load_drafter
-from draftree.errors import ConfigError, InputError
+from draftree.errors import ConfigError, InputError, RunError
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load
 from draftree.policies.methods import find_policy
@@ -36,6 +41,45 @@ def test_what_cannot_be_a_path_is_refused(case: str) -> None:
         user_path(NO_PATHS[case])
     assert "\n" not in str(caught.value)
     assert not is_path(NO_PATHS[case])
+
+
+@pytest.mark.parametrize("number", sorted(errno.errorcode), ids=lambda number: errno.errorcode[number])
+@pytest.mark.parametrize("write", [write_whole, lambda path, data: append_line(path, data, 1)], ids=["whole", "line"])
+def test_room_is_wanted_where_a_disk_is_full_and_nowhere_else(
+    write: Callable[[Path, bytes], None], number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that nobody may write was answered with "free some space"."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(number, "why")
+
+    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(RunError) as caught:
+        write(tmp_path / "out", b"{}\n")
+    full, short = (errno.ENOSPC, errno.EDQUOT), (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    advice = "make room" if number in full else "end other" if number in short else "choose another"
+    given = [words for words in ("make room", "free some", "end other", "choose another") if words in str(caught.value)]
+    assert given == [advice] and "why: " in str(caught.value)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_a_process_writes_no_other_writes(folder: bool, tmp_path: Path) -> None:
+    """Two batches into one file at once cut off each other's records. A killed process holds nothing."""
+    path = tmp_path / "out"
+    with_lock = f"with locked(Path({str(path)!r}), 'it', folder={folder}): print(flush=True); time.sleep(600)"
+    script = f"import time\nfrom pathlib import Path\nfrom draftree.artifacts import locked\n{with_lock}"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as other:  # noqa: S603 - this test's
+        assert other.stdout is not None and other.stdout.readline()
+        with (
+            pytest.raises(ConfigError, match="out is being written by another process"),
+            locked(path, "it", folder=folder),
+        ):
+            pass
+        other.kill()
+    with locked(path, "it", folder=folder):
+        pass
+    assert [*tmp_path.rglob("*")] == ([path] if folder else [])
 
 
 def test_a_path_need_not_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

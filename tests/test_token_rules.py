@@ -325,6 +325,19 @@ def test_tokens_that_the_model_has_not_are_refused_by_the_fields_name(target: HF
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("text", ["x" * 5000, "a\udc00"], ids=["long", "half a character"])
+@pytest.mark.parametrize("field", ["prompt", "prediction", "bad_words"])
+def test_a_text_that_cannot_be_encoded_is_named_as_what_it_is(target: HFModel, field: str, text: str) -> None:
+    """A bad word longer than the context was refused as a prompt."""
+    params = SamplingParams(bad_words=(text,) if field == "bad_words" else ())
+    prediction = text if field == "prediction" else ""
+    with pytest.raises(FieldError) as caught:
+        Engine(target).submit(text if field == "prompt" else QUESTION, params, prediction=prediction)
+    named = {"prompt": "the prompt ", "prediction": "the prediction ", "bad_words": "bad_words has "}
+    assert caught.value.field == field
+    assert [name for name, words in named.items() if words in str(caught.value)] == [field]
+
+
 def test_bad_words_need_text_and_beams_take_none() -> None:
     with pytest.raises(InputError, match="bad_words .* need text"):
         Engine(ToyModel()).submit([1], SamplingParams(bad_words=("a",)))

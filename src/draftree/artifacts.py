@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
+from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from .errors import ConfigError, RunError
@@ -130,13 +131,48 @@ def new_file(name: str | Path, what: str, owns: Callable[[Path], bool] | None = 
     return path
 
 
-_PART = ".part"
-"""Suffix of a file that is being written, whose name begins with a dot."""
+_PART, _LOCK = ".part", ".lock"
+"""Suffixes of a file that is being written, and of a lock; their names begin with a dot."""
 
 
 def is_bare(folder: Path) -> bool:
-    """There is nothing in a folder, which may be missing, but what a killed ``write_whole`` has left."""
-    return not folder.exists() or all(p.name[0] == "." and p.name.endswith(_PART) for p in folder.iterdir())
+    """There is nothing in a folder, which may be missing, but what killed processes have left."""
+    return not folder.exists() or all(p.name[0] == "." and p.name.endswith((_PART, _LOCK)) for p in folder.iterdir())
+
+
+@contextlib.contextmanager
+def locked(path: Path, what: str, *, folder: bool) -> Iterator[None]:
+    """Hold a file or a folder that a command goes on writing; a process that ends, in whatever way, holds nothing.
+
+    Args:
+        what: it is, in messages.
+        folder: it is one, and is made where it is missing.
+
+    Raises:
+        ConfigError: another process holds it.
+        RunError: the lock cannot be written.
+    """
+    if os.environ.get("RANK", "0") != "0":  # of torchrun: the first process writes, for all of them
+        yield
+        return
+    if folder:
+        make_folder(path)
+    place = path / _LOCK if folder else path.with_name(f".{path.name}{_LOCK}")
+    lock = FileLock(place, blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(
+            f"{what} {path} is being written by another process: wait for its end, or name another"
+        ) from None
+    except OSError as error:
+        raise RunError(f"cannot write {place}: {error.strerror}: {way_out(error)}") from None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes no open file
+            place.unlink()
+        lock.release()
 
 
 def own_folder(name: str | Path, what: str, mark: str) -> Path:
@@ -158,11 +194,15 @@ def own_folder(name: str | Path, what: str, mark: str) -> Path:
 
 
 _MAKE_ROOM = "make room there"
+_FULL, _SHORT = (errno.ENOSPC, errno.EDQUOT), (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of a full disk, and of a machine that is short of files or memory."""
 
 
 def way_out(error: OSError, full: str = _MAKE_ROOM, other: str = "choose another place") -> str:
-    """What to do where something cannot be written: another thing where the disk is full than for all other reasons."""
-    return full if error.errno in (errno.ENOSPC, errno.EDQUOT) else other
+    """What to do where something cannot be written: ``full`` where the disk is, ``other`` where the place is wrong."""
+    if error.errno in _SHORT:
+        return "end other processes, then give the same command again"
+    return full if error.errno in _FULL else other
 
 
 def make_folder(folder: Path, full: str = _MAKE_ROOM) -> None:

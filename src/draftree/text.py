@@ -177,8 +177,11 @@ def text_stream(tokenizer: Tokenizer | None, params: SamplingParams, context: Se
     return NoText()
 
 
-def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
+def encode(tokenizer: Tokenizer | None, prompt: Prompt, field: str = "prompt") -> list[int]:
     """Token ids of a prompt: text as it is, a conversation through the model's chat template, ids unchanged.
+
+    Args:
+        field: what it is, in errors.
 
     Raises:
         PromptError: the prompt is empty, no text, or not ids and there is no tokenizer or no chat template.
@@ -188,18 +191,19 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt) -> list[int]:
             raise PromptError("the prompt is text but the model has no tokenizer: give token ids, or load one with it")
         return _encode_conversation(tokenizer, prompt)
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-        raise PromptError(f"the prompt is {prompt!r}: give text, token ids or a conversation")
+        raise PromptError(f"the {field} is {prompt!r}: give text, token ids or a conversation", field)
     if not prompt:
-        raise PromptError("the prompt is empty: give it at least one token")
+        raise PromptError(f"the {field} is empty: give it at least one token", field)
     if set(map(type, prompt)) == {int}:
         return list(cast(Sequence[int], prompt))
     if not isinstance(prompt, str) and not all(isinstance(m, Mapping) for m in prompt):
-        raise PromptError(f"the prompt is {prompt!r}: its token ids must be ints, the messages of a conversation dicts")
+        why = f"the {field} is {prompt!r}: its token ids must be ints, the messages of a conversation dicts"
+        raise PromptError(why, field)
     if tokenizer is None:
-        raise PromptError("the prompt is text but the model has no tokenizer: give token ids, or load one with it")
+        why = f"the {field} is text but the model has no tokenizer: give token ids, or load one with it"
+        raise PromptError(why, field)
     if isinstance(prompt, str):
-        _check_text(prompt)
-        return _ids(tokenizer, prompt)
+        return _ids(tokenizer, prompt, field)
     return _encode_conversation(tokenizer, Conversation(cast(Sequence[Mapping[str, str]], prompt)))
 
 
@@ -208,7 +212,7 @@ def _encode_conversation(tokenizer: Tokenizer, conversation: Conversation) -> li
     for message in messages:
         if not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise PromptError(f"message {message} of the conversation: give it a text 'role' and a text 'content'")
-    _check_text(json.dumps([messages, tools], ensure_ascii=False, default=str))
+    _check_text(json.dumps([messages, tools], ensure_ascii=False, default=str), "prompt")
     last = messages[-1] if messages else {"role": "user", "content": ""}
     if not (last["content"].strip() or last["role"] == "tool" or last.get("tool_calls")):
         raise PromptError("the prompt is empty: give it at least one character")
@@ -224,16 +228,18 @@ def _encode_conversation(tokenizer: Tokenizer, conversation: Conversation) -> li
             f"the model's chat template does not take this conversation ({error}): "
             "give the prompt as raw text (--raw on the command line)"
         ) from None
-    return _ids(tokenizer, text, add_special_tokens=False)
+    return _ids(tokenizer, text, "prompt", add_special_tokens=False)
 
 
-def _ids(tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
+def _ids(tokenizer: Tokenizer, text: str, field: str, **options: bool) -> list[int]:
+    _check_text(text, field)
     try:
         return tokenizer.encode(text, **options)
-    except PromptError:
+    except PromptError as error:
+        error.rename(field)
         raise
     except Exception as error:  # noqa: BLE001 - libraries raise what they like
-        raise PromptError(f"the model's tokenizer does not take this text ({error}): give another") from None
+        raise PromptError(f"the model's tokenizer does not take the {field} ({error}): give another", field) from None
 
 
 def _rendered(
@@ -331,11 +337,11 @@ To call one, write its name and its arguments as JSON inside tags, and do so aga
 What a call returns comes to you inside <tool_response></tool_response>."""
 
 
-def _check_text(text: str) -> None:
+def _check_text(text: str, field: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise PromptError("the text is not valid UTF-8: convert it, for example with iconv") from None
+        raise PromptError(f"the {field} is not valid UTF-8: convert it, for example with iconv", field) from None
 
 
 def user(prompt: str) -> list[dict[str, str]]:

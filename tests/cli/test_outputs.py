@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.core import TyperCommand
 
+from draftree.artifacts import locked
 from draftree.cli.main import app, run
 
 from ..tiny import save_tiny
@@ -139,6 +140,28 @@ def test_what_is_not_its_own_is_refused_and_stays(output: Output, model: str, tm
         assert len(complaint.splitlines()) == 1 and out.name in complaint and NOWHERE not in complaint
         assert _everything(tmp_path) == before
         file.unlink()
+
+
+RESUMED = [
+    Output("batch SOURCE OUT --target MODEL"),
+    Output("bench --suite SOURCE --target MODEL --out OUT --methods chain", folder=True),
+    Output("bench-serve http://127.0.0.1:9 --suite SOURCE --guidellm true --out OUT", folder=True),
+    Output(f"calibrate {TRAINED} --drafter lookup --out OUT", beside="OUT.part"),
+    Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out NEW --data OUT", folder=True),
+    Output(f"train head {TRAINED} --out OUT", folder=True),
+]
+
+
+@pytest.mark.parametrize("output", RESUMED, ids=lambda output: output.words.split(" --")[0])
+def test_what_another_process_writes_is_refused(output: Output, model: str, tmp_path: Path, capsys: Captured) -> None:
+    """Two batches at once into one file cut off each other's records."""
+    out = tmp_path / f"out{'' if output.folder else output.suffix}"
+    words = _words(output, out, model)
+    with locked(Path(output.beside.replace("OUT", str(out)) or out), "it", folder=output.folder):
+        before = _everything(tmp_path)
+        assert run(words) == 2
+        assert "is being written by another process" in capsys.readouterr().err.splitlines()[-1]
+        assert _everything(tmp_path) == before
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a device", "in no folder", "in a file"])

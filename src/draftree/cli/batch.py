@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..artifacts import user_path
+from ..artifacts import file_path, locked, user_path
 from ..batch.answering import Answering, scheduled
 from ..batch.batch_files import BatchInput, BatchOutput, Record
 from ..config import option
@@ -61,6 +61,7 @@ def batch(
     that cannot be answered has a record that says why, and the exit code is 1.
     """
     lines = BatchInput(user_path(source))
+    context.with_resource(locked(file_path(out, "output"), "output", folder=False))
     output = BatchOutput(out, lines)
     total, before = sum(1 for _ in lines.lines()), len(output.done)
     waiting = (line for line in lines.lines() if line.id not in output.done)

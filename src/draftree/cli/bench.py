@@ -22,13 +22,13 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ..artifacts import make_folder, own_folder, read_bytes, user_path, write_whole
+from ..artifacts import locked, own_folder, read_bytes, user_path, write_whole
 from ..bench.compare import ar_labels, compare, read_differences
 from ..bench.contestants import Models, entries, split_names
 from ..bench.load_test import LoadTest, find_guidellm, load_table, read_report
 from ..bench.plotting import draw
 from ..bench.replayed import ReplayedModels, check_replayed
-from ..bench.results import RunFolder
+from ..bench.results import CONFIG, RunFolder
 from ..bench.run import Run, RunPlan, check_lengths, find_meter
 from ..bench.suites import SUITES, Item, choose, load_suite
 from ..bench.summary import READING, Table, load_runs, overview, tabulate
@@ -66,6 +66,7 @@ _HASHED = 64 << 20
 @with_options
 def bench(
     *,
+    context: typer.Context,
     suite: Annotated[str, typer.Option(metavar="NAME|FILE", help=f"Prompts: {', '.join(SUITES)}, or JSON lines.")],
     out_folder: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the run; the same goes on there.")],
     categories: Annotated[str | None, typer.Option(help="Of the suite, with commas; all by default.")] = None,
@@ -142,6 +143,7 @@ def bench(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     plan = RunPlan(items, contestants, max_tokens, repeats, seed)
+    context.with_resource(locked(own_folder(out_folder, "--out", CONFIG), "--out", folder=True))
     folder = RunFolder(out_folder, config, items)
     models = cache(partial(ReplayedModels if replay else Models, target, **compute.options))
     table = _run(plan, folder, models, skip_bad=skip_bad)
@@ -176,6 +178,7 @@ def _run(plan: RunPlan, folder: RunFolder, models: Callable[[], Models], *, skip
 
 
 def bench_serve(
+    context: typer.Context,
     url: Annotated[str, typer.Argument(metavar="URL", help="Of 'draftree serve', such as http://127.0.0.1:8000.")],
     suite: Annotated[str, typer.Option(metavar="NAME|FILE", help=f"Prompts: {', '.join(SUITES)}, or JSON lines.")],
     out_folder: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of prompts and guidellm's reports.")],
@@ -211,7 +214,7 @@ def bench_serve(
         raise ConfigError(f"'{folder}' has reports of another command: name another folder with --out")
     reports = [folder / f"{number}.json" for number in range(len(servers))]
     program = "" if all(report.exists() for report in reports) else find_guidellm(guidellm)
-    make_folder(folder)
+    context.with_resource(locked(folder, "--out", folder=True))
     write_whole(settings, made)
     write_whole(prompts, "".join(json.dumps({"prompt": item.turns[0]}) + "\n" for item in items))
     found = {}

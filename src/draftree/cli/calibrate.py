@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import new_file
+from ..artifacts import locked, new_file
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter as Drafts
 from ..drafters.grow import TreeDrafter
@@ -36,6 +36,7 @@ _CONTEXT = 512
 @with_options
 def calibrate(
     *,
+    context: typer.Context,
     prompts: Annotated[str, typer.Option(metavar="FILE", help="One prompt a line; or .jsonl with prompt or text.")],
     out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the tree.")],
     target: Target = DEFAULT_MODEL,
@@ -86,7 +87,9 @@ def calibrate(
         dtype=model.capabilities.dtype,
         weight_format=model.capabilities.weight_format,
     )
-    tally = Tally.load(path.with_name(f"{path.name}.part"), calibration, force=force)
+    measured = path.with_name(f"{path.name}.part")
+    context.with_resource(locked(measured, "--out", folder=False))
+    tally = Tally.load(measured, calibration, force=force)
     with on_interrupt(lambda: f"interrupted after {tally.done} of {len(texts)} prompts: {GO_ON}"):
         with progress_reporter("calibrating", len(texts), tally.done) as progress:
             for done in measure(calibration, model, drafts, policy, tally):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..artifacts import new_file, own_folder
+from ..artifacts import locked, new_file, own_folder
 from ..drafters.grow import TreeDrafter
 from ..drafters.registry import load_drafter, provenance
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
@@ -46,6 +46,7 @@ from .train_head import PromptOptions
 @with_options
 def classifier(
     *,
+    context: typer.Context,
     source: PromptOptions,
     out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the classifier.")],
     target: Target = DEFAULT_MODEL,
@@ -102,6 +103,7 @@ def classifier(
     check_split(len(tokens), apart)
     assert isinstance(drafts, TreeDrafter)  # noqa: S101 - drafter none is refused above
     made_for = provenance(model, drafts.source, drafts.name)
+    context.with_resource(locked(folder, "--data", folder=True))
     store = SampleStore.open(
         folder,
         SampleRecipe(

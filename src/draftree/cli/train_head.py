@@ -11,7 +11,7 @@ from typing import Annotated
 import torch
 import typer
 
-from ..artifacts import LARGEST_DATA, own_folder, read_bytes, user_path
+from ..artifacts import LARGEST_DATA, locked, own_folder, read_bytes, user_path
 from ..config import option
 from ..errors import ConfigError, UnknownNameError
 from ..models.abilities import trainable
@@ -75,6 +75,7 @@ class PromptOptions:
 @with_options
 def head(
     *,
+    context: typer.Context,
     source: PromptOptions,
     out: Annotated[str, typer.Option(metavar="DIR", help="Folder for the head, and for what training needs.")],
     target: Target = DEFAULT_MODEL,
@@ -117,6 +118,7 @@ def head(
     )
     if bf16 is None:  # where it multiplies faster than float32
         bf16 = model.capabilities.device.startswith("cuda") or bool(torch.cpu._is_avx512_bf16_supported())
+    context.with_resource(locked(folder, "--out", folder=True))
     training = HeadTraining(
         target=model,
         architecture=architecture,

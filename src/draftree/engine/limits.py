@@ -34,7 +34,7 @@ def check_params(params: object) -> None:
         raise ConfigError(f"sampling params are {params!r}: give SamplingParams")
 
 
-def check_size(target: LanguageModel, tokenizer: Tokenizer | None, prompt: Prompt, field: str = "prompt") -> None:
+def check_size(target: LanguageModel, tokenizer: Tokenizer | None, prompt: Prompt, field: str) -> None:
     """Refuse what cannot fit the context, before it is read: each message and each longest token takes a token.
 
     Raises:

@@ -189,15 +189,18 @@ class Stepper:
         for observer in self.observers:
             observer.begin(self.setup)
 
-    def encode(self, prompt: Prompt, *, whole: bool = True) -> list[int]:
+    def encode(self, prompt: Prompt, *, whole: bool = True, field: str = "prompt") -> list[int]:
         """Token ids of a prompt (``request``), which is to fit the context unless it is not ``whole``; on any thread.
+
+        Args:
+            field: what it is, in errors.
 
         Raises:
             PromptError: there are none; ContextError: it cannot fit.
         """
         if whole:
-            check_size(self.target, self.tokenizer, prompt)
-        return encode(self.tokenizer, prompt)
+            check_size(self.target, self.tokenizer, prompt, field)
+        return encode(self.tokenizer, prompt, field)
 
     @property
     def grammars(self) -> Grammars:
@@ -246,16 +249,16 @@ class Stepper:
     def _predicted(self, prediction: str | Sequence[int]) -> list[int]:
         if not len(prediction):
             return []
-        check_size(self.target, self.tokenizer, prediction, "prediction")
-        ids = self.spelled(prediction) if isinstance(prediction, str) else self.encode(prediction)
+        field = "prediction"
+        ids = self.spelled(prediction, field) if isinstance(prediction, str) else self.encode(prediction, field=field)
         if len(ids) > (most := self.target.capabilities.max_length):
             why = f"the prediction has {len(ids)} tokens but an answer at most {most}: shorten it"
             raise PromptError(why, "prediction")
         return ids
 
-    def spelled(self, text: str) -> list[int]:
+    def spelled(self, text: str, field: str = "text") -> list[int]:
         """Token ids of a text without the special tokens that begin a prompt; any thread may ask."""
-        ids, begin = self.encode(text), len(self._start)
+        ids, begin = self.encode(text, field=field), len(self._start)
         return ids[begin:] if ids[:begin] == self._start else ids
 
     def _speculation(self, given: SpeculationParams | Speculation | None) -> Speculation:

@@ -152,11 +152,12 @@ def for_request(
         if (out := next((token for token in ids if not 0 <= token < can.vocab_size), None)) is not None:
             raise FieldError(name, f"{name} has {out}: use token ids from 0 to {can.vocab_size - 1}")
     if params.min_tokens or params.bad_words or params.allowed_token_ids is not None:
-        texts = [text for word in params.bad_words for text in (word.strip(), f" {word.strip()}")]
-        try:
-            words = [tuple(spell(text)) for text in texts]
-        except PromptError as error:
-            raise FieldError("bad_words", f"bad_words {params.bad_words!r}: {error}") from None
+        words = []
+        for word in params.bad_words:
+            try:
+                words += [tuple(spell(word.strip())), tuple(spell(f" {word.strip()}"))]
+            except PromptError as error:
+                raise FieldError("bad_words", f"bad_words has {word!r}: {error}") from None
         rules = TokenRules(can.vocab_size, ends, params.min_tokens, params.allowed_token_ids, words, inner)
         params = replace(params, constraint=rules)
     return params

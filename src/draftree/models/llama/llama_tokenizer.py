@@ -97,7 +97,7 @@ class LlamaTokenizer:
         run = 0 if len(text) <= _RUN else max(map(len, re.findall(r"\S+|\s+", text)))
         if run > _LONGEST:
             raise PromptError(
-                f"the prompt has {run} characters without white space, or of it alone: give at most {_LONGEST}"
+                f"text has {run} characters without white space, or of it alone: give at most {_LONGEST}", "text"
             )
         return call() if run <= _RUN else _with_stack(run * _STACK, call)
 
