@@ -7,8 +7,11 @@ prints nothing where text is expected; nothing is a traceback, and nothing hangs
 from __future__ import annotations
 
 import io
+import json
+import os
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +133,69 @@ def test_a_bad_command_line_is_a_short_complaint(
     assert "Traceback" not in printed.err
     assert 1 <= len(printed.err.strip().splitlines()) <= 3
     assert len(printed.err) <= _LONGEST
+
+
+PROCESSES = [
+    ("others", "nonsense"),
+    ("others", "--nonsense"),
+    ("others", "generate --target {model}"),
+    ("others", "chat extra"),
+    ("others", "chat --target ./nowhere"),
+    ("others", "info {empty}"),
+    ("others", "info {text}.gguf"),
+    ("others", "profile {model} --sizes 1,{digits}"),
+    ("others", "report {run} {missing}"),
+    ("others", "train nonsense"),
+    ("generate", "cat --nodes 0"),
+    ("generate", "cat --nodes ten"),
+    ("generate", "cat --temperature nan"),
+    ("generate", "cat --seed {long}"),
+    ("generate", "cat --max-tokens 0"),
+    ("generate", "cat --top-k {huge}"),
+    ("generate", "cat --method dynamic-widht"),
+    ("generate", "cat --drafter corpus --corpus {missing}"),
+    ("generate", "cat --drafter corpus --corpus {binary}"),
+]
+"""Of different kinds; each has a process, forked where all modules are loaded: to load them takes 5 s of a CPU."""
+_FORK = """
+import json, os, sys
+from draftree import __main__
+import draftree.cli.main
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    if child := os.fork():
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(status, flush=True)
+        continue
+    for stream, name in ((0, os.devnull), (1, f"{number}.out"), (2, f"{number}.err")):
+        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), stream)
+    sys.argv = ["draftree", *arguments]
+    __main__.main()
+    break
+"""
+
+
+def test_a_process_with_a_bad_command_line_ends_with_one_line(places: dict[str, str], tmp_path: Path) -> None:
+    signal.alarm(0)  # modules load in their time
+    assert set(PROCESSES) <= set(BAD)
+    lines = [_arguments(_BASES[kind].replace("{line}", line), places) for kind, line in PROCESSES]
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORK, json.dumps(lines)]
+    env = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)  # noqa: S603 - our own program
+    assert done.returncode == 0, done.stderr
+    codes = dict(zip(PROCESSES, map(int, done.stdout.split()), strict=True))
+    complaints = {line: (tmp_path / f"{number}.err").read_text() for number, line in enumerate(PROCESSES)}
+    assert {line: code for line, code in codes.items() if code not in (1, 2)} == {}
+    wrong = [c for c in complaints.values() if not c.startswith("draftree: ") or len(c.splitlines()) != 1]
+    assert wrong == []
+    assert [(tmp_path / f"{number}.out").read_text() for number in range(len(lines))] == [""] * len(lines)
+
+
+def test_so_does_one_that_the_shell_starts() -> None:
+    signal.alarm(0)
+    command = [sys.executable, "-m", "draftree", "info", "./nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603 - our own command
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert done.stderr.startswith("draftree: ")
 
 
 @pytest.mark.parametrize("line", ODD)
