@@ -192,11 +192,8 @@ class Stepper:
     def encode(self, prompt: Prompt, *, whole: bool = True, field: str = "prompt") -> list[int]:
         """Token ids of a prompt (``request``), which is to fit the context unless it is not ``whole``; on any thread.
 
-        Args:
-            field: what it is, in errors.
-
         Raises:
-            PromptError: there are none; ContextError: it cannot fit.
+            PromptError: there are none; ContextError: it cannot fit; of ``field``.
         """
         if whole:
             check_size(self.target, self.tokenizer, prompt, field)
