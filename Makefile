@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 ENGINE := $(VENV)/.engine
+C_FILES := $(wildcard native/*.[ch] native/*/*.[ch])
 
 # The pin of package $(1), such as torch==2.13.0.
 pin = $(shell grep '^$(1)==' constraints.txt)
@@ -74,6 +75,7 @@ demo: setup ## set up, then decode one prompt with and without drafting: make de
 check: setup ## lint, formatting and types
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
 	$(VENV)/bin/mypy
 
 test: check ## set up, check, then run the tests
@@ -82,6 +84,7 @@ test: check ## set up, check, then run the tests
 fmt: setup ## fix what ruff can fix, then format
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
+	$(VENV)/bin/clang-format -i $(C_FILES)
 
 cross: setup ## build the native engine for other systems with zig (100 MB): does it compile and link there?
 	$(VENV)/bin/python -m pip install --quiet $(call pin,ziglang)
