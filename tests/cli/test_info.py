@@ -86,7 +86,7 @@ def test_generate_measures_nothing_and_explains_itself(model: str, folder: Path,
 
 
 def test_info_prints_the_engine_and_where_costs_come_from(model: str, folder: Path, capsys: Captured) -> None:
-    engine = f"transformers {transformers.__version__}, torch {torch.__version__}, torch, 1 thread"
+    engine = f"transformers {transformers.__version__}, torch {torch.__version__}, 1 thread"
     assert run(["info", model]) == 0
     out = capsys.readouterr().out
     assert engine in out

@@ -92,14 +92,15 @@ def info(
         "KV cache": f"{can.slot_bytes / 1024:.1f} KiB a token, compactable",
         "costs of passes": _costs(loaded),
         "chat template": "yes" if tokenizer and tokenizer.chat_template else "no: use --raw",
-        "loaded in": f"{seconds:.1f} s, self-test included",
+        "loaded in": f"{seconds:.1f} s",
     }.items():
         if value:
             out.print(f"{what:17} {value}")
 
 
 def _engine(can: Capabilities | Identity) -> str:
-    return f"{can.engine}, {can.tier}, {can.threads} thread{'s' * (can.threads > 1)}"
+    tier = "" if can.tier in can.engine else f", {can.tier}"
+    return f"{can.engine}{tier}, {can.threads} thread{'s' * (can.threads > 1)}"
 
 
 def _costs(model: LanguageModel) -> str:
