@@ -32,6 +32,7 @@ from draftree.models.cost_profile import processor
 from draftree.models.loading import DEFAULT_MODEL, gguf_path, load_llama
 from draftree.models.native.binding import tiers
 from draftree.models.native.native_model import NativeModel
+from draftree.request import Stats
 
 SIZES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (100, 900)
@@ -126,14 +127,24 @@ def busy_neighbour() -> Iterator[None]:
         process.join()
 
 
+def decode(model: LanguageModel, prompt: str) -> Stats:
+    """Of an answer by AR decoding to a prompt that is read whole."""
+    engine = draftree.Engine(model, scheduling=draftree.SchedulerParams(prefixes=0))
+    (result,) = engine.generate([draftree.user(prompt)], draftree.SamplingParams(max_tokens=ANSWER))
+    return result.stats
+
+
+def step_seconds(stats: Stats) -> float:
+    """Of one token, the prompt's reading left out."""
+    return (stats.seconds.total - stats.seconds.prefill) / stats.steps
+
+
 def decoding(models: Sequence[LanguageModel], rounds: int) -> list[list[float]]:
-    """Seconds a token of AR decoding, without the prompt's reading, by model; models take turns at each prompt."""
-    engines, found = [draftree.Engine(model) for model in models], [list[float]() for _ in models]
-    params = draftree.SamplingParams(max_tokens=ANSWER)
+    """Seconds a token of AR decoding, by model; models take turns at each prompt."""
+    found = [list[float]() for _ in models]
     for prompt in PROMPTS * rounds:
-        for engine, seconds in zip(engines, found, strict=True):
-            (result,) = engine.generate([draftree.user(prompt)], params)
-            seconds.append(1 / result.stats.tokens_per_second)
+        for model, seconds in zip(models, found, strict=True):
+            seconds.append(step_seconds(decode(model, prompt)))
     return found
 
 
@@ -180,12 +191,11 @@ def measure(name: str, tier: str, passes: int) -> Iterator[Line]:
 
 def overhead(model: NativeModel) -> float:
     """Median seconds of a token of AR decoding outside the pass."""
-    engine, found = draftree.Engine(model), list[float]()
+    found = list[float]()
     for prompt in PROMPTS * 3:
         before = model.pass_seconds
-        (result,) = engine.generate([draftree.user(prompt)], draftree.SamplingParams(max_tokens=ANSWER))
-        spent = len(result.token_ids) / result.stats.tokens_per_second
-        found.append((spent - (model.pass_seconds - before)) / len(result.token_ids))
+        stats = decode(model, prompt)
+        found.append(step_seconds(stats) - (model.pass_seconds - before) / stats.steps)
     return statistics.median(found)
 
 
