@@ -10,9 +10,9 @@
  * all threads again. What they compute does not depend on how many they are. */
 
 enum {
-    /* A worker waits for the next task this many pauses (some 100 microseconds: a step's Python fits in), then sleeps.
-     */
-    PAUSES_BEFORE_SLEEP = 4000,
+    /* A worker waits for the next task this many pauses (half a millisecond: a step's Python fits in), then sleeps: to
+     * be woken takes longer than a short pass's layers. */
+    PAUSES_BEFORE_SLEEP = 20000,
     /* At a barrier the others are on their way: only a CPU that another process holds makes the wait long. */
     PAUSES_BEFORE_YIELD = 2000,
     /* Nanoseconds of a wait that a system's scheduler makes, not an uneven share of the work. */
