@@ -69,8 +69,8 @@ def timed(call: Callable[[], object]) -> float:
 def pass_seconds(model: LanguageModel, context: int, sizes: Sequence[int], passes: int) -> dict[int, list[float]]:
     """Seconds of passes over chains behind a context, with their argmax.
 
-    The sizes take turns, three passes each, of which the first is left out: as in decoding, a pass comes behind one that
-    left the same in the processor's caches.
+    The sizes take turns, three passes each, of which the first is left out: as in decoding, a pass comes behind one
+    that left the same in the processor's caches.
     """
     row, found = model.open(), {size: list[float]() for size in sizes}
     model.extend([row], [Nodes.chain(text(context), 0)])
