@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from rich.progress import track
 from torch import Tensor
@@ -42,6 +43,7 @@ from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.policies.c2t import DEFAULT, Classifier, ClassifierTree, Score, read_classifier
 from draftree.policies.fixed import StaticTree
 from draftree.train.replay import Replay
+from draftree.tree import Floats
 
 from .papers.plots import check_plots, line_style, plot
 from .recorded import DEPTH, KnownText, RecordedSource, add_options, recorded
@@ -80,9 +82,9 @@ class Point(NamedTuple):
 Curve = list[Point]
 
 
-def joint(frontier: Frontier) -> Tensor:
+def joint(frontier: Frontier) -> Floats:
     """The draft's own probability of each path: EAGLE-2's confidence in a classifier's place."""
-    return frontier.scores.exp()
+    return np.exp(frontier.scores)
 
 
 def trees(scores: dict[str, Score], *, sizes: bool) -> dict[str, list[Contestant]]:
@@ -397,7 +399,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.repeats < 1 or (args.clock and args.calibration):

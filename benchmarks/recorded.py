@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.progress import track
 from safetensors.torch import load_file, save
@@ -21,7 +22,7 @@ from draftree.artifacts import write_whole
 from draftree.bench.suites import choose, load_suite
 from draftree.config import MAX_NODES, Budget, SamplingParams
 from draftree.drafters.base import Grown, NoDrafter, Scorer, TokenSource, UnscoredNode
-from draftree.drafters.distributions import Drawn
+from draftree.drafters.distributions import Drawn, joined
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
@@ -29,7 +30,7 @@ from draftree.errors import ConfigError
 from draftree.models.abilities import tracked
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import DEFAULT_MODEL, load_huggingface
-from draftree.policies.base import Candidates
+from draftree.policies.base import Candidates, Numbers
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.request import Outcome, Request
 from draftree.text import encode, user
@@ -99,7 +100,7 @@ class _Recorder(Scorer):
         self.layers.append(found)
         return found
 
-    def draw(self, counts: Tensor) -> Drawn:
+    def draw(self, counts: Numbers) -> Drawn:
         return self._scorer.draw(counts)
 
 
@@ -182,14 +183,15 @@ def record(
 
 
 def _columns(recorder: _Recorder, beam: int) -> dict[str, Tensor]:
-    layers = recorder.layers
+    found = joined(recorder.layers)
+    more = beam - found.tokens.shape[1]
     return {
         "counts": torch.tensor([len(recorder.last)]),
         "above": torch.tensor(recorder.above),
         "last": torch.tensor(recorder.last),
-        "tokens": torch.cat([pad(s.tokens, (0, beam - s.tokens.shape[1])) for s in layers]),
-        "logprobs": torch.cat([pad(s.logprobs, (0, beam - s.logprobs.shape[1]), value=float("-inf")) for s in layers]),
-        "entropies": torch.cat([s.entropies for s in layers]),
+        "tokens": pad(torch.from_numpy(found.tokens), (0, more)),
+        "logprobs": pad(torch.from_numpy(found.logprobs), (0, more), value=float("-inf")),
+        "entropies": torch.from_numpy(found.entropies),
     }
 
 
@@ -259,9 +261,9 @@ class _RecordedScorer(Scorer):
         self._source.scored += len(numbers)
         self._source.layers += 1
         self._source.missing += numbers.count(ROOT)
-        known = torch.tensor(numbers)
-        logprobs = drafts.logprobs[known, :width].masked_fill((known == ROOT)[:, None], float("-inf"))
-        return Candidates(drafts.tokens[known, :width], logprobs, drafts.entropies[known])
+        known = np.array(numbers)
+        logprobs = np.where((known == ROOT)[:, None], np.float32(-np.inf), drafts.logprobs.numpy()[known, :width])
+        return Candidates(drafts.tokens.numpy()[known, :width], logprobs, drafts.entropies.numpy()[known])
 
 
 @dataclass(slots=True)

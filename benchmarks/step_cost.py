@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import NoDrafter, Scorer, UnscoredNode
@@ -31,7 +31,9 @@ from draftree.policies.base import Candidates, Frontier, Plan
 from draftree.policies.c2t import ClassifierTree, Score
 from draftree.policies.methods import METHODS, find_policy
 from draftree.request import Stats
+from draftree.scores import NumpyScores
 from draftree.text import encode
+from draftree.tree import Floats
 
 _MOST = 128
 """Most nodes that are scored at once."""
@@ -101,10 +103,8 @@ class _RandomScorer(Scorer):
     """Random distributions, made beforehand: a model that takes no time."""
 
     def __init__(self, width: int) -> None:
-        rng = torch.Generator().manual_seed(1)
-        logits = torch.randn((_MOST, 1000), generator=rng) * 3
-        top = logits.log_softmax(-1).topk(width)
-        self._found = Candidates(top.indices, top.values, torch.distributions.Categorical(logits=logits).entropy())
+        logits = 3 * np.random.default_rng(1).standard_normal((_MOST, 1000), np.float32)
+        self._found = Candidates(*NumpyScores(logits, [_MOST]).top(range(_MOST), width))
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         found, count = self._found, len(nodes)
@@ -132,7 +132,7 @@ class _Timed:
         self._score = score
         self.seconds = 0.0
 
-    def __call__(self, frontier: Frontier) -> Tensor:
+    def __call__(self, frontier: Frontier) -> Floats:
         began = time.perf_counter()
         found = self._score(frontier)
         self.seconds += time.perf_counter() - began

@@ -17,10 +17,10 @@ from draftree.config import SamplingParams
 from draftree.constraint import ConstraintState, TextEnded, followed
 from draftree.drafters import grow as growing
 from draftree.drafters.base import Scorer, TokenSource
-from draftree.drafters.distributions import _masked
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.heads.draft_logits import _masked
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
@@ -237,7 +237,7 @@ def test_masks_are_those_of_each_bit(vocab: int, seed: int, named: bool) -> None
     logits = rng.standard_normal((2, len(entries))).astype(np.float32)
     allowed = open_[entries]
     want = np.where(allowed, logits[0], np.float32(-np.inf)) if allowed.any() else logits[0]
-    given_ids = [torch.from_numpy(entries)] * 2 if named else None
+    given_ids = [torch.from_numpy(entries)] * 2 if named else []
     masked = _masked(torch.from_numpy(logits), [Fixed(), None], given_ids).numpy()
     assert np.array_equal(masked, np.stack([want, logits[1]]))
     if not named:

@@ -26,6 +26,7 @@ from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Request
 from draftree.tracing.trace import Observer
+from draftree.tree import Floats
 
 from .pairs import DRAFTERS, drafter, generated, policy, relative, target
 from .tiny import MAX_LENGTH, VOCAB, tiny
@@ -230,10 +231,10 @@ def test_a_tree_is_never_larger_than_its_budget() -> None:
 
 
 def test_users_shape_trees_with_functions_of_entropy() -> None:
-    def width(entropy: Tensor) -> Tensor:
-        return torch.where(entropy < 2, 1, 3)
+    def width(entropy: Floats) -> NDArray[np.integer]:
+        return np.where(entropy < 2, 1, 3)
 
-    def depth(entropy: Tensor) -> Tensor:
+    def depth(entropy: Floats) -> Floats:
         return 5 - entropy
 
     model = target()

@@ -254,9 +254,9 @@ class ScriptedScorer(Scorer):
         self.calls.append(asked)
         answers = [self._script(b, path) for b, path in asked]
         return Candidates(
-            torch.tensor([list(tokens)[:width] for tokens, _, _ in answers]),
-            torch.tensor([list(logprobs)[:width] for _, logprobs, _ in answers]),
-            torch.tensor([entropy for _, _, entropy in answers]),
+            np.array([list(tokens)[:width] for tokens, _, _ in answers]),
+            np.array([list(logprobs)[:width] for _, logprobs, _ in answers], np.float32),
+            np.array([entropy for _, _, entropy in answers], np.float32),
         )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -115,7 +116,7 @@ def test_siblings_that_come_in_one_by_one_would_be_caught(monkeypatch: pytest.Mo
     """Negative control: the drawn child gives way to children of the top one, as where all of them are chosen."""
 
     def one_by_one(plan: Plan, drawing: Drawing) -> growing._Share:
-        return growing._Share(plan.together, torch.zeros(2), drawn=False)
+        return growing._Share(plan.together, np.zeros(2, np.float32), drawn=False)
 
     monkeypatch.setattr(growing._Share, "of", one_by_one)
     model, drafting = ToyModel(3, 3, dtype=torch.float64), ToyModel(3, 54, dtype=torch.float64)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from draftree.config import SamplingParams
-from draftree.drafters.distributions import DraftLogits
+from draftree.drafters.heads.draft_logits import DraftLogits
 from draftree.models.huggingface.torch_sampling import gumbel_noise, warp
 from draftree.request import Request
 from draftree.sampling.noise import stream_key
@@ -51,13 +52,13 @@ def test_layers_foresee_the_noise_of_their_own_positions(params: SamplingParams,
     for depth in range(3):
         row = logits(VOCAB, seed=depth)
         shown = row.flip(0) if reduced else row
-        names = None if known is None else [known]
+        names = [] if known is None else [known]
         found = distributions.candidates([(made, depth)], shown[None], [0], WIDTH, names, depths=[depth])
         distribution = picks(row, params, len(HISTORY) + depth)
         want = distribution.topk(WIDTH)
         assert found.tokens[0].tolist() == want.indices.tolist()
-        assert torch.allclose(found.logprobs[0], want.values, atol=1e-5)
-        assert float(found.entropies) == pytest.approx(float(torch.special.entr(distribution.exp()).sum()), abs=1e-4)
+        assert np.allclose(found.logprobs[0], want.values, atol=1e-5)
+        assert float(found.entropies[0]) == pytest.approx(float(torch.special.entr(distribution.exp()).sum()), abs=1e-4)
 
 
 def test_nodes_of_many_sequences_and_depths_have_the_noise_of_their_own() -> None:
@@ -69,7 +70,7 @@ def test_nodes_of_many_sequences_and_depths_have_the_noise_of_their_own() -> Non
     for f, (made, _) in enumerate(asked):
         want = picks(rows[f], made.params, len(made.ids) + depths[f]).topk(WIDTH)
         assert found.tokens[f].tolist() == want.indices.tolist()
-        assert torch.allclose(found.logprobs[f], want.values, atol=1e-5)
+        assert np.allclose(found.logprobs[f], want.values, atol=1e-5)
 
 
 def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
@@ -82,8 +83,8 @@ def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
         error = -torch.empty(VOCAB).exponential_(generator=torch.Generator().manual_seed(seed + count)).log()
         said = int((guess + error + gumbel_noise([stream_key(seed, len(HISTORY))], VOCAB)[0]).argmax())
         found = DraftLogits(Drawing.COUPLED).candidates([(request(params), -1)], guess[None], [0], 1, depths=[0])
-        hits += int(found.tokens) == said
-        claimed += float(found.logprobs.exp())
+        hits += int(found.tokens[0, 0]) == said
+        claimed += float(np.exp(found.logprobs[0, 0]))
         blind += int(guess.argmax()) == said
     assert hits / count == pytest.approx(claimed / count, abs=4 * 0.5 / count**0.5)
     assert hits > 1.3 * blind
@@ -108,11 +109,9 @@ def test_candidates_are_those_of_log_softmax(temperature: float, spread: float) 
     drawing = Drawing.WITHOUT_REPLACEMENT if temperature else Drawing.COUPLED  # no noise is known
     found = DraftLogits(drawing).candidates(nodes, logits, range(3), 5, depths=[0] * 3)
     distribution = (logits.double() / (temperature or 1.0)).log_softmax(-1)
-    assert torch.equal(found.tokens, distribution.topk(5).indices)
-    torch.testing.assert_close(found.logprobs.double(), distribution.topk(5).values, atol=1e-4, rtol=0)
-    torch.testing.assert_close(
-        found.entropies.double(), torch.special.entr(distribution.exp()).sum(-1), atol=1e-4, rtol=0
-    )
+    assert np.array_equal(found.tokens, distribution.topk(5).indices)
+    assert np.allclose(found.logprobs, distribution.topk(5).values, atol=1e-4, rtol=0)
+    assert np.allclose(found.entropies, torch.special.entr(distribution.exp()).sum(-1), atol=1e-4, rtol=0)
 
 
 def test_some_columns_of_several_rows_can_be_asked_for() -> None:
@@ -123,4 +122,4 @@ def test_some_columns_of_several_rows_can_be_asked_for() -> None:
         [(request(SamplingParams()), n) for n in range(3)], logits, slots, 4, [one, other, other], depths=[0] * 3
     )
     want = logits[slots].topk(4).indices + torch.tensor([[7], [9], [9]])
-    assert torch.equal(found.tokens, want)
+    assert np.array_equal(found.tokens, want)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.distributions import Key, draw
+from draftree.drafters.distributions import Key, draw, draw_children
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.indexes import NgramIndex
@@ -22,13 +22,13 @@ from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.sampling.warping import softmax
 from draftree.text import text_stream
-from draftree.tree import ROOT, DraftTree, Drawing
+from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
 
 from ..toy import ToyModel, chi_square
 
 Q = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0])
 RANDOM = [Drawing.WITHOUT_REPLACEMENT, Drawing.WITH_REPLACEMENT, Drawing.TOP_AND_ONE]
-DRAWS = 200_000
+DRAWS = 20_000
 
 
 def distribution_of(drawing: Drawing, count: int) -> Tensor:
@@ -51,26 +51,30 @@ def distribution_of(drawing: Drawing, count: int) -> Tensor:
 @pytest.mark.parametrize("drawing", RANDOM)
 def test_children_follow_the_distribution_of_their_drawing(drawing: Drawing, count: int) -> None:
     n = DRAWS // count
-    drawn = draw(Q.log().expand(n, -1), [count] * n, [Key(seed, 7, ROOT) for seed in range(n)], drawing)
-    counts = torch.zeros([len(Q)] * count).index_put_(tuple(drawn.T), torch.ones(n), accumulate=True)
+    logits, counts = Q.log().numpy(), torch.zeros([len(Q)] * count)
+    for seed in range(n):
+        counts[tuple(draw(logits, count, Key(seed, 7, ROOT), drawing).tolist())] += 1
     assert chi_square(counts.flatten(), distribution_of(drawing, count).flatten()) > 1e-4
 
 
 @pytest.mark.parametrize("other", [Key(3, 8, 0), Key(3, 7, 1), Key(4, 7, 0)])
 @pytest.mark.parametrize("drawing", RANDOM)
 def test_each_part_of_the_key_changes_the_draws(drawing: Drawing, other: Key) -> None:
-    flat = torch.zeros((1, 1000))
-    assert not torch.equal(draw(flat, [3], [Key(3, 7, 0)], drawing)[:, -1], draw(flat, [3], [other], drawing)[:, -1])
+    flat = np.zeros(1000, np.float32)
+    assert draw(flat, 3, Key(3, 7, 0), drawing)[-1] != draw(flat, 3, other, drawing)[-1]
 
 
 @pytest.mark.parametrize("drawing", Drawing)
 def test_children_do_not_depend_on_who_else_is_drawn(drawing: Drawing) -> None:
-    logits = torch.randn((5, 20), generator=torch.Generator().manual_seed(0))
-    counts, keys = [3, 1, 0, 4, 2], [Key(9, 4, f) for f in range(5)]
-    together = draw(logits, counts, keys, drawing)
+    made = request(SamplingParams(temperature=1.0, seed=9), [1, 2])
+    nodes = [(made, f) for f in range(5)]
+    every = [DraftDistribution(row) for row in np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)]
+    counts = np.array([3, 1, 0, 4, 2])
+    together = draw_children(nodes, every, counts, drawing)
     for f, count in enumerate(counts):
         if count:
-            assert torch.equal(draw(logits[f : f + 1], [count], [keys[f]], drawing)[0], together[f, :count])
+            alone = draw_children(nodes[f : f + 1], every[f : f + 1], counts[f : f + 1], drawing)
+            assert np.array_equal(alone.tokens[0], together.tokens[f, :count])
 
 
 def request(params: SamplingParams, ids: list[int]) -> Request:
@@ -123,8 +127,9 @@ def test_the_layer_that_overflows_is_cut_before_its_children_are_drawn() -> None
 def test_a_policy_that_passes_over_candidates_cannot_have_them_drawn() -> None:
     class Second(GrowthPolicy):
         def grow(self, frontier: Frontier) -> Growth:
-            keep = torch.arange(frontier.candidates.tokens.shape[1]).expand_as(frontier.candidates.tokens) == 1
-            return Growth(keep, torch.zeros_like(keep))
+            keep = np.zeros(frontier.candidates.tokens.shape, np.bool_)
+            keep[:, 1] = True
+            return Growth(keep, np.zeros_like(keep))
 
     with pytest.raises(ConfigError, match="keep the first ones"):
         model_tree(SamplingParams(temperature=1.0, seed=0), Drawing.WITHOUT_REPLACEMENT, Second())

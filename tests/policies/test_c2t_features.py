@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from random import Random
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from draftree.config import Budget
 from draftree.drafters.grow import grow
 from draftree.policies.base import Frontier, Growth, Plan
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.policies.c2t import FEATURES, Columns, features, of_frontier, of_tree
-from draftree.tree import DraftTree
+from draftree.tree import DraftTree, Floats
 
 from ..toy import Path, ScriptedScorer
 
@@ -24,7 +23,7 @@ NAMES = tuple(FEATURES)
 class Watched(Eagle2Tree):
     """Keeps the features of all candidates that it keeps, layer by layer."""
 
-    seen: list[Tensor]
+    seen: list[Floats]
 
     def grow(self, frontier: Frontier) -> Growth:
         growth = super().grow(frontier)
@@ -44,17 +43,17 @@ def test_growing_and_finished_trees_have_the_same_features() -> None:
     object.__setattr__(policy, "seen", [])
     tree = grow(ScriptedScorer(distribution), policy, Plan([Budget(100)]))[0].tree
     assert len(tree) == 4 + 16 + 16
-    assert torch.allclose(torch.cat(policy.seen), features(of_tree(tree), NAMES), atol=1e-6)
+    assert np.allclose(np.concatenate(policy.seen), features(of_tree(tree), NAMES), atol=1e-6)
 
 
 def test_each_feature_is_what_its_name_says() -> None:
     half, quarter = math.log(0.5), math.log(0.25)
     tree = DraftTree.of(
-        torch.tensor([7, 8, 9]),
-        torch.tensor([-1, -1, 0]),
-        torch.tensor([1, 1, 2]),
-        torch.tensor([half, quarter, 3 * half]),
-        torch.tensor([1.0, 1.0, 0.3]),
+        np.array([7, 8, 9]),
+        np.array([-1, -1, 0]),
+        np.array([1, 1, 2]),
+        np.array([half, quarter, 3 * half]),
+        np.array([1.0, 1.0, 0.3]),
     )
     found = dict(zip(NAMES, features(of_tree(tree), NAMES).T, strict=True))
     want = {
@@ -74,7 +73,8 @@ def test_the_empty_tree_has_no_features() -> None:
 
 
 def test_what_is_no_candidate_has_finite_features() -> None:
-    none = torch.full((1, 2), -math.inf)
-    zeros = torch.zeros(1, 2)
-    columns = Columns(none, zeros, zeros + 1, zeros)
-    assert bool(features(columns, NAMES).isfinite().all())
+    none = np.full((1, 2), -math.inf, np.float32)
+    zeros = np.zeros((1, 2), np.float32)
+    ranks = np.zeros((1, 2), np.int64)
+    columns = Columns(none, zeros, ranks + 1, ranks)
+    assert np.isfinite(features(columns, NAMES)).all()

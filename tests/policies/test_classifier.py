@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from draftree.errors import ConfigError, RunError, UnknownNameError
 from draftree.policies.base import Provenance
@@ -28,9 +28,9 @@ MADE_FOR = Provenance(target="big", target_weights="0123", drafter="small", draf
 
 
 def random_net(seed: int) -> Classifier:
-    rng = torch.Generator().manual_seed(seed)
-    hidden = torch.randn((48, 3), generator=rng).tolist()
-    bias, output = torch.randn((2, 48), generator=rng).tolist()
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(48, 3)).astype(np.float32).tolist()
+    bias, output = rng.normal(size=(2, 48)).astype(np.float32).tolist()
     return Classifier(("probability", "entropy", "depth"), tuple(map(tuple, hidden)), tuple(bias), tuple(output), 0.1)
 
 
@@ -45,7 +45,7 @@ def test_a_score_is_two_layers_by_hand() -> None:
     p, r = 0.5, 2.0
     units = [max(0.0, 2 * p - r), max(0.0, 0.1 * p + r / 3 - 0.5), max(0.0, -4 * p + 1)]
     want = 1 / (1 + math.exp(-(units[0] - 2 * units[1] + 0.7 * units[2] + 0.25)))
-    assert float(NET.scores(torch.tensor([[[p, r]]]))) == pytest.approx(want)
+    assert float(NET.scores(np.array([[[p, r]]], np.float32))[0, 0]) == pytest.approx(want)
 
 
 def test_the_published_net_has_241_parameters() -> None:
@@ -53,16 +53,16 @@ def test_the_published_net_has_241_parameters() -> None:
 
 
 def test_scores_have_the_shape_of_their_candidates() -> None:
-    assert NET.scores(torch.rand(4, 5, 2)).shape == (4, 5)
-    assert NET.scores(torch.rand(0, 5, 2)).shape == (0, 5)
+    assert NET.scores(np.ones((4, 5, 2), np.float32)).shape == (4, 5)
+    assert NET.scores(np.ones((0, 5, 2), np.float32)).shape == (0, 5)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_saved_classifier_scores_the_same(seed: int, tmp_path: Path) -> None:
-    net, given = random_net(seed), torch.rand(100, 3)
+    net, given = random_net(seed), np.random.default_rng(seed).random((100, 3), np.float32)
     ClassifierFile(net, MADE_FOR, {}, {}).save(tmp_path / "net.json")
     again = read_classifier(str(tmp_path / "net.json"))
-    assert torch.equal(again.classifier.scores(given), net.scores(given))
+    assert np.array_equal(again.classifier.scores(given), net.scores(given))
     assert again.classifier == net
     again.save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "net.json").read_bytes()
@@ -77,7 +77,7 @@ def test_the_one_that_ships_is_small_and_says_what_it_learned_from() -> None:
     found = read_classifier(DEFAULT)
     assert found.classifier.parameters < 1000
     assert found.trained_on["prompts"] and found.held_out["prompts"] > 0
-    assert 0 < float(found.classifier.scores(torch.zeros(len(found.classifier.features)))) < 1
+    assert 0 < float(found.classifier.scores(np.zeros(len(found.classifier.features), np.float32))) < 1
 
 
 def test_a_name_that_is_nothing_is_answered_with_those_that_ship(tmp_path: Path) -> None:
@@ -170,4 +170,4 @@ def test_a_file_that_cannot_be_written_leaves_nothing(path: Path, tmp_path: Path
 
 def test_a_feature_that_is_no_number_is_named() -> None:
     with pytest.raises(ConfigError, match="the draft distribution has rank nan"):
-        NET.scores(torch.tensor([[0.5, math.nan]]))
+        NET.scores(np.array([[0.5, math.nan]], np.float32))

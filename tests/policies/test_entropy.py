@@ -9,10 +9,9 @@ from random import Random
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from numpy.typing import NDArray
 
 from draftree.config import MAX_NODES, Budget
 from draftree.errors import ConfigError
@@ -21,7 +20,7 @@ from draftree.policies.chains import EntropyStop
 from draftree.policies.entropy import BranchingSteps, EntropyTree, StepFunction, fit
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS, find_policy
-from draftree.tree import ROOT, DraftTree
+from draftree.tree import ROOT, DraftTree, Floats
 
 from ..toy import Path, ScriptedScorer, trees_of
 
@@ -152,15 +151,15 @@ def test_dynamic_width_and_depth_ends_one_branch_and_goes_on_with_another() -> N
 
 def test_branching_is_a_function_of_a_whole_frontier() -> None:
     entropies, branching = zip(*PAPER, (5.0, 7), strict=True)
-    assert BranchingSteps()(torch.tensor(entropies)).tolist() == list(branching)
+    assert BranchingSteps()(np.array(entropies)).tolist() == list(branching)
 
 
 def test_users_give_functions_of_entropy_for_width_and_depth() -> None:
-    def width(entropies: Tensor) -> Tensor:
-        return torch.where(entropies > 1, 3, 1)
+    def width(entropies: Floats) -> NDArray[np.integer]:
+        return np.where(entropies > 1, 3, 1)
 
-    def depth(entropies: Tensor) -> Tensor:
-        return torch.where(entropies > 1, 1, 3)
+    def depth(entropies: Floats) -> NDArray[np.integer]:
+        return np.where(entropies > 1, 1, 3)
 
     policy = EntropyTree(width, depth, depth=9)
     assert children(drafted(policy, by_depth(2.0, 0.5, 0.5, 0.5)))[0] == 3
@@ -173,17 +172,17 @@ def test_fractions_of_a_width_are_cut_off() -> None:
 
 @pytest.mark.parametrize(("deepest", "depth"), [(0.0, 0), (0.9, 0), (1.0, 1), (2.5, 2), (-3.0, 0)])
 def test_a_depth_function_says_the_deepest_level_that_may_get_nodes(deepest: float, depth: int) -> None:
-    policy = EntropyTree(lambda h: torch.ones_like(h), lambda h: torch.full_like(h, deepest))
+    policy = EntropyTree(lambda h: np.ones_like(h), lambda h: np.full_like(h, deepest))
     assert drafted(policy, always(1.0)).depth == depth
 
 
 @pytest.mark.parametrize("width", [0, -2])
 def test_a_width_of_nothing_or_less_makes_leaves(width: int) -> None:
-    assert len(drafted(EntropyTree(lambda h: torch.full_like(h, width)), always(1.0))) == 0
+    assert len(drafted(EntropyTree(lambda h: np.full_like(h, width)), always(1.0))) == 0
 
 
 def test_a_users_functions_are_bounded_by_width_and_depth() -> None:
-    policy = EntropyTree(lambda h: torch.full_like(h, 60), lambda h: torch.full_like(h, 60), width=3, depth=2)
+    policy = EntropyTree(lambda h: np.full_like(h, 60), lambda h: np.full_like(h, 60), width=3, depth=2)
     assert len(drafted(policy, always(1.0))) == 3 + 9
 
 
@@ -191,17 +190,17 @@ def test_a_users_functions_are_bounded_by_width_and_depth() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda h: torch.ones(len(h) + 1),
-        lambda h: torch.ones(len(h), 1),
-        lambda h: torch.tensor(2.0),
+        lambda h: np.ones(len(h) + 1),
+        lambda h: np.ones((len(h), 1)),
+        lambda h: np.array(2.0),
         lambda h: 3,
-        lambda h: torch.full_like(h, math.nan),
-        lambda h: torch.full_like(h, math.inf),
+        lambda h: np.full_like(h, math.nan),
+        lambda h: np.full_like(h, math.inf),
     ],
     ids=["longer", "two dimensions", "no dimension", "a number", "nan", "inf"],
 )
 def test_a_function_that_does_not_give_one_finite_number_each_is_refused(
-    function: Callable[[Tensor], Tensor], what: str
+    function: Callable[[Floats], Floats], what: str
 ) -> None:
     policy = EntropyTree(function) if what == "width" else EntropyTree(depth_of=function)
     with pytest.raises(
@@ -362,7 +361,7 @@ def test_each_sequence_of_a_batch_has_its_own_budget() -> None:
 def test_steps_hold_from_the_edge_before_to_below_their_own() -> None:
     steps = StepFunction.parse("width_of", "0.02:1, 1:2,1.75:7")
     at = [0.0, 0.0199, 0.02, 0.999, 1.0, 1.7499, 1.75, 9.0, math.inf]
-    assert steps(torch.tensor(at)).tolist() == [1, 1, 2, 2, 7, 7, 0, 0, 0]
+    assert steps(np.array(at)).tolist() == [1, 1, 2, 2, 7, 7, 0, 0, 0]
     assert [steps.at(h) for h in at] == [1, 1, 2, 2, 7, 7, 0, 0, 0]
     assert StepFunction.parse("width_of", "1:2,inf:7").at(50.0) == 7
 

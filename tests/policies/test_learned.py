@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 from draftree.cli.main import run
 from draftree.config import Budget
@@ -29,7 +29,7 @@ MADE_FOR = provenance(target(), NgramSource(), "lookup")
 
 
 def test_a_learned_width_is_the_number_of_ranks_that_are_worth_it() -> None:
-    entropies = torch.tensor([0.0, 0.9, 2.5, 100.0])
+    entropies = np.array([0.0, 0.9, 2.5, 100.0], np.float32)
     assert LearnedWidth(WIDTHS, 0.5)(entropies).tolist() == [1, 1, 3, 64]
     assert LearnedWidth(WIDTHS, 0.9)(entropies).tolist() == [0, 0, 1, 64]
     script: Script = lambda row, path: ([1, 2, 3, 4], [-1.0] * 4, 1.5 - len(path))  # noqa: E731

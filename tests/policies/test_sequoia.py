@@ -6,11 +6,10 @@ import math
 from functools import cache
 from itertools import product
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from draftree.policies.fixed import Ranks, best_size, best_tree, check_paths, expected_acceptance_length
+from draftree.policies.fixed import Acceptance, Ranks, best_size, best_tree, check_paths, expected_acceptance_length
 
 Tree = frozenset[Ranks]
 
@@ -33,17 +32,17 @@ def forests(nodes: int, depth: int, width: int) -> tuple[Tree, ...]:
 _WIDTH = 4
 
 
-def gain(table: Tensor, tree: Tree) -> float:
+def gain(table: Acceptance, tree: Tree) -> float:
     return 1 + sum(math.prod(float(table[d, r]) for d, r in enumerate(path)) for path in tree)
 
 
-def random_table(seed: int, depths: int, falling: bool = False) -> Tensor:
+def random_table(seed: int, depths: int, falling: bool = False) -> Acceptance:
     """A third of these tables have zeros, so that some trees want fewer nodes than they may have."""
-    rng = torch.Generator().manual_seed(seed)
-    table = torch.rand((depths, _WIDTH), generator=rng, dtype=torch.float64) / 2
+    rng = np.random.default_rng(seed)
+    table = rng.random((depths, _WIDTH)) / 2
     if seed % 3 == 0:
-        table[torch.rand(table.shape, generator=rng) < 0.3] = 0
-    return table.sort(descending=True).values if falling else table
+        table[rng.random(table.shape) < 0.3] = 0
+    return np.sort(table)[:, ::-1] if falling else table
 
 
 def test_the_oracle_counts_trees_right() -> None:
@@ -68,14 +67,14 @@ def test_no_tree_of_that_size_and_depth_is_better(nodes: int, depth: int) -> Non
 
 def test_a_rank_that_is_never_right_is_taken_for_the_sake_of_the_next() -> None:
     """The rank before must be in the tree: the greedy choice would stop at the zero."""
-    table = torch.tensor([[0.3, 0.0, 0.6]])
+    table = np.array([[0.3, 0.0, 0.6]])
     assert best_tree(table, 3) == ((0,), (1,), (2,))
     assert best_tree(table, 2) == ((0,),)
 
 
 def test_nodes_that_gain_nothing_are_left_out() -> None:
-    assert best_tree(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), 9) == ((0,), (0, 0))
-    assert best_tree(torch.zeros(2, 2), 9) == ()
+    assert best_tree(np.array([[1.0, 0.0], [1.0, 0.0]]), 9) == ((0,), (0, 0))
+    assert best_tree(np.zeros((2, 2)), 9) == ()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -88,7 +87,7 @@ def test_the_first_nodes_are_the_best_smaller_tree_where_acceptance_falls_with_r
 
 
 def test_512_nodes_take_seconds() -> None:
-    table = 0.7 * 0.6 ** torch.arange(32, dtype=torch.float64).repeat(12, 1)
+    table = 0.7 * np.power(0.6, np.tile(np.arange(32.0), (12, 1)))
     assert len(best_tree(table, 512)) == 512
 
 
@@ -109,7 +108,7 @@ def test_no_size_and_depth_gives_more_tokens_a_second(seed: int) -> None:
 
 
 def test_the_best_size_follows_the_costs() -> None:
-    table = 0.6 * 0.5 ** torch.arange(4, dtype=torch.float64).repeat(6, 1)
+    table = 0.6 * np.power(0.5, np.tile(np.arange(4.0), (6, 1)))
     assert best_size(table, lambda tokens: float(tokens), 0.5, 16) == ()
     assert len(best_size(table, lambda tokens: 1.0, 0.0, 16)) == 16
     cheap, dear = (best_size(table, lambda tokens: 1.0, seconds, 16) for seconds in (0.01, 0.6))

@@ -32,7 +32,7 @@ def truth(given: torch.Tensor) -> torch.Tensor:
 
 
 def scores(net: Classifier, samples: Samples) -> torch.Tensor:
-    return net.scores(samples.features[:, [NAMES.index(name) for name in net.features]])
+    return torch.from_numpy(net.scores(samples.columns(net.features).numpy()))
 
 
 def test_the_net_learns_a_known_rule() -> None:

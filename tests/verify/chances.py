@@ -14,7 +14,7 @@ from draftree.config import Budget
 from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.distributions import Drawn
 from draftree.drafters.grow import grow
-from draftree.policies.base import Candidates, GrowthPolicy, Plan
+from draftree.policies.base import Candidates, GrowthPolicy, Numbers, Plan
 from draftree.sampling.warping import softmax
 from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
 from draftree.verify.match import Verdict
@@ -86,15 +86,17 @@ class DrawingScorer(Scorer):
         self._distributions = [self._model.after([*PROMPT, *path]).double().log_softmax(-1) for path in paths]
         top = torch.stack(self._distributions).topk(min(width, len(self._distributions[0])))
         entropies = torch.special.entr(torch.stack(self._distributions).exp()).sum(-1)
-        return Candidates(top.indices, top.values.float(), entropies.float())
+        return Candidates(top.indices.numpy(), top.values.float().numpy(), entropies.float().numpy())
 
-    def draw(self, counts: Tensor) -> Drawn:
+    def draw(self, counts: Numbers) -> Drawn:
         """See ``Scorer``."""
         tokens = torch.zeros((len(counts), int(counts.max())), dtype=torch.int64)
         for f, count in enumerate(counts.tolist()):
             tokens[f, :count] = torch.tensor(self._children(self._distributions[f], count), dtype=torch.int64)
         logprobs = torch.stack(self._distributions).gather(1, tokens)
-        return Drawn(tokens, logprobs.float(), [DraftDistribution(x.numpy()) for x in self._distributions])
+        return Drawn(
+            tokens.numpy(), logprobs.float().numpy(), [DraftDistribution(x.numpy()) for x in self._distributions]
+        )
 
     def _children(self, logits: Tensor, count: int) -> list[int]:
         logits, out = logits.clone(), list[int]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -79,7 +80,7 @@ class Spy(GrowthPolicy):
     def grow(self, frontier: Frontier) -> Growth:
         found = frontier.candidates
         self.seen.append((found.tokens[0].tolist(), found.logprobs[0].tolist(), float(found.entropies[0])))
-        keep = torch.arange(found.tokens.shape[1])[None] == 0
+        keep = np.arange(found.tokens.shape[1])[None] == 0
         return Growth(keep, keep & (frontier.depth < 3))
 
 

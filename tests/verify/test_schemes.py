@@ -36,7 +36,7 @@ POLICIES: dict[str, tuple[int, GrowthPolicy, int]] = {
     "chain 5": (5, StaticTree(width=1, depth=2), 9),
     "binary": (3, StaticTree(width=2, depth=2), 9),
     "cut by the budget": (3, StaticTree(width=2, depth=2), 4),
-    "by entropy": (3, EntropyTree(lambda h: 1 + (h > 0.75).float(), None, 2, 2), 9),
+    "by entropy": (3, EntropyTree(lambda h: 1 + (h > 0.75), None, 2, 2), 9),
     "last wide": (3, EntropyStop(stop=0.75, width=2), 2),
     "early stop": (4, EntropyStop(stop=1.0), 3),
 }
@@ -91,7 +91,7 @@ def by_value(tree: DraftTree) -> DraftTree:
 
 def pruned(tree: DraftTree) -> DraftTree:
     """Negative control: the most probable node alone survives."""
-    return tree.subset(highest(torch.from_numpy(tree.path_logprobs), 1).numpy())
+    return tree.subset(highest(tree.path_logprobs, 1))
 
 
 def unlucky(judge: Judge, tree: DraftTree, distribution: TargetLogits, draws: UniformDraws) -> Verdict:

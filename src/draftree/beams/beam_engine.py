@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import torch
 
 from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, TokenSource
@@ -177,7 +176,6 @@ class BeamEngine:
         record = None if params.temperature else self.records.setdefault(beams, DraftRecord())
         return BeamRequest(ids, params, beams, limit, self.target.capabilities.eos_ids, record)
 
-    @torch.inference_mode()
     def open(self, request: BeamRequest) -> None:
         """Prefill a prompt and find its first layer of beams."""
         began = time.perf_counter()
@@ -192,7 +190,6 @@ class BeamEngine:
         self._advance(request, DraftForest(), self._draws(request))
         request.stats.seconds.prefill = time.perf_counter() - began
 
-    @torch.inference_mode()
     def step(self, requests: Sequence[BeamRequest]) -> None:
         """Draft, verify and go on once with each of these open requests, together."""
         if not requests:

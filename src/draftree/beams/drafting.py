@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from ..config import Budget
 from ..drafters.base import BeamSource, UnscoredNode
@@ -16,6 +14,7 @@ from ..drafters.heads.eagle import EagleSource
 from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, profile_of
 from ..policies.base import Candidates
+from ..sampling.warping import largest
 from ..tree import ROOT, Drawing
 from .beam_distributions import BeamDraws, beam_distribution
 from .forest import BeamNode, BeamRequest
@@ -179,13 +178,12 @@ def _top(g: _Growing, found: Candidates, rows: range) -> Mapping[BeamNode, int]:
     """The W_S most probable of all continuations that do not end."""
     parents, tokens = g.nodes, found.tokens[rows.start : rows.stop]
     logprobs = found.logprobs[rows.start : rows.stop]
-    scores = logprobs + torch.tensor([node.score for node in parents])[:, None]
-    scores[torch.isin(tokens, torch.tensor(list(g.request.eos_ids), dtype=torch.int64))] = -math.inf
-    top = scores.flatten().topk(min(g.request.beams.drafted, scores.numel()))
+    scores = logprobs + np.array([node.score for node in parents], np.float32)[:, None]
+    scores[np.isin(tokens, list(g.request.eos_ids))] = -np.inf
     drafts = []
-    for score, index in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-        if score > -math.inf:
-            row, column = divmod(index, tokens.shape[1])
+    for index in largest(scores.ravel(), g.request.beams.drafted):
+        row, column = divmod(int(index), tokens.shape[1])
+        if scores[row, column] > -np.inf:
             drafts.append(_node(g, parents[row], int(tokens[row, column]), float(logprobs[row, column])))
     g.layers.append(DraftLayer(parents, _NO_CELLS, drafts))
     return dict.fromkeys(drafts, 1)

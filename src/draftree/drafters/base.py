@@ -13,13 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from torch import Tensor
+import numpy as np
 
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.abilities import TimedModel
 from ..models.base import LanguageModel
-from ..policies.base import Candidates, GrowthPolicy
+from ..policies.base import Candidates, GrowthPolicy, Numbers
 from ..request import Outcome, Request
 from ..tree import DraftTree, Drawing
 from .distributions import Drawn
@@ -31,8 +31,8 @@ class Drafter(Protocol):
 
     Attributes:
         name: that ``load_drafter`` made it by.
-        passes: drafter model passes so far; each brings its candidates to the host in one transfer, and its drawn
-            children in another.
+        passes: drafter model passes so far; each brings its candidates to the host in one transfer, and the
+            distributions that children are drawn from in another.
         policy: what shapes its trees; None: it drafts nothing.
         parts: names of the drafters that ``DraftTree.origins`` tell apart, in the order of their bits.
         reads_scores: it learns from the target's scores of verified nodes (``Outcome.top``).
@@ -144,7 +144,7 @@ class Scorer(ABC):
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """Candidates after new nodes, in order of their rows; each of them comes after its parent, and a root first."""
 
-    def draw(self, counts: Tensor) -> Drawn:
+    def draw(self, counts: Numbers) -> Drawn:
         """Draw ``counts`` ([F]) children for the nodes that were scored last, in that order.
 
         Raises:
@@ -162,7 +162,10 @@ class Grown(NamedTuple):
     """
 
     tree: DraftTree
-    numbers: Tensor
+    numbers: Numbers
+
+
+NOTHING_GROWN = Grown(DraftTree.empty(), np.zeros(0, np.int64))
 
 
 class TokenSource(ABC):
@@ -214,7 +217,7 @@ class TokenSource(ABC):
     def passes(self) -> int:
         """Model passes so far, prefills not counted.
 
-        Each brings its candidates to the host in one transfer, and its drawn children in another.
+        Each brings its candidates to the host in one transfer, and the distributions to draw from in another.
         """
         return sum(source.passes for source in self.sources)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from ..constraint import ConstraintState
-from ..policies.base import Candidates
+from ..policies.base import Candidates, Numbers
 from ..request import Request
 from ..tree import ROOT
 from .base import Scorer, UnscoredNode
@@ -49,11 +48,11 @@ class AllowedScorer(Scorer):
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         found = self._scorer.score(nodes, width)
-        allowed = torch.ones_like(found.tokens, dtype=torch.bool)
+        allowed = np.ones(found.tokens.shape, np.bool_)
         for row, state in enumerate(self._states.of(nodes)):
             if state is not None:
-                allowed[row] = torch.from_numpy(state.allows(found.tokens[row].numpy()))
-        return replace(found, logprobs=found.logprobs.masked_fill(~allowed, float("-inf")))
+                allowed[row] = state.allows(found.tokens[row])
+        return replace(found, logprobs=np.where(allowed, found.logprobs, np.float32(-np.inf)))
 
-    def draw(self, counts: Tensor) -> Drawn:
+    def draw(self, counts: Numbers) -> Drawn:
         return self._scorer.draw(counts)

@@ -10,22 +10,24 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
-
-from torch import Tensor
+from typing import TYPE_CHECKING, cast
 
 from ..config import Budget
 from ..models.base import FeatureSpec, ForestModel, LanguageModel, Nodes, Row
 from ..models.huggingface.features import feature_row
 from ..models.huggingface.torch_scores import tensor_of
 from ..models.prefixes import PrefixCache
-from ..policies.base import Candidates
+from ..policies.base import Candidates, Numbers
 from ..request import Outcome, Request
 from ..scores import Scores
 from ..tree import ROOT, Drawing
 from .base import BeamSource, Grown, Scorer, UnscoredNode
 from .constrained import NodeStates
-from .distributions import DraftLogits, Drawn
+from .distributions import Drawn
+from .heads.draft_logits import DraftLogits
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger("draftree.drafters")
 
@@ -44,7 +46,7 @@ class State:
     slots: dict[int, int] = field(default_factory=dict)
     kept: int = 0
 
-    def settle(self, numbers: Tensor) -> None:
+    def settle(self, numbers: Numbers) -> None:
         """Node i of the finished tree was node ``numbers[i]`` while it grew."""
         old, self.slots = self.slots, {}
         for new, number in enumerate([ROOT, *numbers.tolist()], start=ROOT):
@@ -242,5 +244,5 @@ class ModelScorer(Scorer):
         """Scores after ``new``: the unscored nodes, and before them what waits in their rows."""
         return self._source.model.extend(rows, new)
 
-    def draw(self, counts: Tensor) -> Drawn:
+    def draw(self, counts: Numbers) -> Drawn:
         return self._logits.draw(counts)

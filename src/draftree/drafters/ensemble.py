@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
 
-import torch
+import numpy as np
 
 from ..config import Budget
 from ..errors import ConfigError
 from ..policies.auto.calibration import Calibration, Tried, first_or_not
 from ..policies.base import Candidates
 from ..request import Outcome, Request
-from ..tree import ROOT, DraftTree, Drawing
-from .base import Grown, Scorer, TokenSource, UnscoredNode
+from ..tree import ROOT, Drawing
+from .base import NOTHING_GROWN, Grown, Scorer, TokenSource, UnscoredNode
 from .distributions import candidates_of
 
 _LEAST = 0.005
@@ -111,7 +111,7 @@ class EnsembleSource(TokenSource):
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Notify all parts; one that is disabled has numbered none of these nodes."""
-        none = [Grown(DraftTree.empty(), torch.zeros(0, dtype=torch.int64)) for _ in grown]
+        none = [NOTHING_GROWN for _ in grown]
         for part, enabled in zip(self.parts, self._enabled, strict=True):
             part.settle(requests, grown if enabled else none)
 
@@ -184,7 +184,7 @@ class _EnsembleScorer(Scorer):
         found = candidates_of([blend for blend, _ in merged], min(width, max(1, widest)))
         rows = zip(found.tokens.tolist(), merged, strict=True)
         origins = [[bits.get(token, 0) for token in tokens] for tokens, (_, bits) in rows]
-        return replace(found, origins=torch.tensor(origins))
+        return replace(found, origins=np.array(origins))
 
     def tried(self, row: int, tokens: Sequence[int]) -> list[Tried]:
         """The candidates of a request along the target's tokens."""
@@ -211,7 +211,7 @@ def _flat(parts: Sequence[_Prediction]) -> tuple[list[int], list[float], list[in
 
 def _likely(found: Candidates) -> list[_Prediction]:
     """The candidates of each node that are likely enough: the first ones, since they descend."""
-    probabilities = found.logprobs.exp()
+    probabilities = np.exp(found.logprobs)
     counts = (probabilities > _LEAST).sum(1).tolist()
     return [
         (tokens[:n], p[:n]) for tokens, p, n in zip(found.tokens.tolist(), probabilities.tolist(), counts, strict=True)

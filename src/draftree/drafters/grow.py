@@ -20,16 +20,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..policies.base import Frontier, Growth, GrowthPolicy, Plan, Pool, best_per_row, count_within, highest
+from ..policies.base import (
+    Flags,
+    Frontier,
+    Growth,
+    GrowthPolicy,
+    Numbers,
+    Plan,
+    Pool,
+    Tags,
+    best_per_row,
+    count_within,
+    highest,
+)
 from ..request import Outcome, Request
-from ..tree import ROOT, DraftDistribution, DraftTree, Drawing
-from .base import Grown, Scorer, TokenSource, UnscoredNode
+from ..tree import ROOT, DraftDistribution, DraftTree, Drawing, Floats
+from .base import NOTHING_GROWN, Grown, Scorer, TokenSource, UnscoredNode
 from .constrained import AllowedScorer
 
 
@@ -116,22 +128,19 @@ class TreeDrafter:
         self.source.close(request)
 
 
-_NOTHING = Grown(DraftTree.empty(), torch.zeros(0, dtype=torch.int64))
-
-
 class _Layer(NamedTuple):
-    chosen: Tensor  # which candidates of the frontier, flat over parents and ranks
-    rows: Tensor
-    nodes: Tensor
-    tokens: Tensor
-    parents: Tensor
-    path_logprobs: Tensor
-    entropies: Tensor
-    extend: Tensor
-    tags: Tensor
-    origins: Tensor | None
-    counts: Tensor
-    ranking: Tensor  # in which requests share nodes (``_Share``)
+    chosen: Numbers  # which candidates of the frontier, flat over parents and ranks
+    rows: Numbers
+    nodes: Numbers
+    tokens: NDArray[np.integer]
+    parents: Numbers
+    path_logprobs: Floats
+    entropies: Floats
+    extend: Flags
+    tags: Tags
+    origins: Numbers | None
+    counts: Numbers
+    ranking: Floats  # in which requests share nodes (``_Share``)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,51 +158,52 @@ class _Share:
     """
 
     most: int | None
-    weights: Tensor
+    weights: Floats
     drawn: bool
 
     @classmethod
     def of(cls, plan: Plan, drawing: Drawing) -> _Share:
-        weights = torch.tensor([budget.weight for budget in plan.budgets])
-        return cls(plan.together, weights.log(), drawing.random)
+        weights = np.array([budget.weight for budget in plan.budgets], np.float32)
+        return cls(plan.together, np.log(weights), drawing.random)
 
-    def ranking(self, rows: Tensor, paths: Tensor, best: Tensor) -> Tensor:
+    def ranking(self, rows: Numbers, paths: Floats, best: Floats) -> Floats:
         """[N] weighted log-probabilities by which new nodes come in, of their own paths and of their best siblings'."""
-        return paths if self.most is None else self.weights.take(rows) + (best if self.drawn else paths)
+        return paths if self.most is None else self.weights[rows] + (best if self.drawn else paths)
 
-    def stay(self, layers: Sequence[_Layer], ranking: Tensor, rows: Tensor, budgets: Tensor) -> Tensor:
+    def stay(self, layers: Sequence[_Layer], ranking: Floats, rows: Numbers, budgets: Numbers) -> Flags:
         """[N] bool: which nodes of a new layer may still be among the best, each request's own budget kept."""
-        every = torch.cat([*(layer.ranking for layer in layers), ranking])
-        found = every[best_per_row(every, torch.cat([*(layer.rows for layer in layers), rows]), budgets)]
+        every = np.concatenate([*(layer.ranking for layer in layers), ranking])
+        found = every[best_per_row(every, np.concatenate([*(layer.rows for layer in layers), rows]), budgets)]
         if self.most is None or len(found) <= self.most:
-            return torch.ones_like(rows, dtype=torch.bool)
-        return ranking >= found.topk(self.most).values[-1]
+            return np.ones(len(rows), np.bool_)
+        may_stay: Flags = ranking >= np.partition(found, -self.most)[-self.most]
+        return may_stay
 
-    def best(self, ranking: Tensor, rows: Tensor, parents: Tensor) -> Tensor:
+    def best(self, ranking: Floats, rows: Numbers, parents: Numbers) -> Flags:
         """[N] bool: the best nodes of all trees; in each, parents come before their children."""
         if self.most is None or len(rows) <= self.most:
-            return torch.ones_like(rows, dtype=torch.bool)
+            return np.ones(len(rows), np.bool_)
         keep = highest(ranking, self.most)
         if self.drawn:  # the budget may end among the children of one node
-            cut = (~keep).nonzero()[:, 0]
+            cut = np.flatnonzero(~keep)
             first = cut[ranking[cut].argmax()]
             keep &= (rows != rows[first]) | (parents != parents[first])
         return keep
 
     def divide(
         self,
-        kept: Sequence[Tensor | None],
-        own: Sequence[Tensor | slice],
-        ranking: Tensor,
-        rows: Tensor,
-        parents: Tensor,
-    ) -> list[Tensor]:
+        kept: Sequence[Flags | None],
+        own: Sequence[Flags | slice],
+        ranking: Floats,
+        rows: Numbers,
+        parents: Numbers,
+    ) -> list[Flags]:
         """What the policy has kept of each request's pool (``GrowthPolicy.prune``), of which the best nodes stay."""
-        found = torch.ones_like(rows, dtype=torch.bool)
+        found = np.ones(len(rows), np.bool_)
         for of_row, keep in zip(own, kept, strict=True):
             if keep is not None:
                 found[of_row] = keep
-        found[found.clone()] = self.best(ranking[found], rows[found], parents[found])
+        found[found.nonzero()] = self.best(ranking[found], rows[found], parents[found])
         return [found[of_row] for of_row in own]
 
 
@@ -206,25 +216,23 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
     budgets = plan.budgets
     active = [b for b, budget in enumerate(budgets) if budget.nodes and budget.depth != 0]
     if not active:
-        return [_NOTHING for _ in budgets]
+        return [NOTHING_GROWN for _ in budgets]
     nodes = [budget.nodes for budget in budgets]
-    limits = torch.tensor(
-        [n if budget.depth is None else budget.depth for n, budget in zip(nodes, budgets, strict=True)]
-    )
-    room = torch.tensor([policy.pool(n) for n in nodes])
+    limits = np.array([n if budget.depth is None else budget.depth for n, budget in zip(nodes, budgets, strict=True)])
+    room = np.array([policy.pool(n) for n in nodes])
     width = policy.width_for(max(nodes))
     share = _Share.of(plan, drawing)
-    size = torch.zeros(len(budgets), dtype=torch.int64)
-    roots, none = torch.tensor(active), torch.zeros(len(active))
+    size = np.zeros(len(budgets), np.int64)
+    roots, none = np.array(active), np.zeros(len(active), np.float32)
     frontier = Frontier(
         plan=plan,
         depth=0,
         rows=roots,
-        nodes=torch.full_like(roots, ROOT),
+        nodes=np.full_like(roots, ROOT),
         path_logprobs=none,
-        tags=torch.zeros_like(roots),
+        tags=np.zeros_like(roots),
         candidates=scorer.score([UnscoredNode(b, ROOT, ROOT, 0) for b in active], width),
-        budgets=torch.tensor(nodes),
+        budgets=np.array(nodes),
         limits=limits,
         pool=Pool(roots[:0], none[:0], none[:0]),
     )
@@ -232,64 +240,64 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
     drawn_from: list[dict[int, DraftDistribution]] = [{} for _ in budgets]
     while True:
         growth = policy.grow(frontier)
-        if not layers and not bool(growth.keep.any()):
-            return [_NOTHING for _ in budgets]
+        if not layers and not growth.keep.any():
+            return [NOTHING_GROWN for _ in budgets]
         layer = _next_layer(frontier, growth, room - size, size, share, layers)
         if not layers and not len(layer.rows):
-            return [_NOTHING for _ in budgets]
+            return [NOTHING_GROWN for _ in budgets]
         if drawing.random:
             layer = _drawn(layer, frontier, scorer, drawn_from)
         layers.append(layer)
         size = size + layer.counts
         depth = frontier.depth + 1
-        more = (layer.extend & ((limits > depth) & (room > size)).take(layer.rows)).nonzero()[:, 0]
+        more = np.flatnonzero(layer.extend & ((limits > depth) & (room > size))[layer.rows])
         if not len(more):
             return _finish(layers, drawn_from, policy, plan, share)
-        columns = (layer.rows, layer.nodes, layer.parents, layer.tokens, layer.path_logprobs, layer.tags)
-        rows, numbers, parents, tokens, paths, tags = (x.take(more) for x in columns)
-        unscored = torch.stack([rows, numbers, parents, tokens], 1).tolist()
+        rows, numbers = layer.rows[more], layer.nodes[more]
+        columns = (rows, numbers, layer.parents[more], layer.tokens[more])
+        unscored = map(UnscoredNode, *(column.tolist() for column in columns))
         frontier = replace(
             frontier,
             depth=depth,
             rows=rows,
             nodes=numbers,
-            path_logprobs=paths,
-            tags=tags,
-            candidates=scorer.score([UnscoredNode(*node) for node in unscored], width),
+            path_logprobs=layer.path_logprobs[more],
+            tags=layer.tags[more],
+            candidates=scorer.score([*unscored], width),
             pool=frontier.pool.plus(layer.rows, layer.path_logprobs, layer.tags),
         )
 
 
 def _next_layer(
-    frontier: Frontier, growth: Growth, room: Tensor, size: Tensor, share: _Share, layers: Sequence[_Layer]
+    frontier: Frontier, growth: Growth, room: Numbers, size: Numbers, share: _Share, layers: Sequence[_Layer]
 ) -> _Layer:
     """Turn a policy's choice into nodes, numbered on from ``size`` in each request."""
     found = frontier.candidates
     scores = frontier.scores
-    chosen = (growth.keep & (scores > float("-inf"))).flatten().nonzero()[:, 0]  # flat over parents and ranks
+    chosen = np.flatnonzero(growth.keep & (scores > -np.inf))  # flat over parents and ranks
     path_logprobs = scores.take(chosen)
     parent = chosen // scores.shape[1]
-    rows = frontier.rows.take(parent)
-    counts = torch.bincount(rows, minlength=room.shape[0])
-    if bool((counts > room).any()):
+    rows = frontier.rows[parent]
+    counts = np.bincount(rows, minlength=len(room))
+    if (counts > room).any():
         stay = best_per_row(path_logprobs, rows, room)
         chosen, parent, path_logprobs, rows = chosen[stay], parent[stay], path_logprobs[stay], rows[stay]
-        counts = counts.minimum(room)
-    ranking = share.ranking(rows, path_logprobs, scores[:, 0].take(parent))
+        counts = np.minimum(counts, room)
+    ranking = share.ranking(rows, path_logprobs, scores[parent, 0])
     if share.most is not None and len(rows):
         stay = share.stay(layers, ranking, rows, frontier.budgets)
         chosen, parent, path_logprobs, rows = chosen[stay], parent[stay], path_logprobs[stay], rows[stay]
-        ranking, counts = ranking[stay], torch.bincount(rows, minlength=room.shape[0])
+        ranking, counts = ranking[stay], np.bincount(rows, minlength=len(room))
     return _Layer(
         chosen=chosen,
         rows=rows,
-        nodes=size.take(rows) + count_within(rows, counts),
+        nodes=size[rows] + count_within(rows, counts),
         tokens=found.tokens.take(chosen),
-        parents=frontier.nodes.take(parent),
+        parents=frontier.nodes[parent],
         path_logprobs=path_logprobs,
-        entropies=found.entropies.take(parent),
+        entropies=found.entropies[parent],
         extend=growth.extend.take(chosen),
-        tags=torch.zeros_like(rows) if growth.tags is None else growth.tags.take(chosen),
+        tags=np.zeros_like(rows) if growth.tags is None else growth.tags.take(chosen),
         origins=None if found.origins is None else found.origins.take(chosen),
         counts=counts,
         ranking=ranking,
@@ -302,14 +310,14 @@ def _drawn(layer: _Layer, frontier: Frontier, scorer: Scorer, drawn_from: list[d
         return layer
     width = frontier.candidates.tokens.shape[1]
     parents, ranks = layer.chosen // width, layer.chosen % width
-    counts = torch.bincount(parents, minlength=len(frontier.rows))
-    if not torch.equal(ranks, count_within(parents, counts)):
+    counts = np.bincount(parents, minlength=len(frontier.rows))
+    if not np.array_equal(ranks, count_within(parents, counts)):
         raise ConfigError("the policy passes over probable candidates: where children are drawn, keep the first ones")
     drawn = scorer.draw(counts)
     for row, node, q in zip(frontier.rows.tolist(), frontier.nodes.tolist(), drawn.distributions, strict=True):
         if q is not None:
             drawn_from[row][node] = q
-    paths = frontier.path_logprobs.take(parents) + drawn.logprobs[parents, ranks]
+    paths = frontier.path_logprobs[parents] + drawn.logprobs[parents, ranks]
     return layer._replace(tokens=drawn.tokens[parents, ranks], path_logprobs=paths)
 
 
@@ -322,23 +330,15 @@ def _finish(
 ) -> list[Grown]:
     columns = ("rows", "tokens", "parents", "path_logprobs", "entropies", "tags", "ranking")
     rows, tokens, parents, paths, entropies, tags, ranking = (
-        torch.cat([getattr(x, n) for x in layers]) for n in columns
+        np.concatenate([getattr(x, n) for x in layers]) for n in columns
     )
-    depths = torch.cat([torch.full_like(x.rows, d) for d, x in enumerate(layers, start=1)])
-    own: list[Tensor | slice] = [rows == b for b in range(len(drawn_from))] if len(drawn_from) > 1 else [slice(None)]
+    depths = np.arange(1, len(layers) + 1).repeat([len(x.rows) for x in layers])
+    own: list[Flags | slice] = [rows == b for b in range(len(drawn_from))] if len(drawn_from) > 1 else [slice(None)]
     found = [x.origins for x in layers if x.origins is not None]
-    every = torch.cat(found) if found else None
+    every = np.concatenate(found) if found else None
     origins = [None if every is None else every[m] for m in own]
     pools = [
-        DraftTree.of(
-            tokens[m].numpy(),
-            parents[m].numpy(),
-            depths[m].numpy(),
-            paths[m].numpy(),
-            entropies[m].numpy(),
-            q,
-            None if parts is None else parts.numpy(),
-        )
+        DraftTree.of(tokens[m], parents[m], depths[m], paths[m], entropies[m], q, parts)
         for m, q, parts in zip(own, drawn_from, origins, strict=True)
     ]
     grown = []
@@ -347,11 +347,11 @@ def _finish(
         kept = share.divide(kept, own, ranking, rows, parents)
     for pool, keep, budget in zip(pools, kept, plan.budgets, strict=True):
         if keep is None:
-            grown.append(Grown(pool, torch.arange(len(pool))))
-        elif not bool(keep.any()):
-            grown.append(_NOTHING)
+            grown.append(Grown(pool, np.arange(len(pool))))
+        elif not keep.any():
+            grown.append(NOTHING_GROWN)
         else:
-            grown.append(Grown(pool.subset(keep.numpy()), keep.nonzero()[:, 0]))
+            grown.append(Grown(pool.subset(keep), np.flatnonzero(keep)))
         if len(grown[-1].tree) > budget.nodes:
             raise ConfigError(f"the policy kept {len(grown[-1].tree)} nodes of {budget.nodes}: prune to the budget")
     return grown

@@ -15,17 +15,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..constraint import ConstraintState
 from ..errors import ConfigError
-from ..policies.base import Candidates
+from ..policies.base import Candidates, Numbers
 from ..request import Request
 from ..tree import ROOT, DraftDistribution, Drawing
 from .base import BeamSource, Scorer, UnscoredNode
 from .constrained import NodeStates
-from .distributions import Drawn, Key, candidates_of, draw
+from .distributions import Drawn, candidates_of, draw_children
 from .indexes import NgramIndex, Tail
 
 _FORCED = 0.99
@@ -117,19 +115,11 @@ class NgramScorer(Scorer):
         allowed = state.allows(np.array(list(blend))).tolist()
         return {token: p for (token, p), open_ in zip(blend.items(), allowed, strict=True) if open_}
 
-    def draw(self, counts: Tensor) -> Drawn:
+    def draw(self, counts: Numbers) -> Drawn:
         """Draw from the blend, normalised over the tokens that it knows; see ``Scorer``."""
-        width = int(counts.max())
-        tokens, logprobs = torch.zeros((len(counts), width), dtype=torch.int64), torch.zeros((len(counts), width))
-        distributions: list[DraftDistribution | None] = []
-        for f, (count, (b, node, blend)) in enumerate(zip(counts.tolist(), self._scored, strict=True)):
-            request = self._requests[b]
-            drawing = self._drawing if request.params.temperature else Drawing.TOP
-            distributions.append(None)
-            if count:
-                known, logits = torch.tensor(list(blend)), torch.tensor(list(blend.values())).log()
-                key = Key(request.seed, len(request.ids), node)
-                columns = draw(logits[None], [count], [key], drawing)[0]
-                tokens[f, :count], logprobs[f, :count] = known[columns], logits[columns]
-                distributions[f] = DraftDistribution(logits.numpy(), known.numpy()) if drawing.random else None
-        return Drawn(tokens, logprobs, distributions)
+        nodes = [(self._requests[b], node) for b, node, _ in self._scored]
+        blends = [
+            DraftDistribution(np.log(np.array(list(blend.values()), np.float32)), np.array(list(blend)))
+            for _, _, blend in self._scored
+        ]
+        return draw_children(nodes, blends, counts, self._drawing)

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
+from safetensors.numpy import save
 
 from ..artifacts import write_whole
 from ..errors import ConfigError, DraftreeWarning, RunError
@@ -42,20 +40,20 @@ class Entries(NamedTuple):
         probabilities: [R, k] float32, descending; 0 where there is none.
     """
 
-    contexts: Tensor
-    successors: Tensor
-    probabilities: Tensor
+    contexts: NDArray[np.int64]
+    successors: NDArray[np.int32]
+    probabilities: NDArray[np.float32]
 
     def fit(self, vocab: int) -> bool:
         """They can be of a vocabulary of this size."""
         contexts, successors, probabilities = self
-        if [x.dtype for x in self] != [torch.int64, torch.int32, torch.float32] or any(x.dim() != 2 for x in self):
+        if [x.dtype for x in self] != [np.int64, np.int32, np.float32] or any(x.ndim != 2 for x in self):
             return False
         count, width = successors.shape
         if not width or contexts.shape != (count, 2) or probabilities.shape != (count, width):
             return False
         return bool(
-            ((contexts >= torch.tensor([ANY, 0])) & (contexts < vocab)).all()
+            ((contexts >= np.array([ANY, 0])) & (contexts < vocab)).all()
             and ((successors >= 0) & (successors < vocab)).all()
             and ((probabilities >= 0) & (probabilities <= 1.001)).all()
             and (probabilities[:, 1:] <= probabilities[:, :-1]).all()
@@ -78,7 +76,7 @@ def write_entries(path: Path, entries: Entries, vocabulary: str) -> None:
         RunError: it cannot be written.
     """
     about = {"format": FORMAT, "version": VERSION, "vocabulary": vocabulary}
-    write_whole(path, save({name: x.contiguous() for name, x in entries._asdict().items()}, metadata=about))
+    write_whole(path, save(entries._asdict(), metadata=about))
 
 
 def read_entries(path: Path, vocab: int, vocabulary: str) -> Entries | None:
@@ -90,7 +88,7 @@ def read_entries(path: Path, vocab: int, vocabulary: str) -> Entries | None:
     if not path.exists() and path.parent.is_dir():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="np") as file:
             about = file.metadata() or {}
             if about.get("format") != FORMAT or about.get("version") != VERSION:
                 raise ConfigError(f"{path} is no file of recycled successors of version {VERSION}: {_WAY_OUT}")
@@ -169,15 +167,14 @@ class SuccessorTable:
     def entries(self) -> Entries:
         """All that is known, the oldest first."""
         at = np.array(list(self._rows.values()), dtype=np.int64)
-        contexts = torch.tensor(list(self._rows), dtype=torch.int64).view(-1, 2)
-        return Entries(contexts, torch.from_numpy(self._tokens[at]), torch.from_numpy(self._probabilities[at]))
+        contexts = np.array(list(self._rows), dtype=np.int64).reshape(-1, 2)
+        return Entries(contexts, self._tokens[at], self._probabilities[at])
 
     def fill(self, entries: Entries) -> None:
         """Take over what was known elsewhere, the latest of it where it is too much."""
-        contexts, tokens, probabilities = (x[-len(self._tokens) :] for x in entries)
-        if len(contexts):
-            keys = [(before, token) for before, token in contexts.tolist()]
-            self.put(keys, tokens.numpy(), probabilities.numpy())
+        most = len(self._tokens)
+        if keys := [(before, token) for before, token in entries.contexts[-most:].tolist()]:
+            self.put(keys, entries.successors[-most:], entries.probabilities[-most:])
 
 
 @dataclass(slots=True)

@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from threading import Lock
 
-import torch
-
 from ..config import MAX_NODES, Budget, SamplingParams, typed
 from ..drafters.base import Drafter, NoDrafter
 from ..errors import ConfigError, PromptError, RunError
@@ -267,7 +265,6 @@ class Stepper:
             return self._made.prepared(given)
         raise ConfigError(f"speculation is {given!r}: give SpeculationParams, a Speculation or None")
 
-    @torch.inference_mode()
     def begin(self, request: Request) -> None:
         """Give a request its row in the target, with what is kept of its prompt; steps read the rest."""
         self.target.reserve(1, self.slots(request))
@@ -291,7 +288,6 @@ class Stepper:
             raise
         return request
 
-    @torch.inference_mode()
     def step(
         self,
         requests: Sequence[Request],
@@ -410,7 +406,6 @@ class Stepper:
             ):
                 part.judge(verdict, scores)
 
-    @torch.inference_mode()
     def close(self, request: Request) -> None:
         """Free what a request holds in the models; its tokens and figures stay readable. Twice is harmless.
 

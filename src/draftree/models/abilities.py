@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from torch import Tensor
-
 from ..errors import UnsupportedModelError
 from ..scores import Scores
 from ..text import Tokenizer
 from .base import FINAL_STATE, Capabilities, FeatureSpec, ForestModel, LanguageModel, Nodes, Row
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 

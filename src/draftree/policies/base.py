@@ -5,16 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from ..config import DEFAULT_NODES, MAX_NODES, Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..request import Outcome, Request
-from ..tree import DraftDistribution, DraftTree
+from ..tree import DraftDistribution, DraftTree, Floats
+
+Flags = NDArray[np.bool_]
+Numbers = NDArray[np.int64]
+Tags = NDArray[Any]
 
 MAX_WIDTH = 64
 """Most children of a node that any policy may have."""
@@ -25,7 +29,7 @@ class Candidates:
     """The K most probable tokens after each of F nodes, by a scorer.
 
     Attributes:
-        tokens: [F, K] int64.
+        tokens: [F, K] int64 or int32.
         logprobs: [F, K] float32, log-probabilities (nats) in descending order; -inf where there is no candidate.
         entropies: [F] float32, entropy (nats) of the whole draft distribution, not of the K.
         origins: [F, K] int64, the drafters of an ensemble that proposed them, bit i for drafter i; None: one source.
@@ -33,11 +37,11 @@ class Candidates:
         distributions: [F] the whole draft distributions, where children are drawn at random; else empty.
     """
 
-    tokens: Tensor
-    logprobs: Tensor
-    entropies: Tensor
-    origins: Tensor | None = None
-    known: Tensor | None = None
+    tokens: NDArray[np.integer]
+    logprobs: Floats
+    entropies: Floats
+    origins: Numbers | None = None
+    known: Flags | None = None
     distributions: Sequence[DraftDistribution] = ()
 
 
@@ -50,13 +54,13 @@ class Pool(NamedTuple):
         tags: [P] the policy's tags of them (``Growth.tags``).
     """
 
-    rows: Tensor
-    path_logprobs: Tensor
-    tags: Tensor
+    rows: Numbers
+    path_logprobs: Floats
+    tags: Tags
 
-    def plus(self, rows: Tensor, path_logprobs: Tensor, tags: Tensor) -> Pool:
+    def plus(self, rows: Numbers, path_logprobs: Floats, tags: Tags) -> Pool:
         new = (rows, path_logprobs, tags)
-        return Pool(*(torch.cat([old, more]) for old, more in zip(self, new, strict=True)))
+        return Pool(*(np.concatenate(pair) for pair in zip(self, new, strict=True)))
 
 
 @dataclass(slots=True)
@@ -96,17 +100,17 @@ class Frontier:
 
     plan: Plan
     depth: int
-    rows: Tensor
-    nodes: Tensor
-    path_logprobs: Tensor
-    tags: Tensor
+    rows: Numbers
+    nodes: Numbers
+    path_logprobs: Floats
+    tags: Tags
     candidates: Candidates
-    budgets: Tensor
-    limits: Tensor
+    budgets: Numbers
+    limits: Numbers
     pool: Pool
 
     @property
-    def scores(self) -> Tensor:
+    def scores(self) -> Floats:
         """[F, K] path log-probs of the candidates; -inf where there is none."""
         return self.path_logprobs[:, None] + self.candidates.logprobs
 
@@ -120,9 +124,9 @@ class Growth(NamedTuple):
         tags: [F, K] numbers, which come back with the frontier and to ``prune``; None: zeros.
     """
 
-    keep: Tensor
-    extend: Tensor
-    tags: Tensor | None = None
+    keep: Flags
+    extend: Flags
+    tags: Tags | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +219,7 @@ class GrowthPolicy(ABC):
         """Most nodes to draft for a finished tree of ``nodes``."""
         return nodes
 
-    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tags]) -> Sequence[Flags | None]:
         """Which nodes of each drafted pool, with these tags, are verified.
 
         Returns:
@@ -289,14 +293,21 @@ def check_entropy(what: str, value: float) -> None:
         raise ConfigError(f"{what} is {value}: use an entropy in nats, 0 or more")
 
 
-def highest(scores: Tensor, count: int) -> Tensor:
+def descending(scores: NDArray[np.number]) -> Numbers:
+    """[N] where the scores are in descending order; of equal ones the earlier entry comes first."""
+    return np.argsort(-scores, kind="stable")
+
+
+def highest(scores: NDArray[np.number], count: int) -> Flags:
     """[N] bool: the ``count`` highest scores; ties go to the earlier entry."""
-    keep = torch.zeros_like(scores, dtype=torch.bool)
-    keep[scores.argsort(descending=True, stable=True)[:count]] = True
+    if len(scores) <= count:
+        return np.ones(len(scores), np.bool_)
+    keep = np.zeros(len(scores), np.bool_)
+    keep[descending(scores)[:count]] = True
     return keep
 
 
-def highest_in_budget(scores: Sequence[Tensor], budgets: Sequence[Budget]) -> list[Tensor | None]:
+def highest_in_budget(scores: Sequence[NDArray[np.number]], budgets: Sequence[Budget]) -> list[Flags | None]:
     """What ``GrowthPolicy.prune`` returns where the nodes of highest scores are verified; [N] scores a pool."""
     return [
         None if len(own) <= budget.nodes else highest(own, budget.nodes)
@@ -304,17 +315,17 @@ def highest_in_budget(scores: Sequence[Tensor], budgets: Sequence[Budget]) -> li
     ]
 
 
-def best_per_row(scores: Tensor, rows: Tensor, limits: Tensor) -> Tensor:
+def best_per_row(scores: NDArray[np.number], rows: Numbers, limits: Numbers) -> Flags:
     """[F] bool: the ``limits[row]`` highest scores of each row; ties go to the earlier entry."""
     if len(limits) == 1:
         return highest(scores, int(limits[0]))
-    order = scores.argsort(descending=True, stable=True)
-    order = order[rows[order].argsort(stable=True)]  # by row, then by score, then by index
-    ranks = torch.empty_like(order)
-    ranks[order] = count_within(rows[order], torch.bincount(rows, minlength=len(limits)))
-    return ranks < limits.take(rows)
+    order = descending(scores)
+    order = order[np.argsort(rows[order], kind="stable")]  # by row, then by score, then by index
+    ranks = np.empty_like(order)
+    ranks[order] = count_within(rows[order], np.bincount(rows, minlength=len(limits)))
+    return ranks < limits[rows]
 
 
-def count_within(rows: Tensor, counts: Tensor) -> Tensor:
+def count_within(rows: Numbers, counts: Numbers) -> Numbers:
     """[F] how many entries of the same row come before each entry; ``rows`` ascends, ``counts`` is its histogram."""
-    return torch.arange(rows.shape[0]) - (counts.cumsum(0) - counts).take(rows)
+    return np.arange(len(rows)) - (counts.cumsum() - counts)[rows]

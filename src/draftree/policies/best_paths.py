@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from ..config import MAX_NODES, check_fields
 from ..errors import ConfigError
 from ..request import Outcome
-from ..tree import DraftTree
-from .base import Frontier, Growth, GrowthPolicy, Plan, Pool, best_per_row, check_count, highest_in_budget
+from ..tree import DraftTree, Floats
+from .base import (
+    Flags,
+    Frontier,
+    Growth,
+    GrowthPolicy,
+    Numbers,
+    Plan,
+    Pool,
+    Tags,
+    best_per_row,
+    check_count,
+    highest_in_budget,
+)
 
 _DECAY = 0.9
 """Exponential decay of the averages behind the automatic threshold, per step."""
@@ -28,8 +40,8 @@ class BestPaths(GrowthPolicy):
 
     by_value = True
 
-    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tensor]) -> list[Tensor | None]:
-        return highest_in_budget([torch.from_numpy(pool.path_logprobs) for pool in pools], plan.budgets)
+    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tags]) -> list[Flags | None]:
+        return highest_in_budget([pool.path_logprobs for pool in pools], plan.budgets)
 
 
 @dataclass(slots=True)
@@ -76,18 +88,17 @@ class OptTree(BestPaths):
         """What enters the best n so far; go on where that has gained more than the threshold, or takes no pass."""
         pool, scores = frontier.pool, frontier.scores
         before = best_per_row(pool.path_logprobs, pool.rows, frontier.budgets)
-        flat, rows = scores.flatten(), frontier.rows.repeat_interleave(scores.shape[1])
-        rising = (flat > _least_of_the_best(frontier, before).take(rows)).nonzero()[:, 0]
-        risen = flat.take(rising)
-        every = pool.plus(rows.take(rising), risen, torch.zeros_like(risen))
+        flat, rows = scores.ravel(), frontier.rows.repeat(scores.shape[1])
+        rising = np.flatnonzero(flat > _least_of_the_best(frontier, before)[rows])
+        risen = flat[rising]
+        every = pool.plus(rows[rising], risen, np.zeros_like(risen))
         after = best_per_row(every.path_logprobs, every.rows, frontier.budgets)
-        keep = torch.zeros_like(flat, dtype=torch.bool)
-        keep[rising] = after[pool.rows.shape[0] :]
-        keep = keep.view(scores.shape)
+        keep = np.zeros(scores.shape, np.bool_)
+        keep.flat[rising] = after[len(pool.rows) :]
         if frontier.depth + 1 >= self.depth:
-            return Growth(keep, torch.zeros_like(keep))
+            return Growth(keep, np.zeros_like(keep))
         gain = _mass(every, after, frontier.budgets) - _mass(pool, before, frontier.budgets)
-        deeper = (gain > self.threshold).take(frontier.rows)[:, None]
+        deeper = (gain > self.threshold)[frontier.rows, None]
         if frontier.candidates.known is not None:
             deeper = deeper | frontier.candidates.known  # no pass, no price
         return Growth(keep, keep & deeper)
@@ -108,18 +119,18 @@ class OptTree(BestPaths):
         self._layers = _DECAY * self._layers + layers
 
 
-def _mass(pool: Pool, keep: Tensor, budgets: Tensor) -> Tensor:
+def _mass(pool: Pool, keep: Flags, budgets: Numbers) -> NDArray[np.float64]:
     """[B] sum of the path probabilities of the entries to keep."""
-    kept = pool.path_logprobs.exp().masked_fill(~keep, 0.0)
-    return torch.zeros(budgets.shape[0]).index_add_(0, pool.rows, kept)
+    return np.bincount(pool.rows, np.exp(pool.path_logprobs) * keep, len(budgets)).astype(np.float64)
 
 
-def _least_of_the_best(frontier: Frontier, best: Tensor) -> Tensor:
+def _least_of_the_best(frontier: Frontier, best: Flags) -> Floats:
     """[B] path log-prob that a newcomer must exceed: of the least of ``best``, -inf while budget is left."""
     rows, scores = frontier.pool.rows[best], frontier.pool.path_logprobs[best]
-    full = torch.bincount(rows, minlength=frontier.budgets.shape[0]) >= frontier.budgets
-    least = torch.full(frontier.budgets.shape, float("inf")).scatter_reduce_(0, rows, scores, "amin")
-    return torch.where(full, least, float("-inf"))
+    full = np.bincount(rows, minlength=len(frontier.budgets)) >= frontier.budgets
+    least = np.full(len(full), np.inf, np.float32)
+    np.minimum.at(least, rows, scores)
+    return np.where(full, least, np.float32(-np.inf))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +157,9 @@ class Eagle2Tree(BestPaths):
 
     def grow(self, frontier: Frontier) -> Growth:
         scores = frontier.scores
-        keep = torch.ones_like(scores, dtype=torch.bool)
+        keep = np.ones(scores.shape, np.bool_)
         if frontier.depth + 1 >= self.depth:
             return Growth(keep, ~keep)
-        rows = frontier.rows.repeat_interleave(scores.shape[1])
-        beam = best_per_row(scores.flatten(), rows, torch.full_like(frontier.budgets, self.width))
-        return Growth(keep, beam.view(scores.shape))
+        rows = frontier.rows.repeat(scores.shape[1])
+        beam = best_per_row(scores.ravel(), rows, np.full_like(frontier.budgets, self.width))
+        return Growth(keep, beam.reshape(scores.shape))

@@ -7,20 +7,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from ..artifacts import JsonFormat, user_path
 from ..config import DEFAULT_NODES, check_fields, typed
 from ..errors import ConfigError, UnknownNameError
-from ..tree import DraftTree
+from ..tree import DraftTree, Floats
 from .base import (
     MAX_WIDTH,
+    Flags,
     Frontier,
     Growth,
     GrowthPolicy,
     Plan,
     Provenance,
+    Tags,
     best_per_row,
     check_count,
     count_within,
@@ -39,25 +41,25 @@ class Columns(NamedTuple):
         ranks: its place in that distribution, 0 for the most probable token.
     """
 
-    path_logprobs: Tensor
-    entropies: Tensor
-    depths: Tensor
-    ranks: Tensor
+    path_logprobs: Floats
+    entropies: Floats
+    depths: NDArray[np.integer]
+    ranks: NDArray[np.integer]
 
 
-FEATURES: dict[str, Callable[[Columns], Tensor]] = {
-    "probability": lambda c: c.path_logprobs.exp(),
+FEATURES: dict[str, Callable[[Columns], NDArray[np.number]]] = {
+    "probability": lambda c: np.exp(c.path_logprobs),
     "entropy": lambda c: c.entropies,
     "depth": lambda c: c.depths - 1,
-    "log-probability": lambda c: c.path_logprobs.clamp(min=-20.0),
+    "log-probability": lambda c: np.maximum(c.path_logprobs, -20.0),
     "rank": lambda c: c.ranks,
 }
 """The first three are C2T's P, H and d (its depth counts the first layer as 0)."""
 
 
-def features(columns: Columns, names: Sequence[str]) -> Tensor:
+def features(columns: Columns, names: Sequence[str]) -> Floats:
     """[..., n] float32: the features of these names."""
-    return torch.stack([FEATURES[name](columns).float() for name in names], dim=-1)
+    return np.stack([FEATURES[name](columns) for name in names], axis=-1).astype(np.float32)
 
 
 def of_frontier(frontier: Frontier) -> Columns:
@@ -65,18 +67,17 @@ def of_frontier(frontier: Frontier) -> Columns:
     shape = frontier.candidates.logprobs.shape
     return Columns(
         path_logprobs=frontier.scores,
-        entropies=frontier.candidates.entropies[:, None].expand(shape),
-        depths=torch.full(shape, frontier.depth + 1),
-        ranks=torch.arange(shape[1]).expand(shape),
+        entropies=np.broadcast_to(frontier.candidates.entropies[:, None], shape),
+        depths=np.full(shape, frontier.depth + 1),
+        ranks=np.broadcast_to(np.arange(shape[1]), shape),
     )
 
 
 def of_tree(tree: DraftTree) -> Columns:
     """[N] the nodes of a tree that holds, with each node, its more probable siblings."""
-    families, own = torch.unique_consecutive(torch.from_numpy(tree.parents), return_inverse=True)
-    ranks = count_within(own, torch.bincount(own, minlength=len(families)))
-    paths, entropies, depths = map(torch.from_numpy, (tree.path_logprobs, tree.entropies, tree.depths))
-    return Columns(paths, entropies, depths, ranks)
+    own = np.cumsum(np.diff(tree.parents, prepend=tree.parents[:1]) != 0)  # families, in the order of their nodes
+    ranks = count_within(own, np.bincount(own))
+    return Columns(tree.path_logprobs, tree.entropies, tree.depths, ranks)
 
 
 DEFAULT_FEATURES = ("probability", "entropy", "depth", "log-probability")
@@ -109,8 +110,8 @@ class Classifier:
     output: tuple[float, ...]
     threshold: float
     given_parent: bool = False
-    _first: Tensor = field(init=False, repr=False, compare=False)
-    _last: Tensor = field(init=False, repr=False, compare=False)
+    _first: Floats = field(init=False, repr=False, compare=False)
+    _last: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_features(self.features)
@@ -120,41 +121,40 @@ class Classifier:
         if any(len(row) != len(self.features) for row in self.hidden) or {len(self.bias), len(self.output)} != {size}:
             raise ConfigError(f"the classifier's weights do not fit {len(self.features)} features and {size} units")
         numbers = [x for row in (*self.hidden, self.bias, self.output, (self.threshold,)) for x in row]
-        if not all(abs(x) <= torch.finfo(torch.float32).max for x in numbers):  # nor is nan
+        if not all(abs(x) <= float(np.finfo(np.float32).max) for x in numbers):  # nor is nan
             raise ConfigError("the classifier has weights that are no finite numbers")
-        first = torch.tensor([[*row, b] for row, b in zip(self.hidden, self.bias, strict=True)])
-        object.__setattr__(self, "_first", first.T.contiguous())
-        object.__setattr__(self, "_last", torch.tensor([*self.output, self.threshold]))
+        first = np.array([[*row, b] for row, b in zip(self.hidden, self.bias, strict=True)], np.float32)
+        object.__setattr__(self, "_first", np.ascontiguousarray(first.T))
+        object.__setattr__(self, "_last", np.array([*self.output, self.threshold], np.float32))
 
     @property
     def parameters(self) -> int:
         """How many numbers it has: 241 as published."""
-        return self._first.numel() + self._last.numel()
+        return self._first.size + self._last.size
 
-    def __call__(self, frontier: Frontier) -> Tensor:
+    def __call__(self, frontier: Frontier) -> Floats:
         """[F, K] C of the candidates of a frontier; 0 where there is none.
 
         Raises:
             ConfigError: a feature is not a number.
         """
         given = features(of_frontier(frontier), self.features)
-        return self.scores(given).masked_fill(frontier.candidates.logprobs == float("-inf"), 0.0)
+        return np.where(frontier.candidates.logprobs > -np.inf, self.scores(given), np.float32(0))
 
-    @torch.inference_mode()
-    def scores(self, given: Tensor) -> Tensor:
+    def scores(self, given: Floats) -> Floats:
         """[...] probabilities for features [..., n].
 
         Raises:
             ConfigError: one is not a number.
         """
-        first, last, rows = self._first, self._last, given.reshape(-1, given.shape[-1])
-        units = torch.addmm(first[-1], rows, first[:-1]).relu_()
-        found = torch.addmv(last[-1:].expand(units.shape[0]), units, last[:-1]).sigmoid_()
-        if bool(found.isnan().any()):
-            bad = rows.isnan().any(0).nonzero().flatten().tolist()
-            names = ", ".join(self.features[i] for i in bad) or "every feature"
+        units = np.maximum(given @ self._first[:-1] + self._first[-1], 0)
+        with np.errstate(over="ignore"):
+            found: Floats = 1 / (1 + np.exp(-(units @ self._last[:-1] + self._last[-1])))
+        if np.isnan(found).any():
+            bad = [name for i, name in enumerate(self.features) if np.isnan(given[..., i]).any()]
+            names = ", ".join(bad) or "every feature"
             raise ConfigError(f"the draft distribution has {names} nan: its logits are no numbers, use another drafter")
-        return found.view(given.shape[:-1])
+        return found
 
 
 def check_features(names: tuple[str, ...]) -> None:
@@ -226,7 +226,7 @@ def read_classifier(name: str) -> ClassifierFile:
         ) from None
 
 
-Score = Callable[[Frontier], Tensor]
+Score = Callable[[Frontier], Floats]
 """[F, K] candidates of a frontier -> how probable each is to be accepted, 0 where there is none."""
 
 BETA = 0.05
@@ -292,18 +292,18 @@ class ClassifierTree(GrowthPolicy):
         if frontier.depth:
             above = frontier.tags[:, None]
             own = own * above if self.given_parent else own
-            least = torch.minimum(own, above)
-        keep = (own >= self.beta) & (frontier.candidates.logprobs > float("-inf"))
-        rows = frontier.rows[:, None].expand_as(keep)
+            least = np.minimum(own, above)
+        keep = (own >= self.beta) & (frontier.candidates.logprobs > -np.inf)
+        rows = np.broadcast_to(frontier.rows[:, None], keep.shape)
         if self.top is not None:
-            limits = torch.full_like(frontier.budgets, self.top)
-            keep = keep.masked_scatter(keep, best_per_row(own[keep], rows[keep], limits))
-        scores, owners = torch.cat([pool.tags, least[keep]]), torch.cat([pool.rows, rows[keep]])
+            limits = np.full_like(frontier.budgets, self.top)
+            keep[keep.nonzero()] = best_per_row(own[keep], rows[keep], limits)
+        scores, owners = np.concatenate([pool.tags, least[keep]]), np.concatenate([pool.rows, rows[keep]])
         stay = best_per_row(scores, owners, frontier.budgets)[len(pool.rows) :]
-        keep = keep.masked_scatter(keep, stay)
-        return Growth(keep, torch.full_like(keep, frontier.depth + 1 < self.depth), least)
+        keep[keep.nonzero()] = stay
+        return Growth(keep, np.full_like(keep, frontier.depth + 1 < self.depth), least)
 
-    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tensor]) -> list[Tensor | None]:
+    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tags]) -> list[Flags | None]:
         """The budget's best nodes by least C on the path: none exceeds its parent, so parents stay."""
         return highest_in_budget(tags, plan.budgets)
 
@@ -333,13 +333,13 @@ class LearnedWidth:
         if not 0 < self.beta <= 1:
             raise ConfigError(f"beta is {self.beta}: use a probability of acceptance above 0 and up to 1")
 
-    def __call__(self, entropies: Tensor) -> Tensor:
+    def __call__(self, entropies: Floats) -> NDArray[np.integer]:
         """[F] entropies in nats -> [F] numbers of children."""
-        ranks = torch.arange(MAX_WIDTH).expand(len(entropies), -1)
-        unseen = torch.zeros_like(ranks)
-        columns = Columns(unseen, entropies[:, None].expand_as(ranks), unseen, ranks)
+        entropies, ranks = np.broadcast_arrays(entropies[:, None], np.arange(MAX_WIDTH))
+        columns = Columns(entropies, entropies, ranks, ranks)  # it sees no paths and no depths
         scores = self.classifier.scores(features(columns, self.classifier.features))
-        return (scores >= self.beta).cumprod(1).sum(1).float()
+        children: NDArray[np.integer] = np.logical_and.accumulate(scores >= self.beta, axis=1).sum(1)
+        return children
 
 
 @dataclass(frozen=True, slots=True)

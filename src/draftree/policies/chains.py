@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import cast
 from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from ..config import MAX_NODES, Budget, check_fields
 from ..errors import ConfigError
 from ..request import Outcome, Request
+from ..tree import Floats
 from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Plan, check_count, check_entropy, read_number
 from .fixed import StaticTree
 
@@ -51,8 +51,8 @@ class EntropyStop(GrowthPolicy):
     def grow(self, frontier: Frontier) -> Growth:
         """One child below ``stop``; ``width`` leaves above."""
         sure = (frontier.candidates.entropies <= self.stop)[:, None]
-        ranks = torch.arange(frontier.candidates.tokens.shape[1])
-        return Growth((ranks == 0) | ~sure, sure.expand(-1, ranks.shape[0]))
+        keep = (np.arange(frontier.candidates.tokens.shape[1]) == 0) | ~sure
+        return Growth(keep, np.broadcast_to(sure, keep.shape))
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class WindowPlan(Plan):
     """
 
     thresholds: Sequence[Threshold]
-    crossed: Tensor
+    crossed: Floats
 
 
 @dataclass(slots=True)
@@ -185,20 +185,20 @@ class DynamicWindow(GrowthPolicy):
 
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], beside: int = 0) -> WindowPlan:
         thresholds = [self.threshold(request) for request in requests]
-        return WindowPlan(budgets, thresholds=thresholds, crossed=torch.full((len(requests),), math.inf))
+        return WindowPlan(budgets, thresholds=thresholds, crossed=np.full(len(requests), np.inf, np.float32))
 
     def grow(self, frontier: Frontier) -> Growth:
         """The most probable token, unless tau is crossed beyond the floor."""
         plan, depth, window = cast(WindowPlan, frontier.plan), frontier.depth + 1, self.window
         entropies, rows = frontier.candidates.entropies, frontier.rows
-        crossed = entropies > torch.tensor([plan.thresholds[b].value for b in rows.tolist()])
+        crossed = entropies > np.array([plan.thresholds[b].value for b in rows], np.float32)
         crossed &= depth >= window.floor
         plan.crossed[rows[crossed]] = entropies[crossed]
-        keep = torch.zeros_like(frontier.candidates.logprobs, dtype=torch.bool)
+        keep = np.zeros(frontier.candidates.tokens.shape, np.bool_)
         keep[:, :1] = True
         if not window.keep and depth > window.floor:
             keep &= ~crossed[:, None]
-        return Growth(keep, (~crossed & (depth < window.cap))[:, None].expand_as(keep))
+        return Growth(keep, np.broadcast_to((~crossed & (depth < window.cap))[:, None], keep.shape))
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn tau: from each rejected token, and from drafts that tau ended though all of them was accepted."""

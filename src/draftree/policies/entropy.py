@@ -10,15 +10,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ..config import DEFAULT_NODES, MAX_NODES, check_fields
 from ..errors import ConfigError
-from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count, check_entropy
+from ..tree import Floats
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count, check_entropy, descending
 
-EntropyFunction = Callable[[Tensor], Tensor]
-"""[F] entropies in nats -> [F] numbers: of children (a width) or levels (a depth)."""
+EntropyFunction = Callable[[Floats], ArrayLike]
+"""[F] entropies in nats, a NumPy array -> [F] numbers: of children (a width) or levels (a depth)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,11 @@ class BranchingSteps:
             check_entropy(name, getattr(self, name))
         check_count("width", self.most, MAX_WIDTH)
 
-    def __call__(self, entropies: Tensor) -> Tensor:
+    def __call__(self, entropies: Floats) -> Floats:
         """[F] entropies -> [F] numbers of children."""
-        wide = (self.slope * entropies).ceil().clamp(max=self.most)
-        children = torch.where(entropies < self.sure, 1.0, torch.where(entropies < self.unsure, 2.0, wide))
-        return torch.where(entropies > self.stop, 0.0, children)
+        wide = np.minimum(np.ceil(self.slope * entropies), self.most)
+        children = np.where(entropies < self.sure, 1.0, np.where(entropies < self.unsure, 2.0, wide))
+        return np.where(entropies > self.stop, 0.0, children)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +88,12 @@ class StepFunction:
             values.append(int(value))
         return cls(tuple(edges), tuple(values))
 
-    def __call__(self, entropies: Tensor) -> Tensor:
-        at = torch.bucketize(entropies, torch.tensor(self.edges, dtype=entropies.dtype), right=True)
-        return torch.tensor([*self.values, 0])[at].float()
+    def __call__(self, entropies: NDArray[np.floating]) -> NDArray[np.integer]:
+        at = np.searchsorted(np.array(self.edges, entropies.dtype), entropies, side="right")
+        return np.array([*self.values, 0])[at]
 
     def at(self, entropy: float) -> int:
-        return int(self(torch.tensor([entropy], dtype=torch.float64)))
+        return int(self(np.array([entropy]))[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,34 +128,32 @@ class EntropyTree(GrowthPolicy):
         return MAX_NODES
 
     def grow(self, frontier: Frontier) -> Growth:
-        keep = torch.arange(frontier.candidates.tokens.shape[1]) < self.children(frontier)[:, None]
-        return Growth(keep, torch.full_like(keep, frontier.depth + 1 < self.depth))
+        keep = np.arange(frontier.candidates.tokens.shape[1]) < self.children(frontier)[:, None]
+        return Growth(keep, np.full_like(keep, frontier.depth + 1 < self.depth))
 
-    def children(self, frontier: Frontier) -> Tensor:
+    def children(self, frontier: Frontier) -> NDArray[np.number]:
         """[F] numbers of children: ``width_of(H)``, none below level ``depth_of(H)``."""
         entropies = frontier.candidates.entropies
-        children = self._evaluate(self.width_of, "width", entropies)
+        children: NDArray[np.number] = self._evaluate(self.width_of, "width", entropies)
         if self.depth_of is not None:
             deepest = self._evaluate(self.depth_of, "depth", entropies)
-            children = torch.where(deepest > frontier.depth, children, 0)
+            children = np.where(deepest > frontier.depth, children, 0)
         return children
 
     @staticmethod
-    def _evaluate(function: EntropyFunction, what: str, entropies: Tensor) -> Tensor:
+    def _evaluate(function: EntropyFunction, what: str, entropies: Floats) -> Floats:
         """Run a user's function; ConfigError unless it gives one finite number for each entropy."""
         values = function(entropies)
         try:
-            given = torch.as_tensor(values, dtype=torch.float32)
-        except (TypeError, ValueError, RuntimeError):
+            given = np.asarray(values, np.float32)
+        except (TypeError, ValueError):
+            given = np.empty(0, np.float32)
+        if given.shape != entropies.shape or not np.isfinite(given).all():
             raise ConfigError(
-                f"the {what} function gave {values!r}: return one finite number for each entropy"
-            ) from None
-        if given.shape != entropies.shape or not bool(given.isfinite().all()):
-            raise ConfigError(
-                f"the {what} function gave {given.tolist()} for entropies {entropies.tolist()}: "
+                f"the {what} function gave {values!r} for entropies {entropies.tolist()}: "
                 "return one finite number for each entropy"
             )
-        return given.floor()
+        return np.floor(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,19 +170,19 @@ class BudgetTree(EntropyTree):
     def default_nodes(self) -> int:
         return DEFAULT_NODES
 
-    def children(self, frontier: Frontier) -> Tensor:
+    def children(self, frontier: Frontier) -> NDArray[np.number]:
         """[F] numbers of children, within each request's share of this level."""
         rows, scores = frontier.rows, frontier.candidates.logprobs
-        there = (scores > float("-inf")).sum(1)
-        wanted = EntropyTree.children(self, frontier).clamp(0, self.width).minimum(there).long()
-        left = frontier.budgets - torch.bincount(frontier.pool.rows, minlength=len(frontier.budgets))
-        below = frontier.limits.clamp(max=self.depth) - (frontier.depth + 1)
-        shares = (left - below.clamp(min=0)).clamp(min=1).minimum(left)
-        given = torch.zeros_like(wanted)
-        for row in rows.unique().tolist():
-            own = (rows == row).nonzero()[:, 0]
-            order = own[frontier.path_logprobs[own].argsort(descending=True, stable=True)]
-            given[order] = torch.tensor(fit(wanted[order].tolist(), int(shares[row])))
+        there = (scores > -np.inf).sum(1)
+        wanted = np.minimum(EntropyTree.children(self, frontier).clip(0, self.width), there).astype(np.int64)
+        left = frontier.budgets - np.bincount(frontier.pool.rows, minlength=len(frontier.budgets))
+        below = np.minimum(frontier.limits, self.depth) - (frontier.depth + 1)
+        shares = np.minimum((left - below.clip(min=0)).clip(min=1), left)
+        given: NDArray[np.number] = np.zeros_like(wanted)
+        for row in np.unique(rows):
+            own = np.flatnonzero(rows == row)
+            order = own[descending(frontier.path_logprobs[own])]
+            given[order] = fit(wanted[order].tolist(), int(shares[row]))
         return given
 
 

@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from ..artifacts import JsonFormat, user_path
 from ..config import MAX_NODES, check_fields
 from ..errors import ConfigError, UnknownNameError
-from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance, check_count
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Numbers, Provenance, check_count
 
+Acceptance = NDArray[np.float64]
+"""[D, R] how often the target's next token at depth d is the drafter's candidate of rank r, the root's depth 0."""
 Ranks = tuple[int, ...]
 """A node of a fixed tree: the ranks on its path from the root, 0 for the most probable child."""
 
@@ -51,7 +54,7 @@ class StaticTree(GrowthPolicy):
         return min(self.width, nodes)
 
     def grow(self, frontier: Frontier) -> Growth:
-        keep = torch.ones_like(frontier.candidates.tokens, dtype=torch.bool)
+        keep = np.ones(frontier.candidates.tokens.shape, np.bool_)
         return Growth(keep, keep & (frontier.depth + 1 < self.depth))
 
 
@@ -72,27 +75,27 @@ class RankTree(GrowthPolicy):
 
     paths: tuple[Ranks, ...]
     made_for: Provenance | None = None
-    _children: Tensor = field(init=False, repr=False, compare=False)
+    _children: Numbers = field(init=False, repr=False, compare=False)
     """[nodes + 1, width] int64: number of the child of each rank; 0 is the root, node i of ``paths`` is i + 1."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_paths(self.paths)
         numbers: dict[Ranks, int] = {(): 0} | {path: i for i, path in enumerate(self.paths, start=1)}
-        children = torch.full((len(numbers), 1 + max(path[-1] for path in self.paths)), _NONE)
+        children = np.full((len(numbers), 1 + max(path[-1] for path in self.paths)), _NONE)
         for path in self.paths:
             children[numbers[path[:-1]], path[-1]] = numbers[path]
         object.__setattr__(self, "_children", children)
 
     def width_for(self, nodes: int) -> int:
-        return min(self._children.shape[1], nodes)
+        return min(int(self._children.shape[1]), nodes)
 
     def grow(self, frontier: Frontier) -> Growth:
         """The tree's children of each node; its tag is its row of ``_children``."""
         wanted = self._children[frontier.tags, : frontier.candidates.tokens.shape[1]]
         budget = frontier.budgets[frontier.rows, None]
         keep = wanted <= budget
-        tags = torch.where(keep, wanted, 0)
+        tags = np.where(keep, wanted, 0)
         return Growth(keep, self._children[tags, 0] <= budget, tags)
 
 
@@ -116,18 +119,18 @@ def check_paths(paths: Sequence[Ranks]) -> None:
         seen.add(path)
 
 
-def best_tree(acceptance: Tensor, nodes: int) -> tuple[Ranks, ...]:
+def best_tree(acceptance: Acceptance, nodes: int) -> tuple[Ranks, ...]:
     """The tree of at most ``nodes`` nodes with the largest expected acceptance length, by [D, R] acceptance.
 
     Nodes that would gain nothing are left out. The most probable nodes come first, as far as parents and lower ranks
     allow: where larger ranks are less often right, the first n nodes are the best tree of n nodes.
     """
-    _, choices = _solve(acceptance.double(), nodes)
+    _, choices = _solve(acceptance, nodes)
     return _best_first(_unfold(choices, nodes), acceptance)
 
 
 def best_size(
-    acceptance: Tensor, verify_seconds: Callable[[int], float], draft_seconds_per_layer: float, max_nodes: int
+    acceptance: Acceptance, verify_seconds: Callable[[int], float], draft_seconds_per_layer: float, max_nodes: int
 ) -> tuple[Ranks, ...]:
     """The tree that gains most tokens a second: max over b nodes, d levels of E(b, d) / (d t_draft + t_verify(b + 1)).
 
@@ -140,13 +143,13 @@ def best_size(
     Returns:
         its nodes; none where autoregressive decoding, 1 / t_verify(1), is the fastest.
     """
-    seconds = torch.tensor([verify_seconds(n + 1) for n in range(max_nodes + 1)], dtype=torch.float64)
+    seconds = np.array([verify_seconds(n + 1) for n in range(max_nodes + 1)])
     best_rate = 1 / float(seconds[0])
     best: list[Ranks] = []
     for depth in range(1, len(acceptance) + 1):
-        gains, choices = _solve(acceptance[:depth].double(), max_nodes)
+        gains, choices = _solve(acceptance[:depth], max_nodes)
         rates = (1 + gains) / (depth * draft_seconds_per_layer + seconds)
-        rates[1:][gains.diff() <= 0] = 0  # the tree has fewer nodes: it was rated as a smaller one
+        rates[1:][np.diff(gains) <= 0] = 0  # the tree has fewer nodes: it was rated as a smaller one
         rates[0] = 0
         n = int(rates.argmax())
         if rates[n] > best_rate:
@@ -154,12 +157,12 @@ def best_size(
     return _best_first(best, acceptance)
 
 
-def expected_acceptance_length(acceptance: Tensor, paths: Sequence[Ranks]) -> float:
+def expected_acceptance_length(acceptance: Acceptance, paths: Sequence[Ranks]) -> float:
     """1 + the sum over nodes of the product of ``acceptance`` along their paths."""
     return 1 + math.fsum(_path_acceptance(acceptance.tolist(), path) for path in paths)
 
 
-def _solve(acceptance: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+def _solve(acceptance: Acceptance, nodes: int) -> tuple[NDArray[np.float64], Numbers]:
     """The recursion for all sizes at once.
 
     c(d, n, r) is what n nodes below an accepted node of depth d gain at most in children of rank r and more:
@@ -169,22 +172,23 @@ def _solve(acceptance: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
         ([nodes + 1] gains c(0, n, 0); [D, R, nodes + 1] the m of each maximum, 0 for no more children).
     """
     depths, ranks = acceptance.shape
-    choices = torch.zeros((depths, ranks, nodes + 1), dtype=torch.int64)
-    below = torch.zeros(nodes + 1, dtype=torch.float64)
-    too_many = torch.full((nodes,), -math.inf, dtype=torch.float64)
+    choices = np.zeros((depths, ranks, nodes + 1), np.int64)
+    below = np.zeros(nodes + 1)
+    too_many = np.full(nodes, -np.inf)
     for d in reversed(range(depths)):
-        siblings = torch.zeros_like(below)
+        siblings = np.zeros_like(below)
         for r in reversed(range(ranks)):
-            own = acceptance[d, r] * (1 + below[:-1].flip(0))  # of m = nodes, ..., 1
-            left = torch.cat([too_many, siblings]).unfold(0, nodes, 1)  # [n, m likewise] of the siblings' n - m
-            gains, at = (own + left[: nodes + 1]).max(1)
-            siblings = gains.clamp(min=0)
-            choices[d, r] = torch.where(gains > 0, nodes - at, 0)
+            own = acceptance[d, r] * (1 + below[-2::-1])  # of m = nodes, ..., 1
+            left = sliding_window_view(np.concatenate([too_many, siblings]), nodes)  # [n, m] of the siblings' n - m
+            every = own + left[: nodes + 1]
+            gains = every.max(1)
+            siblings = gains.clip(min=0)
+            choices[d, r] = np.where(gains > 0, nodes - every.argmax(1), 0)
         below = siblings
     return below, choices
 
 
-def _unfold(choices: Tensor, nodes: int) -> list[Ranks]:
+def _unfold(choices: Numbers, nodes: int) -> list[Ranks]:
     """The tree behind a maximum."""
     paths: list[Ranks] = []
     open_nodes: list[tuple[Ranks, int]] = [((), nodes)]
@@ -202,7 +206,7 @@ def _unfold(choices: Tensor, nodes: int) -> list[Ranks]:
     return paths
 
 
-def _best_first(paths: Sequence[Ranks], acceptance: Tensor) -> tuple[Ranks, ...]:
+def _best_first(paths: Sequence[Ranks], acceptance: Acceptance) -> tuple[Ranks, ...]:
     """By path acceptance, then depth, then ranks; each node after its parent and its sibling of the rank before."""
     table, members = acceptance.tolist(), set(paths)
     ready: list[tuple[float, int, Ranks]] = [(-_path_acceptance(table, (0,)), 1, (0,))] if members else []
@@ -233,10 +237,9 @@ class Counts:
     accepted: tuple[tuple[int, ...], ...]
 
     @property
-    def acceptance(self) -> Tensor:
-        """[D, R] float64: share of the trials; 0 where there were none."""
-        trials = torch.tensor(self.trials, dtype=torch.float64).clamp(min=1)
-        return torch.tensor(self.accepted, dtype=torch.float64) / trials[:, None]
+    def acceptance(self) -> Acceptance:
+        """Share of the trials; 0 where there were none."""
+        return np.array(self.accepted) / np.maximum(self.trials, 1)[:, None]
 
     def __post_init__(self) -> None:
         counted = all(n >= 0 for row in (self.trials, *self.accepted) for n in row)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from pydantic import Field, GetCoreSchemaHandler, GetPydanticSchema, Strict, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
-from torch import Tensor
 
 from ..artifacts import first_error
 from ..request import Stats
@@ -58,10 +57,10 @@ class RunRecord:
     """The first line: what decoded.
 
     Attributes:
-        draftree, torch: versions.
+        draftree: its version.
         date: when the engine was built, ISO 8601, UTC.
-        target: the target's name, architecture, parameters, dtype, weight format, device, attention, max_length,
-            vocab_size, eos_ids.
+        target: the target's name, architecture, parameters, dtype, weight format, device, engine, attention,
+            max_length, vocab_size, eos_ids.
         drafter: its class and settings, among them its policy's class and settings.
         nodes: node budget of one request's tree at one step.
         candidates: how tokens came out of the draft distribution: "coupled", "plain" or "drawn"; None: not recorded.
@@ -72,7 +71,6 @@ class RunRecord:
     format: str = FORMAT
     version: Whole = VERSION
     draftree: str
-    torch: str
     date: str
     threads: Whole
     target: Mapping[str, Any]
@@ -213,7 +211,7 @@ def plain(value: Any) -> Any:
         return _number(value)
     if value is None or isinstance(value, (int, str)):
         return value
-    if isinstance(value, (Tensor, np.ndarray)):
+    if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, (tuple, list)):
         return [plain(x) for x in value]

@@ -14,8 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import torch
-
 from ..artifacts import read_lines, user_path
 from ..config import typed
 from ..drafters.base import Drafter
@@ -296,7 +294,6 @@ def run_record(setup: Setup, labels: Mapping[str, str]) -> RunRecord:
     can = setup.target.capabilities
     return RunRecord(
         draftree=version("draftree"),
-        torch=torch.__version__,
         date=setup.date,
         threads=can.threads,
         target={
@@ -306,6 +303,7 @@ def run_record(setup: Setup, labels: Mapping[str, str]) -> RunRecord:
             "dtype": can.dtype,
             "weight_format": can.weight_format,
             "device": can.device,
+            "engine": can.engine,
             "attention": can.attention,
             "max_length": can.max_length,
             "vocab_size": can.vocab_size,

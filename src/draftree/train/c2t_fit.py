@@ -209,7 +209,7 @@ def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> Clas
 
 def _scored(classifier: Classifier, samples: Samples, negatives: float) -> tuple[Tensor, Tensor, Tensor]:
     """[M] scores, labels and weights; thinned nodes are weighted up."""
-    scores = classifier.scores(samples.columns(classifier.features)).double()
+    scores = torch.from_numpy(classifier.scores(samples.columns(classifier.features).numpy())).double()
     return scores, samples.accepted, torch.where(samples.accepted, 1.0, 1 / negatives).double()
 
 

@@ -86,7 +86,8 @@ def samples_of(tree: DraftTree, path: Sequence[int], number: int) -> Samples:
     """All nodes of a full tree of which the target accepted ``path``."""
     accepted = torch.zeros(len(tree) + 1, dtype=torch.bool)
     accepted[[*path, ROOT]] = True  # the root is the last
-    given, numbers = features(of_tree(tree), tuple(FEATURES)), torch.full((len(tree),), number)
+    given = torch.from_numpy(features(of_tree(tree), tuple(FEATURES)))
+    numbers = torch.full((len(tree),), number)
     return Samples(given, accepted[:-1], accepted[torch.from_numpy(tree.parents)], numbers)
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,8 +53,8 @@ class TruePath(GrowthPolicy):
 
     def grow(self, frontier: Frontier) -> Growth:
         """The child that is the true token."""
-        keep = (frontier.candidates.tokens == self.truth[frontier.depth]) & (frontier.scores > float("-inf"))
-        found = keep[0].nonzero().flatten().tolist()
+        keep = (frontier.candidates.tokens == self.truth[frontier.depth]) & (frontier.scores > -np.inf)
+        found = np.flatnonzero(keep[0]).tolist()
         self.ranks.append(found[0] if found else None)
         return Growth(keep, keep)
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
-import torch
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import TokenSource, UnscoredNode
@@ -393,4 +393,7 @@ def test_candidates_that_pass_through_a_cascade_keep_their_origins() -> None:
     both = joined([*split(found), found])
     assert both.origins is not None
     assert both.origins.tolist() == found.origins.tolist() * 2
-    assert joined([found, Candidates(torch.tensor([[7]]), torch.zeros((1, 1)), torch.zeros(1))]).origins is None
+    assert (
+        joined([found, Candidates(np.array([[7]]), np.zeros((1, 1), np.float32), np.zeros(1, np.float32))]).origins
+        is None
+    )

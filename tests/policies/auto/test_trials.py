@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
 from draftree.config import Budget
 from draftree.drafters.grow import grow
@@ -116,7 +115,7 @@ def test_a_trial_follows_the_text_until_it_leaves_the_tree(
 
 def test_no_tree_is_grown_below_a_first_candidate_that_cannot_pay() -> None:
     plan = AutoTree(depth=NODES, target=costs(dear)).plan([Fake()], [Budget(NODES)])
-    firsts = [torch.tensor([p]) for p in (0.3, 0.6, 0.97)]
-    assert [plan.may_gain(torch.tensor([0]), first) for first in firsts] == [False, False, True]
+    firsts = [np.array([p]) for p in (0.3, 0.6, 0.97)]
+    assert [plan.may_gain(np.array([0]), first) for first in firsts] == [False, False, True]
     both = AutoTree(depth=NODES, target=costs(dear)).plan([Fake(), Fake()], [Budget(NODES)] * 2)
-    assert both.may_gain(torch.arange(2), torch.tensor([0.3, 0.97]))
+    assert both.may_gain(np.arange(2), np.array([0.3, 0.97]))

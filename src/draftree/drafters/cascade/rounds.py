@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-import torch
+import numpy as np
 
 from ...config import Budget
 from ...errors import ConfigError
@@ -32,7 +32,7 @@ from .trie import TokenTrie
 
 TrieNode = tuple[int, int]
 """Row of the request, and the node in its trie."""
-_NO_CANDIDATES = Candidates(torch.zeros((1, 1), dtype=torch.int64), torch.full((1, 1), float("-inf")), torch.zeros(1))
+_NO_CANDIDATES = Candidates(np.zeros((1, 1), np.int64), np.full((1, 1), -np.inf, np.float32), np.zeros(1, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ class VerifierStage:
         above = self.found[row].get(trie.parent(node))
         if above is None:
             return False
-        depth, entropy = trie.depth(node) - trie.depth(run.base), float(above.entropies)
+        depth, entropy = trie.depth(node) - trie.depth(run.base), float(above.entropies[0])
         if rule.goes_on(self._requests[row], depth, entropy):
             return True
         if depth < rule.settings.pending:
@@ -378,4 +378,4 @@ class CascadeScorer(TrieScorer):
             [self._tries[row].find(node, token) in self._stage.found[row] for token in tokens]
             for (row, node), tokens in zip(places, found.tokens.tolist(), strict=True)
         ]
-        return replace(found, known=torch.tensor(known), origins=None)  # of the parts of the last stage's source
+        return replace(found, known=np.array(known), origins=None)  # of the parts of the last stage's source

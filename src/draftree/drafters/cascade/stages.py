@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
+import numpy as np
 
 from ...config import Budget
 from ...errors import ConfigError
@@ -110,7 +110,7 @@ class CascadeSource(TokenSource):
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """The stages know a node by its number in the trie."""
         ours = [
-            Grown(tree, torch.tensor(trie.nodes_of(tree), dtype=torch.int64))
+            Grown(tree, np.array(trie.nodes_of(tree), np.int64))
             for trie, (tree, _) in zip(self._tries, grown, strict=True)
         ]
         for source in self.sources:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,12 +22,13 @@ from ...errors import CacheError
 from ...models.abilities import MarginalHead
 from ...models.base import Row
 from ...models.huggingface.features import feature_row
-from ...policies.base import Candidates
+from ...policies.base import Candidates, Numbers
 from ...request import Request
 from ...tree import ROOT, Drawing
 from ..base import Scorer, TokenSource, UnscoredNode
 from ..constrained import NodeStates
-from ..distributions import DraftLogits, Drawn, joined
+from ..distributions import Drawn, joined
+from .draft_logits import DraftLogits
 
 
 @dataclass(slots=True)
@@ -142,38 +144,38 @@ class _MarginalScorer(Scorer):
             self._predicted |= zip(roots, self._source.predict([self._requests[b] for b in roots]), strict=True)
         for b, node, parent, _ in nodes:
             self._depths[b, node] = 0 if node == ROOT else self._depths[b, parent] + 1
-        depths, last = torch.tensor([self._depths[b, node] for b, node, _, _ in nodes]), self._source.head.depth - 1
-        within = depths.clamp(max=last)
+        depths, last = np.array([self._depths[b, node] for b, node, _, _ in nodes]), self._source.head.depth - 1
+        within = np.minimum(depths, last)
         found = self._each(nodes, within, width) if self._are_apart else self._shared(nodes, within, width)
         return replace(
             found,
-            logprobs=found.logprobs.masked_fill((depths > last)[:, None], float("-inf")),
-            known=(depths < last)[:, None].expand(found.tokens.shape),
+            logprobs=np.where((depths > last)[:, None], np.float32(-np.inf), found.logprobs),
+            known=np.broadcast_to((depths < last)[:, None], found.tokens.shape),
         )
 
-    def _shared(self, nodes: Sequence[UnscoredNode], depths: Tensor, width: int) -> Candidates:
+    def _shared(self, nodes: Sequence[UnscoredNode], depths: Numbers, width: int) -> Candidates:
         """Those of the nodes' depths."""
         if width > self._width:
             self._table, self._starts, self._width = None, {}, width
         if new := [b for b in dict.fromkeys(n.row for n in nodes) if b not in self._starts]:
             count = self._source.head.depth
             places = [UnscoredNode(b, ROOT, ROOT, 0) for b in new for _ in range(count)]
-            found = self._candidates(places, torch.arange(count).repeat(len(new)), self._width)
+            found = self._candidates(places, np.tile(np.arange(count), len(new)), self._width)
             start = 0 if self._table is None else len(self._table.tokens)
             self._table = found if self._table is None else joined([self._table, found])
             self._starts |= {b: start + i * count for i, b in enumerate(new)}
         table = cast(Candidates, self._table)
-        at = torch.tensor([self._starts[n.row] for n in nodes]) + depths
+        at = np.array([self._starts[n.row] for n in nodes]) + depths
         return Candidates(table.tokens[at, :width], table.logprobs[at, :width], table.entropies[at])
 
-    def _each(self, nodes: Sequence[UnscoredNode], depths: Tensor, width: int) -> Candidates:
+    def _each(self, nodes: Sequence[UnscoredNode], depths: Numbers, width: int) -> Candidates:
         """Those of each node, which can have children drawn."""
         return self._candidates(nodes, depths, width, self._states.of(nodes))
 
     def _candidates(
         self,
         nodes: Sequence[UnscoredNode],
-        depths: Tensor,
+        depths: Numbers,
         width: int,
         states: Sequence[ConstraintState | None] = (),
     ) -> Candidates:
@@ -185,10 +187,10 @@ class _MarginalScorer(Scorer):
             logits,
             [count * rows[n.row] + depth for n, depth in zip(nodes, places, strict=True)],
             width,
-            None if own is None else [own] * len(nodes),
+            () if own is None else [own] * len(nodes),
             depths=places,
             states=states,
         )
 
-    def draw(self, counts: Tensor) -> Drawn:
+    def draw(self, counts: Numbers) -> Drawn:
         return self._logits.draw(counts)

@@ -18,8 +18,6 @@ from typing import cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ...config import Budget, check_fields
 from ...errors import ConfigError
@@ -29,11 +27,14 @@ from ...request import Outcome, Request
 from ...tree import ROOT, DraftTree
 from ..base import (
     Candidates,
+    Flags,
     Frontier,
     Growth,
     GrowthPolicy,
+    Numbers,
     Plan,
     SourceInfo,
+    Tags,
     best_per_row,
     check_count,
     highest,
@@ -65,11 +66,11 @@ class AutoPlan(Plan):
     """
 
     price: Price
-    weights: Tensor
+    weights: Floats
     below: Floats = field(init=False)
     gained: float = field(init=False)
     best: list[list[float]] = field(init=False)
-    proposed: list[tuple[Tensor, Tensor, Candidates]] = field(default_factory=list)
+    proposed: list[tuple[Numbers, Numbers, Candidates]] = field(default_factory=list)
     totals: Floats = field(default_factory=lambda: np.zeros(1))
     passes: int = 1
     pools: Sequence[DraftTree] = ()
@@ -114,7 +115,7 @@ class AutoPlan(Plan):
         """
         return min(self.price.rate, float(((self.price.ar.tokens + drafted) / seconds).max()))
 
-    def may_gain(self, rows: Tensor, first: Tensor) -> bool:
+    def may_gain(self, rows: Numbers, first: Floats) -> bool:
         """Some size gains if the tokens below each request's first node are as likely as that: none is likelier.
 
         Args:
@@ -123,8 +124,7 @@ class AutoPlan(Plan):
         """
         verify = self.price.verify
         levels = -(-(len(verify) - 1) // len(first))
-        weights = self.weights[rows].numpy()
-        steps = (np.power.outer(first.numpy(), np.arange(1, levels + 1)) * weights[:, None]).ravel()
+        steps = (np.power.outer(first, np.arange(1, levels + 1)) * self.weights[rows, None]).ravel()
         gained = np.sort(steps)[::-1][: len(verify) - 1].cumsum()
         return bool((gained > self.price.rate * (verify[1:] - verify[0])).any())
 
@@ -206,26 +206,26 @@ class AutoTree(GrowthPolicy):
             depth = 0  # no tree can be afforded before it is known what became of these
         price = self.selection.begin(requests, verify, ar, depth)
         drafted = budgets if any(price.enabled) else [Budget(0, budget.depth) for budget in budgets]
-        weights = torch.tensor([budget.weight for budget in budgets], dtype=torch.float64)
+        weights = np.array([budget.weight for budget in budgets])
         return AutoPlan(drafted, price.enabled, price=price, weights=weights / weights.mean())
 
     def grow(self, frontier: Frontier) -> Growth:
         """Candidates whose calibrated path may pay; go on where another layer may pay."""
         plan, found = cast(AutoPlan, frontier.plan), frontier.candidates
-        none = torch.zeros(found.logprobs.shape, dtype=torch.bool)
-        if not frontier.depth and not bool(found.logprobs.isfinite().any()):
+        none = np.zeros(found.logprobs.shape, np.bool_)
+        if not frontier.depth and not np.isfinite(found.logprobs).any():
             return Growth(none, none)  # often so where texts repeat little: nothing to weigh or to learn
         plan.proposed.append((frontier.rows, frontier.nodes, found))
         paths = self._paths(frontier)
-        if not frontier.depth and not plan.may_gain(frontier.rows, paths.amax(1)):
+        if not frontier.depth and not plan.may_gain(frontier.rows, paths.max(1)):
             return Growth(none, none)
         if not frontier.depth:
             plan.below = convex_below(plan.price.verify)
-        rows = frontier.rows.repeat_interleave(paths.shape[1])
-        keep = best_per_row(paths.flatten(), rows, frontier.budgets).view_as(paths)
+        rows = frontier.rows.repeat(paths.shape[1])
+        keep = best_per_row(paths.ravel(), rows, frontier.budgets).reshape(paths.shape)
         keep &= paths > self.settings.min_probability
-        values = paths * plan.weights[frontier.rows][:, None]
-        for row, value in zip(rows[keep.flatten()].tolist(), values[keep].tolist(), strict=True):
+        values = paths * plan.weights[frontier.rows, None]
+        for row, value in zip(rows[keep.ravel()].tolist(), values[keep].tolist(), strict=True):
             insort(plan.best[row], value, key=neg)
         last, ahead = plan.next_layer()
         if ahead <= 0 or frontier.depth + 1 >= self.depth:
@@ -233,38 +233,39 @@ class AutoTree(GrowthPolicy):
         extend = keep & (values >= last)
         cached = none if found.known is None else extend & found.known
         if plan.affords_layer() and ahead > plan.price.rate * sum(plan.price.layers):
-            plan.passes += not torch.equal(extend, cached)
+            plan.passes += not np.array_equal(extend, cached)
             return Growth(keep, extend, paths)
         return Growth(keep, cached, paths)
 
-    def _paths(self, frontier: Frontier) -> Tensor:
+    def _paths(self, frontier: Frontier) -> Floats:
         """[F, K] float64 probabilities that candidates are accepted, with all above them."""
-        probabilities = frontier.candidates.logprobs.double().exp()
+        probabilities = np.exp(frontier.candidates.logprobs, dtype=np.float64)
         kinds = first_or_not(probabilities.shape[1])
         edges = [self.calibration.acceptance(each, kinds) for each in probabilities.tolist()]
         above = frontier.tags[:, None] if frontier.depth else 1.0
-        return torch.tensor(edges, dtype=torch.float64) * (probabilities > 0) * above
+        paths: Floats = np.array(edges) * (probabilities > 0) * above
+        return paths
 
-    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tags]) -> Sequence[Flags | None]:
         """The number of nodes that gains most, and the best nodes of all requests: they share the pass."""
         plan = cast(AutoPlan, plan)
-        price, paths, sizes = plan.price, torch.cat(list(tags)), [len(tag) for tag in tags]
-        rows = torch.arange(len(pools)).repeat_interleave(torch.tensor(sizes))
-        within = best_per_row(paths, rows, torch.tensor([budget.nodes for budget in plan.budgets]))
-        values = (paths * plan.weights[rows]).masked_fill(~within, -1.0)
-        best = values[within].sort(descending=True).values[: len(price.verify) - 1]
-        expected = len(pools) + np.cumsum([0.0, *best.tolist()])
+        price, paths, sizes = plan.price, np.concatenate(tags), [len(tag) for tag in tags]
+        rows, ends = np.arange(len(pools)).repeat(sizes), np.cumsum(sizes)[:-1]
+        within = best_per_row(paths, rows, np.array([budget.nodes for budget in plan.budgets]))
+        values = np.where(within, paths * plan.weights[rows], -1.0)
+        best = np.sort(values[within])[::-1][: len(price.verify) - 1]
+        expected = len(pools) + np.cumsum([0.0, *best])
         verify = price.verify[: len(expected)]
         lost = verify - verify[0] + (plan.passes - 1) * sum(price.layers)  # where none is accepted
         net = expected - plan.rate(expected - len(pools), verify) * verify
         if (size := int(net.argmax())) > 1 and lost[size] > price.limit:
-            kept = torch.split(highest(values, size), sizes)
-            plan.wished = [pool.subset(keep.numpy()) for pool, keep in zip(pools, kept, strict=True)], size
+            kept = np.split(highest(values, size), ends)
+            plan.wished = [pool.subset(keep) for pool, keep in zip(pools, kept, strict=True)], size
         net[2:][lost[2:] > price.limit] = -np.inf  # one node may always be tried while there is anything to lose
         plan.chosen = int(net.argmax()) if price.limit > 0 else 0
         found = highest(values, plan.chosen)
         plan.pools, plan.expected = pools, len(pools) + float(paths[found].sum())
-        return list(torch.split(found, sizes))
+        return np.split(found, ends)
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
@@ -298,11 +299,12 @@ class AutoTree(GrowthPolicy):
         pool = plan.pools[row] if plan.pools else DraftTree.empty()
         node, tried = ROOT, list[Tried]()
         for token, (rows, nodes, found) in zip(tokens, plan.proposed, strict=False):
-            scored = ((rows == row) & (nodes == node)).nonzero()
+            scored = np.flatnonzero((rows == row) & (nodes == node))
             if not len(scored):
                 break
             at = int(scored[0])
-            likely = [p for p in found.logprobs[at].double().exp().tolist() if p > self.settings.min_probability]
+            probabilities = np.exp(found.logprobs[at], dtype=np.float64).tolist()
+            likely = [p for p in probabilities if p > self.settings.min_probability]
             offered, kinds = found.tokens[at, : len(likely)].tolist(), first_or_not(len(likely))
             tried += [Tried(p, t == token, kind) for p, t, kind in zip(likely, offered, kinds, strict=True)]
             children = [child for child in pool.children(node) if int(pool.tokens[child]) == token]
