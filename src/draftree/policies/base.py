@@ -59,8 +59,11 @@ class Pool(NamedTuple):
     tags: Tags
 
     def plus(self, rows: Numbers, path_logprobs: Floats, tags: Tags) -> Pool:
-        new = (rows, path_logprobs, tags)
-        return Pool(*(np.concatenate(pair) for pair in zip(self, new, strict=True)))
+        return Pool(
+            np.concatenate([self.rows, rows]),
+            np.concatenate([self.path_logprobs, path_logprobs]),
+            np.concatenate([self.tags, tags]),
+        )
 
 
 @dataclass(slots=True)
