@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -130,15 +129,19 @@ def load_here(name: str, **options: Unpack[ModelOptions]) -> LanguageModel:
     if chosen not in (AUTO, *BACKENDS):
         raise ConfigError(f"backend is {chosen!r}: choose from {AUTO}, {', '.join(BACKENDS)}")
     takers = [each for each, it in BACKENDS.items() if it.takes(name)] if chosen == AUTO else [chosen]
-    *first, last = [each for each in takers if given.keys() <= BACKENDS[each].options] or takers[-1:]
-    if unknown := next((option for option in given if option not in BACKENDS[last].options), None):
-        raise ConfigError(f"{unknown} {given[unknown]!r} does not go with backend {last}: leave one of them out")
-    for each, following in pairwise([*first, last]):
-        try:
-            return BACKENDS[each].load(name, **given)
-        except NotNativeError as error:
-            warnings.warn(f"{name} runs on {following}: {error.reason}", DraftreeWarning, stacklevel=3)
-    return BACKENDS[last].load(name, **given)
+    fitting = [each for each in takers if given.keys() <= BACKENDS[each].options] or takers[-1:]
+    if unknown := next((option for option in given if option not in BACKENDS[fitting[-1]].options), None):
+        raise ConfigError(f"{unknown} {given[unknown]!r} does not go with backend {fitting[-1]}: leave one of them out")
+    first, *others = fitting
+    try:
+        return BACKENDS[first].load(name, **given)
+    except NotNativeError as error:
+        if not others:
+            raise
+        reason = error.reason
+    model = BACKENDS[others[0]].load(name, **given)
+    warnings.warn(f"{name} runs on {others[0]}: {reason}", DraftreeWarning, stacklevel=3)
+    return model
 
 
 def load_native(name: str, *, threads: int | None = None) -> NativeModel:

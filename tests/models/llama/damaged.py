@@ -24,12 +24,13 @@ from gguf import GGUFValueType
 
 from draftree.cli.main import run
 from draftree.models.llama.library import open_library
+from draftree.models.loading import AUTO
 
 from ...tiny_gguf import with_byte_fallback, write
 
 TOKENS = 3
 """Of each answer."""
-_LINE = f"generate cat --raw --json --ignore-eos --drafter none --backend llama.cpp --max-tokens {TOKENS}".split()
+_LINE = f"generate cat --raw --json --ignore-eos --drafter none --max-tokens {TOKENS}".split()
 _MEMORY = 8 << 30
 """Bytes of addresses that a variant may take."""
 _ABORTED = re.compile(r"block_count|epsilon|a token twice|of type 26")
@@ -198,7 +199,7 @@ def variants(folder: Path, each: int) -> Iterator[tuple[str, bytes]]:
                 reader.data[:] = whole
 
 
-def outcome(path: Path) -> dict[str, Any]:
+def outcome(path: Path, backend: str) -> dict[str, Any]:
     """Exit code, output and complaint of a request to the model of a file, in a process of its own that may end."""
     reads, writes = os.pipe()
     if child := os.fork():
@@ -209,7 +210,7 @@ def outcome(path: Path) -> dict[str, Any]:
         return json.loads(said) if status == 0 else {"code": status, "out": "", "err": said}
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.stdout, sys.stderr = out, err = io.StringIO(), io.StringIO()
-    code = run([*_LINE, "--target", str(path)])
+    code = run([*_LINE, "--backend", backend, "--target", str(path)])
     with open(writes, "w") as pipe:
         json.dump({"code": code, "out": out.getvalue(), "err": err.getvalue()}, pipe)
     os._exit(0)
@@ -221,8 +222,9 @@ def main(folder: Path, each: int) -> None:
     open_library()
     for name, content in variants(folder, each):
         path.write_bytes(content)
-        sys.stdout.write(json.dumps({"name": name} | outcome(path)) + "\n")
-        sys.stdout.flush()
+        for backend in (AUTO, "llama.cpp"):
+            sys.stdout.write(json.dumps({"name": f"{name}, {backend}"} | outcome(path, backend)) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from ...tiny_gguf import write
 from .damaged import TOKENS, Change, of_kind, of_length, overwritten, renamed, with_item, with_tensor
 
 _EACH = 10
-"""One of so many variants is tried; 1 takes a minute of one core."""
+"""One of so many variants is tried, by the backend that is chosen for it and by llama.cpp."""
 _HIDDEN = "failed to load model"
 
 
@@ -35,7 +35,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_at_least_150_variants_are_tried(outcomes: Sequence[dict[str, Any]]) -> None:
-    assert len({each["name"] for each in outcomes}) == len(outcomes) >= 150
+    assert len({each["name"] for each in outcomes}) == len(outcomes) >= 2 * 150
 
 
 def test_each_is_refused_in_one_line_or_decodes(outcomes: Sequence[dict[str, Any]]) -> None:
