@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 import shlex
 import sys
 from collections.abc import Iterator
@@ -15,9 +16,6 @@ from draftree.cli.main import run
 
 from ..bench import runs
 from ..tiny import save_tiny
-
-resource = pytest.importorskip("resource")
-pytestmark = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
 
 _MOST = 2 << 30
 """Bytes that a command may take beside those that are taken; most lines take some MB."""
