@@ -71,6 +71,11 @@ def test_the_commands_of_documents_are_found() -> None:
     assert found["guide.md"] >= 20 and found["README.md"] >= 3 and found["results.md"] >= 5, found
 
 
+def test_the_readme_fits_a_terminal() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert [line for line in lines if len(line) > 120] == []
+
+
 def test_the_readme_has_every_module() -> None:
     readme = (ROOT / "README.md").read_text()
     source = ROOT / "src" / "draftree"

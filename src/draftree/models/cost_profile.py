@@ -244,8 +244,8 @@ class Grid:
 _READING = 10
 """Longest passes that reading a context may take as long as."""
 
-SHORT = Grid((1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32), (64, 512), (1,), 5, patience=0.5)
-"""What is measured in idle time: some 140 passes, of the default model by the native engine under 2 s."""
+SHORT = Grid((1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32), (64, 512), (1,), 4, patience=0.5)
+"""What is measured in idle time: some 120 passes, of the default model by the native engine under 2 s."""
 FULL = Grid((*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 64), (64, 512, 1536), (1, 4), 9)
 """What ``draftree profile`` measures."""
 
