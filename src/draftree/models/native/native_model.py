@@ -123,9 +123,9 @@ class NativeModel:
         tier: the instruction set; by default the best of this CPU.
 
     Raises:
-        ConfigError: the engine was not built, or there is no such instruction set.
+        ConfigError: there is no such instruction set, or the number of threads is below 1.
         ModelFileError: the file cannot be loaded.
-        NotNativeError: it has something that the engine does not compute.
+        NotNativeError: it has something that the engine does not compute, or the engine was not built.
     """
 
     @typed
