@@ -152,8 +152,9 @@ typedef struct {
     int (*progress)(double);
 } Packing;
 
-static void pack_tiles(void *argument, int thread) {
+static void pack_tiles(void *argument, int thread, int threads) {
     enum { TILES_AT_ONCE = 16 };
+    (void)threads; /* each takes the next tiles */
     Packing *packing = argument;
     int64_t job = 0;
     while (!atomic_load(&packing->stopped)) {

@@ -456,7 +456,7 @@ static void output_block(const Part *part) {
                            model->logits + (int64_t)first_slot * model->logit_stride, model->logit_stride);
 }
 
-static void run_part(void *argument, int thread) {
+static void run_part(void *argument, int thread, int threads) {
     Model *model = argument;
     Workspace *work = &model->work;
     const Part part = {
@@ -466,7 +466,7 @@ static void run_part(void *argument, int thread) {
         .linear = model->tier->linear,
         .vector = model->tier->vector,
         .thread = thread,
-        .threads = pool_threads(model->pool),
+        .threads = threads,
         .count = work->count,
         .residual = work->residual[thread],
         .normed = work->normed[thread],

@@ -41,7 +41,7 @@ struct Pool {
     int active;  /* that work: the first ones */
     Worker **workers;
     Signal *signal;
-    void (*task)(void *, int);
+    void (*task)(void *, int, int);
     void *argument;
     double late, total; /* nanoseconds of the last tasks: lost by waits, and all */
     int rest;           /* tasks with fewer threads from one trial to the next */
@@ -78,7 +78,7 @@ static void work(void *argument) {
         seen = await_task(worker, seen);
         if (atomic_load(&pool->stopping))
             return;
-        pool->task(pool->argument, worker->number);
+        pool->task(pool->argument, worker->number, pool->active);
         atomic_fetch_add_explicit(&pool->finished, 1, memory_order_release);
     }
 }
@@ -146,7 +146,7 @@ void free_pool(Pool *pool) {
     release(pool, sizeof *pool);
 }
 
-int pool_threads(const Pool *pool) { return pool->active; }
+int pool_threads(const Pool *pool) { return pool->threads; }
 
 /* Wait a little more, after so many pauses; `began` becomes the time from which the wait counts as long. */
 static void keep_waiting(unsigned pause, int64_t *began) {
@@ -192,9 +192,9 @@ static void choose_threads(Pool *pool, int64_t duration) {
     }
 }
 
-void pool_run(Pool *pool, void (*task)(void *argument, int thread), void *argument) {
+void pool_run(Pool *pool, void (*task)(void *argument, int thread, int threads), void *argument) {
     if (pool->threads == 1) {
-        task(argument, 0);
+        task(argument, 0, 1);
         return;
     }
     const int others = pool->active - 1;
@@ -203,7 +203,7 @@ void pool_run(Pool *pool, void (*task)(void *argument, int thread), void *argume
     pool->argument = argument;
     atomic_store_explicit(&pool->finished, 0, memory_order_relaxed);
     begin_generation(pool, pool->active);
-    task(argument, 0);
+    task(argument, 0, pool->active);
     for (unsigned pause = 0; atomic_load_explicit(&pool->finished, memory_order_acquire) != others; pause++)
         keep_waiting(pause, &waiting);
     end_waiting(pool->workers[0], waiting);

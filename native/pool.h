@@ -7,10 +7,11 @@ typedef struct Pool Pool;
 
 Pool *new_pool(int threads); /* NULL: threads cannot be started */
 void free_pool(Pool *pool);
-int pool_threads(const Pool *pool); /* that share the next task; fewer while other processes hold CPUs */
+int pool_threads(const Pool *pool); /* the most that share a task: so many need memory of their own */
 
-/* Run task(argument, thread) once for each thread, 0 to threads - 1; thread 0 is the caller. */
-void pool_run(Pool *pool, void (*task)(void *argument, int thread), void *argument);
+/* Run task(argument, thread, threads) once for each thread, 0 to threads - 1; thread 0 is the caller. Fewer threads
+ * share a task while other processes hold CPUs. */
+void pool_run(Pool *pool, void (*task)(void *argument, int thread, int threads), void *argument);
 
 /* Inside a task: go on when all threads have come here. */
 void pool_barrier(Pool *pool, int thread);

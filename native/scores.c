@@ -74,9 +74,8 @@ static const float *edited_logits(const Question *question, int32_t entry, int t
     return logits;
 }
 
-static void answer_share(void *argument, int thread) {
+static void answer_share(void *argument, int thread, int threads) {
     const Question *question = argument;
-    const int threads = pool_threads(question->model->pool);
     for (int32_t entry = thread; entry < question->count; entry += threads)
         question->answer(question, entry, edited_logits(question, entry, thread), thread);
 }

@@ -13,6 +13,7 @@ typedef struct {
     int late_thread; /* waits a scheduler's slice before each barrier; -1: none */
     int written[BARRIERS][MOST_THREADS];
     int errors[MOST_THREADS];
+    int threads; /* that shared the last task */
 } Check;
 
 static void wait_until(int64_t moment) {
@@ -21,9 +22,10 @@ static void wait_until(int64_t moment) {
 }
 
 /* Behind each barrier every thread sees what the others wrote in front of it. */
-static void task(void *argument, int thread) {
+static void task(void *argument, int thread, int threads) {
     Check *check = argument;
-    const int threads = pool_threads(check->pool);
+    if (thread == 0)
+        check->threads = threads;
     for (int round = 0; round < BARRIERS; round++) {
         if (thread == check->late_thread)
             wait_until(nanoseconds() + 1000000);
@@ -45,12 +47,12 @@ static int run(Check *check, int tasks) {
     return errors;
 }
 
-/* Run tasks until all of so many threads share them, or fewer do; 0: that does not come. */
-static int run_until(Check *check, int threads, int all, int most) {
+/* Run tasks until all threads share them, or fewer do; 0: that does not come. */
+static int run_until(Check *check, int all, int most) {
     for (int tasks = 0; tasks < most; tasks++) {
-        if ((pool_threads(check->pool) == threads) == all)
-            return 1;
         run(check, 1);
+        if ((check->threads == pool_threads(check->pool)) == all)
+            return 1;
     }
     return 0;
 }
@@ -64,12 +66,12 @@ static int check_threads(int threads) {
     errors += run(&check, TASKS);
     if (threads > 1) {
         check.late_thread = threads - 1;
-        if (!run_until(&check, threads, 0, LATE_TASKS)) {
+        if (!run_until(&check, 0, LATE_TASKS)) {
             fprintf(stderr, "%d threads: none was left out\n", threads);
             errors++;
         }
         check.late_thread = -1;
-        if (!run_until(&check, threads, 1, MOST_REST)) {
+        if (!run_until(&check, 1, MOST_REST)) {
             fprintf(stderr, "%d threads: one was left out for good\n", threads);
             errors++;
         }

@@ -45,6 +45,16 @@ def damaged(data: bytes, header: int, random: np.random.Generator) -> bytes:
     return bytes(found)
 
 
+def without_token_0(vocabulary: int) -> binding.CEdits:
+    """A mask for two slots."""
+    mask = np.full((vocabulary + 31) // 32, 2**32 - 1, np.uint32)
+    mask[0] ^= np.uint32(1)
+    edits = binding.CEdits()
+    edits.set("mask_of", np.zeros(2, np.int32))
+    edits.set("masks", mask)
+    return edits
+
+
 def main(path: Path, count: int) -> None:
     data = path.read_bytes()
     header = min(tensor.begin for tensor in check(path).tensors)
@@ -57,10 +67,11 @@ def main(path: Path, count: int) -> None:
             description = describe(
                 header_of(path), (GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0)[seed // 3 % 2]
             )
-            model = binding.LoadedModel(path, description, 1, tiers[seed % len(tiers)])
+            model = binding.LoadedModel(path, description, 3, tiers[seed % len(tiers)])
             row = model.open()
             model.extend([row], [2], [0, 0], [-1, 0], np.ones(2, np.uint8))
-            model.top([0, 1], 1)
+            for _ in range(3):
+                model.top([0, 1], 1, without_token_0(model.vocabulary))
             model.commit(row, [0, 1])
             outcomes["ran"] += 1
         except (InputError, CacheError) as error:
