@@ -29,7 +29,7 @@ from draftree.engine.speculation import SpeculationParams
 from draftree.engines import make_engine
 from draftree.errors import DraftreeError
 from draftree.models.loading import DEFAULT_MODEL, load
-from draftree.text import user
+from draftree.text.encoding import user
 
 _LONGEST = 900
 """Characters of a text, so that its copy fits a short answer."""

@@ -36,7 +36,7 @@ from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import RUNNERS
 from draftree.models.huggingface.torch_scores import tensor_of
 from draftree.models.loading import DEFAULT_MODEL, ModelOptions, load, load_stock
-from draftree.text import encode, user
+from draftree.text.encoding import encode, user
 
 from .serving import questions
 

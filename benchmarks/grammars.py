@@ -23,9 +23,9 @@ from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.engines import make_engine
 from draftree.errors import DraftreeError
-from draftree.grammar import Grammar
 from draftree.models.loading import load
-from draftree.text import user
+from draftree.sampling.grammar import Grammar
+from draftree.text.encoding import user
 
 TEXT, COUNT = {"type": "string", "maxLength": 40}, {"type": "integer", "minimum": 0, "maximum": 999}
 

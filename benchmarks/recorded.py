@@ -33,7 +33,7 @@ from draftree.models.loading import DEFAULT_MODEL, load_huggingface
 from draftree.policies.base import Candidates, Numbers
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.request import Outcome, Request
-from draftree.text import encode, user
+from draftree.text.encoding import encode, user
 from draftree.train.rank_acceptance import decoded
 from draftree.train.replay import Replay
 from draftree.tree import ROOT, Drawing

@@ -38,7 +38,7 @@ from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.engines import make_engine
 from draftree.models.loading import DEFAULT_MODEL, load
-from draftree.text import user
+from draftree.text.encoding import user
 
 SCHEMA = {
     "type": "object",

@@ -47,7 +47,7 @@ from draftree.engine.speculation import SpeculationParams
 from draftree.engines import make_engine
 from draftree.models.loading import DEFAULT_MODEL, load
 from draftree.request import Outcome, Request
-from draftree.text import encode, user
+from draftree.text.encoding import encode, user
 from draftree.tracing.trace import Observer
 
 OPTIONS = ("backend", "device", "dtype", "runner")

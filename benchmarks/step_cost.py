@@ -32,7 +32,7 @@ from draftree.policies.c2t import ClassifierTree, Score
 from draftree.policies.methods import METHODS, find_policy
 from draftree.request import Stats
 from draftree.scores import NumpyScores
-from draftree.text import encode
+from draftree.text.encoding import encode
 from draftree.tree import Floats
 
 _MOST = 128

@@ -36,7 +36,7 @@ from draftree.models.loading import load_huggingface
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import Candidates
 from draftree.request import Request
-from draftree.text import encode, user
+from draftree.text.encoding import encode, user
 from draftree.tree import Drawing
 
 SHAPES: dict[str, dict[str, Any]] = {

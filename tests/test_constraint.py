@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
-from draftree.constraint import ConstraintState, TextEnded, followed
 from draftree.drafters import grow as growing
 from draftree.drafters.base import Scorer, TokenSource
 from draftree.drafters.draft_model import ModelSource
@@ -30,6 +29,7 @@ from draftree.policies.base import GrowthPolicy
 from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
 from draftree.request import Outcome
+from draftree.sampling.constraint import ConstraintState, TextEnded, followed
 from draftree.scores import Edit, NumpyScores
 from draftree.tracing.trace import Observer
 

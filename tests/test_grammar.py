@@ -12,15 +12,15 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from draftree.config import SamplingParams
-from draftree.constraint import ConstraintState, TextEnded, followed
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError
-from draftree.grammar import Function, Grammar, Grammars
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load
 from draftree.policies.fixed import StaticTree
-from draftree.text import CALL_TAGS, call_text
+from draftree.sampling.constraint import ConstraintState, TextEnded, followed
+from draftree.sampling.grammar import Function, Grammar, Grammars
+from draftree.text.conversation import CALL_TAGS, call_text
 
 from .tiny import BYTES_VOCAB, VOCAB, bytes_tokenizer, save_gguf, tiny, tiny_tokenizer
 from .toy import ToyModel

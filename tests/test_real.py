@@ -23,7 +23,7 @@ from draftree.engine.engine import Engine
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load_huggingface, load_stock
 from draftree.policies.methods import METHODS
-from draftree.text import encode
+from draftree.text.encoding import encode
 
 from .pairs import policy
 from .references import beam_search, generate_greedily, same_beams

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from draftree.errors import ConfigError, PromptError
-from draftree.grammar import Function, Grammars
+from draftree.sampling.grammar import Function, Grammars
 from draftree.sandbox import workers
-from draftree.text import Conversation, encode, user
+from draftree.text.encoding import encode, user
+from draftree.text.tokenizer import Conversation
 
 from .tiny import BYTES_VOCAB, bytes_tokenizer
 

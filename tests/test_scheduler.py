@@ -11,7 +11,7 @@ from draftree.engine.scheduler import ChunkSize, Job, Scheduler, SchedulerParams
 from draftree.errors import ConfigError, QueueFullError
 from draftree.models.base import Row
 from draftree.request import Request
-from draftree.text import NoText
+from draftree.text.detokenizer import NoText
 from draftree.tree import DraftTree
 
 _NONE = DraftTree.empty().tokens

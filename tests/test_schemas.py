@@ -17,12 +17,12 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from draftree.config import SamplingParams
-from draftree.constraint import ConstraintState, TextEnded
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
-from draftree.grammar import Grammar, Grammars
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.fixed import StaticTree
+from draftree.sampling.constraint import ConstraintState, TextEnded
+from draftree.sampling.grammar import Grammar, Grammars
 
 from .tiny import VOCAB, tiny
 

@@ -10,18 +10,9 @@ import draftree
 
 PACKAGE = Path(draftree.__file__).parent
 FLOORS = [
-    [
-        "errors",
-        "progress",
-        "artifacts",
-        "config",
-        "constraint",
-        "sampling",
-        "scores",
-        "tree",
-        "sandbox",
-    ],
-    ["text", "grammar"],
+    ["errors", "progress", "artifacts", "tree", "sandbox"],
+    ["text"],
+    ["config", "sampling", "scores"],
     ["models"],
     ["request"],
     ["policies"],
@@ -34,6 +25,7 @@ FLOORS = [
     ["public"],
     ["train"],
     ["bench"],
+    ["openai"],
     ["server"],
     ["batch"],
     ["cli"],

@@ -13,8 +13,12 @@ from tokenizers.models import BPE, WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from draftree.config import SamplingParams
+from draftree.engine.limits import text_stream
 from draftree.errors import InputError, PromptError
-from draftree.text import Conversation, Detokenizer, NoText, Prompt, call_text, encode, text_stream, user
+from draftree.text.conversation import call_text
+from draftree.text.detokenizer import Detokenizer, NoText
+from draftree.text.encoding import encode, user
+from draftree.text.tokenizer import Conversation, Prompt
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
@@ -50,7 +54,7 @@ def ids_of(text: str) -> list[int]:
 
 def pieces(ids: Sequence[int], stop: Sequence[str] = (), context: Sequence[int] = ()) -> list[str]:
     """What a stream gives out for each token until it stops."""
-    stream, given = Detokenizer(TOKENIZER, SamplingParams(stop=tuple(stop)), context), list[str]()
+    stream, given = Detokenizer(TOKENIZER, context, stop=stop), list[str]()
     for i, token in enumerate(ids):
         given.append(stream.push(token, last=i == len(ids) - 1))
         if stream.stopped:
@@ -134,7 +138,7 @@ def test_a_stream_stops_with_the_token_that_completes_the_stop_string() -> None:
 
 
 def test_a_text_without_the_stop_string_never_stops() -> None:
-    stream = Detokenizer(TOKENIZER, SamplingParams(stop=("xyz",)))
+    stream = Detokenizer(TOKENIZER, stop=("xyz",))
     for token in ids_of("xy xz yz"):
         stream.push(token, last=False)
     assert not stream.stopped
@@ -168,7 +172,7 @@ def test_a_stop_string_that_repeats_itself_is_found_behind_its_own_beginning() -
 
 
 def test_a_stop_string_in_the_last_token_ends_the_text() -> None:
-    stream = Detokenizer(TOKENIZER, SamplingParams(stop=("x",)))
+    stream = Detokenizer(TOKENIZER, stop=("x",))
     assert (stream.push(ids_of("x")[0], last=True), stream.stopped) == ("", True)
 
 

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from draftree.beams.params import BeamParams
 from draftree.config import Processor, SamplingParams
-from draftree.constraint import Constraint
 from draftree.drafters.base import TokenSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine, Generation
-from draftree.engine.token_rules import TokenRules
 from draftree.errors import ConfigError, FieldError, InputError
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
+from draftree.sampling.constraint import Constraint
+from draftree.sampling.token_rules import TokenRules
 
 from .test_constraint import EOS, PROMPT, VOCAB, Drafted, ToyConstraint, model, sources
 from .tiny import VOCAB as TINY_VOCAB

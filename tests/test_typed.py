@@ -16,7 +16,7 @@ from draftree.config import check_fields, check_type, typed
 from draftree.errors import ConfigError, InputError, PromptError
 from draftree.models.abilities import tokenizer_of
 from draftree.models.base import prefill
-from draftree.text import encode
+from draftree.text.encoding import encode
 
 from .tiny import save_tiny
 from .toy import ToyModel

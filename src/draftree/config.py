@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from .constraint import Constraint
 from .errors import ConfigError, FieldError
+from .sampling.constraint import Constraint
 from .sampling.warping import Warping
 
 P = ParamSpec("P")

@@ -24,7 +24,7 @@ from .policies.entropy import BranchingSteps, BudgetTree, EntropyTree
 from .policies.fixed import RankTree, StaticTree
 from .policies.methods import METHODS
 from .request import Chunk, Seconds, StageStats, Stats
-from .text import user
+from .text.encoding import user
 from .tracing.records import EndRecord, RequestRecord, RunRecord, StepRecord
 from .tracing.trace import Observer, Trace, read_trace
 from .tree import DraftTree

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .config import SamplingParams
-from .constraint import followed
 from .models.base import Row
+from .sampling.constraint import followed
 from .sampling.draws import Draws
 from .scores import Scores, Top
-from .text import TextStream
+from .text.detokenizer import TextStream
 from .tree import ROOT, DraftTree
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.engines import make_engine
-from draftree.text import Prompt, user
+from draftree.text.encoding import user
+from draftree.text.tokenizer import Prompt
 
 from ..server.running import LOOKUP, NAME, TEXT, posted, running, target
 

@@ -27,7 +27,7 @@ from draftree.integrations.hf_generate import as_processor
 from draftree.models.base import prefill
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.request import Request
-from draftree.text import NoText
+from draftree.text.detokenizer import NoText
 from draftree.tree import ROOT, Drawing
 
 from ..heads import random_head

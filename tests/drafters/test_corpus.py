@@ -26,7 +26,7 @@ from draftree.errors import ConfigError
 from draftree.policies.chains import CHAIN
 from draftree.policies.fixed import StaticTree
 from draftree.request import Request
-from draftree.text import NoText
+from draftree.text.detokenizer import NoText
 
 from ..server.running import posted, running, target
 from ..tiny import save_tiny, tiny_tokenizer

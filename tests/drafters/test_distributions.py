@@ -12,7 +12,7 @@ from draftree.drafters.heads.draft_logits import DraftLogits
 from draftree.models.huggingface.torch_sampling import gumbel_noise, warp
 from draftree.request import Request
 from draftree.sampling.noise import stream_key
-from draftree.text import NoText
+from draftree.text.detokenizer import NoText
 from draftree.tree import Drawing
 
 VOCAB, WIDTH = 40, 6

@@ -15,13 +15,13 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.indexes import NgramIndex
 from draftree.drafters.ngram import NgramSource
+from draftree.engine.limits import text_stream
 from draftree.errors import ConfigError
 from draftree.models.huggingface.torch_sampling import warp
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
 from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.sampling.warping import softmax
-from draftree.text import text_stream
 from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
 
 from ..toy import ToyModel, chi_square

@@ -21,7 +21,7 @@ from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.methods import METHODS
 from draftree.request import Request
-from draftree.text import NoText
+from draftree.text.detokenizer import NoText
 from draftree.verify.schemes import SCHEMES
 
 from ..heads import DRAFTED, PROMPTS, random_head, trained

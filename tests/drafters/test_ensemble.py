@@ -29,7 +29,7 @@ from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request, StepCost
-from draftree.text import NoText
+from draftree.text.detokenizer import NoText
 from draftree.tree import ROOT, DraftTree, Drawing
 
 from ..pairs import costs, drafter, source, target

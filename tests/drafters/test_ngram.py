@@ -19,7 +19,7 @@ from draftree.drafters.ngram import NgramSource
 from draftree.errors import ConfigError
 from draftree.policies.fixed import StaticTree
 from draftree.request import Request
-from draftree.text import NoText
+from draftree.text.detokenizer import NoText
 from draftree.tree import DraftTree
 
 

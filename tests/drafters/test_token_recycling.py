@@ -22,7 +22,7 @@ from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request, StepCost
 from draftree.scores import NumpyScores, Top
-from draftree.text import NoText
+from draftree.text.detokenizer import NoText
 from draftree.tracing.trace import Observer
 from draftree.tree import DraftTree
 

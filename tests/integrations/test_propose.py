@@ -19,7 +19,7 @@ from draftree.errors import ConfigError
 from draftree.integrations.propose import Proposer, propose
 from draftree.policies.best_paths import OptTree
 from draftree.request import Request
-from draftree.text import NoText
+from draftree.text.detokenizer import NoText
 from draftree.tree import ROOT, DraftTree
 
 Tree = tuple[list[int], list[int]]

@@ -26,7 +26,7 @@ from draftree.models import loading
 from draftree.models.abilities import tokenizer_of
 from draftree.models.base import Nodes, prefill
 from draftree.models.loading import cache_folder, load, load_stock
-from draftree.text import encode, user
+from draftree.text.encoding import encode, user
 
 from ..references import extended
 from ..tiny import causal_logits, save_gguf, save_tiny, tiny

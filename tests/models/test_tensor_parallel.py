@@ -18,7 +18,7 @@ from draftree.errors import ConfigError, RunError, UnsupportedModelError
 from draftree.models.huggingface.pretrained import read_pretrained
 from draftree.models.huggingface.tensor_parallel import load_over_ranks
 from draftree.models.loading import load_here, load_part
-from draftree.text import user
+from draftree.text.encoding import user
 
 from ..tiny import save_tiny
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draftree.text import user
+from draftree.text.encoding import user
 
 from ..tiny import MAX_LENGTH
 from .running import TEXT, Running, bytes_target, posted, running, streamed

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from draftree.text import user
+from draftree.text.encoding import user
 
 from .running import HEAD, NAME, TEXT, Running, fetched, posted, running
 

@@ -18,8 +18,8 @@ from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.engines import make_engine
+from draftree.openai.answers import speculative_decoding
 from draftree.request import Outcome
-from draftree.server.answers import speculative_decoding
 from draftree.server.metrics import Metrics
 from draftree.tracing.trace import Observer
 

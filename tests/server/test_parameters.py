@@ -9,7 +9,7 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
-from draftree.text import user
+from draftree.text.encoding import user
 
 from .running import TEXT, Running, ending_target, posted, running, streamed
 

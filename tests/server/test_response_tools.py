@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from draftree.server.conversations.responses_api import ResponsesRequest
+from draftree.openai.responses_api import ResponsesRequest
 
 from .running import NAME, Running, bytes_target, posted, running
 from .test_tools import ASKED, SCHEMAS, TAG_BIAS, check

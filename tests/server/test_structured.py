@@ -13,7 +13,7 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
-from draftree.text import user
+from draftree.text.encoding import user
 
 from .running import NAME, TEXT, Running, bytes_target, ending_target, posted, running
 

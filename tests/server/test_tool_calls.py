@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftree.openai.tool_calls import CallParser
 from draftree.request import Chunk
-from draftree.server.conversations.tool_calls import CallParser
-from draftree.text import call_text
+from draftree.text.conversation import call_text
 
 Call = tuple[str, dict[str, Any]]
 

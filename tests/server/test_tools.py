@@ -12,9 +12,10 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
-from draftree.grammar import Function
-from draftree.server.conversations.tool_calls import CallParser
-from draftree.text import CALL_TAGS, Conversation
+from draftree.openai.tool_calls import CallParser
+from draftree.sampling.grammar import Function
+from draftree.text.conversation import CALL_TAGS
+from draftree.text.tokenizer import Conversation
 
 from .running import NAME, Running, bytes_target, posted, running, streamed
 

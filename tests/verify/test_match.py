@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.config import SamplingParams
-from draftree.constraint import TextEnded
+from draftree.sampling.constraint import TextEnded
 from draftree.sampling.draws import Draws
 from draftree.sampling.warping import softmax
 from draftree.scores import NumpyScores

@@ -17,13 +17,13 @@ from ..engine.engine import Engine, Handle
 from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import SpeculationParams
 from ..errors import FieldError, InputError, shortened
-from ..server import bad_bodies
-from ..server.answers import Shape
-from ..server.bad_bodies import UnknownModelError, body_error, input_error
-from ..server.choices import Choices, decoded, find_choices, system_fingerprint
-from ..server.conversations.chat_api import ChatRequest
-from ..server.conversations.responses_api import ResponseShape, ResponsesRequest
-from ..server.schema import CompletionRequest, Sampled
+from ..openai import bad_bodies
+from ..openai.answers import Shape
+from ..openai.bad_bodies import UnknownModelError, body_error, input_error
+from ..openai.chat_api import ChatRequest
+from ..openai.choices import Choices, decoded, find_choices, system_fingerprint
+from ..openai.responses_api import ResponseShape, ResponsesRequest
+from ..openai.schema import CompletionRequest, Sampled
 from .batch_files import BatchLine, Record
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

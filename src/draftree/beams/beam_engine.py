@@ -13,12 +13,12 @@ import numpy as np
 from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, TokenSource
 from ..drafters.heads.eagle import EagleSource
-from ..engine.limits import each_params, fitted
-from ..engine.token_rules import for_request
+from ..engine.limits import each_params, fitted, with_token_rules
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel, prefill_scored
 from ..request import Stats
-from ..text import Prompt, Tokenizer, encode
+from ..text.encoding import encode
+from ..text.tokenizer import Prompt, Tokenizer
 from .beam_distributions import BeamDraws, target_distributions
 from .drafting import DepthRule, grow
 from .forest import Beam, BeamRequest, DraftRecord, TreeRow, feed
@@ -171,7 +171,7 @@ class BeamEngine:
 
     def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> BeamRequest:
         ids, limit = fitted(self.target, ids, params)
-        params = for_request(params, len(ids), self.target.capabilities)
+        params = with_token_rules(params, self.target.capabilities)
         # searched beams are the same whatever was drafted: what was learned of drafts serves all of them
         record = None if params.temperature else self.records.setdefault(beams, DraftRecord())
         return BeamRequest(ids, params, beams, limit, self.target.capabilities.eos_ids, record)

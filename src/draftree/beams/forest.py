@@ -11,7 +11,7 @@ from ..errors import CacheError
 from ..models.base import ForestModel, Nodes, Row
 from ..request import Request
 from ..sampling.draws import Draws
-from ..text import NoText
+from ..text.detokenizer import NoText
 from ..tree import ROOT, Floats
 from .params import BeamParams
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from ..config import SamplingParams
-from ..constraint import followed
 from ..models.base import STOCK, LanguageModel, prefill_scored
+from ..sampling.constraint import followed
 from ..sampling.draws import Draws
 from ..sampling.noise import gumbel_noise
 from ..verify.schemes import find_scheme

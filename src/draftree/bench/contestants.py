@@ -35,7 +35,7 @@ from ..models.loading import ModelOptions, gguf_path, load, load_stock
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats
-from ..text import Tokenizer
+from ..text.tokenizer import Tokenizer
 from ..tracing.trace import Observer
 from ..tree import ROOT
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme

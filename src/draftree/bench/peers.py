@@ -21,7 +21,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..config import SamplingParams
 from ..errors import ConfigError, UnknownNameError
-from ..text import Tokenizer
+from ..text.tokenizer import Tokenizer
 from .results import Parts, Turn
 
 LOOKUP_TOKENS = 10

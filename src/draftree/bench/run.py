@@ -22,7 +22,8 @@ from ..config import SamplingParams
 from ..errors import PromptError
 from ..models.abilities import tokenizer_of
 from ..models.base import LanguageModel
-from ..text import Prompt, encode
+from ..text.encoding import encode
+from ..text.tokenizer import Prompt
 from .contestants import Contestant, Entry, Models
 from .results import AnswerRecord, RunFolder, Turn
 from .suites import Item

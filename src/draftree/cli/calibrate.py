@@ -22,7 +22,8 @@ from ..policies.base import Provenance
 from ..policies.fixed import TREE_FILE, TreeFile
 from ..progress import out as output
 from ..progress import progress_reporter
-from ..text import Prompt, encode, user
+from ..text.encoding import encode, user
+from ..text.tokenizer import Prompt
 from ..train.prompts import read_prompts
 from ..train.rank_acceptance import AcceptanceMeasurement, Tally, TreeCosts, TruePath, check_ranges, conclude, measure
 from .interrupt import GO_ON, on_interrupt

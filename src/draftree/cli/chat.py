@@ -13,7 +13,7 @@ from ..engines import make_engine
 from ..errors import InputError
 from ..models.loading import DEFAULT_MODEL
 from ..progress import err
-from ..text import user
+from ..text.encoding import user
 from . import console as show
 from .console import complain, run
 from .interrupt import on_interrupt

@@ -24,7 +24,8 @@ from ..policies.auto.policy import AutoTree
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out
 from ..request import Request
-from ..text import Prompt, user
+from ..text.encoding import user
+from ..text.tokenizer import Prompt
 from ..verify.schemes import Match
 from . import console as show
 from .console import read_file, read_json, read_prompt, run

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..constraint import ConstraintState
 from ..policies.base import Candidates, Numbers
 from ..request import Request
+from ..sampling.constraint import ConstraintState
 from ..tree import ROOT
 from .base import Scorer, UnscoredNode
 from .distributions import Drawn

@@ -16,10 +16,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ..constraint import ConstraintState
 from ..errors import ConfigError
 from ..policies.base import Candidates, Numbers
 from ..request import Request
+from ..sampling.constraint import ConstraintState
 from ..tree import ROOT, DraftDistribution, Drawing
 from .base import BeamSource, Scorer, UnscoredNode
 from .constrained import NodeStates

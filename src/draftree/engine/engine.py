@@ -22,7 +22,7 @@ from ..drafters.base import Drafter
 from ..errors import RunError
 from ..models.base import LanguageModel
 from ..request import Chunk, Request, Stats
-from ..text import Prompt, Tokenizer
+from ..text.tokenizer import Prompt, Tokenizer
 from ..tracing.trace import Observer
 from ..verify.schemes import DEFAULT_SCHEME, Scheme
 from .limits import each_params

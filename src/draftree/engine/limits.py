@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 from ..config import SamplingParams
-from ..errors import ConfigError, ContextError
+from ..errors import ConfigError, ContextError, FieldError, InputError, PromptError
 from ..models.base import Capabilities, LanguageModel, check_text
-from ..text import Conversation, Prompt, Tokenizer
+from ..sampling.token_rules import TokenRules
+from ..text.detokenizer import Detokenizer, NoText, TextStream
+from ..text.tokenizer import Conversation, Prompt, Tokenizer
 
 
 def each_params(
@@ -85,3 +88,63 @@ def fitted(target: LanguageModel, ids: list[int], params: SamplingParams) -> tup
             "max_tokens",
         )
     return ids, params.max_tokens or left
+
+
+def text_stream(tokenizer: Tokenizer | None, params: SamplingParams, context: Sequence[int] = ()) -> TextStream:
+    """The stream for one request.
+
+    Raises:
+        InputError: stop strings or bad words without a tokenizer.
+    """
+    if tokenizer is not None:
+        return Detokenizer(
+            tokenizer,
+            context,
+            stop=params.stop,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+    for name, texts in (("stop strings", params.stop), ("bad_words", params.bad_words)):
+        if texts:
+            raise InputError(f"{name} {list(texts)} need text: load the model with its tokenizer")
+    return NoText()
+
+
+def with_token_rules(
+    params: SamplingParams, can: Capabilities, spell: Callable[[str], list[int]] = lambda _: []
+) -> SamplingParams:
+    """The same with what its parameters rule out as its constraint.
+
+    What comes out may be given again, for another prompt too.
+
+    Args:
+        can: of the target.
+        spell: the token ids of a text, of which ``bad_words`` are made.
+
+    Raises:
+        FieldError: a parameter names a token that the model has not, or a word is no text.
+        ConfigError: a text that a constraint ends is to go on.
+    """
+    inner = params.constraint.inner if isinstance(params.constraint, TokenRules) else params.constraint
+    if params.ignore_eos and inner is not None:
+        raise ConfigError("ignore_eos with a constraint: it says where the text ends: leave one of them out")
+    ends = frozenset(params.stop_token_ids).union(() if params.ignore_eos else can.eos_ids)
+    named: dict[str, Iterable[int]] = {
+        "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "logit_bias": params.logit_bias or (),
+    }
+    for name, ids in named.items():
+        if (out := next((token for token in ids if not 0 <= token < can.vocab_size), None)) is not None:
+            raise FieldError(name, f"{name} has {out}: use token ids from 0 to {can.vocab_size - 1}")
+    if params.min_tokens or params.bad_words or params.allowed_token_ids is not None:
+        words = []
+        for word in params.bad_words:
+            try:
+                words += [tuple(spell(word.strip())), tuple(spell(f" {word.strip()}"))]
+            except PromptError as error:
+                raise FieldError("bad_words", f"bad_words has {word!r}: {error}") from None
+        rules = TokenRules(can.vocab_size, ends, params.min_tokens, params.allowed_token_ids, words, inner)
+        params = replace(params, constraint=rules)
+    return params

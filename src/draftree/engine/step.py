@@ -17,20 +17,20 @@ from threading import Lock
 from ..config import MAX_NODES, Budget, SamplingParams, typed
 from ..drafters.base import Drafter, NoDrafter
 from ..errors import ConfigError, PromptError, RunError
-from ..grammar import Grammars
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import PrefixCache
 from ..policies.base import node_budget
 from ..request import Logprobs, Outcome, Request, StepCost
+from ..sampling.grammar import Grammars
 from ..scores import Scores
-from ..text import Prompt, Tokenizer, encode, text_stream
+from ..text.encoding import encode
+from ..text.tokenizer import Prompt, Tokenizer
 from ..tracing.trace import Observer, Setup
 from ..tree import DraftTree
 from ..verify.match import Verdict
 from ..verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
-from .limits import check_params, check_size, fitted
+from .limits import check_params, check_size, fitted, text_stream, with_token_rules
 from .speculation import Speculation, SpeculationParams, Speculations
-from .token_rules import for_request
 
 _RESERVED = 256
 """Most slots that are reserved for the drafted nodes of a request."""
@@ -237,7 +237,7 @@ class Stepper:
         check_params(params)
         ids, limit = fitted(self.target, self.encode(prompt, whole=params.truncate_prompt_tokens is None), params)
         stream = text_stream(self.tokenizer, params, ids)
-        params = for_request(params, len(ids), self.target.capabilities, self.spelled)
+        params = with_token_rules(params, self.target.capabilities, self.spelled)
         eos_ids, made = self.target.capabilities.eos_ids, self._speculation(speculation)
         return Request(ids, params, limit, eos_ids, stream, made, self._predicted(prediction), observers)
 

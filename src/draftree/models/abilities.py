@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..errors import UnsupportedModelError
 from ..scores import Scores
-from ..text import Tokenizer
+from ..text.tokenizer import Tokenizer
 from .base import FINAL_STATE, Capabilities, FeatureSpec, ForestModel, LanguageModel, Nodes, Row
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import SamplingParams
-from ..constraint import ConstraintState, followed
 from ..scores import Edit, Scores, draw_warped
+from .constraint import ConstraintState, followed
 from .noise import derive_seed, stream_key, uniform
 from .penalties import Penalties
 from .warping import draw, warp

@@ -23,20 +23,20 @@ from starlette.exceptions import HTTPException
 from ..engine.engine import Engine, Generation
 from ..engine.speculation import SpeculationParams
 from ..errors import FieldError, InputError, QueueFullError
+from ..openai import bad_bodies
+from ..openai.answers import Shape
+from ..openai.bad_bodies import UnknownModelError, UnsupportedError
+from ..openai.chat_api import ChatRequest, TokenizeRequest
+from ..openai.choices import Choices, decoded, find_choices, system_fingerprint
+from ..openai.responses_api import ResponseShape, ResponsesRequest
+from ..openai.schema import CompletionRequest, DetokenizeRequest, Sampled
 from ..request import Request as Decoded
-from ..text import Prompt
-from . import bad_bodies
-from .answers import Shape
-from .bad_bodies import UnknownModelError, UnsupportedError
-from .choices import Choices, decoded, find_choices, system_fingerprint
-from .conversations.chat_api import ChatRequest, TokenizeRequest
-from .conversations.responses_api import ResponseShape, ResponsesRequest
+from ..text.tokenizer import Prompt
 from .engine_loop import Answer, EngineLoop, EngineThread
 from .inspector import Inspector
 from .metrics import Metrics
 from .refusals import DOCUMENTED, UNAVAILABLE, Limits, failed, http_error, invalid, wrong
 from .request_log import log_request
-from .schema import CompletionRequest, DetokenizeRequest, Sampled
 from .streams import EventStream, LiveTrace, event_line, named_events, pinged
 
 log = logging.getLogger("draftree.server")
@@ -163,7 +163,7 @@ class Server:
         found = [answer]
         shape = ResponseShape(key, body, self._settings.name, lambda token: self._text([token]), choices.tags)
         if body.stream:
-            return EventStream(found, pinged(named_events(shape.events(answer))))
+            return EventStream(found, pinged(named_events(shape.events(answer.handle.request, answer.chunks()))))
         if await _unless_gone(request, _together(found)) is None:
             return Response(status_code=499)
         return JSONResponse(shape.answered(answer.handle.request))

@@ -13,11 +13,11 @@ from starlette.exceptions import HTTPException
 
 from ..engine.speculation import SpeculationParams
 from ..models.cost_profile import Point
+from ..openai.schema import Sent, TokenIds
 from ..policies.auto.policy import AutoTree
 from ..policies.methods import METHODS
 from ..tracing.records import plain
 from ..tracing.trace import Setup, run_record
-from .schema import Sent, TokenIds
 
 _FOLDER = Path(__file__).parent / "page"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from . import bad_bodies
+from ..openai import bad_bodies
 from .app import Server
 from .refusals import UNAVAILABLE
 

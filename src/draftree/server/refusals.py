@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import InputError
-from .bad_bodies import INVALID, MISSING, NOT_JSON, UnknownModelError, body_error, error, input_error
+from ..openai.bad_bodies import INVALID, MISSING, NOT_JSON, UnknownModelError, body_error, error, input_error
 
 log = logging.getLogger("draftree.server")
 OPEN = ("/", "/health", "/ready", "/metrics", "/version")

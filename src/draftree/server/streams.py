@@ -12,10 +12,10 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ..openai import bad_bodies
 from ..request import Outcome, Request
 from ..tracing.records import Record, plain
 from ..tracing.trace import Observer, end_record, request_record, step_record
-from . import bad_bodies
 from .engine_loop import Answer
 
 log = logging.getLogger("draftree.server")

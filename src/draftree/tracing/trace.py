@@ -20,7 +20,7 @@ from ..drafters.base import Drafter
 from ..errors import ConfigError, DraftreeWarning, TraceError
 from ..models.base import LanguageModel
 from ..request import Outcome, Request
-from ..text import Tokenizer
+from ..text.tokenizer import Tokenizer
 from .records import (
     FORMAT,
     VERSION,

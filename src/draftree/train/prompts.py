@@ -14,7 +14,7 @@ from ..artifacts import LARGEST_DATA, read_text, user_path
 from ..errors import PromptError, UnknownNameError
 from ..models.abilities import tokenizer_of
 from ..models.base import LanguageModel
-from ..text import encode, user
+from ..text.encoding import encode, user
 
 LONGEST_PROMPT = 512
 """Tokens; longer prompts are left out: prefill would take most of the time."""

@@ -14,7 +14,7 @@ from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row, p
 from ..models.huggingface.features import FeatureRow, feature_row
 from ..request import Outcome, Request, StepCost
 from ..scores import Scores
-from ..text import NoText
+from ..text.detokenizer import NoText
 from ..tree import ROOT, DraftTree
 
 UNMEASURED = StepCost(batch=1, draft=0.0, verify=0.0, other=0.0, draft_passes=0)

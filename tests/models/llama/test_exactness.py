@@ -16,7 +16,7 @@ from draftree.models.base import Nodes, Row
 from draftree.models.llama.exactness import EXACT, exactness
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.scores import NumpyScores, Scores
-from draftree.text import encode
+from draftree.text.encoding import encode
 
 from ... import tiny_gguf
 

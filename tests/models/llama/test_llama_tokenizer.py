@@ -25,7 +25,9 @@ from draftree.models.llama.gguf_checks import check
 from draftree.models.llama.library import open_library
 from draftree.models.llama.llama_tokenizer import LlamaTokenizer, read_tokenizer
 from draftree.models.loading import DEFAULT_MODEL, EMBEDDED
-from draftree.text import Detokenizer, Tokenizer, encode, user
+from draftree.text.detokenizer import Detokenizer
+from draftree.text.encoding import encode, user
+from draftree.text.tokenizer import Tokenizer
 
 from ...tiny import tiny
 from ...tiny_gguf import SPECIAL, Vocabulary, byte_level, with_byte_fallback, write

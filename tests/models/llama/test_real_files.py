@@ -17,7 +17,7 @@ from draftree.models.abilities import tokenizer_of
 from draftree.models.llama.context import Context, Tokens
 from draftree.models.llama.exactness import EXACT, exactness
 from draftree.models.llama.llama_model import LlamaModel
-from draftree.text import encode
+from draftree.text.encoding import encode
 
 QUESTIONS = [
     "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",

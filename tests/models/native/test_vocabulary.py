@@ -26,7 +26,8 @@ from draftree.models.llama.llama_tokenizer import LlamaTokenizer
 from draftree.models.loading import DEFAULT_MODEL, EMBEDDED, load
 from draftree.models.native.pre_tokenizers import PRE_TOKENIZERS
 from draftree.models.native.vocabulary import GGUFTokenizer, read_vocabulary
-from draftree.text import Tokenizer, encode
+from draftree.text.encoding import encode
+from draftree.text.tokenizer import Tokenizer
 
 from ...tiny_gguf import SPECIAL, Vocabulary, byte_level, with_byte_fallback, write
 from ..llama.test_llama_tokenizer import TEXTS

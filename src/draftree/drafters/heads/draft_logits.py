@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...constraint import ConstraintState
 from ...models.huggingface.torch_sampling import gumbel_noise, gumbel_noise_of, largest, warp_rows
 from ...policies.base import Candidates, Numbers
 from ...request import Request
+from ...sampling.constraint import ConstraintState
 from ...sampling.noise import stream_key
 from ...scores import allowed_tokens
 from ...tree import DraftDistribution, Drawing

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ...config import Budget
-from ...constraint import ConstraintState
 from ...errors import CacheError
 from ...models.abilities import MarginalHead
 from ...models.base import Row
 from ...models.huggingface.features import feature_row
 from ...policies.base import Candidates, Numbers
 from ...request import Request
+from ...sampling.constraint import ConstraintState
 from ...tree import ROOT, Drawing
 from ..base import Scorer, TokenSource, UnscoredNode
 from ..constrained import NodeStates

@@ -22,7 +22,7 @@ from torch import Tensor
 from ...config import typed
 from ...errors import CacheError, UnsupportedModelError
 from ...scores import LastScores, NumpyScores, Scores
-from ...text import Tokenizer
+from ...text.tokenizer import Tokenizer
 from ...tree import ROOT
 from ..base import FINAL_STATE, NO_NODES, PROMPT, Capabilities, FeatureSpec, Nodes, Row, alone, free_memory
 from ..huggingface.features import FeatureRow

@@ -56,7 +56,7 @@ class _Spelling(NamedTuple):
 
 
 class GGUFTokenizer:
-    """A ``draftree.text.Tokenizer`` of a GGUF file; several threads may use it at once.
+    """A ``draftree.text.tokenizer.Tokenizer`` of a GGUF file; several threads may use it at once.
 
     Attributes:
         chat_template: None: the file has none.

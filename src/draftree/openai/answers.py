@@ -12,8 +12,9 @@ from typing import Any
 from ..config import SamplingParams
 from ..engine.engine import Generation
 from ..request import Chunk, Logprobs, Request, Stats
-from ..text import Detokenizer, Tokenizer
-from .conversations.tool_calls import CallParser, Parsed
+from ..text.detokenizer import Detokenizer
+from ..text.tokenizer import Tokenizer
+from .tool_calls import CallParser, Parsed
 
 FINISH = {"eos": "stop", "stop": "stop", "criteria": "stop", "length": "length"}
 """Why a request ended -> OpenAI's word; others ("cancelled", "deadline") stay as they are."""
@@ -139,8 +140,8 @@ class TextOffsets:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt: Sequence[int], echoed: str) -> None:
         self._left = len(prompt) if echoed else 0  # tokens of the prompt that are to come
         self._next, self._begin = 0, len(echoed)
-        self._echo = Detokenizer(tokenizer, SamplingParams(skip_special_tokens=False))
-        self._stream = Detokenizer(tokenizer, replace(params, stop=()), prompt)
+        self._echo = Detokenizer(tokenizer, skip_special_tokens=False)
+        self._stream = Detokenizer(tokenizer, prompt, skip_special_tokens=params.skip_special_tokens)
 
     def of(self, token: int) -> int:
         """Of the next token."""

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictStr
 
-from ...config import MOST_LOGPROBS
-from ...errors import FieldError
-from ...text import Conversation
-from ..schema import Body, ResponseFormat, Sent, Tokens
+from ..config import MOST_LOGPROBS
+from ..errors import FieldError
+from ..text.tokenizer import Conversation
+from .schema import Body, ResponseFormat, Sent, Tokens
 from .tools import NamedFunction, Tool, WithTools, check_tools
 
 

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import SamplingParams
-from ..constraint import Constraint, ConstraintState, TextEnded
-from ..errors import ConfigError, FieldError, PromptError
-from ..models.base import Capabilities
+from ..errors import ConfigError
+from .constraint import Constraint, ConstraintState, TextEnded
 
 
 class RuleState(ConstraintState):
@@ -122,42 +120,3 @@ class TokenRules:
         """Tokens that would complete a sequence."""
         places = (tail[at:] for at in range(len(tail) + 1))
         return [token for before in places for token in self._endings.get(before, ())]
-
-
-def for_request(
-    params: SamplingParams, prompt_length: int, can: Capabilities, spell: Callable[[str], list[int]] = lambda _: []
-) -> SamplingParams:
-    """The same with what its parameters rule out as its constraint, and what they weigh as its first processors.
-
-    What comes out may be given again, for another prompt too.
-
-    Args:
-        can: of the target.
-        spell: the token ids of a text, of which ``bad_words`` are made.
-
-    Raises:
-        FieldError: a parameter names a token that the model has not, or a word is no text.
-        ConfigError: a text that a constraint ends is to go on.
-    """
-    inner = params.constraint.inner if isinstance(params.constraint, TokenRules) else params.constraint
-    if params.ignore_eos and inner is not None:
-        raise ConfigError("ignore_eos with a constraint: it says where the text ends: leave one of them out")
-    ends = frozenset(params.stop_token_ids).union(() if params.ignore_eos else can.eos_ids)
-    named: dict[str, Iterable[int]] = {
-        "stop_token_ids": params.stop_token_ids,
-        "allowed_token_ids": params.allowed_token_ids or (),
-        "logit_bias": params.logit_bias or (),
-    }
-    for name, ids in named.items():
-        if (out := next((token for token in ids if not 0 <= token < can.vocab_size), None)) is not None:
-            raise FieldError(name, f"{name} has {out}: use token ids from 0 to {can.vocab_size - 1}")
-    if params.min_tokens or params.bad_words or params.allowed_token_ids is not None:
-        words = []
-        for word in params.bad_words:
-            try:
-                words += [tuple(spell(word.strip())), tuple(spell(f" {word.strip()}"))]
-            except PromptError as error:
-                raise FieldError("bad_words", f"bad_words has {word!r}: {error}") from None
-        rules = TokenRules(can.vocab_size, ends, params.min_tokens, params.allowed_token_ids, words, inner)
-        params = replace(params, constraint=rules)
-    return params

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, StrictBool, StrictStr
 
-from ...engine.engine import Engine
-from ...errors import ConfigError, FieldError
-from ...grammar import Function, Grammar
-from ..schema import DEEPEST, Body, Sampled, closed
+from ..engine.engine import Engine
+from ..errors import ConfigError, FieldError
+from ..sampling.grammar import Function, Grammar
+from .schema import DEEPEST, Body, Sampled, closed
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")

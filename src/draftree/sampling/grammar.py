@@ -19,11 +19,12 @@ from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
+from ..errors import ConfigError, shortened
+from ..sandbox.jobs import JSON_LAYOUT
+from ..sandbox.workers import JobError, run
+from ..text.conversation import CALL_TAGS
+from ..text.tokenizer import Tokenizer
 from .constraint import ConstraintState, TextEnded
-from .errors import ConfigError, shortened
-from .sandbox.jobs import JSON_LAYOUT
-from .sandbox.workers import JobError, run
-from .text import CALL_TAGS, Tokenizer
 
 _LONGEST = 1 << 20
 """Characters of a grammar's text: beyond it compiling takes seconds."""

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import RunError
+from ..errors import RunError
 
 
 class ConstraintState(ABC):

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from ...request import Chunk
-from ...text import CALL_TAGS, overlap
+from ..request import Chunk
+from ..text.conversation import CALL_TAGS
+from ..text.detokenizer import overlap
 
 _OPENS, _CLOSES = CALL_TAGS
 _HEAD = re.compile(r'\s*\{"name": "([^"\\]*)", "arguments": ')

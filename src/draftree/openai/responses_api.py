@@ -9,15 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictStr
 
-from ...config import MOST_LOGPROBS
-from ...errors import FieldError
-from ...request import Chunk, Request
-from ...text import Conversation
-from ..answers import Usage, named_logprobs, speculative_decoding
-from ..bad_bodies import UnsupportedError
-from ..engine_loop import Answer
-from ..schema import Body, ResponseFormat, Tokens
+from ..config import MOST_LOGPROBS
+from ..errors import FieldError
+from ..request import Chunk, Request
+from ..text.tokenizer import Conversation
+from .answers import Usage, named_logprobs, speculative_decoding
+from .bad_bodies import UnsupportedError
 from .chat_api import CalledFunction, Part, PastCall, past_call, text_of
+from .schema import Body, ResponseFormat, Tokens
 from .tool_calls import CallParser, Parsed, ToolCall
 from .tools import WithTools
 
@@ -158,14 +157,13 @@ class ResponseShape:
         list(self._ended(request))
         return self.whole(request)
 
-    async def events(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
+    async def events(self, request: Request, chunks: AsyncIterator[Chunk]) -> AsyncIterator[dict[str, Any]]:
         """The events of a stream, in their order."""
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._begun("in_progress"))
-        async for chunk in answer.chunks():
+        async for chunk in chunks:
             for event in self._token(chunk):
                 yield event
-        request = answer.handle.request
         for event in self._ended(request):
             yield event
         response = self.whole(request)

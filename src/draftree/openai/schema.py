@@ -19,8 +19,8 @@ from ..drafters.spec import LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError
-from ..grammar import Grammar, Grammars
-from ..text import Prompt
+from ..sampling.grammar import Grammar, Grammars
+from ..text.tokenizer import Prompt
 from .bad_bodies import UnsupportedError, check_extra, check_values
 
 MOST_CHOICES = 16

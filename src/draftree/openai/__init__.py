@@ -1,0 +1,1 @@
+"""Requests and answers in OpenAI's shape. Knows no HTTP."""

@@ -1,0 +1,117 @@
+"""Tokens to text as they come, up to a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from .tokenizer import Tokenizer
+
+_WINDOW = 16
+"""Tokens that are decoded together at most, once their text is complete."""
+_INCOMPLETE = "\ufffd"
+
+
+class NoText:
+    """The text stream of a model without a tokenizer: no text at all."""
+
+    stopped = False
+
+    def push(self, token: int, last: bool) -> str:
+        return ""
+
+    def end(self) -> str:
+        return ""
+
+
+class Detokenizer:
+    """Incremental detokenising with stop strings.
+
+    Holds text back while its last character is incomplete (a token may end inside a UTF-8 sequence) and while its end
+    could be the beginning of a stop string.
+
+    Attributes:
+        stopped: a stop string has appeared; the text given out ends before it, or with it.
+
+    Args:
+        context: the tokens before the first one.
+        stop: strings that end the text.
+        min_tokens: stop strings count after so many tokens.
+        include_stop: the text ends with the stop string.
+        skip_special_tokens: special tokens give no text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        context: Sequence[int] = (),
+        *,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self.stopped = False
+        self._tokenizer = tokenizer
+        self._stop, self._min_tokens, self._include_stop = stop, min_tokens, include_stop
+        # Cleaning up would change text that has been given out.
+        self._options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        self._passed = 0  # tokens
+        # Decoding is not a concatenation (leading spaces), so each piece is the difference of two decodings.
+        self._window = self._tail(list(context[-_WINDOW:]))
+        self._shown = len(self._decode(self._window).rstrip(_INCOMPLETE))
+        self._held = ""
+
+    def _tail(self, tokens: list[int]) -> list[int]:
+        """The shortest end, of 4 tokens or more, that begins with a whole character; all where there is none.
+
+        Tokenizers with byte fallback spell rare characters in bytes and decode a run of bytes as one: cut inside a
+        character, all of the run would be lost.
+        """
+        ends = (tokens[-n:] for n in range(4, len(tokens) + 1))
+        return next((end for end in ends if _INCOMPLETE not in self._decode(end)), tokens)
+
+    def _decode(self, tokens: list[int]) -> str:
+        return cast(str, self._tokenizer.decode(tokens, **self._options))
+
+    def push(self, token: int, last: bool) -> str:
+        """Text that became final with ``token``; all that is held back when it is the ``last``."""
+        self._window.append(token)
+        self._passed += 1
+        return self._advance(last)
+
+    def end(self) -> str:
+        """All that is held back, where a token without text ends the text."""
+        return self._advance(last=True)
+
+    def _advance(self, last: bool) -> str:
+        text = self._decode(self._window)
+        if not text.endswith(_INCOMPLETE) or last:
+            self._held += text[self._shown :]
+            self._shown = len(text)
+            if len(self._window) > _WINDOW:
+                self._window = self._tail(self._window)
+                self._shown = len(self._decode(self._window))
+        return self._release(last)
+
+    def _release(self, last: bool) -> str:
+        stop = self._stop if self._passed > self._min_tokens else ()
+        found = [(at, len(s)) for s in stop if (at := self._held.find(s)) >= 0]
+        if found:
+            self.stopped = True
+            at, length = min(found)
+            text, self._held = self._held[: at + length if self._include_stop else at], ""
+            return text
+        keep = 0 if last else max((overlap(self._held, s) for s in stop), default=0)
+        cut = len(self._held) - keep
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a beginning of ``stop``."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+TextStream = Detokenizer | NoText
+"""Turns tokens into text as they come."""
