@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 from draftree.cli.main import app
-from draftree.server.refusals import OPEN
+from draftree.server.middleware import OPEN
 
 ROOT = Path(__file__).parents[1]
 INSTRUCTIONS = {

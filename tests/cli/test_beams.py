@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftree.cli.main import run
-from draftree.models.huggingface import probe
+from draftree.models.huggingface import inspection
 
 from ..tiny import save_tiny
 
@@ -139,7 +139,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], said: str, 
 def test_beams_beyond_the_memory_are_refused_with_their_tokens(
     model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "free_bytes", lambda device: 10_000)
+    monkeypatch.setattr(inspection, "free_bytes", lambda device: 10_000)
     assert run(["generate", "the", "--raw", "--target", model, "--max-tokens", "50", "--beams", "4"]) == 2
     said = capsys.readouterr().err
     assert f"1 x {1 + 4 * 50 + 8 * 5} tokens" in said
@@ -148,7 +148,9 @@ def test_beams_beyond_the_memory_are_refused_with_their_tokens(
 
 def test_the_same_request_fits_where_there_is_room(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slot = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, width, float
-    monkeypatch.setattr(probe, "free_bytes", lambda device: 2 * 256 * slot)  # 241 tokens, to the grain; half is used
+    monkeypatch.setattr(
+        inspection, "free_bytes", lambda device: 2 * 256 * slot
+    )  # 241 tokens, to the grain; half is used
     assert run(["generate", "the", "--raw", "--target", model, "--max-tokens", "50", "--beams", "4"]) == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftree.drafters.base import TokenSource
-from draftree.models.huggingface.probe import fingerprint
+from draftree.models.huggingface.inspection import fingerprint
 
 from ..pairs import relative, source, target
 from ..tiny import tiny

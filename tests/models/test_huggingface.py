@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftree.errors import CacheError, PromptError, UnsupportedModelError
 from draftree.models.base import Nodes, prefill
-from draftree.models.huggingface import probe
+from draftree.models.huggingface import inspection
 from draftree.models.huggingface.cache import TreeCache
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import Pass, StockRunner
@@ -304,4 +304,4 @@ def test_a_model_that_ignores_mask_or_positions_would_be_seen(
     assert (logits - wanted).abs().max() > 1000 * ATOL
     assert not torch.equal(logits.argmax(-1), wanted.argmax(-1))
     with pytest.raises(UnsupportedModelError, match=f"{kind} .*fails the tree self-test.*attn_implementation"):
-        probe.self_test(model)
+        inspection.self_test(model)

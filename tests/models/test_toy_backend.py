@@ -39,7 +39,7 @@ from draftree.models.heads.eagle_file import fits, load_head, save_head
 from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.huggingface.features import feature_row
-from draftree.models.huggingface.probe import self_test
+from draftree.models.huggingface.inspection import self_test
 from draftree.policies.chains import CHAIN
 
 from ..pairs import policy

@@ -18,11 +18,11 @@ from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import SpeculationParams
 from ..errors import FieldError, InputError, shortened
 from ..openai import bad_bodies
-from ..openai.answers import Shape
+from ..openai.answers import CompletionBuilder
 from ..openai.bad_bodies import UnknownModelError, body_error, input_error
 from ..openai.chat_api import ChatRequest
-from ..openai.choices import Choices, decoded, find_choices, system_fingerprint
-from ..openai.responses_api import ResponseShape, ResponsesRequest
+from ..openai.request_mapping import Choices, decoded, find_choices, system_fingerprint
+from ..openai.responses_api import ResponseBuilder, ResponsesRequest
 from ..openai.schema import CompletionRequest, Sampled
 from .batch_files import BatchLine, Record
 
@@ -215,13 +215,15 @@ class Answering:
             return self._failed(each.line, each.parsed.custom_id, failure)
         body, key, tags = each.parsed.body, each.line.id.removeprefix("batch_req_"), each.choices.tags
         if isinstance(body, ResponsesRequest):
-            answer = ResponseShape(f"resp_{key}", body, self.model, self._spelled, tags).answered(requests[0])
+            answer = ResponseBuilder(f"resp_{key}", body, self.model, self._spelled, tags).answered(requests[0])
         else:
             chat = isinstance(body, ChatRequest)
             name = f"{'chatcmpl' if chat else 'cmpl'}-{key}"
             offsets = each.choices.offsets(requests)
-            shape = Shape(name, self.model, self.fingerprint, self._spelled, chat=chat, tags=tags, offsets=offsets)
-            answer = each.choices.whole(shape, requests, [handle.generation for handle in each.handles])
+            builder = CompletionBuilder(
+                name, self.model, self.fingerprint, self._spelled, chat=chat, tags=tags, offsets=offsets
+            )
+            answer = each.choices.whole(builder, requests, [handle.generation for handle in each.handles])
         return self._answered(each.line, each.parsed.custom_id, 200, answer)
 
     def _answered(self, line: BatchLine, custom_id: str | None, status: int, body: Mapping[str, Any]) -> Record:

@@ -49,7 +49,7 @@ class Capabilities:
         weight_bytes: that these are read from.
         attention: attention implementation in use; "": the engine's only one.
         weight_format: of its linear layers, those of a GGUF file by llama.cpp's names; ``STOCK``: all of ``dtype``.
-        fingerprint: of its weights (``draftree.models.huggingface.probe``); "": they cannot be read.
+        fingerprint: of its weights (``draftree.models.huggingface.inspection``); "": they cannot be read.
         slot_bytes: bytes of a token's keys and values in the cache.
         trees: what is known of passes over draft trees, for people.
         rounding: largest gap between two logits that their rounding by the number of tokens of a pass explains, where

@@ -152,7 +152,7 @@ class TextOffsets:
         return found
 
 
-class Shape:
+class CompletionBuilder:
     """The bodies of one answer.
 
     Args:

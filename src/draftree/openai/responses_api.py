@@ -117,7 +117,7 @@ class ResponsesRequest(WithTools):
         return [self.conversation()]
 
 
-class ResponseShape:
+class ResponseBuilder:
     """The bodies of one response.
 
     Args:

@@ -24,18 +24,18 @@ from ..engine.engine import Engine, Generation
 from ..engine.speculation import SpeculationParams
 from ..errors import FieldError, InputError, QueueFullError
 from ..openai import bad_bodies
-from ..openai.answers import Shape
+from ..openai.answers import CompletionBuilder
 from ..openai.bad_bodies import UnknownModelError, UnsupportedError
 from ..openai.chat_api import ChatRequest, TokenizeRequest
-from ..openai.choices import Choices, decoded, find_choices, system_fingerprint
-from ..openai.responses_api import ResponseShape, ResponsesRequest
+from ..openai.request_mapping import Choices, decoded, find_choices, system_fingerprint
+from ..openai.responses_api import ResponseBuilder, ResponsesRequest
 from ..openai.schema import CompletionRequest, DetokenizeRequest, Sampled
 from ..request import Request as Decoded
 from ..text.tokenizer import Prompt
 from .engine_loop import Answer, EngineLoop, EngineThread
 from .inspector import Inspector
 from .metrics import Metrics
-from .refusals import DOCUMENTED, UNAVAILABLE, Limits, failed, http_error, invalid, wrong
+from .middleware import DOCUMENTED, UNAVAILABLE, Limits, failed, http_error, invalid, wrong
 from .request_log import log_request
 from .streams import EventStream, LiveTrace, event_line, named_events, pinged
 
@@ -161,12 +161,12 @@ class Server:
         key = f"resp_{secrets.token_hex(16)}"
         (answer,), choices = await self._submitted(key, body)
         found = [answer]
-        shape = ResponseShape(key, body, self._settings.name, lambda token: self._text([token]), choices.tags)
+        builder = ResponseBuilder(key, body, self._settings.name, lambda token: self._text([token]), choices.tags)
         if body.stream:
-            return EventStream(found, pinged(named_events(shape.events(answer.handle.request, answer.chunks()))))
+            return EventStream(found, pinged(named_events(builder.events(answer.handle.request, answer.chunks()))))
         if await _unless_gone(request, _together(found)) is None:
             return Response(status_code=499)
-        return JSONResponse(shape.answered(answer.handle.request))
+        return JSONResponse(builder.answered(answer.handle.request))
 
     async def _submitted(self, key: str, body: Sampled) -> tuple[list[Answer], Choices]:
         """The choices of a request under way.
@@ -212,7 +212,7 @@ class Server:
     async def _answer(self, body: Sampled, request: Request, *, chat: bool) -> Response:
         key = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         found, choices = await self._submitted(key, body)
-        shape = Shape(
+        builder = CompletionBuilder(
             key,
             self._settings.name,
             system_fingerprint(self._engine),
@@ -222,12 +222,12 @@ class Server:
             offsets=choices.offsets([answer.handle.request for answer in found]),
         )
         if body.stream:
-            return EventStream(found, pinged(self._events(choices, shape, found)))
+            return EventStream(found, pinged(self._events(choices, builder, found)))
         generations = await _unless_gone(request, _together(found))
         if generations is None:
             return Response(status_code=499)
         requests = [answer.handle.request for answer in found]
-        return JSONResponse(await asyncio.to_thread(choices.whole, shape, requests, generations))
+        return JSONResponse(await asyncio.to_thread(choices.whole, builder, requests, generations))
 
     def _ended(self, key: str, choice: int, method: str, began: float, request: Decoded) -> None:
         self._metrics.ended(request)
@@ -250,7 +250,9 @@ class Server:
     def _text(self, ids: Sequence[int]) -> str:
         return decoded(self._engine, ids)
 
-    async def _events(self, choices: Choices, shape: Shape, found: Sequence[Answer]) -> AsyncIterator[str]:
+    async def _events(
+        self, choices: Choices, builder: CompletionBuilder, found: Sequence[Answer]
+    ) -> AsyncIterator[str]:
         """Server-sent events of all choices, as their tokens come."""
         body, requests = choices.body, [answer.handle.request for answer in found]
         options = body.stream_options
@@ -260,30 +262,30 @@ class Server:
         def trace(answer: Answer) -> None:
             for observer in answer.handle.request.observers:
                 if isinstance(observer, LiveTrace) and (records := observer.take()):
-                    queue.put_nowait(shape.records(records))
+                    queue.put_nowait(builder.records(records))
 
         async def choice(index: int, answer: Answer, before: str) -> None:
             try:
-                if (first := shape.first(index)) is not None:
+                if (first := builder.first(index)) is not None:
                     queue.put_nowait(first)
                 if before:
-                    queue.put_nowait(shape.echo(index, before))
+                    queue.put_nowait(builder.echo(index, before))
                 async for chunk in answer.chunks():
                     trace(answer)
-                    if (piece := shape.token(index, chunk, always=body.traced)) is not None:
+                    if (piece := builder.token(index, chunk, always=body.traced)) is not None:
                         if options is not None and options.continuous_usage_stats:
                             piece["usage"] = choices.usage(requests).of_choices
                         queue.put_nowait(piece)
                 trace(answer)
                 reason = answer.handle.request.finish_reason or "cancelled"
-                queue.put_nowait(shape.end(index, reason))
+                queue.put_nowait(builder.end(index, reason))
             except Exception as error:  # noqa: BLE001 - the client gets an event of it
                 queue.put_nowait(error)
             finally:
                 queue.put_nowait(None)
 
         if body.traced:
-            queue.put_nowait(shape.records([self._inspector.run]))
+            queue.put_nowait(builder.records([self._inspector.run]))
         tasks = [
             asyncio.create_task(choice(index, answer, before))
             for index, (answer, before) in enumerate(zip(found, choices.echoed(requests), strict=True))
@@ -301,7 +303,7 @@ class Server:
                     yield event_line(({"usage": None} if with_usage else {}) | event)
             if with_usage:
                 usage = await asyncio.to_thread(choices.final_usage, requests)
-                yield event_line(shape.last(usage, requests))
+                yield event_line(builder.last(usage, requests))
             yield "data: [DONE]\n\n"
         finally:
             for task in tasks:

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..openai import bad_bodies
 from .app import Server
-from .refusals import UNAVAILABLE
+from .middleware import UNAVAILABLE
 
 _GRACE = 5
 """Seconds in which clients of requests that were cancelled at the end read that."""

@@ -25,7 +25,7 @@ from ..drafters.base import Drafter
 from ..errors import ConfigError, ModelFileError, RunError
 from ..models.abilities import tracked
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
-from ..models.huggingface.probe import torch_dtype
+from ..models.huggingface.inspection import torch_dtype
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import Eagle2Tree
 from ..policies.c2t import FEATURES, features, of_tree

@@ -22,7 +22,7 @@ from ..errors import ConfigError
 from ..models.abilities import DraftHead
 from ..models.heads.eagle_head import HeadNetwork
 from ..models.heads.eagle_network import EagleNetwork
-from ..models.huggingface.probe import torch_dtype
+from ..models.huggingface.inspection import torch_dtype
 from ..policies.best_paths import OptTree
 from ..policies.fixed import StaticTree
 from .eagle_loss import Batch, loss, unrolled

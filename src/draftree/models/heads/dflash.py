@@ -24,7 +24,7 @@ from ..abilities import FeatureModel, feature_model
 from ..base import FINAL, FeatureSpec, LanguageModel, Row
 from ..huggingface.attention import attend_as_one
 from ..huggingface.cache import Rows
-from ..huggingface.probe import fingerprint, torch_dtype
+from ..huggingface.inspection import fingerprint, torch_dtype
 from .eagle_head import PositiveNumber, normed
 from .eagle_model import output_for, settled
 from .eagle_network import EagleLayer, HeadWeights, LayerConfig, LayerId, TokenId, turns_by

@@ -24,7 +24,7 @@ from ...tree import ROOT
 from ..abilities import FeatureModel, HeadRow, feature_model
 from ..base import NO_NODES, STOCK, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
 from ..huggingface.cache import Rows, bytes_of
-from ..huggingface.probe import computing, fingerprint, free_bytes, torch_dtype
+from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
 from ..huggingface.runner import Pass, runner_of
 from ..huggingface.torch_scores import scores_of
 from .eagle_head import DraftNetwork

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..abilities import feature_model
 from ..base import FINAL_STATE, LanguageModel, Row
-from ..huggingface.probe import fingerprint
+from ..huggingface.inspection import fingerprint
 from .eagle_head import PositiveNumber
 from .eagle_model import settled
 from .eagle_network import HeadWeights

@@ -27,8 +27,8 @@ from ...errors import ModelFileError, UnsupportedModelError
 from ..abilities import HeadRow, TrainableModel, feature_model
 from ..base import FINAL_STATE, LanguageModel
 from ..huggingface.attention import NAME, laid_out, takes_packed_rows
+from ..huggingface.inspection import torch_dtype
 from ..huggingface.pretrained import first_line, quiet
-from ..huggingface.probe import torch_dtype
 from .eagle_head import DraftNetwork
 from .eagle_model import HeadModel
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...artifacts import make_folder, write_whole
 from ..abilities import FeatureModel
 from ..base import Capabilities
-from ..huggingface.probe import torch_dtype
+from ..huggingface.inspection import torch_dtype
 from .eagle_network import EagleConfig, EagleLayer, EagleNetwork
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

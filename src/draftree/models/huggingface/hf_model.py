@@ -38,7 +38,7 @@ from ..base import (
     decoded,
     prefill_scored,
 )
-from . import attention, probe
+from . import attention, inspection
 from .cache import Rows, TreeCache, bytes_of
 from .features import FeatureRow
 from .runner import GraphRunner, Pass, Runner, StockRunner, alone, check_runner, runner_of
@@ -57,7 +57,7 @@ class SharedState:
 
     lock: RLock = field(default_factory=RLock)
     tested: str | None = None
-    hidden: probe.HiddenStates | None = None
+    hidden: inspection.HiddenStates | None = None
 
 
 _SHARED: WeakKeyDictionary[PreTrainedModel, SharedState] = WeakKeyDictionary()
@@ -96,22 +96,22 @@ class HFModel:
         self_test: bool = True,
     ) -> None:
         name = name or model.config.name_or_path or "model"
-        probe.refuse(model, name)
+        inspection.refuse(model, name)
         attention.take_over(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
         shared = _SHARED.setdefault(model, SharedState())
         check_runner(runner)
-        self.capabilities: Capabilities = replace(probe.capabilities(model, name), runner=runner)
+        self.capabilities: Capabilities = replace(inspection.capabilities(model, name), runner=runner)
         self._lock = shared.lock
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._tracked = FeatureSpec()
         self._run_with(None)
-        self.cache_bytes = probe.free_bytes(self.capabilities.device) // 2
+        self.cache_bytes = inspection.free_bytes(self.capabilities.device) // 2
         self._start()
         if self_test and shared.tested != self.capabilities.attention:
             try:
-                probe.self_test(self)
+                inspection.self_test(self)
                 self._check_causal()
             except CacheError:
                 raise
@@ -137,9 +137,9 @@ class HFModel:
         self.close(row)
         ids = torch.tensor([[*prompt, *then]], device=can.device)
         causal = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
-        probe.check_equal(self, [(found, causal.float().cpu().numpy())], "sequential and causal")
+        inspection.check_equal(self, [(found, causal.float().cpu().numpy())], "sequential and causal")
 
-    def _run_with(self, hidden: probe.HiddenStates | None) -> None:
+    def _run_with(self, hidden: inspection.HiddenStates | None) -> None:
         """Make passes that read these hidden states from now on."""
         self._hidden = hidden
         self._runner: Runner = runner_of(self.capabilities.runner, StockRunner(self.model, hidden))
@@ -169,7 +169,7 @@ class HFModel:
         """
         shared = _SHARED[self.model]
         if shared.hidden is None:
-            shared.hidden = probe.HiddenStates(self.model, self.capabilities.name)
+            shared.hidden = inspection.HiddenStates(self.model, self.capabilities.name)
         shared.hidden.add(wanted)
         self._tracked |= wanted
         if self._hidden is None:
@@ -315,7 +315,7 @@ class HFModel:
 
     def _additive(self, mask: Tensor) -> Tensor:
         """Eager attention adds its mask; SDPA takes either kind."""
-        dtype = probe.torch_dtype(self.capabilities)
+        dtype = inspection.torch_dtype(self.capabilities)
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
     @alone

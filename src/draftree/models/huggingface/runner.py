@@ -22,7 +22,7 @@ from ..base import EAGER, FeatureSpec, M, P, T
 from ..base import alone as one_thread
 from .attention import laid_out
 from .cache import GRAIN, Placement, TreeCache
-from .probe import HiddenStates
+from .inspection import HiddenStates
 
 
 def alone(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:

@@ -7,7 +7,7 @@ import torch
 
 from draftree.errors import PromptError, UnsupportedModelError
 from draftree.models.base import prefill
-from draftree.models.huggingface import probe
+from draftree.models.huggingface import inspection
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..tiny import FAMILIES, MAX_LENGTH, VOCAB, WINDOW, tiny
@@ -131,13 +131,13 @@ def test_capabilities_describe_the_model() -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", [*FAMILIES, "mistral_window"])
 def test_the_self_test_passes(kind: str, attention: str) -> None:
-    probe.self_test(HFModel(tiny(kind, attention=attention), self_test=False))
+    inspection.self_test(HFModel(tiny(kind, attention=attention), self_test=False))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_the_self_test_passes_in_other_precisions(kind: str, dtype: torch.dtype) -> None:
-    probe.self_test(HFModel(tiny(kind).to(dtype), self_test=False))  # type: ignore[arg-type]
+    inspection.self_test(HFModel(tiny(kind).to(dtype), self_test=False))  # type: ignore[arg-type]
 
 
 def test_the_self_test_leaves_no_trace() -> None:
@@ -150,7 +150,7 @@ def test_a_model_that_fails_the_self_test_can_be_loaded_without_it(monkeypatch: 
     def fail(model: HFModel) -> None:
         raise UnsupportedModelError("asked to fail")
 
-    monkeypatch.setattr(probe, "self_test", fail)
+    monkeypatch.setattr(inspection, "self_test", fail)
     with pytest.raises(UnsupportedModelError):
         HFModel(tiny("llama"))
     HFModel(tiny("llama"), self_test=False)

@@ -14,8 +14,8 @@ from ..engine.engine import Engine, Generation
 from ..engine.speculation import SpeculationParams
 from ..errors import FieldError, PromptError
 from ..request import Request
-from . import answers as shapes
-from .answers import Scored, Shape, TextOffsets, Usage
+from . import answers
+from .answers import CompletionBuilder, Scored, TextOffsets, Usage
 from .schema import CompletionRequest, Sampled
 
 
@@ -58,19 +58,21 @@ class Choices:
 
     def final_usage(self, requests: Sequence[Request]) -> Usage:
         """When all have ended: with the tokens of the predicted output that they have, and that they have not."""
-        pairs = [shapes.agreement(r.prediction, r.output_ids) for r in requests if self.body.predicted]
+        pairs = [answers.agreement(r.prediction, r.output_ids) for r in requests if self.body.predicted]
         agreed = (sum(has for has, _ in pairs), sum(lacks for _, lacks in pairs)) if pairs else None
         return replace(self.usage(requests), predicted=agreed)
 
-    def whole(self, shape: Shape, requests: Sequence[Request], made: Sequence[Generation]) -> dict[str, object]:
+    def whole(
+        self, builder: CompletionBuilder, requests: Sequence[Request], made: Sequence[Generation]
+    ) -> dict[str, object]:
         """The answer when all choices have ended."""
         if self.body.max_tokens == 0:
-            made = [shapes.without_tokens(generation) for generation in made]
+            made = [answers.without_tokens(generation) for generation in made]
         echoed = self.echoed(requests)
         texts = [(before + generation.text, generation) for before, generation in zip(echoed, made, strict=True)]
         wanted = any(request.params.prompt_logprobs is not None for request in requests)
         scored: list[Scored] = [list(zip(r.ids, (None, *r.prompt_logprobs), strict=False)) for r in requests if wanted]
-        return shape.whole(self.final_usage(requests), texts, scored)
+        return builder.whole(self.final_usage(requests), texts, scored)
 
 
 def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> Choices:
