@@ -143,15 +143,15 @@ class SamplingParams:
         seed: keys the noise of every draw together with the token's absolute position; None draws a fresh seed.
         stop: strings that end the text; the text ends before them.
         stop_token_ids: tokens that end the text beside the model's own; they are generated but give no text.
-        include_stop_str_in_output: the text ends with what ended it.
-        ignore_eos: go on after the end-of-request token.
+        include_stop_str_in_output: the text includes the stop string that ended it.
+        ignore_eos: the model's end-of-text token does not end the text.
         bad_words: no token completes one of them as the tokenizer spells it, with a space before it or without.
         allowed_token_ids: no other token comes; None: any may.
         logit_bias: token -> what is added to its logit.
         repetition_penalty: divides positive logits and multiplies negative ones of tokens that the prompt or the text
             has; 1 is off.
-        frequency_penalty: is taken off a logit for each time that its token was generated.
-        presence_penalty: is taken off once.
+        frequency_penalty: subtracted from a token's logit for each time that the token was generated.
+        presence_penalty: subtracted once if the token was generated.
         skip_special_tokens: special tokens give no text.
         truncate_prompt_tokens: the prompt's last so many tokens are read; -1: as many as leave room for ``max_tokens``.
         logprobs: log-probabilities of each token and of so many of the most probable ones (``request.Logprobs``), by

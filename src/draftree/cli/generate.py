@@ -46,7 +46,10 @@ def generate(
     ] = False,
     prediction: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="What the answer is likely to have much of; drafter lookup drafts from it."),
+        typer.Option(
+            metavar="FILE",
+            help="A text that the answer probably repeats, such as the file to edit; drafter lookup drafts from it.",
+        ),
     ] = None,
     json_schema: Annotated[
         str | None, typer.Option(metavar="FILE", help="The answer is JSON that is valid by this schema.")

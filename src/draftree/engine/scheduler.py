@@ -69,8 +69,8 @@ class ChunkSize:
 
     Attributes:
         fixed: so many, whatever they take.
-        longest: how long a step with a chunk may take, in steps without: of these two and a half are under the three
-            that make streams wait for two steps' time, as steps vary.
+        longest: the most time that a step with a chunk may take, as a multiple of a step without one. Streams should
+            never wait longer than 3; 2.5 leaves room for steps that vary.
         least, most: tokens of a chunk.
         decay: share of the mean step without a chunk that each further one leaves.
     """

@@ -226,8 +226,8 @@ class Stepper:
             prompt: text (taken as it is), a conversation or token ids.
             params: greedy to the end of the context by default.
             speculation: how it is drafted for and verified; None: as the engine does by default.
-            prediction: what the answer is likely to have much of, such as the text that it edits: drafters by n-grams
-                ("lookup") draft from it. The text is the same with any prediction.
+            prediction: a text that the answer probably repeats, such as the file to edit; drafter "lookup" drafts from
+                it. The output is the same with any prediction.
             observers: are notified of this request alone.
 
         Raises:

@@ -242,7 +242,7 @@ class Grid:
 
 
 _READING = 10
-"""Longest passes that reading a context may take as long as."""
+"""A context is measured while reading it takes at most the time of so many of the longest passes."""
 
 SHORT = Grid((1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32), (64, 512), (1,), 4, patience=0.5)
 """What is measured in idle time: some 120 passes, of the default model by the native engine under 2 s."""

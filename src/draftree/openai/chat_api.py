@@ -92,7 +92,7 @@ def text_of(content: str | list[Part], field: str) -> str:
 
 
 class Prediction(Body):
-    """Predicted Outputs: what the answer is likely to have much of."""
+    """Predicted Outputs: text that the answer probably repeats."""
 
     type: Literal["content"]
     content: StrictStr | list[Part]

@@ -126,19 +126,19 @@ class Server:
     # OpenAI's endpoints.
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
-        """Answer a conversation."""
+        """Answer a chat (OpenAI's Chat Completions)."""
         return await self._answer(body, request, chat=True)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
-        """Go on with texts."""
+        """Continue texts (OpenAI's Completions)."""
         return await self._answer(body, request, chat=False)
 
     async def models(self) -> dict[str, Any]:
-        """The one model."""
+        """List the one model that is served."""
         return {"object": "list", "data": [self._described()]}
 
     async def model(self, name: str) -> dict[str, Any]:
-        """It, by its name."""
+        """Describe the model."""
         self._check_model(name)
         return self._described()
 
@@ -157,7 +157,7 @@ class Server:
             raise UnknownModelError(name, self._settings.name)
 
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
-        """Answer a conversation, as agents ask."""
+        """Answer a conversation (OpenAI's Responses, without stored state)."""
         key = f"resp_{secrets.token_hex(16)}"
         (answer,), choices = await self._submitted(key, body)
         found = [answer]
@@ -312,7 +312,7 @@ class Server:
     # What operators ask.
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
-        """The ids of a text or of a conversation."""
+        """Token ids of a text, or of a conversation as the chat template writes it."""
         if (body.prompt is None) == (body.messages is None):
             raise FieldError("prompt", "give either prompt or messages")
         prompt: Prompt = body.prompt or "" if body.messages is None else body.conversation()
@@ -326,7 +326,7 @@ class Server:
         return {"tokens": ids, "count": len(ids), "max_model_len": self._engine.target.capabilities.max_length}
 
     async def tokenizer_info(self) -> dict[str, Any]:
-        """What a remote tokenizer has to know beside what the two endpoints do."""
+        """Facts about the tokenizer for clients that count tokens: special tokens, chat template."""
         engine, can = self._engine, self._engine.target.capabilities
         first, template = engine.encode("a")[0], engine.tokenizer and engine.tokenizer.chat_template
         begins = first not in engine.spelled("a")
@@ -342,27 +342,27 @@ class Server:
         }
 
     async def detokenize(self, body: DetokenizeRequest) -> dict[str, str]:
-        """The text of ids."""
+        """The text of token ids."""
         if out := next((token for token in body.tokens if token >= self._vocabulary), None):
             raise FieldError("tokens", f"token {out}: use ids from 0 to {self._vocabulary - 1}")
         return {"prompt": await asyncio.to_thread(self._text, body.tokens)}
 
     async def health(self) -> Response:
-        """200 while the engine makes steps, else 503."""
+        """Liveness: 200 while the engine makes steps, else 503."""
         if self._loop.alive and self._loop.failure is None:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": f"the engine has ended: {self._loop.failure}"}, 503)
 
     async def ready(self) -> Response:
-        """200 while requests are taken, else 503."""
+        """Readiness: 200 while requests are taken, else 503."""
         return JSONResponse({"status": "draining"}, 503) if self.draining else await self.health()
 
     async def figures(self) -> Response:
-        """For Prometheus."""
+        """Metrics in Prometheus' text format."""
         return Response(self._metrics.text(self._engine), media_type="text/plain; version=0.0.4")
 
     async def about(self) -> dict[str, str]:
-        """Of draftree."""
+        """Version of draftree."""
         return {"version": version("draftree")}
 
     async def _full(self, request: Request, error: Exception) -> Response:

@@ -43,8 +43,8 @@ class ErrorBody(BaseModel):
 
 
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorBody, "description": "What was sent does not do; it is said why."},
-    503: {"model": ErrorBody, "description": "No request is taken now."},
+    "4XX": {"model": ErrorBody, "description": "The request is wrong; the message names the value and the way out."},
+    503: {"model": ErrorBody, "description": "The server takes no requests now: it is loading, full or shutting down."},
 }
 """Of every endpoint, for the OpenAPI document."""
 
