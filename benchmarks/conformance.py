@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-from draftree.models.loading import DEFAULT_MODEL
+from draftree.models.model_files import DEFAULT_MODEL
 
 from .server_load import served
 

@@ -21,7 +21,8 @@ import numpy as np
 from draftree.models.base import Capabilities, LanguageModel
 from draftree.models.cost_profile import Grid, measure, processor
 from draftree.models.cost_table import TABLES, CostTable, table_file
-from draftree.models.loading import DEFAULT_MODEL, gguf_path, load
+from draftree.models.loading import load
+from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.models.native.binding import tiers
 from draftree.models.native.native_model import NativeModel
 

@@ -28,7 +28,8 @@ from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.engines import make_engine
 from draftree.errors import DraftreeError
-from draftree.models.loading import DEFAULT_MODEL, load
+from draftree.models.loading import load
+from draftree.models.model_files import DEFAULT_MODEL
 from draftree.text.encoding import user
 
 _LONGEST = 900

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 import draftree
 from draftree.models.base import LanguageModel, Nodes
 from draftree.models.cost_profile import processor
-from draftree.models.loading import DEFAULT_MODEL, gguf_path, load_llama
+from draftree.models.loading import load_llama
+from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.models.native.binding import tiers
 from draftree.models.native.native_model import NativeModel
 from draftree.request import Stats

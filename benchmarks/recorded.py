@@ -28,8 +28,9 @@ from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError
 from draftree.models.abilities import tracked
+from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.models.loading import DEFAULT_MODEL, load_huggingface
+from draftree.models.model_files import DEFAULT_MODEL
 from draftree.policies.base import Candidates, Numbers
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.request import Outcome, Request

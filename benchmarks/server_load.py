@@ -37,7 +37,8 @@ from draftree.config import SamplingParams
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.engines import make_engine
-from draftree.models.loading import DEFAULT_MODEL, load
+from draftree.models.loading import load
+from draftree.models.model_files import DEFAULT_MODEL
 from draftree.text.encoding import user
 
 SCHEMA = {

@@ -38,17 +38,18 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
 
-from draftree.bench.compare import first_difference
 from draftree.bench.suites import choose, load_suite
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine, Handle
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.engines import make_engine
-from draftree.models.loading import DEFAULT_MODEL, load
+from draftree.models.loading import load
+from draftree.models.model_files import DEFAULT_MODEL
 from draftree.request import Outcome, Request
 from draftree.text.encoding import encode, user
 from draftree.tracing.trace import Observer
+from draftree.verify.near_ties import first_difference
 
 OPTIONS = ("backend", "device", "dtype", "runner")
 """Of loading the target."""

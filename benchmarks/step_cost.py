@@ -25,8 +25,9 @@ from draftree.engine.engine import Engine
 from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.heads.eagle_file import shipped_for
 from draftree.models.huggingface import attention
+from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.models.loading import DEFAULT_MODEL, load_huggingface
+from draftree.models.model_files import DEFAULT_MODEL
 from draftree.policies.base import Candidates, Frontier, Plan
 from draftree.policies.c2t import ClassifierTree, Score
 from draftree.policies.methods import METHODS, find_policy

@@ -31,8 +31,8 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.models.cost_profile import Grid, load_profile, measure_and_keep
+from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.models.loading import load_huggingface
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import Candidates
 from draftree.request import Request

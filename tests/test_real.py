@@ -16,14 +16,14 @@ import torch
 from transformers import PreTrainedModel
 
 import draftree
-from draftree.bench.compare import first_difference
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
+from draftree.models.huggingface.hf_loading import load_huggingface, load_stock
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.models.loading import load_huggingface, load_stock
 from draftree.policies.methods import METHODS
 from draftree.text.encoding import encode
+from draftree.verify.near_ties import first_difference
 
 from .pairs import policy
 from .references import beam_search, generate_greedily, same_beams

@@ -13,7 +13,7 @@ from draftree.bench.contestants import split_names
 from draftree.bench.results import read_summary
 from draftree.bench.suites import data_folder
 from draftree.errors import ConfigError, RunError
-from draftree.models.loading import DEFAULT_MODEL
+from draftree.models.model_files import DEFAULT_MODEL
 from draftree.progress import err
 
 from ..quality.answers import FILE as SCORES

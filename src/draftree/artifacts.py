@@ -175,6 +175,11 @@ def locked(path: Path, what: str, *, folder: bool) -> Iterator[None]:
         lock.release()
 
 
+def processes() -> int:
+    """How many processes ``torchrun`` has started; 1: it has not."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def own_folder(name: str | Path, what: str, mark: str) -> Path:
     """The path of a folder that a command fills: it is missing, bare, or has what the command puts there first.
 

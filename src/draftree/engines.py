@@ -10,15 +10,15 @@ from .beams.beam_engine import BeamEngine
 from .config import typed
 from .drafters.base import TokenSource
 from .drafters.corpus import Corpus
-from .drafters.registry import load_source
+from .drafters.registry import load_source, shipped_for
 from .drafters.spec import AUTO, CORPUS, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine.engine import Engine
 from .engine.scheduler import SchedulerParams
 from .engine.speculation import SpeculationParams
 from .errors import ConfigError
 from .models.base import LanguageModel
-from .models.heads.eagle_file import shipped_for
-from .models.loading import DEFAULT_MODEL, ModelOptions, load
+from .models.loading import ModelOptions, load
+from .models.model_files import DEFAULT_MODEL
 from .policies.base import GrowthPolicy
 from .policies.methods import DEFAULT_METHOD
 from .tracing.trace import Observer
@@ -148,7 +148,7 @@ def load_beam_source(
 def resolved_for_beams(drafter: DrafterSpec, target: LanguageModel, sampled: bool) -> DrafterSpec:
     """What "auto" stands for; any other drafter stands for itself.
 
-    It is the head that comes for the target, else lookup for searched beams and nothing for sampled ones.
+    It is the head that comes for a target on transformers, else lookup for searched beams and nothing for sampled ones.
     """
     if str(drafter) != AUTO:
         return drafter

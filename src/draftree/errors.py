@@ -3,6 +3,7 @@
 DraftreeError
 ├── InputError               the caller's input is wrong; found before any work is lost (exit code 2)
 │   ├── ConfigError          a setting is out of range or two settings exclude each other
+│   │   ├── MissingPackageError  a package is missing that an extra of draftree installs
 │   │   └── FieldError       one field of a request, which has its name
 │   │       └── PromptError  the prompt is empty or no text
 │   │           └── ContextError  it does not fit the context, or the tokens to generate behind it do not
@@ -21,7 +22,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 _LONGEST_WORD, _LONGEST_MESSAGE = 300, 1200
 """Characters of an echoed path or name, and of a message, that a terminal shows without burying the way out."""
@@ -71,6 +73,10 @@ class ContextError(PromptError):
     """The prompt does not fit the model's context, or the tokens to generate behind it do not (``max_tokens``)."""
 
 
+class MissingPackageError(ConfigError):
+    """A package is missing that an extra of draftree installs."""
+
+
 class UnknownNameError(InputError):
     """No such method, drafter, model or file."""
 
@@ -99,7 +105,10 @@ class NotNativeError(UnsupportedModelError):
     """
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason}: use backend llama.cpp (pip install 'draftree[llama]') or transformers")
+        super().__init__(
+            f"{reason}: use backend llama.cpp (pip install 'draftree[llama]') or transformers "
+            "(pip install 'draftree[torch]')"
+        )
         self.reason = reason
 
 
@@ -143,3 +152,29 @@ def shortened(message: str) -> str:
 
 def _ends(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2) :]}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error, and what it announces with a colon, without its full stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    shown = 2 if lines and lines[0].endswith(":") else 1
+    return " ".join(lines[:shown]).rstrip(".: ") or type(error).__name__
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Around imports of packages that an extra of draftree installs.
+
+    Args:
+        what: needs them, in the message.
+
+    Raises:
+        MissingPackageError: one is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package == __package__:
+            raise
+        raise MissingPackageError(f"{what} needs {package}: pip install 'draftree[{extra}]'") from None

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .errors import shortened
 
 
 def console(stderr: bool = False) -> Console:
@@ -25,6 +26,11 @@ def console(stderr: bool = False) -> Console:
 out, err = console(), console(stderr=True)
 
 
+def complain(message: str) -> None:
+    """Print one line to standard error."""
+    err.print(f"draftree: {shortened(' '.join(message.split()))}", style="red", markup=False)
+
+
 _EVERY = 60.0
 """Seconds between lines."""
 
@@ -33,6 +39,8 @@ _EVERY = 60.0
 def progress_reporter(what: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
     """Show a stage of ``total`` units, ``done`` of them before; yields the function to call with how many are done."""
     if err.is_terminal:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=err) as bar:
             task = bar.add_task(what, total=total, completed=done)

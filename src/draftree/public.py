@@ -1,6 +1,9 @@
-"""What ``import draftree`` offers, all of it loaded: torch and transformers too."""
+"""What ``import draftree`` offers; what works inside transformers is loaded when it is named."""
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from .beams.beam_engine import BeamEngine, BeamGeneration, Hypothesis
 from .beams.params import BeamParams
@@ -11,9 +14,7 @@ from .engine.engine import Engine, Generation, Handle
 from .engine.scheduler import SchedulerParams
 from .engine.speculation import Speculation, SpeculationParams
 from .engines import load_beam_engine, load_beam_source, load_engine
-from .errors import DraftreeError, DraftreeWarning, InputError, QueueFullError, RunError
-from .integrations.hf_generate import as_processor, custom_generate, generate_with
-from .models.huggingface.hf_model import HFModel
+from .errors import DraftreeError, DraftreeWarning, InputError, QueueFullError, RunError, needs_extra
 from .models.loading import load
 from .policies.auto.policy import AutoTree
 from .policies.base import GrowthPolicy
@@ -29,6 +30,10 @@ from .tracing.records import EndRecord, RequestRecord, RunRecord, StepRecord
 from .tracing.trace import Observer, Trace, read_trace
 from .tree import DraftTree
 from .verify.schemes import SCHEMES, Relaxed
+
+if TYPE_CHECKING:
+    from .integrations.hf_generate import as_processor, custom_generate, generate_with
+    from .models.huggingface.hf_model import HFModel
 
 __all__ = [
     "METHODS",
@@ -90,3 +95,17 @@ __all__ = [
     "read_trace",
     "user",
 ]
+
+_OF_TRANSFORMERS = {
+    "HFModel": ".models.huggingface.hf_model",
+    "as_processor": ".integrations.hf_generate",
+    "custom_generate": ".integrations.hf_generate",
+    "generate_with": ".integrations.hf_generate",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _OF_TRANSFORMERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with needs_extra("torch", f"draftree.{name}"):
+        return getattr(import_module(_OF_TRANSFORMERS[name], __package__), name)

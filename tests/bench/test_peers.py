@@ -16,7 +16,7 @@ from draftree.bench import contestants
 from draftree.bench.contestants import Entry, Models, entries
 from draftree.bench.results import AnswerRecord, Parts
 from draftree.config import SamplingParams
-from draftree.models.loading import load_stock
+from draftree.models.huggingface.hf_loading import load_stock
 
 from ..references import generate_greedily
 from ..tiny import save_tiny

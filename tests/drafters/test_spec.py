@@ -22,8 +22,8 @@ from draftree.engines import load_engine
 from draftree.errors import ConfigError, DraftreeWarning, InputError, UnknownNameError, VocabularyError
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
+from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.models.loading import load_huggingface
 from draftree.policies.chains import DynamicWindow
 from draftree.policies.fixed import StaticTree
 

@@ -22,10 +22,11 @@ from transformers import PreTrainedModel
 
 from draftree.cli.main import run
 from draftree.errors import ConfigError, DraftreeWarning, ModelFileError, PromptError, RunError, UnsupportedModelError
-from draftree.models import loading
 from draftree.models.abilities import tokenizer_of
 from draftree.models.base import Nodes, prefill
-from draftree.models.loading import cache_folder, load, load_stock
+from draftree.models.huggingface import hf_loading
+from draftree.models.huggingface.hf_loading import cache_folder, load_stock
+from draftree.models.loading import load
 from draftree.text.encoding import encode, user
 
 from ..references import extended
@@ -359,11 +360,11 @@ def test_an_interrupted_conversion_leaves_nothing(
 
 def test_what_a_killed_conversion_left_is_removed_by_a_later_one(tmp_path: Path, cache: Path) -> None:
     """Hidden folders of gigabytes stayed for ever."""
-    left, others = cache / f"{loading._PART}a", cache / f"{loading._PART}b"
+    left, others = cache / f"{hf_loading._PART}a", cache / f"{hf_loading._PART}b"
     for place in (left, others):
         place.mkdir(parents=True)
         (place / "half").touch()
-    os.utime(left, (0, time.time() - loading._ABANDONED - 1))
+    os.utime(left, (0, time.time() - hf_loading._ABANDONED - 1))
     load(str(save_gguf(tmp_path / "tiny.gguf")), backend="transformers")
     assert not left.exists()
     assert others.exists()
@@ -394,12 +395,12 @@ def test_a_full_disk_is_one_line(
 def test_a_conversion_that_another_process_finished_first_is_taken(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = loading._convert_into
+    own = hf_loading._convert_into
 
     def slow(gguf: Path, part: Path) -> None:
         own(gguf, part)
-        shutil.copytree(part, cache / f"{gguf.stem}-{loading._identity(gguf)}")
+        shutil.copytree(part, cache / f"{gguf.stem}-{hf_loading._identity(gguf)}")
 
-    monkeypatch.setattr(loading, "_convert_into", slow)
+    monkeypatch.setattr(hf_loading, "_convert_into", slow)
     assert load(str(save_gguf(tmp_path / "tiny.gguf")), backend="transformers").capabilities.parameters
     assert len(list(cache.iterdir())) == 1

@@ -15,9 +15,10 @@ from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
 from draftree.engines import load_beam_engine, load_engine
 from draftree.errors import ConfigError, RunError, UnsupportedModelError
+from draftree.models.huggingface.hf_loading import load_part
 from draftree.models.huggingface.pretrained import read_pretrained
 from draftree.models.huggingface.tensor_parallel import load_over_ranks
-from draftree.models.loading import load_here, load_part
+from draftree.models.loading import load_here
 from draftree.text.encoding import user
 
 from ..tiny import save_tiny
@@ -76,7 +77,8 @@ def _text(record: dict[str, Any]) -> str:
 PARTS = """
 import json, sys
 from draftree.models.base import prefill
-from draftree.models.loading import load, load_part
+from draftree.models.huggingface.hf_loading import load_part
+from draftree.models.loading import load
 from draftree.models.huggingface.tensor_parallel import run_on_ranks
 
 def command():

@@ -22,7 +22,8 @@ from draftree.errors import ConfigError, DraftreeWarning
 from draftree.models.heads.eagle_file import SHIPPED, load_head, read_head, save_head
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.inspection import fingerprint
-from draftree.models.loading import BACKENDS, DEFAULT_MODEL, load
+from draftree.models.loading import BACKENDS, load
+from draftree.models.model_files import DEFAULT_MODEL
 from draftree.policies.base import Frontier
 from draftree.policies.c2t import DEFAULT, DEFAULT_WIDTH, Classifier, ClassifierTree, Score, read_classifier
 from draftree.policies.methods import find_policy

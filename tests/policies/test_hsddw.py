@@ -21,8 +21,8 @@ from draftree.drafters.spec import DrafterSpec
 from draftree.engines import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
+from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.models.loading import load_huggingface
 from draftree.policies.chains import CHAIN, DynamicWindow, Window
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import find_policy

@@ -12,9 +12,9 @@ import numpy as np
 
 from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, TokenSource
-from ..drafters.heads.eagle import EagleSource
 from ..engine.limits import each_params, fitted, with_token_rules
 from ..errors import ConfigError
+from ..models.abilities import DraftHead
 from ..models.base import ForestModel, LanguageModel, prefill_scored
 from ..request import Stats
 from ..text.encoding import encode
@@ -113,8 +113,8 @@ class BeamEngine:
             raise ConfigError(
                 f"drafter {source.name} drafts one sequence, not beams: use a draft model, a head, lookup or none"
             )
-        for model in source.models if source is not None and not isinstance(source, EagleSource) else ():
-            if not isinstance(model, ForestModel):
+        for model in source.models if source is not None else ():
+            if not isinstance(model, ForestModel | DraftHead):
                 raise ConfigError(f"{model.capabilities.name} cannot keep beams in one cache: use another drafter")
         self.target = target
         self.source: BeamSource | None = source

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..config import Budget
 from ..drafters.base import BeamSource, UnscoredNode
-from ..drafters.heads.eagle import EagleSource
+from ..models.abilities import DraftHead
 from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, profile_of
 from ..policies.base import Candidates
@@ -78,7 +78,7 @@ class DepthRule:
     def _best(self, request: BeamRequest, beams: int, context: int) -> tuple[int, float, float]:
         """The depth that is likely to be fastest, and the layers a second of it and of none."""
         record, source, verify = request.record, self.source, self.verify
-        weak = source.model is None or isinstance(source, EagleSource)
+        weak = source.model is None or isinstance(source.model, DraftHead)
         prior = _OTHER if weak else _MODEL
         a = (record.went_on + _PRIOR * prior**beams) / (record.reached + _PRIOR)
         nodes = (record.nodes + _PRIOR * request.beams.drafted) / (record.layers + _PRIOR)

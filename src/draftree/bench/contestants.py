@@ -31,7 +31,9 @@ from ..engines import beam_drafter, load_beam_source, make_engine
 from ..errors import ConfigError
 from ..models.abilities import TimedModel, tokenizer_of
 from ..models.base import LanguageModel
-from ..models.loading import ModelOptions, gguf_path, load, load_stock
+from ..models.huggingface.hf_loading import load_stock
+from ..models.loading import ModelOptions, load
+from ..models.model_files import gguf_path
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats

@@ -18,7 +18,7 @@ from ..engine.scheduler import SchedulerParams
 from ..engines import make_engine
 from ..errors import ConfigError, RunError
 from ..models.abilities import tokenizer_of
-from ..models.loading import DEFAULT_MODEL
+from ..models.model_files import DEFAULT_MODEL
 from ..progress import err, progress_reporter
 from ..tracing.trace import Observer
 from .interrupt import GO_ON, on_interrupt

@@ -19,7 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from ..artifacts import locked, own_folder, read_bytes, user_path, write_whole
@@ -38,11 +37,11 @@ from ..config import DEFAULT_NODES, SamplingParams
 from ..drafters.spec import NONE, DrafterSpec
 from ..errors import ConfigError
 from ..models.cost_profile import processor
-from ..models.loading import DEFAULT_MODEL
+from ..models.model_files import DEFAULT_MODEL
 from ..policies.base import unbounded
 from ..policies.methods import DEFAULT_METHOD
-from ..progress import err, out, progress_reporter
-from .console import complain, plot_file
+from ..progress import complain, err, out, progress_reporter
+from .console import plot_file
 from .interrupt import GO_ON, on_interrupt
 from .options import (
     Candidates,
@@ -270,6 +269,8 @@ def _digest(items: Sequence[Item]) -> str:
 
 def machine() -> dict[str, Any]:
     """What decodes: processor, cores that this process may use, threads, accelerator."""
+    import torch
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "processor": processor(),

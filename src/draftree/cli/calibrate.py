@@ -17,7 +17,7 @@ from ..errors import ConfigError, PromptError, RunError
 from ..models.abilities import tokenizer_of
 from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
-from ..models.loading import DEFAULT_MODEL
+from ..models.model_files import DEFAULT_MODEL
 from ..policies.base import Provenance
 from ..policies.fixed import TREE_FILE, TreeFile
 from ..progress import out as output

@@ -11,11 +11,11 @@ from ..config import SamplingParams
 from ..engine.scheduler import SchedulerParams
 from ..engines import make_engine
 from ..errors import InputError
-from ..models.loading import DEFAULT_MODEL
-from ..progress import err
+from ..models.model_files import DEFAULT_MODEL
+from ..progress import complain, err
 from ..text.encoding import user
 from . import console as show
-from .console import complain, run
+from .console import run
 from .interrupt import on_interrupt
 from .options import ComputeOptions, SpeculationOptions, Target, TraceOptions, with_options
 

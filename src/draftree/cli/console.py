@@ -16,17 +16,11 @@ from rich.tree import Tree
 
 from ..artifacts import new_file, read_text, user_path
 from ..engine.engine import Handle
-from ..errors import ConfigError, PromptError, shortened
-from ..progress import err, out
+from ..errors import ConfigError, PromptError
+from ..progress import out
 from ..request import Chunk, Outcome, Seconds, Stats
 from ..tracing.trace import Observer, Setup
 from ..tree import ROOT
-
-
-def complain(message: str) -> None:
-    """Print one line to standard error."""
-    err.print(f"draftree: {shortened(' '.join(message.split()))}", style="red", markup=False)
-
 
 DRAFTED, OWN = "green", "yellow"
 LEGEND = Text.assemble(("drafted and accepted", DRAFTED), "  ", ("drawn by the target", OWN))

@@ -12,20 +12,20 @@ import typer
 
 from ..beams.beam_engine import BeamEngine, BeamGeneration
 from ..beams.params import BeamParams
-from ..bench.compare import first_difference
 from ..config import SamplingParams
 from ..drafters.base import NoDrafter
 from ..drafters.spec import AUTO, LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engines import load_beam_engine, make_engine
 from ..errors import ConfigError
-from ..models.loading import DEFAULT_MODEL
+from ..models.model_files import DEFAULT_MODEL
 from ..policies.auto.policy import AutoTree
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out
 from ..request import Request
 from ..text.encoding import user
 from ..text.tokenizer import Prompt
+from ..verify.near_ties import first_difference
 from ..verify.schemes import Match
 from . import console as show
 from .console import read_file, read_json, read_prompt, run

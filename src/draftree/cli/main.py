@@ -1,7 +1,8 @@
 """``draftree generate | chat | batch | serve | info | methods | bench | report | profile | calibrate | train``, ...
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
-while running is one line and exit code 1; so is Ctrl-C, with exit code 130.
+while running is one line and exit code 1; so is Ctrl-C, with exit code 130. A command is loaded when it runs, so
+that help comes at once.
 """
 
 from __future__ import annotations
@@ -11,34 +12,117 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
-import torch
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from ..config import DEFAULT_NODES
-from ..drafters.registry import DRAFTERS
-from ..drafters.spec import LOOPS
-from ..errors import DraftreeWarning, InputError, RunError
-from ..models.huggingface.tensor_parallel import processes, run_on_ranks
-from ..models.loading import load_part
-from ..policies.methods import METHODS
-from ..progress import out
-from ..verify.schemes import SCHEMES
-from .batch import batch
-from .bench import bench, bench_serve, report
-from .calibrate import calibrate
-from .chat import chat
-from .console import complain
-from .generate import generate
-from .info import info, profile
+from ..errors import DraftreeWarning, InputError, RunError, first_line, needs_extra
+from ..progress import complain
 from .interrupt import INTERRUPTED, Interrupted
-from .serve import serve
-from .train_classifier import classifier
-from .train_head import app as train
+
+
+class Command(NamedTuple):
+    """A command.
+
+    Attributes:
+        module: in this room, that has it.
+        summary: the first line of its help.
+    """
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "generate": Command("generate", "Answer one prompt, with the target's exact output."),
+    "chat": Command("chat", "Talk to the target."),
+    "batch": Command("batch", "Answer a file of requests, many at a time."),
+    "serve": Command("serve", "Serve a model over HTTP as OpenAI's API does."),
+    "info": Command("info", "Print what a model can do, or what a draft head is for."),
+    "methods": Command("info", "List methods, verification schemes and drafters."),
+    "bench": Command("bench", "Measure methods and drafters on prompts."),
+    "bench-serve": Command("bench", "Measure a server under load."),
+    "report": Command("bench", "Report on runs of bench."),
+    "profile": Command("info", "Measure what passes of a model cost on this machine."),
+    "calibrate": Command("calibrate", "Make a tree for two models out of measured acceptance."),
+    "train": Command("train_classifier", "Train draft heads and classifiers."),
+}
+"""In the order of the help."""
+
+
+class _Commands(MutableMapping[str, Any]):
+    """The commands as typer has them, each made when it is looked up."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            with needs_extra("torch", f"draftree {name}"):
+                module = import_module(f".{COMMANDS[name].module}", __package__)
+            made = getattr(module, name.replace("-", "_"))
+            if not isinstance(made, typer.Typer):
+                single = typer.Typer(add_completion=False, rich_markup_mode=None)
+                single.command(name)(made)
+                made = single
+            self._made[name] = get_command(made)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+    def __contains__(self, name: object) -> bool:
+        return name in COMMANDS
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+
+class _CommandGroup(TyperGroup):
+    """All commands."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = _Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"draftree {version('draftree')}")
+        raise typer.Exit
+
+
+def _start(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Lossless speculative decoding with draft trees that change shape at every step."""
+
 
 app = typer.Typer(
     name="draftree",
-    help="Lossless speculative decoding with draft trees that change shape at every step.",
+    cls=_CommandGroup,
+    callback=_start,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -46,47 +130,7 @@ app = typer.Typer(
 
 _ClickError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """What typer raises for unusable arguments; typer carries its own click, so click's class would not do."""
-
-app.command()(generate)
-app.command()(chat)
-app.command()(batch)
-app.command()(info)
-app.command()(serve)
-
-
-@app.command()
-def methods() -> None:
-    """List the ways to shape draft trees, the verification schemes, and the drafters."""
-    out.print(f"methods [settings]; --nodes is {DEFAULT_NODES} where a method names no other:", markup=False)
-    for method in METHODS.values():
-        settings = " ".join(f"{key}={'FILE' if value == '' else value}" for key, value in method.settings.items())
-        nodes = "" if method.nodes == DEFAULT_NODES else f" --nodes {method.nodes}"
-        out.print(f"{method.name:20} {method.summary}{f' [{settings}]' if settings else ''}{nodes}", markup=False)
-    out.print(
-        f"{'':20} width_of, depth_of: steps of the entropy H, such as 0.02:1,1:2,inf:7: 1 below 0.02 nats, 2 below 1"
-    )
-    out.print("\nverification:")
-    for scheme in SCHEMES.values():
-        settings = "".join(f":{key}={value}" for key, value in scheme.settings.items())
-        out.print(f"{scheme.name:23} {scheme.summary}{f' [{settings}]' if settings else ''}", markup=False)
-    out.print("\ndrafters:")
-    for name, summary in DRAFTERS.items():
-        out.print(f"{name:20} {summary}")
-    out.print(f"{'FOLDER':20} a draft head that 'draftree train head' wrote")
-    out.print(f"{'MODEL':20} any model with the target's vocabulary")
-    out.print(f"{'A+B':20} an ensemble: one tree out of what A and B propose")
-    out.print(f"{'A>B':20} a cascade: A proposes to B, B verifies, corrects and lets A go on, before the target")
-    loop = f"loop={'|'.join(LOOPS)}:tau=H:memory=N:pending=N"
-    out.print(f"{'':20} A:method=M:... shapes proposals; B:{loop} sets when", markup=False)
-
-
-app.command()(bench)
-app.command()(bench_serve)
-app.command()(report)
-app.command()(profile)
-app.command()(calibrate)
-train.command()(classifier)
-app.add_typer(train, name="train")
+_OUT_OF_MEMORY = "out of memory: use a smaller --nodes, a shorter prompt, or --dtype bfloat16"
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
@@ -117,8 +161,8 @@ def _run_command(arguments: list[str] | None) -> int:
     except RunError as error:
         complain(str(error))
         return 1
-    except (MemoryError, torch.OutOfMemoryError):
-        complain("out of memory: use a smaller --nodes, a shorter prompt, or --dtype bfloat16")
+    except MemoryError:
+        complain(_OUT_OF_MEMORY)
         return 1
     except (KeyboardInterrupt, Interrupted, typer.Abort) as error:
         complain(str(error) or "interrupted")
@@ -127,7 +171,8 @@ def _run_command(arguments: list[str] | None) -> int:
         sys.stderr.close()
         return 1
     except (RuntimeError, OSError) as error:
-        complain(f"failed while running: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}")
+        of_torch = type(error).__name__ == "OutOfMemoryError"
+        complain(_OUT_OF_MEMORY if of_torch else f"failed while running: {first_line(error)}")
         return 1
     return 0
 
@@ -144,7 +189,10 @@ def main() -> None:
         sys.stdin.reconfigure(errors="surrogateescape")  # what is not text costs its line, not those read with it
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what a terminal's encoding lacks is no reason to stop
-    if processes() > 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # torchrun
+        from ..models.huggingface.hf_loading import load_part
+        from ..models.huggingface.tensor_parallel import run_on_ranks
+
         signal.signal(signal.SIGINT, signal.default_int_handler)  # rank 0 lets the others end
         code = run_on_ranks(run, load_part)
     else:

@@ -19,8 +19,8 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load
 from ..policies.base import node_budget, unbounded
+from ..progress import complain
 from ..tracing.trace import Observer, Trace
-from .console import complain
 
 _LARGEST = 2**63
 """What an int64 tensor and a seed no longer hold."""

@@ -20,7 +20,7 @@ from ..engine.scheduler import SchedulerParams
 from ..engines import make_engine
 from ..errors import ConfigError, RunError
 from ..models.abilities import tokenizer_of
-from ..models.loading import DEFAULT_MODEL
+from ..models.model_files import DEFAULT_MODEL
 from ..progress import err
 from .options import ComputeOptions, SpeculationOptions, TraceOptions, with_options
 

@@ -13,7 +13,7 @@ from ..drafters.grow import TreeDrafter
 from ..drafters.registry import load_drafter, provenance
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError
-from ..models.loading import DEFAULT_MODEL
+from ..models.model_files import DEFAULT_MODEL
 from ..policies.c2t import CLASSIFIER_FILE, DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
 from ..progress import out as output
 from ..progress import progress_reporter
@@ -40,9 +40,10 @@ from ..train.prompts import LONGEST_PROMPT, digest, encoded
 from ..train.responses import MAX_ROWS, TEMPERATURES
 from .interrupt import GO_ON, on_interrupt
 from .options import ComputeOptions, Drafter, Target, number, whole, with_options
-from .train_head import PromptOptions
+from .train_head import PromptOptions, train
 
 
+@train.command()
 @with_options
 def classifier(
     *,

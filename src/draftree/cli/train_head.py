@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from ..artifacts import LARGEST_DATA, locked, own_folder, read_bytes, user_path
@@ -16,10 +15,10 @@ from ..config import option
 from ..errors import ConfigError, UnknownNameError
 from ..models.abilities import trainable
 from ..models.base import FINAL_STATE
-from ..models.loading import DEFAULT_MODEL
+from ..models.model_files import DEFAULT_MODEL
 from ..progress import out as output
 from ..progress import progress_reporter
-from ..train.eagle_fit import FitRecipe, HeadFigures
+from ..train.eagle_fit import FitRecipe, HeadFigures, fast_in_bf16
 from ..train.eagle_training import HeadTraining, TrainingLimits
 from ..train.head_architectures import ARCHITECTURES, Architecture
 from ..train.head_data import HeadData
@@ -31,12 +30,7 @@ from .options import ComputeOptions, Target, whole, with_options
 WORK = "work"
 """Folder, in that of a head, of what training needs."""
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-@app.callback()
-def train() -> None:
-    """Train what drafts."""
+train = typer.Typer(help="Train what drafts.", add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +65,7 @@ class PromptOptions:
         return shuffled(prompts, self.seed), files
 
 
-@app.command()
+@train.command()
 @with_options
 def head(
     *,
@@ -116,8 +110,8 @@ def head(
         seed=source.seed,
         dtype=model.capabilities.dtype,
     )
-    if bf16 is None:  # where it multiplies faster than float32
-        bf16 = model.capabilities.device.startswith("cuda") or bool(torch.cpu._is_avx512_bf16_supported())
+    if bf16 is None:
+        bf16 = fast_in_bf16(model)
     context.with_resource(locked(folder, "--out", folder=True))
     training = HeadTraining(
         target=model,

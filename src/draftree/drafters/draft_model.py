@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, cast
 from ..config import Budget
 from ..models.base import FeatureSpec, ForestModel, LanguageModel, Nodes, Row
 from ..models.huggingface.features import feature_row
-from ..models.huggingface.torch_scores import tensor_of
 from ..models.prefixes import PrefixCache
 from ..policies.base import Candidates, Numbers
 from ..request import Outcome, Request
@@ -24,7 +23,6 @@ from ..tree import ROOT, Drawing
 from .base import BeamSource, Grown, Scorer, UnscoredNode
 from .constrained import NodeStates
 from .distributions import Drawn
-from .heads.draft_logits import DraftLogits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -203,6 +201,8 @@ class ModelScorer(Scorer):
     """Scores nodes of the trees under construction by model passes over them."""
 
     def __init__(self, source: ModelSource, requests: Sequence[Request], drawing: Drawing) -> None:
+        from .heads.draft_logits import DraftLogits
+
         self._source = source
         self._requests = requests
         self._logits = DraftLogits(drawing)
@@ -214,6 +214,8 @@ class ModelScorer(Scorer):
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """Feed nodes, and the waiting tokens of requests whose roots are among them, in one pass."""
+        from ..models.huggingface.torch_scores import tensor_of
+
         fed: dict[int, tuple[list[int], list[int]]] = {}
         scored_of: Counter[int] = Counter()
         for b, node, parent, token in nodes:

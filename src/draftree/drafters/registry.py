@@ -11,14 +11,10 @@ from typing import NamedTuple
 
 from ..artifacts import user_path
 from ..config import typed
-from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
-from ..models.abilities import DraftHead, FeatureModel, MarginalHead, tokenizer_of, twin_of
+from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError, needs_extra
+from ..models.abilities import DraftHead, FeatureModel, MarginalHead, TrainableModel, tokenizer_of, twin_of
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
-from ..models.heads import eagle_file
-from ..models.heads.eagle_file import fits, shipped_for, shipped_head
-from ..models.heads.head_formats import is_head, load_head
-from ..models.heads.mtp import load_mtp
 from ..models.loading import ModelOptions, load_here
 from ..policies.auto.policy import AutoTree
 from ..policies.base import GrowthPolicy, Provenance
@@ -29,8 +25,6 @@ from .corpus import Corpus, CorpusSource
 from .draft_model import ModelSource
 from .ensemble import EnsembleSource
 from .grow import TreeDrafter
-from .heads.eagle import EagleSource
-from .heads.marginals import MarginalSource
 from .ngram import NgramSource
 from .spec import AUTO, CORPUS, NONE, DrafterSpec
 from .token_recycling import TokenRecyclingSource
@@ -40,9 +34,50 @@ def _folder_or_model(name: str | LanguageModel, target: LanguageModel) -> Langua
     if not isinstance(name, str):
         check_vocabulary(target, name)
         return name
-    if is_head(folder := user_path(name)):
-        return load_head(folder, target)
+    if is_head(name):
+        from ..models.heads.head_formats import load_head
+
+        return load_head(user_path(name), target)
     return load_draft_model(name, target)
+
+
+def is_head(name: str) -> bool:
+    """Whether this is the folder of a draft head.
+
+    Raises:
+        MissingPackageError: it is a folder, and torch is missing.
+        ConfigError: it is a head of a kind that is not read.
+    """
+    folder = user_path(name)
+    if not folder.is_dir():
+        return False
+    with needs_extra("torch", f"the folder {name}"):
+        from ..models.heads import head_formats
+    return head_formats.is_head(folder)
+
+
+def _shipped_head(name: str | LanguageModel, target: LanguageModel) -> LanguageModel:
+    with needs_extra("torch", f"drafter {name}"):
+        from ..models.heads.eagle_file import shipped_head
+    return shipped_head(target)
+
+
+def _mtp_head(name: str | LanguageModel, target: LanguageModel) -> LanguageModel:
+    with needs_extra("torch", f"drafter {name}"):
+        from ..models.heads.mtp import load_mtp
+    return load_mtp(target)
+
+
+def shipped_for(target: LanguageModel) -> Path | None:
+    """Folder of the head that comes for a target and pays there; None: there is none.
+
+    A head computes with torch, step by step: beside the fast passes of a GGUF file it takes more time than it saves.
+    """
+    if not isinstance(target, TrainableModel):
+        return None
+    from ..models.heads import eagle_file
+
+    return eagle_file.shipped_for(target)
 
 
 def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
@@ -127,12 +162,12 @@ SOURCES = (
     SourceKind(
         names=("head",),
         summary="a layer trained on the target's hidden states; comes with smollm2",
-        model=lambda name, target: shipped_head(target),
+        model=_shipped_head,
     ),
     SourceKind(
         names=("mtp",),
         summary="multi-token prediction layers in the target's own checkpoint, where it has some",
-        model=lambda name, target: load_mtp(target),
+        model=_mtp_head,
     ),
     SourceKind(
         names=("self",),
@@ -143,7 +178,7 @@ SOURCES = (
 _BY_PATH = SourceKind(names=(), summary="")
 _BY_NAME = {name: kind for kind in SOURCES for name in kind.names}
 DRAFTERS = {
-    AUTO: "lookup+recycle+head where a head comes for the target (head where children are drawn), else lookup",
+    AUTO: "lookup; on transformers lookup+recycle+head where a head comes (head where children are drawn)",
     **{", ".join(kind.names): kind.summary for kind in SOURCES},
     NONE: "no drafting: AR decoding",
 }
@@ -159,7 +194,7 @@ def is_model(drafter: DrafterSpec) -> bool:
     """It is one draft model, to be loaded by ``draftree.load``."""
     (source, *more) = drafter.sources
     named = isinstance(source, str) and source not in (AUTO, NONE) and kind_of(source) is _BY_PATH
-    return named and not more and not is_head(user_path(str(source)))
+    return named and not more and not is_head(str(source))
 
 
 def learns(drafter: DrafterSpec, corpus: Corpus | None = None) -> bool:
@@ -287,12 +322,18 @@ def _source(
     if kind.source is not None:
         return kind.source(stores)
     if isinstance(name, str) and isinstance(verifier, ModelSource) and isinstance(verifier.model, FeatureModel):
-        folder = shipped_for(target) if name == "head" else user_path(name)
-        usable = folder and eagle_file.is_head(folder) and fits(folder, target) and fits(folder, verifier.model)
-        if folder and usable and isinstance(target, FeatureModel):
+        from ..models.heads import eagle_file
+        from .heads.eagle import EagleSource
+
+        folder = eagle_file.shipped_for(target) if name == "head" else user_path(name)
+        usable = folder and eagle_file.is_head(folder) and eagle_file.fits(folder, target)
+        if folder and usable and eagle_file.fits(folder, verifier.model) and isinstance(target, FeatureModel):
             target.track_features()  # committed tokens come with the target's hidden states
             return EagleSource(eagle_file.load_head(folder, verifier.model), vocab, verifier=verifier)
     model = kind.model(name, target)
+    with needs_extra("torch", f"drafter {name if isinstance(name, str) else name.capabilities.name}"):
+        from .heads.eagle import EagleSource
+        from .heads.marginals import MarginalSource
     if isinstance(model, MarginalHead):
         return MarginalSource(model)
     if isinstance(model, DraftHead):
@@ -358,8 +399,8 @@ def resolved(
     """What "auto" stands for: the best that is there for a target. Any other drafter stands for itself.
 
     It is the drafter that the policy was made for, if it was made for one that is there; else lookup+recycle+head for
-    a target that a head comes for, without ``learning`` that head alone, but lookup for a policy that weighs costs
-    where a second token in a pass costs more than heads gain; else lookup.
+    a target on transformers that a head comes for, without ``learning`` that head alone, but lookup for a policy that
+    weighs costs where a second token in a pass costs more than heads gain; else lookup.
     """
     if str(drafter) != AUTO:
         return drafter

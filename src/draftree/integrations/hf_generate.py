@@ -35,7 +35,8 @@ from ..engine.speculation import SpeculationParams
 from ..engines import make_engine
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..models.loading import load, wrap
+from ..models.huggingface.hf_loading import wrap
+from ..models.loading import load
 from ..policies.base import GrowthPolicy
 from ..policies.methods import DEFAULT_METHOD
 from ..verify.schemes import DEFAULT_SCHEME, Scheme

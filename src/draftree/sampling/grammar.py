@@ -15,9 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
-from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerFast
 
 from ..errors import ConfigError, shortened
 from ..sandbox.jobs import JSON_LAYOUT
@@ -32,7 +30,7 @@ _LONGEST = 1 << 20
 
 @runtime_checkable
 class SpelledTokenizer(Tokenizer, Protocol):
-    """A tokenizer that is none of transformers' fast ones, and says how its tokens are spelled."""
+    """A tokenizer that says how its tokens are spelled."""
 
     def spelling(self) -> tuple[list[bytes], list[int]]:
         """The bytes of each token, and the ids of special ones."""
@@ -236,12 +234,10 @@ class Grammars:
             raise ConfigError("the model has no end-of-sequence token: a text that a grammar has ended could not end")
         self._tokenizer = tokenizer
         self._ends, ends = frozenset(eos_ids), sorted(eos_ids)
-        if isinstance(tokenizer, PreTrainedTokenizerFast):
-            self._tokens = from_tokenizer(tokenizer, vocab_size, ends)
-        elif isinstance(tokenizer, SpelledTokenizer):
+        if isinstance(tokenizer, SpelledTokenizer):
             self._tokens = LLTokenizer(TokenizerWrapper(_Spelled(tokenizer, ends[0])), vocab_size, ends)
         else:
-            raise ConfigError(f"{type(tokenizer).__name__} does not say how its tokens are spelled: grammars need that")
+            self._tokens = _of_transformers(tokenizer, vocab_size, ends)
 
     def json_schema(self, schema: Mapping[str, Any]) -> Grammar:
         """JSON on one line that is valid by a schema, without a key twice in an object. ``oneOf`` is read as ``anyOf``.
@@ -366,6 +362,21 @@ class Grammars:
         made = Grammar(kind, source, matcher, self._ends, words, keys, key_tokens)
         _ = made.start().mask  # what cannot even begin is found now
         return made
+
+
+def _of_transformers(tokenizer: Tokenizer, vocab_size: int, ends: list[int]) -> LLTokenizer:
+    """The tokens of one of transformers' fast tokenizers.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        from llguidance.hf import from_tokenizer
+
+        return from_tokenizer(tokenizer, vocab_size, ends)  # type: ignore[arg-type]
+    except (ImportError, ValueError):
+        name = type(tokenizer).__name__
+        raise ConfigError(f"{name} does not say how its tokens are spelled: grammars need that") from None
 
 
 def _inline(schema: Mapping[str, Any]) -> str:

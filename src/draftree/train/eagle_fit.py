@@ -20,6 +20,7 @@ from ..drafters.grow import TreeDrafter
 from ..drafters.heads.eagle import EagleSource
 from ..errors import ConfigError
 from ..models.abilities import DraftHead
+from ..models.base import LanguageModel
 from ..models.heads.eagle_head import HeadNetwork
 from ..models.heads.eagle_network import EagleNetwork
 from ..models.huggingface.inspection import torch_dtype
@@ -278,3 +279,8 @@ class Fit:
                 "afresh with --force"
             )
         return True
+
+
+def fast_in_bf16(target: LanguageModel) -> bool:
+    """The target's device multiplies faster in bfloat16 than in float32."""
+    return target.capabilities.device.startswith("cuda") or bool(torch.cpu._is_avx512_bf16_supported())

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from draftree import Engine, SamplingParams, SpeculationParams
-from draftree.bench.compare import first_difference
 from draftree.engines import make_engine
 from draftree.errors import UnsupportedModelError
 from draftree.models.base import Nodes, Row
@@ -17,6 +16,7 @@ from draftree.models.llama.exactness import EXACT, exactness
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.scores import NumpyScores, Scores
 from draftree.text.encoding import encode
+from draftree.verify.near_ties import first_difference
 
 from ... import tiny_gguf
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -12,7 +13,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
-from torch import Tensor
 
 from draftree.cli.main import run
 from draftree.config import SamplingParams
@@ -38,6 +38,7 @@ from ...references import prefilled
 VOCAB, HIDDEN = 40, 512
 IDS = torch.tensor([39, 0, 7, 7, 20])
 EVERY = torch.arange(VOCAB)
+_IDS = IDS.numpy()
 KINDS = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
 FINITE = 0x7C
 """Bytes below it make no half-precision scale infinite."""
@@ -54,7 +55,7 @@ def packed(kind: Kind, seed: int = 0) -> NDArray[np.uint8]:
     return weights.view(np.uint8)
 
 
-def write(path: Path, tensors: dict[str, tuple[NDArray[np.uint8], Kind]], alignment: int | None = None) -> Path:
+def write(path: Path, tensors: Mapping[str, tuple[NDArray[Any], Kind]], alignment: int | None = None) -> Path:
     """A file with these tensors among others."""
     writer = gguf.GGUFWriter(path, "llama")
     if alignment is not None:
@@ -75,8 +76,8 @@ def weights_of(path: Path) -> GGUFWeights:
     return GGUFWeights(read(path))
 
 
-def whole(weights: NDArray[np.uint8], kind: Kind) -> Tensor:
-    return torch.from_numpy(gguf.dequantize(weights, kind))
+def whole(weights: NDArray[np.uint8], kind: Kind) -> NDArray[np.float32]:
+    return gguf.dequantize(weights, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -85,28 +86,28 @@ def test_rows_are_those_of_the_whole_matrix(kind: Kind, tmp_path: Path) -> None:
     read = weights_of(write(tmp_path / "tied.gguf", {"token_embd.weight": (weights, kind)}))
     wanted = whole(weights, kind)
     assert wanted.shape == (VOCAB, HIDDEN)
-    for ids in (IDS, EVERY, IDS[:1]):
-        assert read.embeddings(ids).dtype == torch.float32
-        assert torch.equal(read.embeddings(ids), wanted[ids])
+    for ids in (_IDS, EVERY.numpy(), _IDS[:1]):
+        assert read.embeddings(ids).dtype == np.float32
+        assert np.array_equal(read.embeddings(ids), wanted[ids])
         found, bias = read.output_rows(ids)
-        assert torch.equal(found, wanted[ids])  # tied: the output layer has the embeddings' weights
+        assert np.array_equal(found, wanted[ids])  # tied: the output layer has the embeddings' weights
         assert bias is None
 
 
 @pytest.mark.parametrize("alignment", [None, 256])
 def test_an_output_layer_of_its_own_comes_with_its_biases(alignment: int | None, tmp_path: Path) -> None:
-    own, bias = packed(Kind.Q6_K, 1), torch.randn(VOCAB, generator=torch.Generator().manual_seed(0))
-    tensors = {
-        "output.bias": (bias.numpy(), Kind.F32),
+    own, bias = packed(Kind.Q6_K, 1), np.random.default_rng(0).standard_normal(VOCAB, np.float32)
+    tensors: dict[str, tuple[NDArray[Any], Kind]] = {
+        "output.bias": (bias, Kind.F32),
         "output.weight": (own, Kind.Q6_K),
         "token_embd.weight": (packed(Kind.Q4_K), Kind.Q4_K),
     }
     read = weights_of(write(tmp_path / "untied.gguf", tensors, alignment))
-    assert torch.equal(read.embeddings(IDS), whole(packed(Kind.Q4_K), Kind.Q4_K)[IDS])
-    weights, biases = read.output_rows(IDS)
-    assert torch.equal(weights, whole(own, Kind.Q6_K)[IDS])
+    assert np.array_equal(read.embeddings(_IDS), whole(packed(Kind.Q4_K), Kind.Q4_K)[_IDS])
+    weights, biases = read.output_rows(_IDS)
+    assert np.array_equal(weights, whole(own, Kind.Q6_K)[_IDS])
     assert biases is not None
-    assert torch.equal(biases, bias[IDS])
+    assert np.array_equal(biases, bias[_IDS])
 
 
 def test_a_file_without_embeddings_is_one_line(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_file_that_is_gone_is_one_line(tmp_path: Path) -> None:
 
 def _check_refused(header: GGUFHeader) -> None:
     with pytest.raises(UnsupportedModelError, match="use drafter") as caught:
-        GGUFWeights(header).embeddings(IDS)
+        GGUFWeights(header).embeddings(_IDS)
     assert "\n" not in str(caught.value)
 
 

@@ -24,7 +24,7 @@ from draftree.models.llama import llama_tokenizer
 from draftree.models.llama.gguf_checks import check
 from draftree.models.llama.library import open_library
 from draftree.models.llama.llama_tokenizer import LlamaTokenizer, read_tokenizer
-from draftree.models.loading import DEFAULT_MODEL, EMBEDDED
+from draftree.models.model_files import DEFAULT_MODEL, EMBEDDED
 from draftree.text.detokenizer import Detokenizer
 from draftree.text.encoding import encode, user
 from draftree.text.tokenizer import Tokenizer

@@ -10,7 +10,6 @@ import torch
 
 import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
-from draftree.bench.compare import first_difference
 from draftree.cli.main import run
 from draftree.engines import make_engine
 from draftree.models.abilities import tokenizer_of
@@ -18,6 +17,7 @@ from draftree.models.llama.context import Context, Tokens
 from draftree.models.llama.exactness import EXACT, exactness
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.text.encoding import encode
+from draftree.verify.near_ties import first_difference
 
 QUESTIONS = [
     "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",

@@ -23,7 +23,8 @@ from draftree.models.llama.gguf_checks import check
 from draftree.models.llama.library import open_library
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.llama.llama_tokenizer import LlamaTokenizer
-from draftree.models.loading import DEFAULT_MODEL, EMBEDDED, load
+from draftree.models.loading import load
+from draftree.models.model_files import DEFAULT_MODEL, EMBEDDED
 from draftree.models.native.pre_tokenizers import PRE_TOKENIZERS
 from draftree.models.native.vocabulary import GGUFTokenizer, read_vocabulary
 from draftree.text.encoding import encode

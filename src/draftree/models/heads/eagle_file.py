@@ -15,10 +15,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ...artifacts import JsonFormat, make_folder, read_bytes, write_whole
-from ...errors import ConfigError, ModelFileError, UnknownNameError, UnsupportedModelError
+from ...errors import ConfigError, ModelFileError, UnknownNameError, UnsupportedModelError, first_line
 from ..abilities import FeatureModel, feature_model
 from ..base import LanguageModel
-from ..huggingface.pretrained import first_line
 from .eagle_head import HeadConfig, HeadNetwork
 from .eagle_model import HeadModel
 

@@ -22,10 +22,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...artifacts import first_error
-from ...errors import ConfigError, DraftreeError, DraftreeWarning, ModelFileError
+from ...errors import ConfigError, DraftreeError, DraftreeWarning, ModelFileError, first_line
 from ..abilities import DraftHead, FeatureModel, MarginalHead
 from ..base import LanguageModel
-from ..huggingface.pretrained import first_line
 from .eagle_network import HeadWeights
 
 CONFIG = "config.json"

@@ -23,12 +23,12 @@ from torch.nn.functional import pad
 from transformers import Cache
 from transformers.modeling_layers import MtpModel
 
-from ...errors import ModelFileError, UnsupportedModelError
+from ...errors import ModelFileError, UnsupportedModelError, first_line
 from ..abilities import HeadRow, TrainableModel, feature_model
 from ..base import FINAL_STATE, LanguageModel
 from ..huggingface.attention import NAME, laid_out, takes_packed_rows
 from ..huggingface.inspection import torch_dtype
-from ..huggingface.pretrained import first_line, quiet
+from ..huggingface.pretrained import quiet
 from .eagle_head import DraftNetwork
 from .eagle_model import HeadModel
 

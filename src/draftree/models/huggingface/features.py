@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ...errors import CacheError
 from ..base import FINAL_STATE, FeatureSpec, Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PIECES = 64
 """Most pieces that a row's hidden states are kept in: a step adds one, and a copy of all is paid once in so many."""
@@ -116,13 +117,15 @@ class FeatureRow(Row):
             if trunk:
                 self.features.append(_owned(kept[:trunk]))
                 if len(self.features) > _PIECES:
-                    self.features = [torch.cat(self.features)]
+                    self.features = [_joined(self.features)]
             if trunk < len(keep):
                 self.pending.append(kept[trunk:])
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:
     """[m, F] of pieces [n, F], without a copy where there is but one."""
+    import torch
+
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
@@ -151,5 +154,7 @@ def feature_part(kept: FeatureSpec, states: Tensor, wanted: FeatureSpec) -> Tens
             f"hidden states {list(wanted.layers)} are missing, {list(kept.layers)} are kept: call the model's "
             "track_features before the row is opened"
         )
+    import torch
+
     each = dict(zip(kept.layers, states.chunk(len(kept.layers), dim=-1), strict=True))
     return torch.cat([each[layer] for layer in wanted.layers], dim=-1)

@@ -21,7 +21,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from ...artifacts import LARGEST_DATA, read_bytes
-from ...errors import DraftreeError, DraftreeWarning, ModelFileError, UnsupportedModelError
+from ...errors import DraftreeError, DraftreeWarning, ModelFileError, UnsupportedModelError, first_line
 
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 _READ = (_CONFIG, "generation_config.json", "tokenizer_config.json")
@@ -176,13 +176,6 @@ def _reading(name: str, part: str, *, bars: bool = False, passed: tuple[type[Exc
             why = first_line(error) if plain else f"{type(error).__name__}: {first_line(error)}"
             way_out = "use a complete model that transformers can load"
         raise ModelFileError(f"cannot load {name!r}, its {part}: {why}: {way_out}") from None
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error, and what it announces with a colon, without its full stop."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    shown = 2 if lines and lines[0].endswith(":") else 1
-    return " ".join(lines[:shown]).rstrip(".: ") or type(error).__name__
 
 
 @contextlib.contextmanager

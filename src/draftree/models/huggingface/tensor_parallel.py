@@ -43,11 +43,6 @@ Part = Callable[..., HFModel]
 """Loads this rank's part of a model, by name and options."""
 
 
-def processes() -> int:
-    """How many processes ``torchrun`` has started; 1: it has not."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 class Ranks:
     """The processes, seen from rank 0.
 
@@ -222,7 +217,7 @@ class ParallelModel:
         self._part, self._ranks, self._lock = part, ranks, RLock()
         self._instance, self._numbers, self._next = next(self._instances), dict[Row, int](), count()
         self.tokenizer: Tokenizer | None = part.tokenizer
-        can, size = part.capabilities, processes()
+        can, size = part.capabilities, dist.get_world_size()
         self.capabilities: Capabilities = replace(
             can,
             weight_format=f"{can.weight_format} over {size} processes",

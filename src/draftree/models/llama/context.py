@@ -10,9 +10,7 @@ from pathlib import Path
 from weakref import finalize
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ...errors import CacheError, RunError
 from .gguf_checks import check
@@ -145,7 +143,7 @@ class Context:
         """Free all cells."""
         self._weights.library.memory_clear(self._memory, False)
 
-    def decode(self, tokens: Tokens) -> tuple[NDArray[np.float32], Tensor] | None:
+    def decode(self, tokens: Tokens) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
         """A pass.
 
         Returns:
@@ -167,12 +165,12 @@ class Context:
             return None
         if result:
             raise CacheError(f"llama.cpp fails with {result} in a pass of {n} tokens: {library.complaint()}")
-        logits, states = np.empty((found, self._weights.vocab_size), np.float32), torch.empty(0, 0)
+        widths = self._weights.vocab_size, self._weights.width
+        logits, states = (np.empty((found, width), np.float32) for width in widths)
         if found:
             ctypes.memmove(logits.ctypes.data, library.get_logits(self._pointer), logits.nbytes)
-        if self._hidden:
-            states = torch.empty(found, self._weights.width)
-            ctypes.memmove(states.data_ptr(), library.get_embeddings(self._pointer) if found else 0, states.nbytes)
+        if self._hidden and found:
+            ctypes.memmove(states.ctypes.data, library.get_embeddings(self._pointer), states.nbytes)
         return logits, states
 
     def state(self) -> NDArray[np.uint8]:

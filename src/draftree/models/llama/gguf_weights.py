@@ -10,15 +10,16 @@ from functools import cached_property
 
 import gguf
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from ...errors import UnsupportedModelError
-from ..huggingface.pretrained import first_line
+from ...errors import UnsupportedModelError, first_line
 from .gguf_file import EMBEDDINGS, OUTPUT, GGUFHeader, StoredTensor
 
+Ids = NDArray[np.int64]
+Rows = NDArray[np.float32]
+
 _BIAS = "output.bias"
+_FIRST: Ids = np.zeros(1, np.int64)
 
 
 class GGUFWeights:
@@ -31,15 +32,15 @@ class GGUFWeights:
     def __init__(self, header: GGUFHeader) -> None:
         self._header = header
 
-    def embeddings(self, ids: Tensor) -> Tensor:
+    def embeddings(self, ids: Ids) -> Rows:
         """[n, H] embeddings of tokens (``FeatureModel.embeddings``)."""
         return self._tensors[EMBEDDINGS].rows(ids)
 
-    def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    def output_rows(self, ids: Ids) -> tuple[Rows, Rows | None]:
         """Weights and biases of the output layer (``FeatureModel.output_rows``); the embeddings' where it has none."""
         bias = self._tensors.get(_BIAS)
         weights = self._tensors.get(OUTPUT, self._tensors[EMBEDDINGS])
-        return weights.rows(ids), None if bias is None else bias.rows(torch.zeros(1, dtype=torch.int64))[0, ids]
+        return weights.rows(ids), None if bias is None else bias.rows(_FIRST)[0, ids]
 
     @cached_property
     def _tensors(self) -> dict[str, PackedRows]:
@@ -67,13 +68,13 @@ class PackedRows:
             mapped = np.memmap(tensor.file, np.uint8, "r", tensor.begin, (count, tensor.size // count))
             self._packed: NDArray[np.uint8] = np.asarray(mapped)
             self._kind = gguf.GGMLQuantizationType(tensor.kind)
-            self.rows(torch.zeros(1, dtype=torch.int64))
+            self.rows(_FIRST)
         except (OSError, ValueError, NotImplementedError) as error:
             raise _unread(f"{tensor.name} of {tensor.file}: {first_line(error)}") from None
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def rows(self, ids: Ids) -> Rows:
         """[n, H] float32 rows."""
-        return torch.from_numpy(gguf.dequantize(self._packed[ids.numpy()], self._kind))
+        return gguf.dequantize(self._packed[ids], self._kind)
 
 
 def _unread(why: str) -> UnsupportedModelError:

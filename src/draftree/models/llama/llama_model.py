@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ...config import typed
 from ...errors import CacheError, UnsupportedModelError
@@ -26,6 +25,7 @@ from ...text.tokenizer import Tokenizer
 from ...tree import ROOT
 from ..base import FINAL_STATE, NO_NODES, PROMPT, Capabilities, FeatureSpec, Nodes, Row, alone, free_memory
 from ..huggingface.features import FeatureRow
+from ..native.processors import default_threads
 from .branches import Branches
 from .context import IDS, Context, Tokens, Weights
 from .exactness import exactness
@@ -33,6 +33,9 @@ from .gguf_file import fingerprint, slot_bytes
 from .gguf_weights import GGUFWeights
 from .library import open_library
 from .llama_tokenizer import read_tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _TRASH = IDS - 1
 """The sequence of what was rejected."""
@@ -74,7 +77,7 @@ class LlamaModel:
         path: of the file.
         name: what the user calls it.
         library: path of llama.cpp's shared library (``open_library``).
-        threads: of a pass; by default as many as torch has.
+        threads: of a pass; by default one for each core that this process may use.
 
     Raises:
         ConfigError: there is no library, or none that is supported.
@@ -91,7 +94,7 @@ class LlamaModel:
             self.weights.library, self.weights.vocab, self.weights.header.chat_template, self.weights
         )
         self._matrices = GGUFWeights(self.weights.header)
-        self.threads = threads or torch.get_num_threads()
+        self.threads = threads or default_threads()
         self.capabilities = _capabilities(self.weights, name or str(path), self.threads)
         self.cache_bytes = free_memory() // 2
         self.pass_seconds = 0.0
@@ -153,11 +156,12 @@ class LlamaModel:
 
     def embeddings(self, ids: Tensor) -> Tensor:
         """[n, H] embeddings of tokens (``FeatureModel.embeddings``), dequantized."""
-        return self._matrices.embeddings(ids)
+        return _tensor(self._matrices.embeddings(ids.numpy()))
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights and biases of the output layer (``FeatureModel.output_rows``), dequantized."""
-        return self._matrices.output_rows(ids)
+        weights, biases = self._matrices.output_rows(ids.numpy())
+        return _tensor(weights), None if biases is None else _tensor(biases)
 
     @alone
     def reserve(self, rows: int, tokens: int) -> None:
@@ -216,8 +220,9 @@ class LlamaModel:
         for row, new in zip(own, nodes, strict=True):
             row.parents = np.append(row.parents, new.parents)
         if self._tracks:
-            for row, part in zip(own, states.split([len(new.tokens) for new in nodes]), strict=True):
-                row.add_features(part, FINAL_STATE)
+            ends = np.cumsum([len(new.tokens) for new in nodes])[:-1]
+            for row, part in zip(own, np.split(states, ends), strict=True):
+                row.add_features(_tensor(part), FINAL_STATE)
         return self._scores.keep(NumpyScores(logits, [new.scored for new in nodes]))
 
     def _check(self, row: LlamaRow, new: Nodes) -> None:
@@ -237,13 +242,13 @@ class LlamaModel:
                 "draft less deep"
             )
 
-    def _read(self, added: Sequence[_Node]) -> tuple[NDArray[np.float32], Tensor]:
+    def _read(self, added: Sequence[_Node]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """[w, V] logits of the wanted ones of some nodes; [n, H] hidden states of all, where they are kept."""
         parents = {(row.slot, row.branches.parents[node]) for row, node, _ in added}
         ends = sum((row.slot, node) not in parents for row, node, _ in added)
         if ends > _TRASH - len(self._open):  # they have more paths than there are ids
             one, two = self._read(added[: len(added) // 2]), self._read(added[len(added) // 2 :])
-            return np.concatenate([one[0], two[0]]), torch.cat([one[1], two[1]])
+            return np.concatenate([one[0], two[0]]), np.concatenate([one[1], two[1]])
         by_row: dict[int, list[int]] = {}
         for row, node, _ in added:
             by_row.setdefault(row.slot, []).append(node)
@@ -282,7 +287,7 @@ class LlamaModel:
                 logits = logits[[wanted for *_, wanted in added]]
         return logits, states
 
-    def _decode(self, tokens: Tokens) -> tuple[NDArray[np.float32], Tensor]:
+    def _decode(self, tokens: Tokens) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """A pass, for which cells are found."""
         count, cells = len(tokens.ids), self._context.cells
         if count <= cells and (found := self._context.decode(tokens)):
@@ -381,6 +386,12 @@ class LlamaModel:
             row.slot = -1
             if not self._open:
                 self._context.clear()
+
+
+def _tensor(rows: NDArray[np.float32]) -> Tensor:
+    import torch
+
+    return torch.from_numpy(rows)
 
 
 def _capabilities(weights: Weights, name: str, threads: int) -> Capabilities:

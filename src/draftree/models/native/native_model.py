@@ -184,11 +184,12 @@ class NativeModel:
 
     def embeddings(self, ids: Tensor) -> Tensor:
         """[n, H] embeddings of tokens (``FeatureModel.embeddings``), dequantized."""
-        return self._matrices.embeddings(ids)
+        return _tensor(self._matrices.embeddings(ids.numpy()))
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights and biases of the output layer (``FeatureModel.output_rows``), dequantized."""
-        return self._matrices.output_rows(ids)
+        weights, biases = self._matrices.output_rows(ids.numpy())
+        return _tensor(weights), None if biases is None else _tensor(biases)
 
     @cached_property
     def _matrices(self) -> GGUFWeights:
@@ -263,9 +264,7 @@ class NativeModel:
 
     def _states(self, first: int, count: int) -> Tensor:
         """[count, F] hidden states of nodes of the last pass."""
-        import torch
-
-        return torch.from_numpy(self._loaded.hidden(first, count))
+        return _tensor(self._loaded.hidden(first, count))
 
     def _check_memory(self, count: int) -> None:
         """Raise CacheError if the cache may not hold ``count`` tokens more."""
@@ -312,6 +311,12 @@ class NativeModel:
             self._loaded.close(self._own(row))
             del self._open[row.slot]
             row.slot = -1
+
+
+def _tensor(rows: NDArray[np.float32]) -> Tensor:
+    import torch
+
+    return torch.from_numpy(rows)
 
 
 def _load(path: Path, description: Description, threads: int, tier: str) -> LoadedModel:
