@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import GenericAlias
-from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 import numpy as np
+from annotated_types import Ge, Gt, Interval, MinLen
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -23,11 +23,27 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, revalidate_instances="always")
-_hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(functools.partial(get_type_hints, include_extras=True))
+
+_WAYS_OUT = {
+    "greater_than_equal": "use at least {ge}",
+    "less_than_equal": "use at most {le}",
+    "greater_than": "use more than {gt}",
+    "less_than": "use less than {lt}",
+    "too_short": "give at least one entry",
+}
+"""What pydantic finds -> what to do."""
+
+
+def way_out(found: Mapping[str, Any]) -> str:
+    """What to do about an error of pydantic."""
+    bounds = {name: f"{x:g}" if isinstance(x, float) else x for name, x in found.get("ctx", {}).items()}
+    known = _WAYS_OUT.get(found["type"])
+    return str(found["msg"]) if known is None else known.format_map(bounds)
 
 
 def typed(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function raise ConfigError for arguments of types other than its annotations'."""
+    """Make a function raise FieldError for arguments that are not what its annotations allow."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -49,10 +65,10 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_fields(value: Any) -> None:
-    """Check the fields of a dataclass against their annotations.
+    """Check the fields of a dataclass against their annotations, ranges (``Annotated``) included.
 
     Raises:
-        ConfigError: the first field of a wrong type.
+        FieldError: of the first field that has a wrong type or is out of range.
     """
     kinds = _hints(type(value))
     for each in fields(value):
@@ -60,20 +76,33 @@ def check_fields(value: Any) -> None:
             check_type(each.name, getattr(value, each.name), kinds[each.name])
 
 
+class Checked:
+    """A dataclass that checks its fields when it is built (``check_fields``)."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def check_type(name: str, value: object, kind: Any) -> None:
-    """Check that a value, and all that is in it, is of the annotated kind.
+    """Check that a value, and all that is in it, is of the annotated kind and in its range.
 
     True and False are not numbers, an int is a float, a list does for a tuple. Protocols are ``runtime_checkable``.
 
     Raises:
-        ConfigError: it is not; the message has ``name``.
+        FieldError: it is not; the message has ``name``.
     """
-    given = tuple(value) if isinstance(value, list) and get_origin(kind) is tuple else value
+    given = tuple(value) if isinstance(value, list) and _is_tuple(kind) else value
     try:
         _adapter(kind).validate_python((given,))
     except ValidationError as error:
-        wanted = dict.fromkeys(found["msg"] for found in error.errors(include_url=False))
-        raise ConfigError(f"{name} is {value!r}: {', or '.join(wanted)}") from None
+        ways = dict.fromkeys(way_out(found) for found in error.errors(include_url=False))
+        raise FieldError(name, f"{name} is {value!r}: {', or '.join(ways)}") from None
+
+
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(get_args(kind)[0] if get_origin(kind) is Annotated else kind) is tuple
 
 
 @functools.cache
@@ -89,7 +118,7 @@ Criterion = Callable[[NDArray[np.int64]], object]
 """(ids [L] of a text) -> truthy when it must end."""
 
 MOST = 1e30
-"""Of a temperature, a penalty or a bias: float32 logits overflow soon beyond it."""
+"""Of a temperature: float32 logits overflow soon beyond it."""
 MIN_TEMPERATURE = 1e-4
 """Below this float32 logits overflow; the distribution is greedy long before."""
 
@@ -98,6 +127,26 @@ MOST_LOGPROBS = 20
 
 MAX_NODES = 4096
 """Largest node budget: above the 2800 nodes of the largest published tree, B(H) = 7, depth 4 (Gunjur & Waitz)."""
+
+Count = Annotated[int, Ge(1)]
+Whole = Annotated[int, Ge(0)]
+Nodes = Annotated[int, Interval(ge=1, le=MAX_NODES)]
+Entropy = Annotated[float, Ge(0)]
+"""In nats."""
+Probability = Annotated[float, Interval(ge=0, le=1)]
+Positive = Annotated[float, Gt(0)]
+LearningRate = Annotated[float, Interval(gt=0, lt=1)]
+Temperature = Annotated[float, Interval(ge=0, le=MOST)]
+TopP = Annotated[float, Interval(gt=0, le=1)]
+Penalty = Annotated[float, Interval(ge=-2, le=2)]
+"""As in OpenAI's API."""
+RepetitionPenalty = Annotated[float, Interval(gt=0, le=10)]
+Bias = Annotated[float, Interval(ge=-100, le=100)]
+"""As in OpenAI's API."""
+Seed = Annotated[int, Interval(ge=0, lt=2**63)]
+Logprobs = Annotated[int, Interval(ge=0, le=MOST_LOGPROBS)]
+Priority = Annotated[int, Interval(ge=-(10**6), le=10**6)]
+"""The lower the sooner."""
 
 DEFAULT_NODES = 31
 """Node budget of methods that have none of their own: with the root 32 tokens a pass. ``auto`` verifies what pays."""
@@ -167,29 +216,33 @@ class SamplingParams:
         ConfigError: a value is out of range (``FieldError``, with its name) or of a wrong type.
     """
 
-    max_tokens: int | None = option("Most tokens to generate; until the context is full by default.", metavar="N")
-    temperature: float = option("0 is greedy decoding.", 0.0, metavar="T")
-    top_k: int = option("Sample among the k most probable tokens; 0 is off.", 0, metavar="K")
-    top_p: float = option("Sample within this much probability; 1 is off.", 1.0, metavar="P")
-    min_p: float = option("Drop tokens below this share of the best one's probability; 0 is off.", 0.0, metavar="P")
-    seed: int | None = option("Makes sampled text repeatable.", metavar="S")
+    max_tokens: Count | None = option("Most tokens to generate; until the context is full by default.", metavar="N")
+    temperature: Temperature = option("0 is greedy decoding.", 0.0, metavar="T")
+    top_k: Whole = option("Sample among the k most probable tokens; 0 is off.", 0, metavar="K")
+    top_p: TopP = option("Sample within this much probability; 1 is off.", 1.0, metavar="P")
+    min_p: Probability = option(
+        "Drop tokens below this share of the best one's probability; 0 is off.", 0.0, metavar="P"
+    )
+    seed: Seed | None = option("Makes sampled text repeatable.", metavar="S")
     stop: tuple[str, ...] = option("End before this text; may be repeated.", (), metavar="TEXT")
-    min_tokens: int = option("Least tokens to generate.", 0, metavar="N")
+    min_tokens: Whole = option("Least tokens to generate.", 0, metavar="N")
     ignore_eos: bool = option("Go on after the end-of-text token.", False)
     bad_words: tuple[str, ...] = option(
         "Never generate this word; may be repeated.", (), name="--bad-word", metavar="WORD"
     )
-    repetition_penalty: float = option("Make tokens that are there already less likely; 1 is off.", 1.0, metavar="X")
-    frequency_penalty: float = option("Take off logits, for each time that a token was generated.", 0.0, metavar="X")
-    presence_penalty: float = option("Take off logits of tokens that were generated.", 0.0, metavar="X")
-    logit_bias: Mapping[int, float] | None = None
+    repetition_penalty: RepetitionPenalty = option(
+        "Make tokens that are there already less likely; 1 is off.", 1.0, metavar="X"
+    )
+    frequency_penalty: Penalty = option("Take off logits, for each time that a token was generated.", 0.0, metavar="X")
+    presence_penalty: Penalty = option("Take off logits of tokens that were generated.", 0.0, metavar="X")
+    logit_bias: Mapping[int, Bias] | None = None
     stop_token_ids: tuple[int, ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
+    allowed_token_ids: Annotated[tuple[int, ...], MinLen(1)] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: Annotated[int, Ge(-1)] | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
     constraint: Constraint | None = None
     processors: tuple[Processor, ...] = ()
     criteria: tuple[Criterion, ...] = ()
@@ -198,48 +251,21 @@ class SamplingParams:
         check_fields(self)
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
             object.__setattr__(self, name, float(getattr(self, name)))  # a tensor takes no large int
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise FieldError("max_tokens", f"max_tokens is {self.max_tokens}: use at least 1")
-        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MOST):
+        if 0 < self.temperature < MIN_TEMPERATURE:
             raise FieldError(
-                "temperature", f"temperature is {self.temperature}: use 0 (greedy) or {MIN_TEMPERATURE} to {MOST}"
+                "temperature", f"temperature is {self.temperature}: use 0 (greedy) or at least {MIN_TEMPERATURE}"
             )
-        if self.top_k < 0:
-            raise FieldError("top_k", f"top_k is {self.top_k}: use 0 (off) or a positive number")
-        if not 0 < self.top_p <= 1:
-            raise FieldError("top_p", f"top_p is {self.top_p}: use a number above 0 and up to 1 (off)")
-        if not 0 <= self.min_p <= 1:
-            raise FieldError("min_p", f"min_p is {self.min_p}: use a number from 0 (off) to 1")
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise FieldError("seed", f"seed is {self.seed}: use a whole number from 0 to 2^63 - 1")
-        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            if count is not None and not 0 <= count <= MOST_LOGPROBS:
-                raise FieldError(name, f"{name} are {count}: use 0 (of the tokens alone) to {MOST_LOGPROBS}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise FieldError(
+                "min_tokens", f"min_tokens is {self.min_tokens}: use at most max_tokens, {self.max_tokens}"
+            )
         if not all(self.stop):
             raise FieldError("stop", f"stop is {self.stop!r}: give strings of at least one character")
-        if not 0 <= self.min_tokens <= (math.inf if self.max_tokens is None else self.max_tokens):
-            most = "" if self.max_tokens is None else f", {self.max_tokens}"
-            raise FieldError("min_tokens", f"min_tokens is {self.min_tokens}: use a number from 0 to max_tokens{most}")
         if not all(word.strip() for word in self.bad_words):
             raise FieldError("bad_words", f"bad_words are {self.bad_words!r}: give words of at least one character")
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise FieldError("allowed_token_ids", "allowed_token_ids are none: name at least one, or leave them out")
-        if not 1 / MOST <= self.repetition_penalty <= MOST:
+        if self.truncate_prompt_tokens == 0:
             raise FieldError(
-                "repetition_penalty",
-                f"repetition_penalty is {self.repetition_penalty}: use a number above 0, up to {MOST}; 1 is off",
-            )
-        for name in ("frequency_penalty", "presence_penalty"):
-            if not abs(getattr(self, name)) <= MOST:
-                raise FieldError(name, f"{name} is {getattr(self, name)}: use a number from {-MOST} to {MOST}")
-        if not all(abs(bias) <= MOST for bias in (self.logit_bias or {}).values()):
-            raise FieldError("logit_bias", f"logit_bias has a value beyond {MOST}: use -100 to forbid a token")
-        if self.truncate_prompt_tokens is not None and not (
-            self.truncate_prompt_tokens == -1 or self.truncate_prompt_tokens > 0
-        ):
-            raise FieldError(
-                "truncate_prompt_tokens",
-                f"truncate_prompt_tokens is {self.truncate_prompt_tokens}: use at least 1, or -1 (as many as fit)",
+                "truncate_prompt_tokens", "truncate_prompt_tokens is 0: use at least 1, or -1 (as many as fit)"
             )
 
     @property
@@ -257,21 +283,12 @@ class Budget:
         depth: deepest node (the root's children have depth 1); None leaves it to the growth policy.
         weight: what its tokens count beside those of other requests, where they share a pass.
         together: most drafted nodes of all requests that are drafted for with this one; None: each has its own alone.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     nodes: int
     depth: int | None = None
     weight: float = 1.0
     together: int | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.nodes, int) or not 0 <= self.nodes <= MAX_NODES:
-            raise ConfigError(f"nodes is {self.nodes!r}: use 1 to {MAX_NODES}, or drafter 'none' for AR decoding")
-        if self.depth is not None and (not isinstance(self.depth, int) or self.depth < 0):
-            raise ConfigError(f"tree depth is {self.depth!r}: use a whole number, 0 or more")
 
 
 _SETTING = re.compile(r":(?=\s*\w+\s*=)")

@@ -44,13 +44,13 @@ def test_it_answers_until_it_is_told_to_end(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--port", "99999"], "--port 99999: use 0 to 65535"),
-        (["--max-body", "0"], "--max-body is 0: use more than 0"),
+        (["--port", "99999"], "--port is 99999: use at most 65535"),
+        (["--max-body", "0"], "--max-body is 0: use at least 1"),
         (["--client-timeout", "0"], "--client-timeout is 0.0: use more than 0"),
         (["--timeout", "-1"], "--timeout is -1.0: use more than 0"),
         (["--api-key-file", "nowhere"], "--api-key-file nowhere cannot be read"),
         (["--api-key", ""], "a key is empty"),
-        (["--rows", "0"], "rows is 0: use at least 1"),
+        (["--rows", "0"], "--rows is 0: use at least 1"),
         (["--method", "magic"], "no method 'magic'"),
     ],
 )

@@ -158,7 +158,7 @@ BAD = {
     "no negatives": (["--negatives", "0"], "negatives is 0"),
     "no units": (["--hidden", "0"], "hidden is 0"),
     "no epochs": (["--epochs", "0"], "epochs is 0"),
-    "no rate": (["--learning-rate", "0"], "learning rate is 0"),
+    "no rate": (["--learning-rate", "0"], "learning_rate is 0"),
     "nothing left to learn from": (["--apart", "1"], "apart is 1: keep one prompt in 2 or more apart"),
     "fewer prompts than one in so many": (["--apart", "26"], "25 prompts: give at least 26"),
     "negative seed": (["--seed", "-1"], "seed is -1"),

@@ -279,7 +279,7 @@ def test_a_folder_that_cannot_be_written_costs_warnings_only(cache: Path) -> Non
         (((2, 3), (1,), (1,), 1), "start at 1"),
         (((1, 1), (1,), (1,), 1), "ascending"),
         (((), (1,), (1,), 1), "ascending"),
-        (((1,), (0,), (1,), 1), "contexts are"),
+        (((1,), (0,), (1,), 1), "contexts is"),
         (((1,), (1,), (1,), 0), "repeats is 0"),
     ],
 )

@@ -297,7 +297,7 @@ def test_nothing_is_drafted_where_there_are_no_candidates() -> None:
         ({"beta": -0.1}, "beta is -0.1"),
         ({"beta": 1.1}, "beta is 1.1"),
         ({"beta": math.nan}, "beta is nan"),
-        ({"width": 0}, "width is 0: use 1 to 64"),
+        ({"width": 0}, "width is 0: use at least 1"),
         ({"width": 65}, "width is 65"),
         ({"top": -1}, "top is -1: use at least 1"),
         ({"top": 0}, "top is 0: use at least 1"),

@@ -164,12 +164,12 @@ def test_no_prompts_apart_give_no_figures() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"hidden": 0}, "hidden is 0: use 1 to 1024"),
+        ({"hidden": 0}, "hidden is 0: use at least 1"),
         ({"hidden": 1025}, "hidden is 1025"),
         ({"epochs": 0}, "epochs is 0: use at least 1"),
         ({"batch": 0}, "batch is 0"),
-        ({"learning_rate": 0.0}, "learning rate is 0"),
-        ({"learning_rate": float("nan")}, "learning rate is nan"),
+        ({"learning_rate": 0.0}, "learning_rate is 0"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"features": ("P",)}, "no feature 'P': choose from probability"),
         ({"features": ()}, "name at least one"),
     ],

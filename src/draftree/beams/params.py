@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from ..config import MAX_NODES, SamplingParams, check_fields, option
+from annotated_types import Interval
+
+from ..config import MAX_NODES, Count, Probability, SamplingParams, check_fields, option
 from ..errors import ConfigError
 
 MAX_PENALTY = 20
@@ -47,24 +49,24 @@ class BeamParams:
         ConfigError: a value is out of range, or two do not go together.
     """
 
-    width: int = option(
+    width: Count = option(
         "Decode with this many beams: searched at temperature 0, sampled above it.", 4, name="--beams", metavar="W"
     )
-    returned: int = option("Best sequences of --beams to print; 1 by default.", 1, name="-n", metavar="N")
-    draft_width: int | None = option(
+    returned: Count = option("Best sequences of --beams to print; 1 by default.", 1, name="-n", metavar="N")
+    draft_width: Count | None = option(
         "Drafted beams of a layer; twice --beams by default.", name="--draft-beams", metavar="W"
     )
-    depth: int | None = option(
+    depth: Count | None = option(
         "Drafted layers of --beams; by default as many as are likely to be fastest, 3 if costs are not known.",
         metavar="D",
     )
-    threshold: float | None = option(
+    threshold: Probability | None = option(
         "Sampled beams: as many as are accepted with this probability, up to --beams.",
         name="--width-threshold",
         metavar="T",
     )
-    min_width: int = option("Least beams with --width-threshold; 1 by default.", 1, name="--min-beams", metavar="W")
-    length_penalty: float = option(
+    min_width: Count = option("Least beams with --width-threshold; 1 by default.", 1, name="--min-beams", metavar="W")
+    length_penalty: Annotated[float, Interval(ge=-MAX_PENALTY, le=MAX_PENALTY)] = option(
         "Beams score their log-probability over length to this power; 1 by default.", 1.0, metavar="P"
     )
     early_stopping: bool | Literal["never"] = option(
@@ -81,31 +83,17 @@ class BeamParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("width", "returned", "draft_width", "depth", "min_width"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{_SAID[name]} {value!r}: use a whole number from 1")
         if self.returned > self.width:
             raise ConfigError(f"{self.returned} best sequences of {self.width} beams: ask for at most {self.width}")
         if self.drafted < self.width:
             raise ConfigError(
                 f"{self.drafted} draft beams are fewer than the {self.width} beams: draft at least {self.width}"
             )
-        if self.min_width > self.drafted:
-            raise ConfigError(
-                f"at least {self.min_width} beams of {self.drafted} draft beams: use at most {self.drafted}"
-            )
         if self.min_width > self.width:
             raise ConfigError(f"at least {self.min_width} of {self.width} beams: use at most {self.width}")
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise ConfigError(f"width threshold is {self.threshold}: use a probability from 0 to 1")
         if self.threshold is None and self.min_width > 1:
             raise ConfigError(
                 f"at least {self.min_width} beams say nothing of a fixed width: give a width threshold, such as 0.9"
-            )
-        if not abs(self.length_penalty) <= MAX_PENALTY:
-            raise ConfigError(
-                f"length penalty is {self.length_penalty}: use a number from -{MAX_PENALTY} to {MAX_PENALTY}"
             )
         if self.nodes > MAX_NODES:
             raise ConfigError(
@@ -152,12 +140,3 @@ class BeamParams:
                 f"stop strings {list(params.stop)} and {len(params.criteria)} stopping criteria end one sequence, not "
                 "beams: leave them out, or decode without beams"
             )
-
-
-_SAID = {
-    "width": "beams are",
-    "returned": "best sequences are",
-    "draft_width": "draft beams are",
-    "depth": "depth of drafts is",
-    "min_width": "min_beams is",
-}

@@ -13,7 +13,7 @@ import typer
 from ..artifacts import file_path, locked, user_path
 from ..batch.answering import Answering, scheduled
 from ..batch.batch_files import BatchInput, BatchOutput, Record
-from ..config import option
+from ..config import Count, check_fields, option
 from ..engine.scheduler import SchedulerParams
 from ..engines import make_engine
 from ..errors import ConfigError, RunError
@@ -31,13 +31,12 @@ class BatchOptions:
 
     name: str | None = option("What bodies call the model; its own name by default.")
     ray: bool = option("Answer on a Ray cluster, that of RAY_ADDRESS or else this machine.", False)
-    replicas: int | None = option("Engines on the cluster; 1 by default.", metavar="N")
+    replicas: Count | None = option("Engines on the cluster; 1 by default.", metavar="N")
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.replicas is not None and not self.ray:
             raise ConfigError(f"--replicas {self.replicas} is of --ray: give that too, or neither")
-        if self.replicas is not None and self.replicas < 1:
-            raise ConfigError(f"--replicas is {self.replicas}: use at least 1")
         if self.ray and importlib.util.find_spec("ray") is None:
             raise ConfigError("--ray needs Ray: pip install 'draftree[ray]'")
 

@@ -15,7 +15,7 @@ import typer
 from ..config import DEFAULT_NODES, SamplingParams, option
 from ..drafters.corpus import MEMORY, Corpus
 from ..engine.speculation import SpeculationParams
-from ..errors import ConfigError
+from ..errors import ConfigError, FieldError
 from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load
 from ..policies.base import node_budget, unbounded
@@ -78,7 +78,11 @@ def with_options(function: Callable[..., None], without: Collection[str] = ()) -
         for name, (made, optional) in filled.items():
             values = {f.name: _read(f, given.pop(f.name, None)) for f, _ in _option_fields(made)}
             values = {key: value for key, value in values.items() if value is not None}
-            given[name] = _made_if_given(made, values) if optional else made(**values)
+            try:
+                given[name] = _made_if_given(made, values) if optional else made(**values)
+            except FieldError as error:
+                error.rename(next((flag_of(f) for f, _ in _option_fields(made) if f.name == error.field), error.field))
+                raise
         function(**given)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__

@@ -12,9 +12,10 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
+from annotated_types import Interval
 
 from ..artifacts import read_text, user_path
-from ..config import option
+from ..config import check_fields, option
 from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
 from ..engines import make_engine
@@ -28,6 +29,7 @@ KEY = "DRAFTREE_API_KEY"
 """Environment variable with a key."""
 _MOST = 10**9
 """Seconds of a request, of clients and of an end, and kilobytes of a body; timers count no more of either."""
+Timer = Annotated[float, Interval(gt=0, le=_MOST)]
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -36,24 +38,24 @@ class ServerOptions:
     """Where a server listens, and who may ask."""
 
     host: str = option("Address to listen at; 0.0.0.0 is all of this machine's.", "127.0.0.1")
-    port: int = option("Port to listen at; 0 takes a free one.", 8000, metavar="N")
+    port: Annotated[int, Interval(ge=0, le=65535)] = option("Port to listen at; 0 takes a free one.", 8000, metavar="N")
     name: str | None = option("What clients call the model; its own name by default.")
     api_key: tuple[str, ...] = option(
         f"Clients must send it; may be repeated. Better: --api-key-file, or ${KEY}.", (), metavar="KEY"
     )
     api_key_file: str | None = option("A file with a key a line.", metavar="FILE")
     origin: tuple[str, ...] = option("Web pages from here may ask (CORS); may be repeated.", (), metavar="URL")
-    timeout: float | None = option("Seconds in which each request has to end; any by default.", metavar="S")
-    client_timeout: float = option(
+    timeout: Timer | None = option("Seconds in which each request has to end; any by default.", metavar="S")
+    client_timeout: Timer = option(
         "Seconds in which a request has to come and an answer to be taken, or its connection is closed.",
         60.0,
         metavar="S",
     )
-    max_body: int = option("Most kilobytes of a request.", 4096, metavar="N")
+    max_body: Annotated[int, Interval(ge=1, le=_MOST)] = option("Most kilobytes of a request.", 4096, metavar="N")
     kept: int = option(
         "Rows of ended requests that are kept for prompts that begin as they do.", 8, name="--prefixes", metavar="N"
     )
-    drain: int = option("Seconds that requests under way get to end when the server is stopped.", 30, metavar="S")
+    drain: Timer = option("Seconds that requests under way get to end when the server is stopped.", 30, metavar="S")
     json_log: bool = option(
         "How the log is written; each request that has ended is a line of it.",
         False,
@@ -63,16 +65,7 @@ class ServerOptions:
     log_prompts: bool = option("Write prompts and texts into the log too.", False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port {self.port}: use 0 to 65535")
-        for flag, value in (
-            ("--max-body", self.max_body),
-            ("--drain", self.drain),
-            ("--timeout", self.timeout),
-            ("--client-timeout", self.client_timeout),
-        ):
-            if value is not None and not 0 < value <= _MOST:
-                raise ConfigError(f"{flag} is {value}: use more than 0, at most {_MOST}")
+        check_fields(self)
         for origin in self.origin:
             if not re.fullmatch(r"\*|\w[\w+.-]*://[^/?#\s]+", origin):
                 raise ConfigError(f"--origin is {origin!r}: write it as browsers do, as https://example.com, or *")

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from annotated_types import Interval
 
 from ..artifacts import LARGEST_DATA, locked, own_folder, read_bytes, user_path
-from ..config import option
+from ..config import check_fields, option
 from ..errors import ConfigError, UnknownNameError
 from ..models.abilities import trainable
 from ..models.base import FINAL_STATE
@@ -42,17 +43,16 @@ class PromptOptions:
         "Of each prompt file, in their order; it is kept with the result.", (), metavar="TEXT"
     )
     raw: bool = option("Take prompts as they are, without the chat template.", False)
-    seed: int = option("Of responses, order and weights.", 0, metavar="S")
+    seed: Annotated[int, Interval(ge=0, lt=2**62)] = option("Of responses, order and weights.", 0, metavar="S")
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.prompts:
             raise ConfigError("no --prompts: give a file with one prompt a line")
         if self.licence and len(self.licence) != len(self.prompts):
             raise ConfigError(
                 f"{len(self.licence)} --licence for {len(self.prompts)} --prompts: give one for each, or none"
             )
-        if not 0 <= self.seed < 2**62:
-            raise ConfigError(f"seed is {self.seed}: use a whole number from 0 to 2^62 - 1")
 
     def read(self) -> tuple[list[str], list[PromptFile]]:
         """All prompts, in the order that the seed gives, and the files that they are from."""

@@ -12,14 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..config import check_fields, option
-from ..errors import ConfigError, FieldError, QueueFullError
+from ..config import Checked, Count, Positive, Priority, Whole, check_type, option
+from ..errors import FieldError, QueueFullError
 from ..request import Request
 
 _PRIORITY = 10.0
 """Seconds of waiting that one step of priority stands for: whoever waits long enough comes before all others."""
-_MOST_PRIORITY = 10**6
-"""As good as any larger."""
 _MOST_WEIGHT = 4.0
 """How much more a token may count for its request's priority, and again for its deadline, than one that has neither."""
 _ALONE = 2048
@@ -27,7 +25,7 @@ _ALONE = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerParams:
+class SchedulerParams(Checked):
     """What an engine runs at once.
 
     Attributes:
@@ -44,21 +42,13 @@ class SchedulerParams:
         ConfigError: a number is out of range.
     """
 
-    rows: int = option("Most requests that run together.", 8, metavar="N")
-    queue: int = option("Most requests that wait.", 256, metavar="N")
-    chunk: int | None = option("Most prompt tokens that a step reads while others decode.", metavar="N")
-    prefixes: int = option("Rows of ended requests that are kept for prompts that begin as they do.", 0, metavar="N")
-    batch_nodes: int | None = option(
+    rows: Count = option("Most requests that run together.", 8, metavar="N")
+    queue: Count = option("Most requests that wait.", 256, metavar="N")
+    chunk: Count | None = option("Most prompt tokens that a step reads while others decode.", metavar="N")
+    prefixes: Whole = option("Rows of ended requests that are kept for prompts that begin as they do.", 0, metavar="N")
+    batch_nodes: Count | None = option(
         "Most drafted tokens of a step, shared by all requests: the most probable ones.", metavar="N"
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        least = {"rows": 1, "queue": 1, "chunk": 1, "prefixes": 0, "batch_nodes": 1}
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise ConfigError(f"{name} is {value}: use at least {lowest}")
 
 
 @dataclass(slots=True)
@@ -116,13 +106,8 @@ class Job:
     cancelled: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.priority, int) or abs(self.priority) > _MOST_PRIORITY:
-            raise ConfigError(
-                f"priority is {self.priority!r}: use a whole number from -{_MOST_PRIORITY} to {_MOST_PRIORITY}, the "
-                "lower the sooner"
-            )
-        if self.timeout is not None and not (isinstance(self.timeout, (int, float)) and self.timeout > 0):
-            raise ConfigError(f"timeout is {self.timeout!r}: use seconds, more than 0")
+        check_type("priority", self.priority, Priority)
+        check_type("timeout", self.timeout, Positive | None)
 
     @property
     def done(self) -> bool:

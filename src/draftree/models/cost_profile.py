@@ -17,10 +17,11 @@ from random import Random
 from typing import Annotated
 
 import platformdirs
+from annotated_types import Interval
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from ..artifacts import JsonFormat
-from ..config import MAX_NODES
+from ..config import MAX_NODES, Count, check_fields
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..progress import err, progress_reporter
 from ..tree import ROOT
@@ -209,27 +210,20 @@ class Grid:
         ConfigError: a number is below 1, or the sizes do not start at 1.
     """
 
-    sizes: tuple[int, ...]
-    contexts: tuple[int, ...]
-    batches: tuple[int, ...]
-    repeats: int
+    sizes: tuple[Annotated[int, Interval(ge=1, le=MAX_NODES + 1)], ...]
+    contexts: tuple[Count, ...]
+    batches: tuple[Annotated[int, Interval(ge=1, le=_MOST_ROWS)], ...]
+    repeats: Annotated[int, Interval(ge=1, le=_MOST_REPEATS)]
     patience: float = math.inf
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("sizes", "contexts", "batches"):
             values = getattr(self, name)
-            if not values or min(values) < 1 or not _ascend(values):
+            if not values or not _ascend(values):
                 raise ConfigError(f"{name} are {values}: give ascending whole numbers from 1 on")
         if self.sizes[0] != 1:
             raise ConfigError(f"sizes are {self.sizes}: start at 1, the pass of AR decoding")
-        if not 1 <= self.repeats <= _MOST_REPEATS:
-            raise ConfigError(f"repeats is {self.repeats}: use 1 to {_MOST_REPEATS}")
-        if self.sizes[-1] > MAX_NODES + 1:
-            raise ConfigError(
-                f"sizes end with {self.sizes[-1]}: use at most {MAX_NODES + 1}, the largest tree and its root"
-            )
-        if self.batches[-1] > _MOST_ROWS:
-            raise ConfigError(f"batches end with {self.batches[-1]}: use at most {_MOST_ROWS} rows a pass")
 
     def fitting(self, longest: int) -> Grid:
         """The grid without sizes above half of the longest sequence."""

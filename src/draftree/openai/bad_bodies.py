@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..config import way_out
 from ..errors import ContextError, FieldError, InputError, shortened
 
 INVALID, MISSING = "invalid_request_error", "not_found_error"
@@ -181,7 +182,7 @@ def body_error(errors: Sequence[Any], sent: object, prefix: str = "") -> dict[st
         said = "is missing: add it"
     else:
         value = json.dumps(found["input"]) if isinstance(found["input"], (str, int, float)) else ""
-        what = ", or ".join(dict.fromkeys(each["msg"] for each in here))
+        what = ", or ".join(dict.fromkeys(way_out(each) for each in here))
         said = f"is {value}: {what}" if value else f"is wrong: {what}"
     return error(prefix + shortened(f"{name} {said}"), INVALID, name, code)
 

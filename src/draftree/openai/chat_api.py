@@ -6,32 +6,32 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StrictStr
+from pydantic import Field
 
-from ..config import MOST_LOGPROBS
+from ..config import Count, Logprobs
 from ..errors import FieldError
 from ..text.tokenizer import Conversation
-from .schema import Body, ResponseFormat, Sent, Tokens
+from .schema import Body, ResponseFormat, Sent
 from .tools import NamedFunction, Tool, WithTools, check_tools
 
 
 class Part(Body):
     """A part of a message."""
 
-    type: StrictStr
-    text: StrictStr | None = None
+    type: str
+    text: str | None = None
 
 
 class CalledFunction(NamedFunction):
     """A function that was called, and its arguments as JSON."""
 
-    arguments: StrictStr = ""
+    arguments: str = ""
 
 
 class PastCall(Body):
     """A call of an earlier answer."""
 
-    id: StrictStr = ""
+    id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -40,9 +40,9 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: StrictStr | list[Part] | None = None
+    content: str | list[Part] | None = None
     tool_calls: list[PastCall] | None = None
-    tool_call_id: StrictStr | None = None
+    tool_call_id: str | None = None
 
     def plain(self, at: int) -> dict[str, Any]:
         """As chat templates take it.
@@ -95,20 +95,20 @@ class Prediction(Body):
     """Predicted Outputs: text that the answer probably repeats."""
 
     type: Literal["content"]
-    content: StrictStr | list[Part]
+    content: str | list[Part]
 
 
 class ChatRequest(WithTools):
     """``/v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Tokens | None = None
+    max_completion_tokens: Count | None = None
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
-    logprobs: StrictBool | None = None
-    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
-    continue_final_message: StrictBool | None = None
-    add_generation_prompt: StrictBool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -165,8 +165,8 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 class TokenizeRequest(Sent):
     """``/tokenize``: a text, or a conversation with what begins an answer."""
 
-    prompt: StrictStr | None = None
-    add_special_tokens: StrictBool | None = None  # of a prompt; not sent: as the model has it
+    prompt: str | None = None
+    add_special_tokens: bool | None = None  # of a prompt; not sent: as the model has it
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
 

@@ -7,16 +7,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictStr
+from pydantic import Field
 
-from ..config import MOST_LOGPROBS
+from ..config import Count, Logprobs
 from ..errors import FieldError
 from ..request import Chunk, Request
 from ..text.tokenizer import Conversation
 from .answers import Usage, named_logprobs, speculative_decoding
 from .bad_bodies import UnsupportedError
 from .chat_api import CalledFunction, Part, PastCall, past_call, text_of
-from .schema import Body, ResponseFormat, Tokens
+from .schema import Body, ResponseFormat
 from .tool_calls import CallParser, Parsed, ToolCall
 from .tools import WithTools
 
@@ -29,11 +29,11 @@ class InputItem(Body):
 
     type: Literal["message", "function_call", "function_call_output"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: StrictStr | list[Part] | None = None
-    call_id: StrictStr = ""
-    name: StrictStr = ""
-    arguments: StrictStr = ""
-    output: StrictStr | list[Part] | None = None
+    content: str | list[Part] | None = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    output: str | list[Part] | None = None
 
     def plain(self, at: int) -> dict[str, Any]:
         """As chat templates take it.
@@ -65,11 +65,11 @@ class TextOptions(Body):
 class ResponsesRequest(WithTools):
     """``/v1/responses``."""
 
-    input: StrictStr | Annotated[list[InputItem], Field(min_length=1)]
-    instructions: StrictStr | None = None
-    max_output_tokens: Tokens | None = None
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
     text: TextOptions = TextOptions()
-    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
+    top_logprobs: Logprobs | None = None
     previous_response_id: None = None
     background: Literal[False] | None = None
     metadata: dict[str, str] | None = None

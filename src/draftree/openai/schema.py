@@ -12,9 +12,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..config import MOST_LOGPROBS, SamplingParams
+from ..config import (
+    Bias,
+    Count,
+    Logprobs,
+    Penalty,
+    Positive,
+    Priority,
+    Probability,
+    RepetitionPenalty,
+    SamplingParams,
+    Temperature,
+    TopP,
+    Whole,
+)
 from ..drafters.spec import LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
@@ -25,10 +38,8 @@ from .bad_bodies import UnsupportedError, check_extra, check_values
 
 MOST_CHOICES = 16
 """Of one request (``n``)."""
-Tokens = Annotated[int, Field(strict=True, ge=1)]
-"""A number of tokens."""
-Texts = Annotated[list[StrictStr], Field(max_length=1024)]
-TokenIds = list[Annotated[int, Field(strict=True, ge=0)]]
+Texts = Annotated[list[str], Field(max_length=1024)]
+TokenIds = list[Whole]
 DEEPEST = 128
 """Levels of a schema: deeper ones cannot be compiled."""
 _SAYS_MORE = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
@@ -41,7 +52,7 @@ _NUMBER = re.compile("[0-9]{1,18}")
 class Body(BaseModel):
     """A JSON object; what it has beside the fields is kept."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     @model_validator(mode="after")
     def _check_extra(self) -> Self:
@@ -76,13 +87,13 @@ class Sent(Body):
 class Speculative(BaseModel):
     """How one request is drafted for: what is not there is as the server was started."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
-    method: StrictStr | None = None
-    settings: dict[str, StrictFloat | StrictStr] | None = None
-    drafter: StrictStr | None = None
-    nodes: Tokens | None = None
-    verification: StrictStr | None = None
+    method: str | None = None
+    settings: dict[str, float | str] | None = None
+    drafter: str | None = None
+    nodes: Count | None = None
+    verification: str | None = None
 
 
 class StructuredOutputs(Body):
@@ -91,10 +102,10 @@ class StructuredOutputs(Body):
     model_config = ConfigDict(extra="forbid")
 
     json_: dict[str, Any] | None = Field(default=None, alias="json")
-    json_object: StrictBool | None = None
-    regex: StrictStr | None = None
-    choice: list[StrictStr] | None = None
-    grammar: StrictStr | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
 
     def compiled(self, field: str, engine: Engine) -> Grammar:
         """The grammar; ``field`` names where it was asked for.
@@ -125,9 +136,9 @@ _GRAMMARS: Mapping[str, Callable[[Grammars, Any], Grammar]] = {
 class NamedSchema(Body):
     """A JSON Schema with a name; ``strict``: its objects have no properties but those that are named."""
 
-    name: StrictStr = ""
+    name: str = ""
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: StrictBool | None = None
+    strict: bool | None = None
 
 
 class ResponseFormat(NamedSchema):
@@ -180,39 +191,39 @@ def closed(schema: Mapping[str, Any], levels: int) -> dict[str, Any]:
 class StreamOptions(Body):
     """What a stream has beside text."""
 
-    include_usage: StrictBool = False
-    continuous_usage_stats: StrictBool = False
-    include_trace: StrictBool = False
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_trace: bool = False
 
 
 class Sampled(Sent):
     """What all endpoints take that generate."""
 
-    model: StrictStr
-    max_tokens: Tokens | None = None
-    n: Annotated[int, Field(strict=True, ge=1, le=MOST_CHOICES)] = 1
-    stop: StrictStr | Texts | None = None
-    stream: StrictBool = False
+    model: str
+    max_tokens: Count | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
+    stop: str | Texts | None = None
+    stream: bool = False
     stream_options: StreamOptions | None = None
-    seed: Annotated[int, Field(strict=True, ge=-1)] | None = None  # -1: as if there were none
-    temperature: Annotated[StrictFloat, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[StrictFloat, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(strict=True, ge=-1)] | None = None
-    min_p: Annotated[StrictFloat, Field(ge=0, le=1)] | None = None
-    frequency_penalty: Annotated[StrictFloat, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[StrictFloat, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[StrictFloat, Field(gt=0, le=10)] | None = None
-    logit_bias: dict[str, Annotated[StrictFloat, Field(ge=-100, le=100)]] | None = None
-    ignore_eos: StrictBool = False
-    min_tokens: Annotated[int, Field(strict=True, ge=0)] | None = None
+    seed: Annotated[int, Field(ge=-1)] | None = None  # -1: as if there were none
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Probability | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: dict[str, Bias] | None = None
+    ignore_eos: bool = False
+    min_tokens: Whole | None = None
     stop_token_ids: TokenIds | None = None
     bad_words: Texts | None = None
     allowed_token_ids: TokenIds | None = None
-    include_stop_str_in_output: StrictBool = False
-    skip_special_tokens: StrictBool = True
-    truncate_prompt_tokens: Annotated[int, Field(strict=True, ge=-1)] | None = None
-    priority: Annotated[int, Field(strict=True, ge=-(10**6), le=10**6)] = 0
-    timeout: Annotated[StrictFloat, Field(gt=0)] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    priority: Priority = 0
+    timeout: Positive | None = None
     draftree: Speculative | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -353,10 +364,10 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
 class CompletionRequest(Sampled):
     """``/v1/completions``."""
 
-    prompt: StrictStr | list[StrictStr] | list[StrictInt] | list[list[StrictInt]]
-    max_tokens: Annotated[int, Field(strict=True, ge=0)] | None = None  # not sent: _TOKENS
-    echo: StrictBool = False
-    logprobs: Annotated[int, Field(strict=True, ge=0, le=MOST_LOGPROBS)] | None = None
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: Whole | None = None  # not sent: _TOKENS
+    echo: bool = False
+    logprobs: Logprobs | None = None
 
     @property
     def wanted_logprobs(self) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, StrictBool, StrictStr
+from pydantic import Field
 
 from ..engine.engine import Engine
 from ..errors import ConfigError, FieldError
@@ -25,7 +25,7 @@ _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 class NamedFunction(Body):
     """A function by its name."""
 
-    name: StrictStr = ""
+    name: str = ""
 
 
 class NamedTool(NamedFunction):
@@ -50,7 +50,7 @@ class ToolChoice(AllowedTools):
     """A function that must be called, or functions that may be; of responses all fields are beside the type."""
 
     type: Literal["function", "allowed_tools"]
-    name: StrictStr = ""
+    name: str = ""
     function: NamedFunction | None = None
     allowed_tools: AllowedTools | None = None
 
@@ -58,9 +58,9 @@ class ToolChoice(AllowedTools):
 class DescribedFunction(NamedFunction):
     """A function; ``strict``: objects in its arguments have no properties but those that are named."""
 
-    description: StrictStr | None = None
+    description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: StrictBool | None = None
+    strict: bool | None = None
 
 
 class Tool(DescribedFunction):
@@ -115,7 +115,7 @@ class WithTools(Sampled):
 
     tools: Annotated[list[Tool], Field(max_length=_MOST)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    parallel_tool_calls: StrictBool | None = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def forced(self) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
 
-from ..config import DEFAULT_NODES, MAX_NODES, Budget
+from ..config import DEFAULT_NODES, MAX_NODES, Budget, Nodes, check_type
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..request import Outcome, Request
@@ -22,6 +23,7 @@ Tags = NDArray[Any]
 
 MAX_WIDTH = 64
 """Most children of a node that any policy may have."""
+Width = Annotated[int, Interval(ge=1, le=MAX_WIDTH)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +261,7 @@ def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
     """
     if nodes is None:
         return DEFAULT_NODES if policy is None else policy.default_nodes
-    if Budget(nodes).nodes < 1:
-        raise ConfigError(f"nodes is {nodes}: use at least 1, or drafter 'none' for autoregressive decoding")
+    check_type("nodes", nodes, Nodes)
     return nodes
 
 
@@ -282,18 +283,6 @@ def read_number(kind: type[N], what: str, text: float | str, way_out: str) -> N:
         return kind(text)
     except (ValueError, OverflowError):
         raise ConfigError(f"{what} is {text!r}: {way_out}") from None
-
-
-def check_count(what: str, value: int, most: int | None = None) -> None:
-    """Raise ConfigError unless the setting ``what`` is 1 or more, up to ``most``."""
-    if value < 1 or (most is not None and value > most):
-        raise ConfigError(f"{what} is {value}: use {'at least 1' if most is None else f'1 to {most}'}")
-
-
-def check_entropy(what: str, value: float) -> None:
-    """Raise ConfigError if the setting ``what``, an entropy, is negative or nan."""
-    if not value >= 0:
-        raise ConfigError(f"{what} is {value}: use an entropy in nats, 0 or more")
 
 
 def descending(scores: NDArray[np.number]) -> Numbers:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
 
-from ..config import MAX_NODES, check_fields
-from ..errors import ConfigError
+from ..config import MAX_NODES, Checked, Count
 from ..request import Outcome
 from ..tree import DraftTree, Floats
 from .base import (
@@ -22,7 +23,6 @@ from .base import (
     Pool,
     Tags,
     best_per_row,
-    check_count,
     highest_in_budget,
 )
 
@@ -45,7 +45,7 @@ class BestPaths(GrowthPolicy):
 
 
 @dataclass(slots=True)
-class OptTree(BestPaths):
+class OptTree(Checked, BestPaths):
     """The tree of n nodes with the largest expected acceptance length E(A) (Wang et al., "OPT-Tree", Algorithm 1).
 
     Each layer takes the n most probable candidates; drafting goes on while the best n-node subtree gains more than
@@ -58,18 +58,12 @@ class OptTree(BestPaths):
         depth: deepest level; by default the node budget alone bounds it, as in the paper (D(T) < n).
     """
 
-    delta: float | None = None
-    depth: int = MAX_NODES
+    delta: Annotated[float, Interval(gt=0, lt=1)] | None = None
+    depth: Count = MAX_NODES
     _seconds: float = field(default=0.0, repr=False, compare=False)
     _tokens: float = field(default=0.0, repr=False, compare=False)
     _draft_seconds: float = field(default=0.0, repr=False, compare=False)
     _layers: float = field(default=0.0, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise ConfigError(f"delta is {self.delta}: use a gain between 0 and 1, both excluded, or 'auto'")
-        check_count("depth", self.depth)
 
     @property
     def threshold(self) -> float:
@@ -134,20 +128,15 @@ def _least_of_the_best(frontier: Frontier, best: Flags) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle2Tree(BestPaths):
+class Eagle2Tree(Checked, BestPaths):
     """EAGLE-2's tree (Li et al., 2024, Section 4): a beam of ``width`` nodes a layer, the best of all their children.
 
     Each layer's ``width`` most probable nodes get their ``width`` most probable children; all of these are drafted and
     the budget's most probable nodes of the pool are verified. Published with width 10, depth 6 and 60 nodes.
     """
 
-    width: int = 10
-    depth: int = 6
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_count("width", self.width)
-        check_count("depth", self.depth)
+    width: Count = 10
+    depth: Count = 6
 
     def width_for(self, nodes: int) -> int:
         return self.width

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
 
 from ..artifacts import JsonFormat, user_path
-from ..config import DEFAULT_NODES, check_fields, typed
+from ..config import DEFAULT_NODES, Checked, Count, Probability, check_fields, typed
 from ..errors import ConfigError, UnknownNameError
 from ..tree import DraftTree, Floats
 from .base import (
@@ -23,8 +24,8 @@ from .base import (
     Plan,
     Provenance,
     Tags,
+    Width,
     best_per_row,
-    check_count,
     count_within,
     highest_in_budget,
 )
@@ -234,7 +235,7 @@ BETA = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class ClassifierTree(GrowthPolicy):
+class ClassifierTree(Checked, GrowthPolicy):
     """Layer by layer: score each node's ``width`` most probable tokens, drop C < ``beta``, keep the ``top`` highest C.
 
     C is a node's own score, whatever the scores above it are (C2T, Algorithm 1). What is dropped is not expanded, so
@@ -261,21 +262,12 @@ class ClassifierTree(GrowthPolicy):
     by_value = True
 
     score: Score
-    beta: float = BETA
-    width: int = 15
-    top: int | None = 15
-    depth: int = 10
+    beta: Probability = BETA
+    width: Width = 15
+    top: Count | None = 15
+    depth: Count = 10
     given_parent: bool = False
     made_for: Provenance | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not 0 <= self.beta <= 1:
-            raise ConfigError(f"beta is {self.beta}: use a probability of acceptance from 0 to 1")
-        check_count("width", self.width, MAX_WIDTH)
-        check_count("depth", self.depth)
-        if self.top is not None:
-            check_count("top", self.top)
 
     def width_for(self, nodes: int) -> int:
         """How many children are scored, not how many stay."""
@@ -321,7 +313,7 @@ class LearnedWidth:
     """
 
     classifier: Classifier
-    beta: float = 0.1
+    beta: Annotated[float, Interval(gt=0, le=1)] = 0.1
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -330,8 +322,6 @@ class LearnedWidth:
                 f"the classifier sees {','.join(self.classifier.features)}: for a width train one with "
                 "'draftree train classifier --features entropy,rank --given-parent'"
             )
-        if not 0 < self.beta <= 1:
-            raise ConfigError(f"beta is {self.beta}: use a probability of acceptance above 0 and up to 1")
 
     def __call__(self, entropies: Floats) -> NDArray[np.integer]:
         """[F] entropies in nats -> [F] numbers of children."""

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Annotated, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from annotated_types import Ge
 
-from ..config import MAX_NODES, Budget, check_fields
+from ..config import MAX_NODES, Budget, Checked, Count, Entropy, Nodes, check_fields
 from ..errors import ConfigError
 from ..request import Outcome, Request
 from ..tree import Floats
-from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Plan, check_count, check_entropy, read_number
+from .base import Frontier, Growth, GrowthPolicy, Plan, Width, read_number
 from .fixed import StaticTree
 
 FIRST = "first"
@@ -27,23 +28,20 @@ CHAIN = StaticTree(1, MAX_NODES)
 """A chain as long as its budget."""
 _STARTS = f"use an entropy in nats, 0 or more, or {FIRST!r}"
 MEMORIES = "use a number of tokens, 1 or more, or inf to forget nothing"
+Memory = Annotated[float, Ge(1)]
+"""Tokens; infinite: nothing is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
-class EntropyStop(GrowthPolicy):
+class EntropyStop(Checked, GrowthPolicy):
     """A chain that ends with the first token whose entropy is above ``stop`` (Gunjur & Waitz, Section 3.1).
 
     That last position gets ``width`` alternatives instead of one when ``width`` > 1 ("naive width"). Depth is bounded
     by the node budget alone, as in the paper.
     """
 
-    stop: float = 1.0
-    width: int = 1
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_entropy("stop", self.stop)
-        check_count("width", self.width, MAX_WIDTH)
+    stop: Entropy = 1.0
+    width: Width = 1
 
     def width_for(self, nodes: int) -> int:
         return min(self.width, nodes)
@@ -118,29 +116,16 @@ class Window:
         ConfigError: a value is out of range, or the cap lies below the floor.
     """
 
-    start: float | None = None
+    start: Entropy | None = None
     keep: bool = True
-    floor: int = 1
-    cap: int = 10
-    memory: float = math.inf
+    floor: Count = 1
+    cap: Nodes = 10
+    memory: Memory = math.inf
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_threshold("start", self.start, self.memory)
-        if self.floor < 1:
-            raise ConfigError(f"floor is {self.floor}: use at least 1 token, or nothing is learned from rejections")
-        if not self.floor <= self.cap <= MAX_NODES:
-            raise ConfigError(
-                f"cap is {self.cap} and floor {self.floor}: use a cap from the floor to {MAX_NODES}, or a lower floor"
-            )
-
-
-def check_threshold(what: str, start: float | None, memory: float) -> None:
-    """Raise ConfigError if the entropy ``what`` is negative or no number, or the memory is below one token."""
-    if start is not None and not start >= 0:
-        raise ConfigError(f"{what} is {start}: {_STARTS}")
-    if not memory >= 1:
-        raise ConfigError(f"memory is {memory}: {MEMORIES}")
+        if self.floor > self.cap:
+            raise ConfigError(f"cap is {self.cap} and floor {self.floor}: use a cap from the floor on")
 
 
 def read_start(what: str, text: float | str) -> float | None:
@@ -166,16 +151,13 @@ class WindowPlan(Plan):
 
 
 @dataclass(slots=True)
-class DynamicWindow(GrowthPolicy):
+class DynamicWindow(Checked, GrowthPolicy):
     """A chain that ends where the entropy exceeds tau, the mean entropy of the request's rejected tokens."""
 
     window: Window = Window()
     _thresholds: WeakKeyDictionary[Request, Threshold] = field(
         default_factory=WeakKeyDictionary, repr=False, compare=False
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def threshold(self, request: Request) -> Threshold:
         return self._thresholds.setdefault(request, Threshold(self.window.start, self.window.memory))

@@ -9,41 +9,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 from numpy.typing import ArrayLike, NDArray
 
-from ..config import DEFAULT_NODES, MAX_NODES, check_fields
+from ..config import DEFAULT_NODES, MAX_NODES, Checked, Count, Entropy
 from ..errors import ConfigError
 from ..tree import Floats
-from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, check_count, check_entropy, descending
+from .base import Frontier, Growth, GrowthPolicy, Width, descending
 
 EntropyFunction = Callable[[Floats], ArrayLike]
 """[F] entropies in nats, a NumPy array -> [F] numbers: of children (a width) or levels (a depth)."""
 
 
 @dataclass(frozen=True, slots=True)
-class BranchingSteps:
+class BranchingSteps(Checked):
     """The paper's branching function B(H) with its thresholds as settings (Section 4).
 
-    B(H) = 1 if H < ``sure``; 2 if H < ``unsure``; else min(ceil(``slope`` H), ``most``); 0 if H > ``stop``.
+    B(H) = 1 if H < ``sure``; 2 if H < ``unsure``; else min(ceil(``slope`` H), ``width``); 0 if H > ``stop``.
     """
 
-    sure: float = 0.02
-    unsure: float = 1.0
-    slope: float = 4.0
-    most: int = 7
-    stop: float = math.inf
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name in ("sure", "unsure", "slope", "stop"):
-            check_entropy(name, getattr(self, name))
-        check_count("width", self.most, MAX_WIDTH)
+    sure: Entropy = 0.02
+    unsure: Entropy = 1.0
+    slope: Annotated[float, Ge(0)] = 4.0
+    width: Width = 7
+    stop: Entropy = math.inf
 
     def __call__(self, entropies: Floats) -> Floats:
         """[F] entropies -> [F] numbers of children."""
-        wide = np.minimum(np.ceil(self.slope * entropies), self.most)
+        wide = np.minimum(np.ceil(self.slope * entropies), self.width)
         children = np.where(entropies < self.sure, 1.0, np.where(entropies < self.unsure, 2.0, wide))
         return np.where(entropies > self.stop, 0.0, children)
 
@@ -97,7 +93,7 @@ class StepFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class EntropyTree(GrowthPolicy):
+class EntropyTree(Checked, GrowthPolicy):
     """Each node gets as many children as a function of its entropy gives, as deep as another one allows.
 
     The paper bounds width and depth and leaves the number of nodes open (Section 5): without a node budget the tree
@@ -112,13 +108,8 @@ class EntropyTree(GrowthPolicy):
 
     width_of: EntropyFunction = BranchingSteps()
     depth_of: EntropyFunction | None = None
-    width: int = 7
-    depth: int = 4
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_count("width", self.width, MAX_WIDTH)
-        check_count("depth", self.depth)
+    width: Width = 7
+    depth: Count = 4
 
     def width_for(self, nodes: int) -> int:
         return min(self.width, nodes)

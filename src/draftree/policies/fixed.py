@@ -13,9 +13,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ..artifacts import JsonFormat, user_path
-from ..config import MAX_NODES, check_fields
+from ..config import MAX_NODES, Checked, Count, check_fields
 from ..errors import ConfigError, UnknownNameError
-from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Numbers, Provenance, check_count
+from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Numbers, Provenance, Width
 
 Acceptance = NDArray[np.float64]
 """[D, R] how often the target's next token at depth d is the drafter's candidate of rank r, the root's depth 0."""
@@ -36,19 +36,14 @@ EAGLE: tuple[Ranks, ...] = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class StaticTree(GrowthPolicy):
+class StaticTree(Checked, GrowthPolicy):
     """Every node gets its ``width`` most probable children, down to ``depth``; width 1 is a chain.
 
     The paper's baseline is the chain of 4, its static tree has width 2 and depth 4 (Section 4).
     """
 
-    width: int = 2
-    depth: int = 4
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_count("width", self.width, MAX_WIDTH)
-        check_count("depth", self.depth)
+    width: Width = 2
+    depth: Count = 4
 
     def width_for(self, nodes: int) -> int:
         return min(self.width, nodes)

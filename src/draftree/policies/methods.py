@@ -42,7 +42,7 @@ def _by_entropy(
     Raises:
         ConfigError: steps are malformed, or stand beside settings that they replace.
     """
-    children: EntropyFunction = BranchingSteps(most=width, **thresholds)
+    children: EntropyFunction = BranchingSteps(width=width, **thresholds)
     deepest = None
     if width_of != PAPER:
         if any(defaults[name] != value for name, value in {**thresholds, "width": width}.items()):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..config import option
+from ..config import Count, LearningRate, check_fields, option
 from ..errors import ConfigError, RunError
 from ..policies.c2t import BETA, DEFAULT_FEATURES, MAX_HIDDEN, Classifier, check_features
 from .c2t_samples import APART, Samples
@@ -45,20 +47,15 @@ class ClassifierRecipe:
 
     features: tuple[str, ...] = DEFAULT_FEATURES
     given_parent: bool = option("Score nodes given that their parents are accepted, not whole paths.", False)
-    hidden: int = option("Units of its first layer.", HIDDEN, metavar="N")
-    epochs: int = option("Rounds over the samples.", EPOCHS, metavar="N")
-    batch: int = option("Samples of one training step.", BATCH, metavar="N")
-    learning_rate: float = RATE
+    hidden: Annotated[int, Interval(ge=1, le=MAX_HIDDEN)] = option("Units of its first layer.", HIDDEN, metavar="N")
+    epochs: Count = option("Rounds over the samples.", EPOCHS, metavar="N")
+    batch: Count = option("Samples of one training step.", BATCH, metavar="N")
+    learning_rate: LearningRate = RATE
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_features(self.features)
-        for name, most in (("hidden", MAX_HIDDEN), ("epochs", None), ("batch", None)):
-            value = getattr(self, name)
-            if value < 1 or (most is not None and value > most):
-                raise ConfigError(f"{name} is {value}: use {f'1 to {most}' if most else 'at least 1'}")
-        if not 0 < self.learning_rate < 1:
-            raise ConfigError(f"learning rate is {self.learning_rate}: use a number between 0 and 1")
 
 
 def fit(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts import write_whole
-from ..config import SamplingParams, option
+from ..config import Checked, Count, LearningRate, SamplingParams, option
 from ..drafters.grow import TreeDrafter
 from ..drafters.heads.eagle import EagleSource
 from ..errors import ConfigError
@@ -110,7 +110,7 @@ _WARM_UP = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitRecipe:
+class FitRecipe(Checked):
     """How a head is fitted.
 
     Attributes:
@@ -128,21 +128,15 @@ class FitRecipe:
         ConfigError: a value is out of range.
     """
 
-    batch: int = option("Responses of one training step.", 8, metavar="N")
-    learning_rate: float = option("The highest; it falls to 0.", 1e-3, metavar="R")
+    batch: Count = option("Responses of one training step.", 8, metavar="N")
+    learning_rate: LearningRate = option("The highest; it falls to 0.", 1e-3, metavar="R")
     weight_decay: float = 0.01
     clip: float = 1.0
-    unroll: int = option("Drafting steps that are trained.", 3, metavar="N")
+    unroll: Count = option("Drafting steps that are trained.", 3, metavar="N")
     decay: float = 0.8
     feature_weight: float = 0.1
     bf16: bool = False
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.batch < 1 or self.unroll < 1:
-            raise ConfigError(f"batch is {self.batch} and unroll {self.unroll}: use at least 1")
-        if not 0 < self.learning_rate < 1:
-            raise ConfigError(f"learning rate is {self.learning_rate}: use a number between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,14 +11,15 @@ from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from ..artifacts import write_whole
-from ..config import option
-from ..errors import ConfigError, RunError
+from ..config import Checked, Count, Whole, option
+from ..errors import RunError
 from ..models.abilities import DraftHead, TrainableModel
 from ..models.heads.head_formats import load_head
 from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, TrainedNetwork, evaluate
@@ -40,12 +41,12 @@ _TIMED = 6
 """Steps that are timed to see how many fit the hours."""
 _EVERY = 120.0
 """Seconds between checkpoints."""
-_MOST = {"responses": 1024, "rows": MAX_ROWS}
-"""Beyond them a machine does nothing but hand out memory."""
+_MOST_RESPONSES = 1024
+"""To a prompt: beyond them a machine does nothing but hand out memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingLimits:
+class TrainingLimits(Checked):
     """How much is done.
 
     Attributes:
@@ -62,23 +63,19 @@ class TrainingLimits:
         ConfigError: a value is out of range.
     """
 
-    hours: float = option("Time for everything, earlier runs of this command included.", 3.0, metavar="H")
-    tokens: int = option("Response tokens to draw, if the hours allow.", 600_000, metavar="N")
-    steps: int | None = option("Training steps; by default what fits the hours.", metavar="N")
-    held_out: int = option("Prompts kept apart, for the figures.", 32, metavar="N")
-    vocabulary: int = option("Tokens that the head drafts; the text's own come on top.", 8192, metavar="N")
-    responses: int = option("Most responses to a prompt; further ones are sampled.", 1, metavar="N")
-    rows: int | None = option("Responses that are drawn together; 32, on a GPU 1024, as memory allows.", metavar="N")
-
-    def __post_init__(self) -> None:
-        if not 0 < self.hours < float("inf"):
-            raise ConfigError(f"hours is {self.hours}: use a positive number")
-        for name in ("tokens", "steps", "vocabulary", "responses", "rows"):
-            value, most = getattr(self, name), _MOST.get(name, math.inf)
-            if value is not None and not 1 <= value <= most:
-                raise ConfigError(f"{name} is {value}: use {f'1 to {most}' if name in _MOST else 'at least 1'}")
-        if self.held_out < 0:
-            raise ConfigError(f"held_out is {self.held_out}: use 0 or more")
+    hours: Annotated[float, Interval(gt=0, lt=math.inf)] = option(
+        "Time for everything, earlier runs of this command included.", 3.0, metavar="H"
+    )
+    tokens: Count = option("Response tokens to draw, if the hours allow.", 600_000, metavar="N")
+    steps: Count | None = option("Training steps; by default what fits the hours.", metavar="N")
+    held_out: Whole = option("Prompts kept apart, for the figures.", 32, metavar="N")
+    vocabulary: Count = option("Tokens that the head drafts; the text's own come on top.", 8192, metavar="N")
+    responses: Annotated[int, Interval(ge=1, le=_MOST_RESPONSES)] = option(
+        "Most responses to a prompt; further ones are sampled.", 1, metavar="N"
+    )
+    rows: Annotated[int, Interval(ge=1, le=MAX_ROWS)] | None = option(
+        "Responses that are drawn together; 32, on a GPU 1024, as memory allows.", metavar="N"
+    )
 
 
 @dataclass(frozen=True, slots=True)

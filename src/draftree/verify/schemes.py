@@ -11,9 +11,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, cast, get_args
 
-from ..config import check_fields, named_settings
+from ..config import Checked, check_type, named_settings
 from ..errors import ConfigError, unknown_name
 from ..policies.base import GrowthPolicy
 from ..policies.entropy import StepFunction
@@ -196,40 +196,37 @@ def allowed_by_entropy(entropy: float) -> int:
     return math.ceil(entropy) if entropy >= 1 else 0
 
 
-UNSURE = ("target", "both")
+Unsure = Literal["target", "both"]
 """Whose entropy counts for ``Relaxed``: the target's, or the lesser of target's and draft's (the paper's idea)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Relaxed(_NodeByNode):
+class Relaxed(Checked, _NodeByNode):
     """See ``rejection.relaxed``; lossy. At temperature 0 entropy and ranks are those at temperature 1.
 
     Attributes:
         allowed: entropy in nats -> how many of the target's most probable tokens will do.
-        when: one of ``UNSURE``.
+        when: what must be unsure.
 
     Raises:
         ConfigError: ``when`` is none of them.
     """
 
     allowed: Callable[[float], int] = allowed_by_entropy
-    when: str = UNSURE[0]
+    when: Unsure = "target"
 
     name: ClassVar[str] = "relaxed"
     summary: ClassVar[str] = "lossy: match, but where the target's entropy is high one of its best tokens will do"
     lossy: ClassVar[bool] = True
-    settings: ClassVar[Mapping[str, str]] = {"allowed": "STEPS", "when": "|".join(UNSURE)}
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.when not in UNSURE:
-            raise ConfigError(f"when is {self.when!r}: relax where the {' or '.join(map(repr, UNSURE))} is unsure")
+    settings: ClassVar[Mapping[str, str]] = {"allowed": "STEPS", "when": "|".join(get_args(Unsure))}
 
     def configured(self, settings: Mapping[str, str]) -> Scheme:
         Scheme.configured(self, settings)
         steps = settings.get("allowed")
         allowed = self.allowed if steps is None else StepFunction.parse("allowed", steps).at
-        return Relaxed(allowed, settings.get("when", self.when))
+        when = settings.get("when", self.when)
+        check_type("when", when, Unsure)
+        return Relaxed(allowed, cast(Unsure, when))
 
     def decide(self, visit: Visit, draws: UniformDraws) -> int:
         return relaxed(visit, draws, allowed=self.allowed, both=self.when == "both")

@@ -232,9 +232,9 @@ def test_nothing_is_fed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"tau": -1.0}, "tau is -1.0: use an entropy in nats, 0 or more"),
+        ({"tau": -1.0}, "tau is -1.0: use at least 0"),
         ({"tau": math.nan}, "tau is nan"),
-        ({"pending": 0}, "pending is 0: use at least 1 token"),
+        ({"pending": 0}, "pending is 0: use at least 1"),
         ({"memory": 0.0}, "memory is 0.0"),
     ],
 )

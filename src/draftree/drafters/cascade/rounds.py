@@ -19,10 +19,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...config import Budget
-from ...errors import ConfigError
+from ...config import Budget, Checked, Count, Entropy
 from ...policies.base import Candidates, GrowthPolicy, Plan
-from ...policies.chains import Threshold, check_threshold
+from ...policies.chains import Memory, Threshold
 from ...request import Outcome, Request, StepCost
 from ...tree import ROOT, DraftTree, Drawing
 from ..base import Scorer, TokenSource, UnscoredNode
@@ -36,7 +35,7 @@ _NO_CANDIDATES = Candidates(np.zeros((1, 1), np.int64), np.full((1, 1), -np.inf,
 
 
 @dataclass(frozen=True, slots=True)
-class LoopBack:
+class LoopBack(Checked):
     """When the stage below drafts again, rather than the pending run going to the target; by default as published.
 
     Attributes:
@@ -49,14 +48,9 @@ class LoopBack:
         ConfigError: a value is out of range.
     """
 
-    tau: float | None = None
-    pending: int = 50
-    memory: float = math.inf
-
-    def __post_init__(self) -> None:
-        check_threshold("tau", self.tau, self.memory)
-        if self.pending < 1:
-            raise ConfigError(f"pending is {self.pending}: use at least 1 token, for one round")
+    tau: Entropy | None = None
+    pending: Count = 50
+    memory: Memory = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...config import Budget, check_fields
+from ...config import Budget, Count, check_fields
 from ...errors import ConfigError
 from ...models.base import Capabilities, LanguageModel
 from ...models.cost_profile import Profile, profile_of
@@ -36,7 +36,6 @@ from ..base import (
     SourceInfo,
     Tags,
     best_per_row,
-    check_count,
     highest,
     least_together,
 )
@@ -146,8 +145,8 @@ class AutoTree(GrowthPolicy):
 
     by_value = True
 
-    width: int = 8
-    depth: int = 16
+    width: Count = 8
+    depth: Count = 16
     target: Profile | None = None
     drafter: Profile | None = None
     settings: AutoSettings = DEFAULTS
@@ -162,8 +161,6 @@ class AutoTree(GrowthPolicy):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_count("width", self.width)
-        check_count("depth", self.depth)
         self.calibration = Calibration(2, self.settings)
         self.selection = Selection([Benefit(profile=self.drafter, settings=self.settings)], self.settings)
 
