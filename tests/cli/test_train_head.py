@@ -241,7 +241,7 @@ BAD = {
     "fewer than none": (["--held-out", "-1"], "held-out is -1"),
     "one token": (["--max-tokens", "1"], "max_tokens is 1"),
     "no batch": (["--batch", "0"], "batch is 0"),
-    "no unrolling": (["--unroll", "0"], "unroll 0"),
+    "no unrolling": (["--unroll", "0"], "unroll is 0"),
     "no rate": (["--learning-rate", "0"], "learning-rate is 0"),
     "negative seed": (["--seed", "-1"], "seed is -1"),
     "no folder": (["--out", "nowhere/head"], "folder nowhere"),
