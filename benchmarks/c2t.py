@@ -36,6 +36,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import check_made_for, load_drafter, provenance
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.errors import InputError
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.base import Frontier, GrowthPolicy
@@ -280,7 +281,7 @@ def decoded(
         prompts: each with an answer of more than one token.
     """
     engines = {
-        name: Engine(target, load_drafter(drafter, target, policy), nodes=nodes)
+        name: Engine(target, Speculation(load_drafter(drafter, target, policy), nodes))
         for name, (_, policy, nodes) in contestants.items()
     }
     for engine in engines.values():

@@ -26,7 +26,6 @@ from draftree.bench.summary import markdown
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
-from draftree.engines import make_engine
 from draftree.errors import DraftreeError
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL
@@ -93,7 +92,7 @@ def predicted(args: argparse.Namespace) -> None:
     options = {name: value for name in ("backend", "dtype") if (value := getattr(args, name)) is not None}
     target = load(args.target, **options)
     plain = Engine(target)
-    drafting = make_engine(target, SpeculationParams(drafter=args.drafter, method=args.method))
+    drafting = Engine(target, SpeculationParams(drafter=args.drafter, method=args.method))
     params, own = SamplingParams(max_tokens=args.tokens), f"{args.drafter}, {args.method}"
     seconds: dict[tuple[str, str], float] = {}
     steps, tokens = Counter[tuple[str, str]](), Counter[str]()

@@ -21,7 +21,6 @@ from draftree.bench.summary import markdown
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
-from draftree.engines import make_engine
 from draftree.errors import DraftreeError
 from draftree.models.loading import load
 from draftree.sampling.grammar import Grammar
@@ -89,7 +88,7 @@ def main() -> None:
         target = load(args.target)
         engines = {"AR": Engine(target)}
         for drafter in args.drafters.split(","):
-            engines[drafter] = make_engine(target, SpeculationParams(drafter=drafter, method=args.method))
+            engines[drafter] = Engine(target, SpeculationParams(drafter=drafter, method=args.method))
     except DraftreeError as error:
         sys.exit(f"error: {error}")
     seconds, steps, tokens = defaultdict[str, float](float), defaultdict[str, int](int), 0

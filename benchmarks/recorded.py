@@ -26,6 +26,7 @@ from draftree.drafters.distributions import Drawn, joined
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.abilities import tracked
 from draftree.models.huggingface.hf_loading import load_huggingface
@@ -157,7 +158,11 @@ def record(
         return
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-    ar, recording, params = Engine(target, NoDrafter()), _RecordingSource(source), SamplingParams(max_tokens=max_tokens)
+    ar, recording, params = (
+        Engine(target, Speculation(NoDrafter())),
+        _RecordingSource(source),
+        SamplingParams(max_tokens=max_tokens),
+    )
     drafter = TreeDrafter(Eagle2Tree(beam, depth), recording)
     columns: dict[str, list[Tensor]] = {name: [] for name in (*_COLUMNS, "prompts", "lengths", "ids")}
     for prompt in prompts:

@@ -34,9 +34,9 @@ import psutil  # type: ignore[import-untyped]
 
 from draftree.bench.suites import choose, load_suite
 from draftree.config import SamplingParams
+from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
-from draftree.engines import make_engine
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.text.encoding import user
@@ -245,7 +245,7 @@ async def memory(args: argparse.Namespace, url: str, process: psutil.Process) ->
 async def overhead(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
     """Print what the server takes of the rate of the Python API; whether the texts are the same."""
     scheduling = SchedulerParams(prefixes=8)  # as a server has by default
-    engine = make_engine(load(args.target), SpeculationParams(drafter=args.drafter), scheduling=scheduling)
+    engine = Engine(load(args.target), SpeculationParams(drafter=args.drafter), scheduling=scheduling)
     items, params = choose(load_suite("spec-bench"), limit=args.requests + 1), SamplingParams(max_tokens=args.tokens)
     kinds = {args.drafter: (None, {}), "none": (SpeculationParams(drafter="none"), {"drafter": "none"})}
     seconds: dict[tuple[str, bool], float] = defaultdict(float)

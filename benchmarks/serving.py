@@ -41,14 +41,13 @@ from numpy.typing import NDArray
 from draftree.bench.suites import choose, load_suite
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine, Handle
+from draftree.engine.observer import Observer
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
-from draftree.engines import make_engine
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.request import Outcome, Request
 from draftree.text.encoding import encode, user
-from draftree.tracing.trace import Observer
 from draftree.verify.near_ties import first_difference
 
 OPTIONS = ("backend", "device", "dtype", "runner")
@@ -71,7 +70,7 @@ def made(
         if method == "none"
         else SpeculationParams(drafter=args.drafter, method=method)
     )
-    return make_engine(args.model, speculation, observers, scheduling=scheduling)
+    return Engine(args.model, speculation, observers=observers, scheduling=scheduling)
 
 
 def wait(engine: Engine, handles: list[Handle]) -> None:
@@ -150,7 +149,7 @@ class Arrivals(Observer):
     def opened(self, request: Request) -> None:
         self.times[request] = [(time.perf_counter(), len(request.ids))]
 
-    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
         now = time.perf_counter()
         self.nodes.append(sum(len(outcome.tree) for outcome in outcomes))
         for request in (outcome.request for outcome in outcomes):
@@ -208,7 +207,7 @@ def overhead(args: argparse.Namespace) -> None:
     """Print milliseconds outside the steps."""
     engine = made(args, "none", SchedulerParams(rows=args.requests))
     inside: list[float] = []
-    step = engine.step
+    step = engine.stepper.step
 
     def timed(*arguments: object) -> object:
         began = time.perf_counter()
@@ -216,7 +215,7 @@ def overhead(args: argparse.Namespace) -> None:
         inside.append(time.perf_counter() - began)
         return result
 
-    engine.step = timed  # type: ignore[method-assign, assignment]
+    engine.stepper.step = timed  # type: ignore[method-assign, assignment]
     handles = [
         engine.submit(user(q), SamplingParams(max_tokens=args.tokens, ignore_eos=True))
         for q in questions(args.requests)
@@ -269,7 +268,7 @@ def storm(args: argparse.Namespace) -> None:
         counts[reason] = counts.get(reason, 0) + 1
         if fate == "" or (fate == "cancelled" and reason != "cancelled"):
             differ += handle.request.output_ids != alone[kind]
-    engine.prefixes.clear()
+    engine.stepper.prefixes.clear()
     print(f"{args.requests} requests ended: {counts}; {differ} finished texts differ from the request alone")
     print(f"rows left: {args.model.rows}; MiB resident: " + ", ".join(f"{m:.0f}" for m in memory))
 

@@ -22,6 +22,7 @@ from draftree.drafters.base import NoDrafter, Scorer, UnscoredNode
 from draftree.drafters.grow import TreeDrafter, grow
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.heads.eagle_file import shipped_for
 from draftree.models.huggingface import attention
@@ -82,7 +83,7 @@ def _measure_steps(target: HFModel, context: int, nodes: int, count: int) -> Non
         for method in [m.name for m in METHODS.values() if m.complete] if drafter != "none" else ("chain",):
             for temperature in (0.0, 1.0):
                 made = load_drafter(drafter, target, find_policy(method, {"depth": 16} if method == "chain" else None))
-                engine = Engine(target, made, nodes=nodes)
+                engine = Engine(target, Speculation(made, nodes))
                 params = SamplingParams(temperature=temperature, seed=1, ignore_eos=True)
                 drafting = made.source.model if isinstance(made, TreeDrafter) else None
                 models: list[LanguageModel] = [target, drafting] if drafting else [target]
@@ -145,14 +146,14 @@ def _score(target: HFModel, prompt: list[int], nodes: int, count: int) -> None:
     policy = find_policy("c2t")
     assert isinstance(policy, ClassifierTree)  # noqa: S101 - it is what c2t makes
     timed = _Timed(policy.score)
-    engine = Engine(target, load_drafter("head", target, replace(policy, score=timed)), nodes=nodes)
-    request = engine.open(prompt, SamplingParams(ignore_eos=True))
-    engine.step([request])
+    engine = Engine(target, Speculation(load_drafter("head", target, replace(policy, score=timed)), nodes))
+    request = engine.stepper.open(engine.request(prompt, SamplingParams(ignore_eos=True)))
+    engine.stepper.step([request])
     timed.seconds, began = 0.0, time.perf_counter()
     for _ in range(count):
-        engine.step([request])
+        engine.stepper.step([request])
     total = time.perf_counter() - began
-    engine.close(request)
+    engine.stepper.close(request)
     print(f"\nscoring takes {timed.seconds / total:.2%} of a step with the head and c2t, {nodes} nodes")
 
 
@@ -161,13 +162,13 @@ def _steps(
 ) -> tuple[list[float], list[float], Stats]:
     """Seconds of ``count`` steps, and of them outside model passes; one more step warms up and is left out."""
     steps, outside = [], []
-    request = engine.open(prompt, params)
+    request = engine.stepper.open(engine.request(prompt, params))
     for _ in range(count + 1):
         began, before = time.perf_counter(), _inside(models)
-        engine.step([request])
+        engine.stepper.step([request])
         steps.append(time.perf_counter() - began)
         outside.append(steps[-1] - (_inside(models) - before))
-    engine.close(request)
+    engine.stepper.close(request)
     return steps[1:], outside[1:], request.stats
 
 

@@ -30,6 +30,7 @@ from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.models.cost_profile import Grid, load_profile, measure_and_keep
 from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
@@ -115,20 +116,20 @@ def drafter_for(name: str, target: HFModel, shape: str | None) -> TreeDrafter:
 def answer(alone: Engine, auto: Engine, prompt: list[int], tokens: int) -> Answer:
     """One answer of each engine, one step of each in turn."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    one, other = alone.open(prompt, params), auto.open(prompt, params)
+    one, other = alone.stepper.open(alone.request(prompt, params)), auto.stepper.open(auto.request(prompt, params))
     drafted = 0
     while one.finish_reason is None or other.finish_reason is None:
         if one.finish_reason is None:
-            alone.step([one])
+            alone.stepper.step([one])
         if other.finish_reason is None:
             passes = auto.speculation.drafter.passes
-            (outcome,) = auto.step([other])
+            (outcome,) = auto.stepper.step([other])
             drafted += bool(len(outcome.tree) or auto.speculation.drafter.passes > passes)
     if one.output_ids != other.output_ids:
         print("the ids differ (a near-tie, or a bug)")
     took = [r.stats.seconds.draft + r.stats.seconds.verify + r.stats.seconds.other for r in (one, other)]
-    alone.close(one)
-    auto.close(other)
+    alone.stepper.close(one)
+    auto.stepper.close(other)
     return Answer(took[0] / took[1], tokens - 1 - other.stats.steps, other.stats.steps, drafted)
 
 
@@ -173,7 +174,7 @@ def main() -> None:
             for name in args.drafters.split(","):
                 found = []
                 for _ in range(args.repeats):
-                    auto = Engine(target, drafter_for(name, target, shape))
+                    auto = Engine(target, Speculation(drafter_for(name, target, shape)))
                     alone = Engine(target.twin())
                     questions = prompts(target, args.answers, real=args.real)
                     found.append([answer(alone, auto, prompt, args.tokens) for prompt in questions])

@@ -13,8 +13,8 @@ from fastapi import FastAPI
 from ray import serve
 
 import draftree
+from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
-from draftree.engines import make_engine
 from draftree.server.app import Server, ServerSettings
 from draftree.server.metrics import Metrics
 
@@ -26,7 +26,7 @@ def app(arguments: Mapping[str, str]) -> serve.Application:
         """Of one replica, in whose process this is called."""
         speculation, metrics = draftree.SpeculationParams(drafter=arguments.get("drafter", "auto")), Metrics()
         target = draftree.load(arguments.get("model", "smollm2"))
-        engine = make_engine(target, speculation, [metrics], scheduling=SchedulerParams(prefixes=8))
+        engine = Engine(target, speculation, observers=[metrics], scheduling=SchedulerParams(prefixes=8))
         settings = ServerSettings(name=target.capabilities.name, speculation=speculation)
         return Server(engine, settings, metrics).app
 

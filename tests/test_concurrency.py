@@ -198,7 +198,7 @@ def test_a_common_preamble_is_forked_and_the_least_recently_used_row_goes_first(
 def test_a_draft_model_reads_what_is_new_too(monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Counting(monkeypatch)
     drafter = TreeDrafter(METHODS["chain"].policy(), ModelSource(counting.model, VOCAB))
-    engine = Engine(toy(), drafter, scheduling=SchedulerParams(prefixes=1))
+    engine = Engine(toy(), Speculation(drafter), scheduling=SchedulerParams(prefixes=1))
     params, text = SamplingParams(max_tokens=6, ignore_eos=True), [i % 6 for i in range(40)]
     fed = []
     for _ in range(2):
@@ -338,7 +338,8 @@ def test_threads_that_submit_at_once_each_get_their_own() -> None:
 def test_one_thread_can_own_the_models_while_others_submit() -> None:
     model = toy()
     engine = Engine(model)
-    owner = threading.Thread(target=engine.run)
+    ended: list[bool] = []
+    owner = threading.Thread(target=lambda: engine.wait(lambda: bool(ended) and not engine.scheduler.jobs))
     owner.start()
     seen: set[int] = set()
     extend = model.extend
@@ -353,7 +354,9 @@ def test_one_thread_can_own_the_models_while_others_submit() -> None:
     assert [[chunk.token for chunk in handle] for handle in handles] == [alone((i, 3), params) for i in range(5)]
     left = engine.submit((1, 2), SamplingParams(max_tokens=90, ignore_eos=True))
     next(iter(left))
-    engine.shutdown()
+    left.cancel()
+    ended.append(True)
+    engine.wake()
     owner.join()
     assert seen == {owner.ident}
     assert left.done
@@ -426,7 +429,7 @@ class Service(RuleBasedStateMachine):
             if handle.request.finish_reason not in ("cancelled", "error"):
                 assert handle.result().token_ids == alone(prompt, params)
             assert fails or handle.request.finish_reason != "error", handle.request.error
-        self.engine.prefixes.clear()
+        self.engine.stepper.prefixes.clear()
         assert rows_of(self.model) == 0
 
 

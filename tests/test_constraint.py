@@ -23,6 +23,8 @@ from draftree.drafters.heads.draft_logits import _masked
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
+from draftree.engine.observer import Observer
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, RunError
 from draftree.models.huggingface.torch_scores import TorchScores
 from draftree.policies.base import GrowthPolicy
@@ -31,7 +33,7 @@ from draftree.policies.fixed import StaticTree
 from draftree.request import Outcome
 from draftree.sampling.constraint import ConstraintState, TextEnded, followed
 from draftree.scores import Edit, NumpyScores
-from draftree.tracing.trace import Observer
+from draftree.verify.schemes import find_scheme
 
 from .toy import ToyModel, chi_square
 
@@ -95,7 +97,7 @@ class Drafted(Observer):
     def __init__(self) -> None:
         self.paths: list[tuple[int, ...]] = []
 
-    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             before = outcome.request.output_ids[: len(outcome.request.output_ids) - outcome.taken]
             tokens, parents = outcome.tree.tokens.tolist(), outcome.tree.parents.tolist()
@@ -116,7 +118,7 @@ def test_the_text_is_that_of_ar_decoding_and_no_node_is_refused(
     name: str, policy: GrowthPolicy, temperature: float
 ) -> None:
     seen = Drafted()
-    engine = Engine(model(), TreeDrafter(policy, sources()[name]), nodes=9, observers=[seen])
+    engine = Engine(model(), Speculation(TreeDrafter(policy, sources()[name]), 9), observers=[seen])
     each = [
         SamplingParams(max_tokens=12, temperature=temperature, seed=seed, constraint=ToyConstraint())
         for seed in range(12)
@@ -142,7 +144,9 @@ def exact(prompt: Sequence[int], path: tuple[int, ...] = ()) -> dict[tuple[int, 
 
 def sampled(verification: str, policy: GrowthPolicy, constrained: bool = True) -> float:
     """p-value that texts through trees follow the constrained distribution."""
-    engine = Engine(model(), TreeDrafter(policy, ModelSource(model(8), VOCAB)), nodes=5, verification=verification)
+    engine = Engine(
+        model(), Speculation(TreeDrafter(policy, ModelSource(model(8), VOCAB)), 5, find_scheme(verification))
+    )
     wanted, count = exact(PROMPT), 2500
     constraint = ToyConstraint() if constrained else None
     each = [
@@ -179,7 +183,9 @@ def test_drafts_that_do_not_know_the_constraint_are_caught(monkeypatch: pytest.M
 
     monkeypatch.setattr(growing, "AllowedScorer", blind)
     seen = Drafted()
-    engine = Engine(model(), TreeDrafter(StaticTree(width=3, depth=3), TokenRecyclingSource(3)), observers=[seen])
+    engine = Engine(
+        model(), Speculation(TreeDrafter(StaticTree(width=3, depth=3), TokenRecyclingSource(3))), observers=[seen]
+    )
     prompts = [[*PROMPT, 1, seed % 4, 2] for seed in range(12)]
     engine.generate(prompts, SamplingParams(max_tokens=12, temperature=0.9, seed=1, constraint=ToyConstraint()))
     assert not all(allowed(path) for path in seen.paths)
@@ -190,7 +196,9 @@ def test_a_draft_models_distribution_is_masked_before_candidates_are_chosen() ->
     forbidden = [int(model(8).after(PROMPT).argmax()), int(model(8).after([*PROMPT, 0]).argmax())]
     rule = ToyConstraint(lambda path: set(range(VOCAB - 1)) - set(forbidden))
     seen = Drafted()
-    engine = Engine(model(), TreeDrafter(StaticTree(width=1, depth=1), ModelSource(model(8), VOCAB)), observers=[seen])
+    engine = Engine(
+        model(), Speculation(TreeDrafter(StaticTree(width=1, depth=1), ModelSource(model(8), VOCAB))), observers=[seen]
+    )
     engine.generate([PROMPT], SamplingParams(max_tokens=10, constraint=rule))
     assert len(seen.paths) >= 4
 
@@ -211,7 +219,7 @@ def test_processors_see_constrained_logits() -> None:
 def test_requests_with_and_without_constraints_share_a_step() -> None:
     each = [SamplingParams(max_tokens=8, constraint=ToyConstraint() if i % 2 else None) for i in range(4)]
     drafter = TreeDrafter(OptTree(), ModelSource(model(8), VOCAB))
-    together = Engine(model(), drafter).generate([PROMPT] * 4, each)
+    together = Engine(model(), Speculation(drafter)).generate([PROMPT] * 4, each)
     alone = [Engine(model()).generate([PROMPT], params)[0] for params in each]
     assert [g.token_ids for g in together] == [g.token_ids for g in alone]
 

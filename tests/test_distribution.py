@@ -11,6 +11,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
@@ -29,7 +30,7 @@ def _counts(policy: GrowthPolicy, requests: int) -> torch.Tensor:
     """[V] * LENGTH counts of sampled continuations, each under a seed of its own."""
     target = ToyModel(VOCAB, spread=1.0)
     drafter = TreeDrafter(policy, ModelSource(ToyModel(VOCAB, seed=8, spread=1.0), VOCAB))
-    decode = Engine(target, drafter, nodes=5)
+    decode = Engine(target, Speculation(drafter, 5))
     counts = torch.zeros((VOCAB,) * LENGTH)
     for start in range(0, requests, BATCH):
         each = [SamplingParams(max_tokens=LENGTH, temperature=1.0, seed=start + i) for i in range(BATCH)]

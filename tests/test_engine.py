@@ -17,6 +17,8 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine, Generation
+from draftree.engine.observer import EngineRequest, Observer
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, InputError, PromptError
 from draftree.integrations.hf_generate import as_processor
 from draftree.models.base import prefill
@@ -25,7 +27,6 @@ from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Request
-from draftree.tracing.trace import Observer
 from draftree.tree import Floats
 
 from .pairs import DRAFTERS, drafter, generated, policy, relative, target
@@ -35,11 +36,15 @@ PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 
 TOKENS = 40
 
 
+def opened(engine: Engine, prompt: list[int], params: SamplingParams | None = None) -> EngineRequest:
+    return engine.stepper.open(engine.request(prompt, params))
+
+
 def _decode(
     method: str, name: str, prompts: list[list[int]], params: SamplingParams, kind: str = "llama"
 ) -> list[Generation]:
     model = target(kind)
-    engine = Engine(model, drafter(name, model, policy(method), kind), nodes=12)
+    engine = Engine(model, Speculation(drafter(name, model, policy(method), kind), 12))
     return engine.generate(prompts, params)
 
 
@@ -85,7 +90,7 @@ def test_each_sequence_of_a_batch_has_its_own_sampling() -> None:
         SamplingParams(max_tokens=16, temperature=0.7, top_k=4, seed=2),
     ]
     model = target()
-    engine = Engine(model, drafter("relative", model, StaticTree()), nodes=12)
+    engine = Engine(model, Speculation(drafter("relative", model, StaticTree()), 12))
     alone = [engine.generate([p], s)[0].token_ids for p, s in zip(PROMPTS, each, strict=True)]
     assert [g.token_ids for g in engine.generate(PROMPTS, each)] == alone
 
@@ -123,7 +128,7 @@ def test_nothing_follows_the_end_of_sequence_token(name: str) -> None:
     whole = _stock()[0]
     eos = whole[17]
     model = target(eos=eos)
-    engine = Engine(model, drafter(name, model, StaticTree(width=1, depth=7)))
+    engine = Engine(model, Speculation(drafter(name, model, StaticTree(width=1, depth=7))))
     g = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
     assert g.token_ids == whole[: whole.index(eos) + 1]
     assert g.finish_reason == "eos"
@@ -153,7 +158,7 @@ def test_a_drafter_with_a_shorter_context_stops_drafting_and_decoding_goes_on() 
     model = target()
     small = target()
     object.__setattr__(small.capabilities, "max_length", 32)
-    engine = Engine(model, TreeDrafter(StaticTree(), ModelSource(small, VOCAB)))
+    engine = Engine(model, Speculation(TreeDrafter(StaticTree(), ModelSource(small, VOCAB))))
     params = SamplingParams(max_tokens=TOKENS)
     long = (PROMPTS[2] * 3)[:33]
     got = [g.token_ids for g in engine.generate([PROMPTS[0], long], params)]
@@ -165,7 +170,7 @@ def test_padding_of_the_drafters_output_layer_is_never_drafted() -> None:
     wide = LlamaForCausalLM(LlamaConfig(**{**config.to_dict(), "vocab_size": VOCAB + 30}))
     model = target()
     made = TreeDrafter(StaticTree(width=4, depth=2), ModelSource(HFModel(wide, self_test=False), VOCAB))
-    g = Engine(model, made, nodes=20).generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
+    g = Engine(model, Speculation(made, 20)).generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
     assert g.token_ids == _stock()[0]
 
 
@@ -186,23 +191,11 @@ def test_sampling_leaves_the_global_generator_alone() -> None:
 
 def test_a_stream_gives_the_tokens_of_generate_and_says_which_were_drafted() -> None:
     model = target()
-    engine = Engine(model, drafter("self", model, StaticTree(width=1, depth=3)))
+    engine = Engine(model, Speculation(drafter("self", model, StaticTree(width=1, depth=3))))
     chunks = list(engine.stream(PROMPTS[0], SamplingParams(max_tokens=9)))
     assert [c.token for c in chunks] == generated(tiny(), PROMPTS[0], 9)
     assert [c.depth for c in chunks] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     assert [c.drafted for c in chunks] == [c.depth > 0 for c in chunks]
-
-
-def test_leaving_a_stream_early_frees_its_rows() -> None:
-    model = target()
-    drafting = model.twin()
-    stream = Engine(model, TreeDrafter(StaticTree(), ModelSource(drafting, VOCAB))).stream(
-        PROMPTS[0], SamplingParams(max_tokens=30)
-    )
-    next(stream)
-    stream.close()  # type: ignore[attr-defined]
-    assert prefill(model, PROMPTS[1]).slot == 0
-    assert prefill(drafting, PROMPTS[1]).slot == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -220,14 +213,14 @@ def test_the_statistics_add_up(method: str) -> None:
 
 def test_a_tree_is_never_larger_than_its_budget() -> None:
     model = target()
-    engine = Engine(model, drafter("relative", model, StaticTree(width=5, depth=6)), nodes=9)
-    request = engine.open(PROMPTS[0], SamplingParams(max_tokens=TOKENS))
+    engine = Engine(model, Speculation(drafter("relative", model, StaticTree(width=5, depth=6)), 9))
+    request = opened(engine, PROMPTS[0], SamplingParams(max_tokens=TOKENS))
     while request.finish_reason is None:
         left = request.tokens_left
-        tree = engine.step([request])[0].tree
+        tree = engine.stepper.step([request])[0].tree
         assert len(tree) <= 9
         assert tree.depth <= left - 1
-    engine.close(request)
+    engine.stepper.close(request)
 
 
 def test_users_shape_trees_with_functions_of_entropy() -> None:
@@ -238,7 +231,7 @@ def test_users_shape_trees_with_functions_of_entropy() -> None:
         return 5 - entropy
 
     model = target()
-    engine = Engine(model, drafter("relative", model, EntropyTree(width, depth)), nodes=20)
+    engine = Engine(model, Speculation(drafter("relative", model, EntropyTree(width, depth)), 20))
     g = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
     assert g.token_ids == _stock()[0]
     assert sum(g.stats.accepted) > 0
@@ -246,13 +239,13 @@ def test_users_shape_trees_with_functions_of_entropy() -> None:
 
 def test_the_cache_takes_at_most_twice_what_the_tokens_need() -> None:
     model = target()
-    engine = Engine(model, TreeDrafter(StaticTree(), NgramSource()), nodes=8)
-    request = engine.open(PROMPTS[0] * 9, SamplingParams())  # max_tokens unknown: the cache grows by doubling
+    engine = Engine(model, Speculation(TreeDrafter(StaticTree(), NgramSource()), 8))
+    request = opened(engine, PROMPTS[0] * 9, SamplingParams())  # max_tokens unknown: the cache grows by doubling
     token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
     while request.finish_reason is None:
-        engine.step([request])
+        engine.stepper.step([request])
         assert model.cache.nbytes <= 2 * token * (len(request.ids) + 8)
-    engine.close(request)
+    engine.stepper.close(request)
 
 
 class _Largest(TorchDispatchMode):
@@ -279,14 +272,16 @@ def test_a_step_allocates_one_tensor_of_tree_times_vocabulary(temperature: float
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = HFModel(LlamaForCausalLM(LlamaConfig(**{**tiny().config.to_dict(), "vocab_size": vocab})))
-    engine = Engine(model, TreeDrafter(StaticTree(width=2, depth=4), NgramSource(shortest=1)), nodes=16)
+    engine = Engine(model, Speculation(TreeDrafter(StaticTree(width=2, depth=4), NgramSource(shortest=1)), 16))
     prompt = [1, 2, 1, 3, 1, 2, 2, 3, 2, 1, 3, 3, 2, 1] * 3
-    request = engine.open(prompt, SamplingParams(max_tokens=20, temperature=temperature, top_k=40, top_p=0.9, seed=1))
+    request = opened(
+        engine, prompt, SamplingParams(max_tokens=20, temperature=temperature, top_k=40, top_p=0.9, seed=1)
+    )
     request.ids[-1] = 1
     with _Largest(9 * vocab) as seen:
-        outcome = engine.step([request])[0]
+        outcome = engine.stepper.step([request])[0]
     assert len(outcome.tree) > 10
-    engine.close(request)
+    engine.stepper.close(request)
     weights = {p.untyped_storage().data_ptr() for p in model.model.parameters()}
     assert len(seen.storages - weights) == 1
 
@@ -311,7 +306,7 @@ def test_a_prompt_that_does_not_fit_is_refused_and_the_message_names_it(
 @pytest.mark.parametrize("nodes", [0, -3, MAX_NODES + 1])
 def test_a_node_budget_out_of_range_is_refused(nodes: int) -> None:
     with pytest.raises(ConfigError, match=str(nodes)):
-        Engine(target(), nodes=nodes)
+        Engine(target(), Speculation(nodes=nodes))
 
 
 class _Failing(Exception): ...
@@ -332,23 +327,28 @@ def test_a_sequence_that_fails_to_open_leaves_no_row_behind() -> None:
     made = TreeDrafter(StaticTree(), ModelSource(drafting, VOCAB))
     bad = SamplingParams(max_tokens=9, processors=(_failing_at(len(PROMPTS[1])),))
     with pytest.raises(_Failing):
-        Engine(model, made).generate(PROMPTS[:2], [SamplingParams(max_tokens=9), bad])
+        Engine(model, Speculation(made)).generate(PROMPTS[:2], [SamplingParams(max_tokens=9), bad])
     assert prefill(model, PROMPTS[1]).slot == prefill(drafting, PROMPTS[1]).slot == 0
 
 
 def test_a_batch_goes_on_rightly_after_a_step_that_failed() -> None:
     model = target()
-    engine = Engine(model, TreeDrafter(StaticTree(), ModelSource(HFModel(relative(), self_test=False), VOCAB)), nodes=8)
+    engine = Engine(
+        model, Speculation(TreeDrafter(StaticTree(), ModelSource(HFModel(relative(), self_test=False), VOCAB)), 8)
+    )
     bad = SamplingParams(max_tokens=TOKENS, processors=(_failing_at(len(PROMPTS[0]) + 5),))
-    culprit, bystander = engine.open(PROMPTS[0], bad), engine.open(PROMPTS[1], SamplingParams(max_tokens=TOKENS))
+    culprit, bystander = (
+        opened(engine, PROMPTS[0], bad),
+        opened(engine, PROMPTS[1], SamplingParams(max_tokens=TOKENS)),
+    )
     with pytest.raises(_Failing):
         while True:
-            engine.step([culprit, bystander])
-    engine.close(culprit)
+            engine.stepper.step([culprit, bystander])
+    engine.stepper.close(culprit)
     while bystander.finish_reason is None:
-        engine.step([bystander])
+        engine.stepper.step([bystander])
     assert bystander.output_ids == _stock()[1]
-    engine.close(bystander)
+    engine.stepper.close(bystander)
 
 
 def test_a_stream_that_is_never_read_opens_no_row() -> None:
@@ -371,9 +371,9 @@ def test_stop_strings_without_a_tokenizer_are_refused_before_any_row_is_open(mon
 
 def test_a_finished_sequence_is_not_stepped_again() -> None:
     engine = Engine(target())
-    request = engine.open(PROMPTS[0], SamplingParams(max_tokens=1))
+    request = opened(engine, PROMPTS[0], SamplingParams(max_tokens=1))
     with pytest.raises(ConfigError, match="finished"):
-        engine.step([request])
+        engine.stepper.step([request])
 
 
 @pytest.mark.parametrize("prompts", ["Hello", [1, 2, 3], [{"role": "user", "content": "x"}]])
@@ -398,7 +398,7 @@ def test_an_observer_that_fails_leaves_no_row_open() -> None:
     in every later pass, and observers behind it never heard of the end."""
     model, observers = target(), [_Leaving(), _Leaving()]
     drafting = model.twin()
-    engine = Engine(model, TreeDrafter(StaticTree(), ModelSource(drafting, VOCAB)), observers=observers)
+    engine = Engine(model, Speculation(TreeDrafter(StaticTree(), ModelSource(drafting, VOCAB))), observers=observers)
     with pytest.raises(_Failing):
         engine.generate(PROMPTS, [SamplingParams(max_tokens=n) for n in (3, 20, 20)])
     assert prefill(model, PROMPTS[0]).slot == prefill(drafting, PROMPTS[0]).slot == 0
@@ -407,20 +407,20 @@ def test_an_observer_that_fails_leaves_no_row_open() -> None:
 
 def test_a_step_of_nothing_does_nothing_and_of_a_sequence_twice_is_refused() -> None:
     """``step([])`` was a ValueError of ``min()``, and a request there twice had its drafts committed twice."""
-    engine = Engine(target(), TreeDrafter(StaticTree(), NgramSource()))
-    assert engine.step([]) == []
-    request = engine.open(PROMPTS[0], SamplingParams(max_tokens=TOKENS))
+    engine = Engine(target(), Speculation(TreeDrafter(StaticTree(), NgramSource())))
+    assert engine.stepper.step([]) == []
+    request = opened(engine, PROMPTS[0], SamplingParams(max_tokens=TOKENS))
     with pytest.raises(ConfigError):
-        engine.step([request, request])
+        engine.stepper.step([request, request])
     while request.finish_reason is None:
-        engine.step([request])
+        engine.stepper.step([request])
     assert request.output_ids == _stock()[0]
-    engine.close(request)
+    engine.stepper.close(request)
 
 
 def test_the_cache_of_a_batch_is_reserved_exactly() -> None:
     model = target()
-    engine = Engine(model, nodes=4)
+    engine = Engine(model, Speculation(nodes=4))
     engine.generate([[1] * 40] * 3, SamplingParams(max_tokens=10))
     engine.generate([[1] * 50] * 4, SamplingParams(max_tokens=20))
     assert (model.cache.placement.rows, model.cache.placement.slots) == (4, 128)  # 75 slots, to the grain of 64
@@ -431,11 +431,11 @@ def test_an_unbounded_tree_reserves_little_and_ends_with_the_context() -> None:
     model, kept = target(), len(PROMPTS[0])
     prompt = (PROMPTS[0] * 20)[: MAX_LENGTH - 8]
     plain = Engine(target()).generate([prompt], SamplingParams(ignore_eos=True))[0].token_ids
-    engine = Engine(model, drafter("relative", model, policy("dynamic-width")))
+    engine = Engine(model, Speculation(drafter("relative", model, policy("dynamic-width"))))
     assert engine.speculation.nodes == MAX_NODES
-    request = engine.open(PROMPTS[0], SamplingParams(max_tokens=10))
+    request = opened(engine, PROMPTS[0], SamplingParams(max_tokens=10))
     assert model.cache.placement.slots < 400 + kept
-    engine.close(request)
+    engine.stepper.close(request)
     found = engine.generate([prompt], SamplingParams(ignore_eos=True))[0]
     assert (found.token_ids, found.finish_reason) == (plain, "length")
     assert model.cache.placement.slots > 1000, "no tree was as large as B(H) asks for"
@@ -444,5 +444,5 @@ def test_an_unbounded_tree_reserves_little_and_ends_with_the_context() -> None:
 def test_a_node_budget_that_is_given_goes_before_the_methods_own() -> None:
     model = target()
     for nodes, want in ((None, MAX_NODES), (9, 9)):
-        assert Engine(model, drafter("relative", model, EntropyTree()), nodes=nodes).speculation.nodes == want
-    assert Engine(model, drafter("relative", model, StaticTree())).speculation.nodes == DEFAULT_NODES
+        assert Engine(model, Speculation(drafter("relative", model, EntropyTree()), nodes)).speculation.nodes == want
+    assert Engine(model, Speculation(drafter("relative", model, StaticTree()))).speculation.nodes == DEFAULT_NODES

@@ -17,10 +17,12 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import GraphRunner, StockRunner
 from draftree.policies.entropy import EntropyTree
 from draftree.train.responses import respond, seed_of
+from draftree.verify.schemes import find_scheme
 
 from .pairs import relative
 from .tiny import VOCAB, tiny
@@ -52,7 +54,7 @@ def test_batched_trees_give_the_ids_of_ar_decoding(name: str, temperature: float
     target = _on_gpu(tiny())
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
     want = [Engine(target).generate([p], params)[0].token_ids for p in PROMPTS]
-    assert [g.token_ids for g in Engine(target, _drafter(name)).generate(PROMPTS, params)] == want
+    assert [g.token_ids for g in Engine(target, Speculation(_drafter(name))).generate(PROMPTS, params)] == want
 
 
 @pytest.mark.parametrize("name", ["lookup", "relative"])
@@ -61,7 +63,10 @@ def test_schemes_that_draw_uniformly_run_on_the_device(scheme: str, name: str) -
     target = _on_gpu(tiny())
     params = [SamplingParams(max_tokens=30, temperature=t, seed=5) for t in (1.0, 0.0, 0.7)]
     texts = [
-        [g.token_ids for g in Engine(target, _drafter(name), verification=scheme).generate(PROMPTS, params)]
+        [
+            g.token_ids
+            for g in Engine(target, Speculation(_drafter(name), scheme=find_scheme(scheme))).generate(PROMPTS, params)
+        ]
         for _ in range(2)
     ]
     assert texts[0] == texts[1]
@@ -101,7 +106,7 @@ def test_captured_passes_are_those_of_the_same_runner_without_capture(dtype: tor
     for capture in (None, lambda make: make):
         model = HFModel(torch.nn.Module.to(tiny(), "cuda", dtype), runner="graph")
         model._runner = GraphRunner(StockRunner(model.model), capture)
-        engine = Engine(model, TreeDrafter(EntropyTree(), NgramSource(shortest=1)))
+        engine = Engine(model, Speculation(TreeDrafter(EntropyTree(), NgramSource(shortest=1))))
         texts.append([g.token_ids for g in engine.generate(PROMPTS, SamplingParams(max_tokens=60, ignore_eos=True))])
         assert model._runner.uncaptured == ""
     assert texts[0] == texts[1]
@@ -125,11 +130,11 @@ class _Transfers(TorchDispatchMode):
 @pytest.mark.parametrize("name", ["lookup", "recycle", "relative"])
 def test_a_step_makes_one_transfer_for_each_model_pass(name: str) -> None:
     drafter = _drafter(name)
-    engine = Engine(_on_gpu(tiny()), drafter)
-    request = engine.open(PROMPTS[0], SamplingParams(max_tokens=40))
-    engine.step([request])
+    engine = Engine(_on_gpu(tiny()), Speculation(drafter))
+    request = engine.stepper.open(engine.request(PROMPTS[0], SamplingParams(max_tokens=40)))
+    engine.stepper.step([request])
     passes = drafter.passes
     with _Transfers() as seen:
-        engine.step([request])
+        engine.stepper.step([request])
     assert seen.count == 1 + drafter.passes - passes
-    engine.close(request)
+    engine.stepper.close(request)

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load
@@ -137,7 +138,7 @@ def test_what_is_forced_is_known_and_drafted(grammars: Grammars, model: HFModel)
     assert grammars.regex("a|b").start().forced is None
     params = SamplingParams(max_tokens=40, constraint=grammars.choice(["in the hat is a cat on the cat"]))
     drafter = load_drafter("lookup", model, StaticTree(width=1, depth=6))
-    found = Engine(model, drafter).generate(["x"], params)[0]
+    found = Engine(model, Speculation(drafter)).generate(["x"], params)[0]
     alone = Engine(model).generate(["x"], params)[0]
     assert found.token_ids == alone.token_ids and found.finish_reason == "eos"
     assert len(found.token_ids) > 9 and found.stats.steps < alone.stats.steps / 2

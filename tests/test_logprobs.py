@@ -13,7 +13,6 @@ from draftree.config import MOST_LOGPROBS, SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
-from draftree.engines import make_engine
 from draftree.errors import ConfigError
 from draftree.models.huggingface.hf_model import HFModel
 
@@ -40,9 +39,7 @@ def test_they_are_those_of_a_causal_pass(model: HFModel, drafter: str, verificat
     params = SamplingParams(max_tokens=16, temperature=temperature, seed=3, logprobs=4, processors=(bias,))
     engine = Engine(model)
     if drafter != "none":
-        engine = make_engine(
-            model, SpeculationParams(drafter=drafter, method="static", nodes=6, verification=verification)
-        )
+        engine = Engine(model, SpeculationParams(drafter=drafter, method="static", nodes=6, verification=verification))
     for prompt, found in zip(PROMPTS, engine.generate(PROMPTS, params), strict=True):
         logprobs = causal_logits(model.model, [*prompt, *found.token_ids])[len(prompt) - 1 : -1].log_softmax(-1)
         assert len(found.chunks) == len(found.token_ids)
@@ -72,7 +69,7 @@ LONG = [1 + (7 * i) % 60 for i in range(100)]
 def test_those_of_prompts_are_those_of_a_causal_pass(model: HFModel, drafter: str) -> None:
     """Beside requests that want none, whatever is kept of the prompt; what is generated stays the same."""
     speculation = SpeculationParams(drafter=drafter, method="chain")
-    engine = make_engine(model, speculation, scheduling=SchedulerParams(prefixes=2, chunk=24))
+    engine = Engine(model, speculation, scheduling=SchedulerParams(prefixes=2, chunk=24))
     prompts = [LONG, LONG[:1], LONG[:40], LONG]
     wanted = [3, 3, None, 0]
     each = [SamplingParams(max_tokens=8, prompt_logprobs=count) for count in wanted]

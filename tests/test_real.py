@@ -19,6 +19,7 @@ import draftree
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.models.huggingface.hf_loading import load_huggingface, load_stock
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.methods import METHODS
@@ -82,7 +83,7 @@ def test_greedy_ids_equal_transformers_generate_for_a_batch_of_three(
     method: str, model: HFModel, prompts: list[list[int]], greedy: list[list[int]]
 ) -> None:
     params = SamplingParams(max_tokens=TOKENS)
-    engine = Engine(model, draftree.load_drafter("lookup", model, policy(method)), nodes=12)
+    engine = Engine(model, Speculation(draftree.load_drafter("lookup", model, policy(method)), 12))
     for prompt, want, got in zip(prompts, greedy, engine.generate(prompts, params), strict=True):
         _agree(model, prompt, want, got.token_ids, params)
 
@@ -92,7 +93,7 @@ def test_the_default_drafter_takes_the_head_that_ships(
 ) -> None:
     made = draftree.load_drafter("auto", model, policy("opt-tree"))
     assert made.name == "lookup+recycle+head"
-    got = Engine(model, made, nodes=16).generate(prompts[:1], SamplingParams(max_tokens=TOKENS))[0]
+    got = Engine(model, Speculation(made, 16)).generate(prompts[:1], SamplingParams(max_tokens=TOKENS))[0]
     _agree(model, prompts[0], greedy[0], got.token_ids, SamplingParams())
     assert got.stats.mal > 1.5
 
@@ -107,7 +108,7 @@ def test_greedy_ids_equal_with_a_drafting_model(
     model: HFModel, prompts: list[list[int]], greedy: list[list[int]]
 ) -> None:
     params = SamplingParams(max_tokens=16)
-    engine = Engine(model, draftree.load_drafter("self", model, METHODS["static"].policy()), nodes=14)
+    engine = Engine(model, Speculation(draftree.load_drafter("self", model, METHODS["static"].policy()), 14))
     got = engine.generate(prompts[:1], params)[0]
     _agree(model, prompts[0], greedy[0][:16], got.token_ids, params)
     assert got.stats.mal > 2
@@ -116,7 +117,7 @@ def test_greedy_ids_equal_with_a_drafting_model(
 @pytest.mark.parametrize("temperature", [0.4, 1.0])
 def test_sampled_ids_equal_ar_decoding(temperature: float, model: HFModel, prompts: list[list[int]]) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, top_p=0.95, seed=9)
-    trees = Engine(model, draftree.load_drafter("lookup", model, METHODS["dynamic-width"].policy()))
+    trees = Engine(model, Speculation(draftree.load_drafter("lookup", model, METHODS["dynamic-width"].policy())))
     plain = Engine(model)
     for prompt in prompts[:2]:
         want = plain.generate([prompt], params)[0].token_ids
@@ -162,14 +163,14 @@ def test_ctrl_c_keeps_and_prints_what_was_generated(model: HFModel) -> None:
 @pytest.mark.parametrize("method", ["c2t", "learned-width"])
 def test_the_shipped_classifiers_learned_from_the_default_model_and_its_head(method: str, model: HFModel) -> None:
     """Of other weights they would warn, and a warning is an error here."""
-    Engine(model, draftree.load_drafter("head", model, METHODS[method].policy()))
+    Engine(model, Speculation(draftree.load_drafter("head", model, METHODS[method].policy())))
 
 
 @pytest.mark.parametrize("method", ["chain", "opt-tree", "auto"])
 def test_the_shipped_head_drafts_and_changes_nothing(
     method: str, model: HFModel, prompts: list[list[int]], greedy: list[list[int]]
 ) -> None:
-    engine = Engine(model, load_drafter("head", model, policy(method)), nodes=8)
+    engine = Engine(model, Speculation(load_drafter("head", model, policy(method)), 8))
     results = engine.generate(prompts, SamplingParams(max_tokens=TOKENS))
     for prompt, want, got in zip(prompts, greedy, results, strict=True):
         _agree(model, prompt, want, got.token_ids, SamplingParams())

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from draftree import METHODS, Engine, Generation, SamplingParams, SchedulerParams, SpeculationParams
-from draftree.engines import make_engine
 from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.llama.llama_model import LlamaModel
@@ -106,7 +105,7 @@ def read(
     before()
     (again,) = engine.generate([PROMPT], params)
     (after,) = engine.generate([turn], replace(params, max_tokens=1))
-    engine.prefixes.clear()
+    engine.stepper.prefixes.clear()
     assert again.token_ids == first.token_ids
     return first, [len(PROMPT) - again.stats.reused, len(turn) - after.stats.reused]
 
@@ -133,7 +132,7 @@ def test_drafts_make_nobody_read_more(
         target.capabilities = replace(can, eos_ids=eos_ids)
         undrafted, expected = read(Engine(target, scheduling=scheduling), settings | more)
         speculation = SpeculationParams(drafter=draft, method=method, settings={"depth": 8} if chain else None)
-        drafted, found = read(make_engine(target, speculation, scheduling=scheduling), settings | more)
+        drafted, found = read(Engine(target, speculation, scheduling=scheduling), settings | more)
         target.capabilities = can
         assert undrafted.finish_reason == drafted.finish_reason == reason
         assert undrafted.token_ids == drafted.token_ids
@@ -151,6 +150,6 @@ def test_a_draft_model_reads_no_text_again(models: Callable[[str], Models]) -> N
 
     for reason, (more, _) in ends(whole).items():
         speculation = SpeculationParams(drafter=draft, method="chain", settings={"depth": 8})
-        engine = make_engine(target, speculation, scheduling=SchedulerParams(prefixes=3))
+        engine = Engine(target, speculation, scheduling=SchedulerParams(prefixes=3))
         read(engine, {"max_tokens": LENGTH, **more}, forget)
         assert 0 < draft.most < len(PROMPT) / 2, reason

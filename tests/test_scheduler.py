@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from draftree.config import SamplingParams
+from draftree.engine.observer import EngineRequest
 from draftree.engine.scheduler import ChunkSize, Job, Scheduler, SchedulerParams
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, QueueFullError
 from draftree.models.base import Row
-from draftree.request import Request
 from draftree.text.detokenizer import NoText
 from draftree.tree import DraftTree
 
@@ -18,7 +19,7 @@ _NONE = DraftTree.empty().tokens
 
 
 def job(slots: int = 10, *, priority: int = 0, arrival: float = 0.0, timeout: float | None = None) -> Job:
-    request = Request([1, 2, 3], SamplingParams(), 100, frozenset(), NoText())
+    request = EngineRequest([1, 2, 3], SamplingParams(), 100, frozenset(), NoText(), speculation=Speculation())
     return Job(request, slots, priority, timeout, arrival)
 
 

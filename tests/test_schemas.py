@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.fixed import StaticTree
 from draftree.sampling.constraint import ConstraintState, TextEnded
@@ -57,7 +58,7 @@ def engine() -> Engine:
     if model.generation_config is not None:
         model.generation_config.eos_token_id = EOS
     target = HFModel(model, TOKENIZER, name="tiny", self_test=False)
-    return Engine(target, load_drafter("lookup", target, StaticTree(width=2, depth=3)))
+    return Engine(target, Speculation(load_drafter("lookup", target, StaticTree(width=2, depth=3))))
 
 
 def takes(grammar: Grammar, value: Any) -> bool:

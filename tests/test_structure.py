@@ -18,8 +18,8 @@ FLOORS = [
     ["policies"],
     ["drafters"],
     ["verify"],
-    ["tracing"],
     ["engine"],
+    ["tracing"],
     ["beams"],
     ["engines", "integrations"],
     ["public"],
@@ -43,13 +43,11 @@ MODULES = _modules()
 
 
 def _imports(name: str) -> set[str]:
-    """Modules of the package that a module imports at run time, wherever in its text."""
+    """Modules of the package that a module imports, wherever in its text."""
     found: set[str] = set()
     package = name.split(".")[:-1]
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return
         if isinstance(node, ast.ImportFrom) and node.level:
             base = [*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else [])]
             for alias in node.names:

@@ -13,7 +13,7 @@ from tokenizers.models import BPE, WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from draftree.config import SamplingParams
-from draftree.engine.limits import text_stream
+from draftree.engine.input_processor import text_stream
 from draftree.errors import InputError, PromptError
 from draftree.text.conversation import call_text
 from draftree.text.detokenizer import Detokenizer, NoText

@@ -17,6 +17,7 @@ from draftree.drafters.base import TokenSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine, Generation
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, FieldError, InputError
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.base import GrowthPolicy
@@ -24,6 +25,7 @@ from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
 from draftree.sampling.constraint import Constraint
 from draftree.sampling.token_rules import TokenRules
+from draftree.verify.schemes import find_scheme
 
 from .test_constraint import EOS, PROMPT, VOCAB, Drafted, ToyConstraint, model, sources
 from .tiny import VOCAB as TINY_VOCAB
@@ -112,7 +114,7 @@ def test_rules_through_trees_are_those_of_a_processor(
     params, refused = RULES[rule]
     drawn: dict[str, Any] = {"max_tokens": 12, "temperature": temperature}
     seen = Drafted()
-    engine = Engine(model(), TreeDrafter(policy, sources()[name]), nodes=9, observers=[seen])
+    engine = Engine(model(), Speculation(TreeDrafter(policy, sources()[name]), 9), observers=[seen])
     found = engine.generate(PROMPTS, [replace(params, **drawn, seed=seed) for seed in range(12)])
     plain = SamplingParams(
         **drawn,
@@ -134,7 +136,7 @@ def test_rules_through_trees_are_those_of_a_processor(
 def test_rules_beside_a_grammar_allow_what_both_do(name: str) -> None:
     params, _ = RULES["all"]
     each = [replace(params, max_tokens=12, temperature=1.0, seed=seed) for seed in range(12)]
-    engine = Engine(model(), TreeDrafter(OptTree(), sources()[name]), nodes=9)
+    engine = Engine(model(), Speculation(TreeDrafter(OptTree(), sources()[name]), 9))
     found = engine.generate(PROMPTS, each)
     assert ids(found) == ids(Engine(model()).generate(PROMPTS, each))
     for g in found:
@@ -172,7 +174,7 @@ def test_where_nothing_may_come_that_request_ends_alone_and_no_draft_runs_into_i
     assert {type(end) for end in alone} == {str, list}
     assert all("no token may come next" in end for end in alone if isinstance(end, str))
     for source in sources().values():
-        assert ends(Engine(model(), TreeDrafter(StaticTree(width=3, depth=3), source), nodes=30)) == alone
+        assert ends(Engine(model(), Speculation(TreeDrafter(StaticTree(width=3, depth=3), source), 30))) == alone
 
 
 @pytest.mark.parametrize("verification", ["multi-round", "top1-residual"])
@@ -180,7 +182,7 @@ def test_drawn_children_are_allowed_ones(verification: str) -> None:
     seen = Drafted()
     source: TokenSource = sources()["model"]
     drafter = TreeDrafter(StaticTree(width=2, depth=2), source)
-    engine = Engine(model(), drafter, nodes=6, verification=verification, observers=[seen])
+    engine = Engine(model(), Speculation(drafter, 6, find_scheme(verification)), observers=[seen])
     params = SamplingParams(max_tokens=12, temperature=1.0, allowed_token_ids=(0, 3), seed=3)
     found = engine.generate(PROMPTS, params)
     assert {token for g in found for token in g.token_ids} == {0, 3}
@@ -204,7 +206,7 @@ def test_bad_words_do_not_come(target: HFModel) -> None:
     whole = Engine(target).generate([QUESTION], params)[0].text
     barred = sorted({whole[at : at + n] for n in (1, 2) for at in range(0, 30, 3) if whole[at : at + n].strip()})
     spellings = [tuple(TOKENIZER.encode(text)) for word in barred for text in (word.strip(), f" {word.strip()}")]
-    engine = Engine(target, TreeDrafter(OptTree(), sources()["lookup"]), nodes=9)
+    engine = Engine(target, Speculation(TreeDrafter(OptTree(), sources()["lookup"]), 9))
     given = replace(params, bad_words=tuple(barred))
     found, alone = engine.generate([QUESTION], given)[0], Engine(target).generate([QUESTION], given)[0]
     assert found.token_ids == alone.token_ids and found.text != whole
@@ -247,7 +249,7 @@ def test_penalties_and_biases_come_before_processors(target: HFModel, temperatur
         processors=(last,),
     )
     source = sources()["lookup"] if drafter == "lookup" else ModelSource(target.twin(), TINY_VOCAB)
-    found = Engine(target, TreeDrafter(OptTree(), source)).generate([QUESTION], given)[0]
+    found = Engine(target, Speculation(TreeDrafter(OptTree(), source))).generate([QUESTION], given)[0]
     assert found.token_ids == Engine(target).generate([QUESTION], SamplingParams(**drawn, processors=made))[0].token_ids
 
 
@@ -259,7 +261,7 @@ def test_what_ends_a_text_belongs_to_it_where_that_is_wanted(target: HFModel, ki
     text = str(TOKENIZER.decode([whole.token_ids[at]]))
     end: dict[str, Any] = {"stop": (text,)} if kind == "stop" else {"stop_token_ids": (whole.token_ids[at],)}
     params = SamplingParams(max_tokens=40, include_stop_str_in_output=include, **end)
-    found = Engine(target, TreeDrafter(OptTree(), sources()["lookup"])).generate([QUESTION], params)[0]
+    found = Engine(target, Speculation(TreeDrafter(OptTree(), sources()["lookup"]))).generate([QUESTION], params)[0]
     before = str(TOKENIZER.decode(whole.token_ids[:at]))
     assert found.finish_reason == "stop" and found.text == before + text * include
     assert found.token_ids == whole.token_ids[: at + 1]

@@ -17,12 +17,14 @@ from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
+from draftree.engine.observer import Observer
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
 from draftree.integrations.hf_generate import as_processor
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request, Stats
-from draftree.tracing.records import EndRecord, RequestRecord, RunRecord, StepRecord, encode
-from draftree.tracing.trace import Observer, Trace, read_trace
+from draftree.tracing.records import VERSION, EndRecord, RequestRecord, RunRecord, StepRecord, encode
+from draftree.tracing.trace import Trace, read_trace
 from draftree.tree import DraftTree
 
 from .conftest import Full
@@ -39,14 +41,14 @@ class Witness(Observer):
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
-        self.outcomes: list[tuple[Outcome, int, float]] = []
+        self.outcomes: list[tuple[Outcome, int]] = []
         self.ended: list[Request] = []
 
     def opened(self, request: Request) -> None:
         self.requests.append(request)
 
-    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
-        self.outcomes += [(o, len(o.request.ids) - o.taken, learned) for o in outcomes]
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        self.outcomes += [(o, len(o.request.ids) - o.taken) for o in outcomes]
 
     def closed(self, request: Request) -> None:
         self.ended.append(request)
@@ -54,7 +56,7 @@ class Witness(Observer):
 
 def _engine(*observers: Observer, name: str = "relative", method: str = "dynamic-width") -> Engine:
     model = target()
-    return Engine(model, drafter(name, model, policy(method)), nodes=12, observers=observers)
+    return Engine(model, Speculation(drafter(name, model, policy(method)), 12), observers=observers)
 
 
 def _traced(path: Path, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]) -> Witness:
@@ -83,7 +85,7 @@ def test_the_reader_gives_every_step_as_the_engine_took_it(count: int, tmp_path:
     did = _traced(tmp_path / "t.jsonl", PROMPTS[:count], PARAMS[:count])
     steps = [r for r in read_trace(tmp_path / "t.jsonl") if isinstance(r, StepRecord)]
     assert len(steps) == len(did.outcomes)
-    for record, (outcome, length, learned) in zip(steps, did.outcomes, strict=True):
+    for record, (outcome, length) in zip(steps, did.outcomes, strict=True):
         request, cost = outcome.request, outcome.step
         assert did.requests[record.request] is request
         assert (record.length, record.root) == (length, request.ids[length - 1])
@@ -98,7 +100,7 @@ def test_the_reader_gives_every_step_as_the_engine_took_it(count: int, tmp_path:
         assert record.expected == pytest.approx(outcome.tree.expected_acceptance_length, rel=1e-8)
         assert (record.batch, record.draft_passes) == (cost.batch, cost.draft_passes)
         s = record.seconds
-        assert (s.draft, s.verify, s.other, s.learn) == pytest.approx((cost.draft, cost.verify, cost.other, learned))
+        assert (s.draft, s.verify, s.other) == pytest.approx((cost.draft, cost.verify, cost.other))
     assert max(len(r.path) for r in steps) > 0
     assert max(r.batch for r in steps) == count
 
@@ -134,7 +136,7 @@ def test_the_reader_gives_sequences_and_their_ends(count: int, tmp_path: Path) -
         assert _integers(stats) == _integers(request.stats)
         assert torch.tensor(stats.accepted_entropies).tolist() == request.stats.accepted_entropies
         assert stats.seconds.prefill == pytest.approx(r.prefill) == pytest.approx(request.stats.seconds.prefill)
-        assert stats.seconds.draft == pytest.approx(sum(s.seconds.draft + s.seconds.learn for s in steps))
+        assert stats.seconds.draft == pytest.approx(sum(s.seconds.draft for s in steps))
         assert stats.seconds.total == pytest.approx(request.stats.seconds.total)
 
 
@@ -198,7 +200,7 @@ def test_the_parts_of_an_ensemble_and_what_each_node_came_from_come_back(tmp_pat
     assert [part["class"] for part in parts] == ["NgramSource", "ModelSource"]
     assert isinstance(parts[1]["model"], str)
     steps = [r for r in records if isinstance(r, StepRecord)]
-    for record, (outcome, _, _) in zip(steps, witness.outcomes, strict=True):
+    for record, (outcome, _) in zip(steps, witness.outcomes, strict=True):
         assert len(record.tree) == len(outcome.tree)
         if len(outcome.tree):
             assert record.tree.origins is not None and outcome.tree.origins is not None
@@ -255,7 +257,7 @@ def test_a_users_own_drafter_and_functions_are_described_by_name(tmp_path: Path)
 
     made = TreeDrafter(METHODS["static"].policy(), Own(shortest=3))
     with Trace(tmp_path / "t.jsonl") as trace:
-        Engine(target(), made, observers=[trace]).generate([[1, 2]], SamplingParams(max_tokens=1))
+        Engine(target(), Speculation(made), observers=[trace]).generate([[1, 2]], SamplingParams(max_tokens=1))
     described = _lines(tmp_path / "t.jsonl")[0]["drafter"]
     assert described["class"] == "TreeDrafter"
     assert described["source"]["class"].endswith("Own")
@@ -377,8 +379,8 @@ def test_a_newer_version_is_refused_and_new_keys_are_left_out(tmp_path: Path) ->
     path, lines = _trace_lines(tmp_path)
     path.write_bytes(b"".join(_edit(line, weather="fair") for line in lines))
     assert len(list(read_trace(path))) == len(lines)
-    path.write_bytes(b"".join([_edit(lines[0], version=3), *lines[1:]]))
-    with pytest.raises(TraceError, match="version 3 .* record it again"):
+    path.write_bytes(b"".join([_edit(lines[0], version=VERSION + 1), *lines[1:]]))
+    with pytest.raises(TraceError, match=f"version {VERSION + 1} .* record it again"):
         list(read_trace(path))
 
 
@@ -414,5 +416,5 @@ def test_an_observer_of_one_request_is_notified_of_that_alone_and_before_it_is_d
         handle.result()
     request = handles[1].request
     assert own.requests == own.ended == [request] and own.done == [False]
-    assert [o for o, _, _ in own.outcomes] == [o for o, _, _ in whole.outcomes if o.request is request] != []
+    assert [o for o, _ in own.outcomes] == [o for o, _ in whole.outcomes if o.request is request] != []
     assert len(whole.ended) == 3 and all(handle.done for handle in handles)

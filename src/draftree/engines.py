@@ -2,76 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Unpack
 
 from .beams.beam_engine import BeamEngine
 from .config import typed
 from .drafters.base import TokenSource
-from .drafters.corpus import Corpus
 from .drafters.registry import load_source, shipped_for
 from .drafters.spec import AUTO, CORPUS, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine.engine import Engine
+from .engine.observer import Observer
 from .engine.scheduler import SchedulerParams
 from .engine.speculation import SpeculationParams
 from .errors import ConfigError
 from .models.base import LanguageModel
 from .models.loading import ModelOptions, load
 from .models.model_files import DEFAULT_MODEL
-from .policies.base import GrowthPolicy
-from .policies.methods import DEFAULT_METHOD
-from .tracing.trace import Observer
-from .verify.schemes import DEFAULT_SCHEME, Scheme
-
-
-def make_engine(
-    target: LanguageModel,
-    speculation: SpeculationParams,
-    observers: Sequence[Observer] = (),
-    *,
-    scheduling: SchedulerParams | None = None,
-) -> Engine:
-    """An engine whose requests are drafted for so, unless they choose otherwise."""
-    made = speculation.made_for(target)
-    return Engine(
-        target,
-        made.drafter,
-        nodes=made.nodes,
-        verification=made.scheme,
-        observers=observers,
-        scheduling=scheduling,
-    )
 
 
 @typed
 def load_engine(
     target: str = DEFAULT_MODEL,
+    speculation: SpeculationParams | None = None,
     *,
-    drafter: str | DrafterSpec | LanguageModel = DEFAULT_DRAFTER,
-    method: str | GrowthPolicy = DEFAULT_METHOD,
-    settings: Mapping[str, float | str] | None = None,
-    nodes: int | None = None,
-    verification: str | Scheme = DEFAULT_SCHEME,
-    candidates: str | None = None,
     observers: Sequence[Observer] = (),
-    recycle_file: str | Path | None = None,
-    corpus: Corpus | None = None,
     scheduling: SchedulerParams | None = None,
     **options: Unpack[ModelOptions],
 ) -> Engine:
-    """An engine from names alone: ``load``, ``SpeculationParams`` and ``Engine`` for the arguments."""
-    speculation = SpeculationParams(
-        drafter=drafter,
-        method=method,
-        settings=settings,
-        nodes=nodes,
-        verification=verification,
-        candidates=candidates,
-        recycle_file=recycle_file,
-        corpus=corpus,
-    )
-    return make_engine(load(target, **options), speculation, observers, scheduling=scheduling)
+    """An engine from names alone: ``load`` and ``Engine`` for the arguments; by default the default speculation."""
+    speculation = speculation or SpeculationParams()
+    return Engine(load(target, **options), speculation, observers=observers, scheduling=scheduling)
 
 
 _BEAM_DRAFTERS = "beams are drafted by a draft model, head, mtp, self, none or, for beam search, lookup"

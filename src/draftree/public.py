@@ -11,6 +11,7 @@ from .config import Budget, SamplingParams
 from .drafters.corpus import Corpus
 from .drafters.registry import load_drafter
 from .engine.engine import Engine, Generation, Handle
+from .engine.observer import Observer
 from .engine.scheduler import SchedulerParams
 from .engine.speculation import Speculation, SpeculationParams
 from .engines import load_beam_engine, load_beam_source, load_engine
@@ -27,7 +28,7 @@ from .policies.methods import METHODS
 from .request import Chunk, Seconds, StageStats, Stats
 from .text.encoding import user
 from .tracing.records import EndRecord, RequestRecord, RunRecord, StepRecord
-from .tracing.trace import Observer, Trace, read_trace
+from .tracing.trace import Trace, read_trace
 from .tree import DraftTree
 from .verify.schemes import SCHEMES, Relaxed
 

@@ -6,8 +6,6 @@ import secrets
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,10 +17,6 @@ from .scores import Scores, Top
 from .text.detokenizer import TextStream
 from .tree import ROOT, DraftTree
 
-if TYPE_CHECKING:
-    from .engine.speculation import Speculation
-    from .tracing.trace import Observer
-
 
 @dataclass(slots=True)
 class Seconds:
@@ -30,7 +24,7 @@ class Seconds:
 
     Attributes:
         prefill: steps in which its prompt was read.
-        draft: proposing trees; at the first one a drafting model reads the prompt.
+        draft: proposing trees and learning from steps; at the first tree a drafting model reads the prompt.
         verify: the target's passes, the draws and their transfer to the host.
         other: commits, text, bookkeeping.
     """
@@ -178,10 +172,8 @@ class Request:
         seed: the seed in use (drawn afresh when ``params.seed`` is None).
         limit: most tokens to generate.
         row: its row in the target; None once it is closed.
-        speculation: how it is drafted for and verified; None: it makes no steps of its own (beams).
         state: of its constraint after what has been generated; None: it has no constraint.
         prediction: token ids that its answer is likely to have in common with this; drafters by n-grams read them.
-        observers: are notified of it alone.
         finish_reason: None while it runs; then one of ``FINISH_REASONS``.
         error: what ended it where that is "error".
         chunks: one for each generated token.
@@ -195,12 +187,8 @@ class Request:
         limit: int,
         eos_ids: frozenset[int],
         stream: TextStream,
-        speculation: Speculation | None = None,
         prediction: Sequence[int] = (),
-        observers: Sequence[Observer] = (),
     ) -> None:
-        self.speculation = speculation
-        self.observers = tuple(observers)
         self.prediction = list(prediction)
         self.ids = list(prompt_ids)
         self.prompt_length = len(self.ids)
@@ -295,9 +283,9 @@ class StepCost:
 
     Attributes:
         batch: requests in the step, those with other drafters and those whose prompts are read included.
-        draft, verify, other: as in ``Seconds``; ``draft`` of this drafter.
+        draft: of this drafter: its proposals, and what it took to learn from the step before.
+        verify, other: as in ``Seconds``.
         draft_passes: drafter model passes.
-        learned: what the drafter took to learn from the step before.
         drafters: the part of ``draft`` that each drafter of an ensemble took; empty where there is one drafter.
     """
 
@@ -306,7 +294,6 @@ class StepCost:
     verify: float
     other: float
     draft_passes: int
-    learned: float = 0.0
     drafters: tuple[float, ...] = ()
 
 
@@ -320,7 +307,7 @@ class Outcome:
         taken: how many of them the request took before it ended.
         step: what the whole step cost.
         scores: of the target's pass, until its next one; None: there was none.
-        root: slot of the tree's root there; node i has slot root + 1 + i.
+        first: slot of node 0 there; node n has slot first + n, ROOT included.
     """
 
     request: Request
@@ -330,11 +317,14 @@ class Outcome:
     taken: int
     step: StepCost
     scores: Scores | None = None
-    root: int = 0
+    first: int = 1
 
     def top(self, count: int) -> Top | None:
-        """The target's most probable tokens after the root and then after each node, while its scores are valid."""
-        return None if self.scores is None else self.scores.top(range(self.root, self.root + 1 + len(self.tree)), count)
+        """The target's most probable tokens after each node, and last after the root, while its scores are valid."""
+        if self.scores is None:
+            return None
+        nodes = [*range(len(self.tree)), ROOT]
+        return self.scores.top([self.first + node for node in nodes], count)
 
     @property
     def rejected_entropy(self) -> float | None:
@@ -342,44 +332,3 @@ class Outcome:
         end = self.path[-1] if self.path else ROOT
         children = self.tree.children(end)
         return float(self.tree.entropies[children[0]]) if children else None
-
-    @property
-    def by_drafter(self) -> dict[str, DrafterStats]:
-        """What each drafter did in this step; empty where nothing was drafted, or the request names no drafter."""
-        if not len(self.tree) or self.request.speculation is None:
-            return {}
-        drafter, origins = self.request.speculation.drafter, self.tree.origins
-        accepted = self.path[: self.taken]
-        if origins is None:
-            return {drafter.name: DrafterStats(len(self.tree), len(accepted))}
-        proposed = origins[:, None] >> np.arange(len(drafter.parts)) & 1
-        counts = proposed.sum(0).tolist(), proposed[accepted].sum(0).tolist()
-        return dict(zip(drafter.parts, map(DrafterStats, *counts), strict=True))
-
-    def count(self, learned: float) -> None:
-        """Add this step to the request's statistics; ``learned``: seconds that the drafter took to learn from it."""
-        stats, cost = self.request.stats, self.step
-        stats.steps += 1
-        stats.tokens += self.taken
-        stats.draft_passes += cost.draft_passes
-        stats.seconds.draft += cost.draft + learned
-        stats.seconds.verify += cost.verify
-        stats.seconds.other += cost.other
-        if not len(self.tree):
-            stats.expected += 1.0
-            return
-        accepted = self.path[: self.taken]
-        stats.expected += self.tree.expected_acceptance_length
-        stats.drafted = _sums(stats.drafted, np.bincount(self.tree.depths)[1:].tolist())
-        stats.accepted = _sums(stats.accepted, [1] * len(accepted))
-        for name, made in self.by_drafter.items():
-            total = stats.drafters.setdefault(name, DrafterStats())
-            total.drafted += made.drafted
-            total.accepted += made.accepted
-        stats.accepted_entropies += self.tree.entropies[accepted].tolist()
-        if self.taken == len(self.tokens) and (entropy := self.rejected_entropy) is not None:
-            stats.rejected_entropies.append(entropy)
-
-
-def _sums(one: list[int], other: list[int]) -> list[int]:
-    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]

@@ -17,7 +17,6 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
-from draftree.engines import make_engine
 from draftree.text.encoding import user
 from draftree.text.tokenizer import Prompt
 
@@ -28,7 +27,7 @@ MESSAGES = [{"role": "user", "content": TEXT}]
 
 
 def answering(speculation: SpeculationParams = LOOKUP, rows: int = 3) -> Answering:
-    engine = make_engine(target(), speculation, scheduling=scheduled(SchedulerParams(rows=rows)))
+    engine = Engine(target(), speculation, scheduling=scheduled(SchedulerParams(rows=rows)))
     return Answering(engine, speculation, NAME, rows)
 
 

@@ -16,6 +16,7 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters import grow as growing
 from draftree.drafters.base import Drafter
 from draftree.engine.engine import Engine, Generation
+from draftree.engine.observer import Observer
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
@@ -24,7 +25,6 @@ from draftree.policies.base import GrowthPolicy, Plan
 from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.policies.fixed import RankTree, StaticTree
 from draftree.request import Outcome
-from draftree.tracing.trace import Observer
 from draftree.tree import DraftTree, Drawing
 from draftree.verify.schemes import SCHEMES, _OneByOne, find_scheme
 
@@ -132,7 +132,7 @@ class Nodes(Observer):
     def __init__(self) -> None:
         self.steps: list[list[int]] = []
 
-    def stepped(self, outcomes: Sequence[Outcome], learned: float = 0.0) -> None:
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
         """See ``Observer``."""
         self.steps.append([len(outcome.tree) for outcome in outcomes])
 
@@ -143,9 +143,7 @@ def decode(
     seen = Nodes()
     engine = Engine(
         model,
-        drafts,
-        nodes=12 if drafts else None,
-        verification=verification,
+        Speculation(drafts, 12 if drafts else None, find_scheme(verification)),
         observers=[seen],
         scheduling=SchedulerParams(rows=3, batch_nodes=most),
     )
@@ -180,11 +178,13 @@ def test_drafters_divide_the_budget_by_their_requests() -> None:
     model, match, params = target(), find_scheme("match"), SamplingParams(max_tokens=30, ignore_eos=True)
     engine = Engine(model)
     one, other = (Speculation(drafter("relative", model, StaticTree(2, 4)), 30, match) for _ in range(2))
-    requests = [engine.open(p, params, s) for p, s in zip(PROMPTS, (one, other, other), strict=True)]
-    sizes = [len(outcome.tree) for outcome in engine.step(requests, batch_nodes=6)]
+    requests = [
+        engine.stepper.open(engine.request(p, params, s)) for p, s in zip(PROMPTS, (one, other, other), strict=True)
+    ]
+    sizes = [len(outcome.tree) for outcome in engine.stepper.step(requests, batch_nodes=6)]
     assert sizes[0] == 2 and sum(sizes[1:]) == 4
     for request in requests:
-        engine.close(request)
+        engine.stepper.close(request)
 
 
 def test_no_nodes_at_all_are_no_budget() -> None:

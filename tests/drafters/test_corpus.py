@@ -21,7 +21,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.indexes import LONGEST, SHORTEST, CorpusIndex, NgramIndex, read_texts
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
-from draftree.engine.speculation import SpeculationParams
+from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError
 from draftree.policies.chains import CHAIN
 from draftree.policies.fixed import StaticTree
@@ -181,7 +181,7 @@ def test_the_same_prompt_again_takes_fewer_steps_and_has_the_same_text(name: str
     prompts = [[1, 2, 3, 1], [4, 0, 2]]
     wanted = Engine(ToyModel()).generate(prompts, params)
     made = load_drafter(name, ToyModel(), CHAIN, corpus=Corpus(outputs=True))
-    engine = Engine(ToyModel(), made, nodes=8)
+    engine = Engine(ToyModel(), Speculation(made, 8))
     first, again = engine.generate(prompts, params), engine.generate(prompts, params)
     for found in (first, again):
         assert [g.token_ids for g in found] == [g.token_ids for g in wanted]
@@ -275,10 +275,10 @@ class TestNames:
 
     def test_a_corpus_and_its_drafter_need_each_other(self) -> None:
         with pytest.raises(ConfigError, match="drafter corpus has no texts"):
-            draftree.load_engine("./nowhere", drafter="lookup+corpus")
+            draftree.load_engine("./nowhere", draftree.SpeculationParams(drafter="lookup+corpus"))
         for name in ("auto", "lookup", "recycle>self"):
             with pytest.raises(ConfigError, match=f"drafter {name} does not draft from a corpus: use corpus"):
-                draftree.load_engine("./nowhere", drafter=name, corpus=Corpus())
+                draftree.load_engine("./nowhere", draftree.SpeculationParams(drafter=name, corpus=Corpus()))
 
     def test_drawn_children_may_come_from_files_but_not_from_outputs(self) -> None:
         options: dict[str, Any] = {"drafter": "corpus", "method": "static", "verification": "multi-round"}

@@ -15,7 +15,7 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.indexes import NgramIndex
 from draftree.drafters.ngram import NgramSource
-from draftree.engine.limits import text_stream
+from draftree.engine.input_processor import text_stream
 from draftree.errors import ConfigError
 from draftree.models.huggingface.torch_sampling import warp
 from draftree.policies.base import Frontier, Growth, GrowthPolicy

@@ -12,6 +12,7 @@ from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.errors import CacheError
 from draftree.models.base import prefill
 from draftree.models.heads.eagle_model import HeadModel
@@ -22,7 +23,7 @@ from draftree.policies.auto.policy import AutoTree
 from draftree.policies.methods import METHODS
 from draftree.request import Request
 from draftree.text.detokenizer import NoText
-from draftree.verify.schemes import SCHEMES
+from draftree.verify.schemes import SCHEMES, find_scheme
 
 from ..heads import DRAFTED, PROMPTS, random_head, trained
 from ..pairs import policy
@@ -36,7 +37,7 @@ def target() -> HFModel:
 
 def engine(target: HFModel, head: HeadModel, method: str, nodes: int = 9, scheme: str = "match") -> Engine:
     drafter = TreeDrafter(policy(method), EagleSource(head, VOCAB))
-    return Engine(target, drafter, nodes=nodes, verification=scheme)
+    return Engine(target, Speculation(drafter, nodes, find_scheme(scheme)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -55,7 +56,7 @@ def test_ids_equal_ar_decoding_in_an_ensemble(method: str, temperature: float, t
     params = SamplingParams(max_tokens=24, temperature=temperature, seed=4)
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
     ensemble = EnsembleSource((NgramSource(shortest=1), TokenRecyclingSource(), EagleSource(trained(target), VOCAB)))
-    made = Engine(target, TreeDrafter(policy(method), ensemble), nodes=9)
+    made = Engine(target, Speculation(TreeDrafter(policy(method), ensemble), 9))
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == plain
     assert made.generate(PROMPTS[1:2], params)[0].token_ids == plain[1]
 
@@ -63,13 +64,13 @@ def test_ids_equal_ar_decoding_in_an_ensemble(method: str, temperature: float, t
 def test_a_head_that_has_rested_catches_up(target: HFModel) -> None:
     params = SamplingParams(max_tokens=40)
     ensemble = EnsembleSource((NgramSource(shortest=6, longest=6), EagleSource(trained(target), VOCAB)))
-    made = Engine(target, TreeDrafter(policy("chain"), ensemble), nodes=4)
-    request = made.open(PROMPTS[0], params)
+    made = Engine(target, Speculation(TreeDrafter(policy("chain"), ensemble), 4))
+    request = made.stepper.open(made.request(PROMPTS[0], params))
     accepted = []
     for step in range(8):
         ensemble.enable([True, not 2 <= step < 5])
-        accepted.append(len(made.step([request])[0].path))
-    made.close(request)
+        accepted.append(len(made.stepper.step([request])[0].path))
+    made.stepper.close(request)
     assert min(accepted[:2] + accepted[5:]) > 2
     assert accepted[2:5] == [0] * 3
     assert request.output_ids == Engine(target).generate(PROMPTS[:1], params)[0].token_ids[: len(request.output_ids)]
@@ -82,14 +83,14 @@ def test_a_head_that_knows_the_text_is_accepted(target: HFModel) -> None:
 
 def test_only_the_draft_vocabulary_and_the_text_are_drafted(target: HFModel) -> None:
     made = engine(target, random_head(target), "static", nodes=30)
-    request = made.open([2, 5, 4], SamplingParams(max_tokens=40))
+    request = made.stepper.open(made.request([2, 5, 4], SamplingParams(max_tokens=40)))
     seen: set[int] = set()
     while request.finish_reason is None:
         allowed = {*DRAFTED.tolist(), *request.ids[1:]}
-        drafted = set(made.step([request])[0].tree.tokens.tolist())
+        drafted = set(made.stepper.step([request])[0].tree.tokens.tolist())
         assert drafted <= allowed
         seen |= drafted
-    made.close(request)
+    made.stepper.close(request)
     assert any(token % 2 for token in seen)  # the text's own tokens, which are not in the vocabulary
 
 
@@ -105,9 +106,9 @@ def test_drawn_children_are_the_same_alone_and_batched(scheme: str, target: HFMo
 def test_entropies_are_of_the_distribution_over_the_draft_vocabulary(target: HFModel) -> None:
     head = random_head(target)
     made = engine(target, head, "chain")
-    request = made.open(PROMPTS[0], SamplingParams(max_tokens=8))
-    tree = made.step([request])[0].tree
-    made.close(request)
+    request = made.stepper.open(made.request(PROMPTS[0], SamplingParams(max_tokens=8)))
+    tree = made.stepper.step([request])[0].tree
+    made.stepper.close(request)
     row = head.open()
     ids = torch.tensor([*PROMPTS[0], request.output_ids[0]])
     opened = prefill(target, PROMPTS[0])
@@ -118,16 +119,16 @@ def test_entropies_are_of_the_distribution_over_the_draft_vocabulary(target: HFM
 
 def test_one_pass_for_each_layer(target: HFModel) -> None:
     made = engine(target, random_head(target), "chain")
-    request = made.open(PROMPTS[0], SamplingParams(max_tokens=20))
-    assert made.step([request])[0].step.draft_passes == 4
-    made.close(request)
+    request = made.stepper.open(made.request(PROMPTS[0], SamplingParams(max_tokens=20)))
+    assert made.stepper.step([request])[0].step.draft_passes == 4
+    made.stepper.close(request)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_step_that_fails_loses_no_hidden_states(when: str, target: HFModel, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Engine(target).generate(PROMPTS[:1], SamplingParams(max_tokens=20))[0].token_ids
     made = engine(target, trained(target), "chain")
-    request = made.open(PROMPTS[0], SamplingParams(max_tokens=20))
+    request = made.stepper.open(made.request(PROMPTS[0], SamplingParams(max_tokens=20)))
     while request.tokens_left > 5:
 
         def fail(*given: object) -> None:
@@ -138,16 +139,16 @@ def test_a_step_that_fails_loses_no_hidden_states(when: str, target: HFModel, mo
                 patch.setattr(HeadPasses, "forward", fail)  # the head's own pass
             else:
                 patch.setattr(target._runner, "forward", fail)  # the target's, when the head has drafted
-            made.step([request])
-        assert made.step([request])[0].path
-    made.close(request)
+            made.stepper.step([request])
+        assert made.stepper.step([request])[0].path
+    made.stepper.close(request)
     assert request.output_ids == plain[: len(request.output_ids)]
 
 
 def test_a_sequence_without_a_row_is_refused(target: HFModel) -> None:
     source = EagleSource(random_head(target), VOCAB)
     drafter = TreeDrafter(policy("chain"), source)
-    made = Engine(target, drafter)
+    made = Engine(target, Speculation(drafter))
     request = Request([1, 2, 3], SamplingParams(), 9, frozenset(), NoText())
     with pytest.raises(CacheError, match="open row"):
         made.speculation.drafter.propose([request], [Budget(made.speculation.nodes)])
@@ -155,7 +156,7 @@ def test_a_sequence_without_a_row_is_refused(target: HFModel) -> None:
 
 def test_auto_measures_what_a_head_costs(target: HFModel) -> None:
     plain = Engine(target).generate(PROMPTS, SamplingParams(max_tokens=12))
-    made = Engine(target, TreeDrafter(AutoTree(), EagleSource(trained(target), VOCAB)), nodes=8)
+    made = Engine(target, Speculation(TreeDrafter(AutoTree(), EagleSource(trained(target), VOCAB)), 8))
     found = made.generate(PROMPTS, SamplingParams(max_tokens=12))
     assert [g.token_ids for g in found] == [g.token_ids for g in plain]
 
@@ -163,13 +164,13 @@ def test_auto_measures_what_a_head_costs(target: HFModel) -> None:
 def test_drafting_leaves_the_hidden_states_of_the_targets_row(target: HFModel) -> None:
     """The source dropped them from the row, so that nobody else could read them."""
     made = engine(target, trained(target), "chain")
-    request = made.open(PROMPTS[0], SamplingParams(max_tokens=12))
+    request = made.stepper.open(made.request(PROMPTS[0], SamplingParams(max_tokens=12)))
     for _ in range(3):
-        made.step([request])
+        made.stepper.step([request])
     assert request.row is not None
     states = feature_row(request.row).waiting_features()
     assert len(states) == request.row.length
     assert torch.equal(feature_row(request.row).last_features(5), states[-5:])
     with pytest.raises(CacheError):
         feature_row(request.row).last_features(len(states) + 1)
-    made.close(request)
+    made.stepper.close(request)

@@ -15,6 +15,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.errors import CacheError
 from draftree.models.abilities import HeadRow
 from draftree.models.base import Nodes, Row, prefill
@@ -49,7 +50,7 @@ def below(head: HeadModel, middle: HFModel, shape: StaticTree) -> CascadeSource:
 
 
 def engine(target: HFModel, source: TokenSource, depth: int = 8, nodes: int = 12) -> Engine:
-    return Engine(target, TreeDrafter(StaticTree(1, depth), source), nodes=nodes)
+    return Engine(target, Speculation(TreeDrafter(StaticTree(1, depth), source), nodes))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -58,7 +59,7 @@ def test_ids_are_those_of_ar_decoding(target: HFModel, middle: HFModel, shape: S
     params = [SamplingParams(max_tokens=14, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
     for tree in (StaticTree(1, 8), StaticTree(2, 3)):
-        made = Engine(target, TreeDrafter(tree, below(random_head(middle), middle, shape)), nodes=12)
+        made = Engine(target, Speculation(TreeDrafter(tree, below(random_head(middle), middle, shape)), 12))
         assert [g.token_ids for g in made.generate(PROMPTS, params)] == plain
         assert made.generate(PROMPTS[:1], params[:1])[0].token_ids == plain[0]
 
@@ -90,7 +91,7 @@ def test_what_is_fed_are_the_middle_models_states(
     paths: dict[int, list[int]] = {}
     extend, advance = HeadModel.extend, HeadModel.advance
     drive = engine(target, made)
-    request = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
+    request = drive.stepper.open(drive.request(PROMPTS[1], SamplingParams(max_tokens=30)))
 
     def restarted(model: HeadModel, rows: list[HeadRow], tokens: list[Tensor], features: list[Tensor]) -> Tensor:
         paths.clear()
@@ -110,8 +111,8 @@ def test_what_is_fed_are_the_middle_models_states(
     monkeypatch.setattr(HeadModel, "advance", restarted)
     monkeypatch.setattr(HeadModel, "extend", checked)
     while request.finish_reason is None:
-        drive.step([request])
-    drive.close(request)
+        drive.stepper.step([request])
+    drive.stepper.close(request)
     assert seen > 15
 
 
@@ -143,19 +144,19 @@ def test_what_the_target_accepts_stays_and_no_more(
 
     monkeypatch.setattr(HeadModel, "advance", counting)
     drive = engine(target, made)
-    decoded = drive.open(PROMPTS[1], SamplingParams(max_tokens=30))
+    decoded = drive.stepper.open(drive.request(PROMPTS[1], SamplingParams(max_tokens=30)))
     lower = made.lower
     assert isinstance(lower, EagleSource)
     while (
         decoded.finish_reason is None and decoded.tokens_left > 2
     ):  # before the last tokens the lower level is not asked
         before = len(decoded.ids)
-        drive.step([decoded])
+        drive.stepper.step([decoded])
         row = lower._states[decoded].row
         assert before - 1 <= row.length <= len(decoded.ids) - 1
         assert not len(row.parents)
         committed.append(row.length - before + 1)
-    drive.close(decoded)
+    drive.stepper.close(decoded)
     assert sum(committed) > least
     assert sum(again) + sum(committed) <= len(decoded.ids)
 
@@ -164,9 +165,9 @@ def test_its_cache_holds_what_a_pass_over_the_text_would_leave(target: HFModel) 
     head = random_head(target)
     made = below(head, target, StaticTree(1, 2))
     drive = engine(target, made)
-    request = drive.open(PROMPTS[2], SamplingParams(max_tokens=40))
+    request = drive.stepper.open(drive.request(PROMPTS[2], SamplingParams(max_tokens=40)))
     for _ in range(4):
-        drive.step([request])
+        drive.stepper.step([request])
     lower = made.lower
     assert isinstance(lower, EagleSource)
     own = head.own(lower._states[request].row)
@@ -176,7 +177,7 @@ def test_its_cache_holds_what_a_pass_over_the_text_would_leave(target: HFModel) 
     head.advance([fresh], [torch.tensor(ids[1:])], [truth(target, ids[:-1])])
     torch.testing.assert_close(own.predicted, fresh.predicted, rtol=1e-3, atol=1e-3)
     head.close(fresh)
-    drive.close(request)
+    drive.stepper.close(request)
 
 
 def test_a_state_of_a_node_that_was_not_fed_is_refused(middle: HFModel) -> None:

@@ -20,6 +20,7 @@ from draftree.drafters.registry import load_drafter
 from draftree.drafters.spec import DrafterSpec
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.engines import load_engine
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.models.base import prefill
@@ -256,7 +257,7 @@ class TestAuto:
 def test_the_text_is_that_of_ar_decoding(method: str, temperature: float) -> None:
     model, params = target(), SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=4)
     want = [g.token_ids for g in Engine(model).generate(PROMPTS, params)]
-    engine = Engine(model, drafter("lookup+recycle+relative", model, policy_of(method)), nodes=9)
+    engine = Engine(model, Speculation(drafter("lookup+recycle+relative", model, policy_of(method)), 9))
     assert [g.token_ids for g in engine.generate(PROMPTS, params)] == want
     assert engine.generate(PROMPTS[1:2], params)[0].token_ids == want[1]
 
@@ -264,7 +265,7 @@ def test_the_text_is_that_of_ar_decoding(method: str, temperature: float) -> Non
 def test_an_ensemble_accepts_more_than_its_parts() -> None:
     model, params, mal = target(), SamplingParams(max_tokens=60), {}
     for name in ("recycle", "relative", "recycle+relative"):
-        engine = Engine(model, drafter(name, model, OptTree(0.001)), nodes=6)
+        engine = Engine(model, Speculation(drafter(name, model, OptTree(0.001)), 6))
         done = [g.stats for _ in range(3) for g in engine.generate(PROMPTS, params)]
         mal[name] = sum(s.tokens - 1 for s in done) / sum(s.steps for s in done)
     assert mal["recycle+relative"] > max(mal["recycle"], mal["relative"])
@@ -273,13 +274,13 @@ def test_an_ensemble_accepts_more_than_its_parts() -> None:
 def test_a_model_that_has_rested_catches_up() -> None:
     model, params = target(), SamplingParams(max_tokens=50)
     ensemble = EnsembleSource((Says("quiet", {0: 0.006}), source("self", model)))
-    engine = Engine(model, TreeDrafter(StaticTree(1, 3), ensemble), nodes=3)
-    request = engine.open(PROMPTS[0], params)
+    engine = Engine(model, Speculation(TreeDrafter(StaticTree(1, 3), ensemble), 3))
+    request = engine.stepper.open(engine.request(PROMPTS[0], params))
     accepted = []
     for step in range(9):
         ensemble.enable([True, not 2 <= step < 5])
-        accepted.append(len(engine.step([request])[0].path))
-    engine.close(request)
+        accepted.append(len(engine.stepper.step([request])[0].path))
+    engine.stepper.close(request)
     assert accepted[:2] + accepted[5:] == [3] * 6
     assert request.output_ids == Engine(model).generate(PROMPTS[:1], params)[0].token_ids[: len(request.output_ids)]
 
@@ -287,7 +288,7 @@ def test_a_model_that_has_rested_catches_up() -> None:
 def test_closing_frees_the_models_rows() -> None:
     model = target()
     ensemble = source("lookup+self", model)
-    Engine(model, TreeDrafter(StaticTree(), ensemble)).generate(PROMPTS, SamplingParams(max_tokens=5))
+    Engine(model, Speculation(TreeDrafter(StaticTree(), ensemble))).generate(PROMPTS, SamplingParams(max_tokens=5))
     assert ensemble.parts[1].model is not None
     assert prefill(ensemble.parts[1].model, PROMPTS[1]).slot == prefill(model, PROMPTS[1]).slot == 0
 
@@ -322,7 +323,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_names_that_do_not_go_together_are_refused_before_a_model_is_loaded(name: str) -> None:
     with pytest.raises(ConfigError, match=BAD[name]):
-        load_engine("./nowhere", drafter=name)
+        load_engine("./nowhere", SpeculationParams(drafter=name))
 
 
 def test_an_unknown_part_is_named() -> None:
@@ -332,12 +333,14 @@ def test_an_unknown_part_is_named() -> None:
 
 def test_drawn_children_are_refused_before_a_model_is_loaded() -> None:
     with pytest.raises(ConfigError, match="verification top1-residual draws children.*use verification match"):
-        load_engine("./nowhere", drafter="lookup+recycle", method="static", verification="top1-residual")
+        load_engine(
+            "./nowhere", SpeculationParams(drafter="lookup+recycle", method="static", verification="top1-residual")
+        )
 
 
 def test_a_recycle_file_without_recycling_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"drafter lookup\+self does not recycle: use drafter recycle"):
-        load_engine("./nowhere", drafter="lookup+self", recycle_file="seen")
+        load_engine("./nowhere", SpeculationParams(drafter="lookup+self", recycle_file="seen"))
 
 
 def test_an_ensemble_of_one_or_of_twins_is_refused() -> None:

@@ -19,6 +19,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.marginals import MarginalSource
 from draftree.drafters.registry import load_drafter, load_source
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.engines import load_beam_engine
 from draftree.errors import ConfigError
 from draftree.models.base import FINAL_STATE, Capabilities, LanguageModel, Row
@@ -30,7 +31,7 @@ from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
 from draftree.sampling.warping import softmax
 from draftree.tree import ROOT, Drawing
-from draftree.verify.schemes import SCHEMES
+from draftree.verify.schemes import SCHEMES, find_scheme
 
 from ..heads import PROMPTS
 from ..marginal_heads import KINDS, VOCAB, MedusaRecipe, features_of
@@ -104,7 +105,7 @@ def test_ids_equal_ar_decoding(
 ) -> None:
     params = [SamplingParams(max_tokens=10, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
-    made = Engine(target, TreeDrafter(policy(method), loaded(folders[kind], target)), nodes=9)
+    made = Engine(target, Speculation(TreeDrafter(policy(method), loaded(folders[kind], target)), 9))
     found = made.generate(PROMPTS, params)
     assert [g.token_ids for g in found] == plain
     assert made.generate(PROMPTS[:1], params[0])[0].token_ids == plain[0]
@@ -123,7 +124,7 @@ def test_medusa_heads_that_know_a_text_by_heart_are_right_throughout(target: HFM
         tensors[f"lm_heads.{i}.weight"] = 20 * torch.linalg.lstsq(states[places], wanted).solution.T.contiguous()
     save_file(tensors, recipe.save(tmp_path) / "model.safetensors")
     drafter = TreeDrafter(policy("chain"), loaded(tmp_path, target))
-    (found,) = Engine(target, drafter, nodes=3).generate([prompt], params)
+    (found,) = Engine(target, Speculation(drafter, 3)).generate([prompt], params)
     assert found.token_ids == plain.token_ids
     assert found.stats.accepted == found.stats.drafted
     assert len(found.stats.accepted) == recipe.heads
@@ -135,14 +136,14 @@ def test_so_they_do_in_ensembles_and_cascades(kind: str, name: str, target: HFMo
     params = SamplingParams(max_tokens=12)
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
     drafter = load_drafter(name.format(folders[kind]), target, policy("opt-tree"))
-    assert [g.token_ids for g in Engine(target, drafter, nodes=8).generate(PROMPTS, params)] == plain
+    assert [g.token_ids for g in Engine(target, Speculation(drafter, 8)).generate(PROMPTS, params)] == plain
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_that_are_not_allowed_are_not_drafted(kind: str, target: HFModel, folders: dict[str, Path]) -> None:
     params = SamplingParams(max_tokens=12, temperature=1.0, seed=4, allowed_token_ids=(2, 4, 8, 16, 32))
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
-    made = Engine(target, TreeDrafter(policy("opt-tree"), loaded(folders[kind], target)), nodes=6)
+    made = Engine(target, Speculation(TreeDrafter(policy("opt-tree"), loaded(folders[kind], target)), 6))
     found = made.generate(PROMPTS, params)
     assert [g.token_ids for g in found] == plain
     assert any(any(g.stats.accepted) for g in found)  # five tokens: some draft is right
@@ -153,7 +154,7 @@ def test_sampled_text_follows_the_targets_distribution(scheme: str, vocabulary: 
     shape = StaticTree(width=1 if scheme == "block" else 2, depth=2)
     target, _, drafter = toy(shape, vocabulary)
     each = [SamplingParams(max_tokens=3, temperature=1.0, seed=i) for i in range(1000)]
-    engine = Engine(target, drafter, nodes=6, verification=scheme)
+    engine = Engine(target, Speculation(drafter, 6, find_scheme(scheme)))
     ids = torch.tensor([g.token_ids for g in engine.generate([PROMPT] * len(each), each)])
     counts = torch.zeros((TOKENS,) * 3).index_put_(tuple(ids.T), torch.ones(len(ids)), accumulate=True)
     assert chi_square(counts.flatten(), distribution(ToyModel(TOKENS), PROMPT, 3).flatten()) > 1e-4
@@ -161,7 +162,9 @@ def test_sampled_text_follows_the_targets_distribution(scheme: str, vocabulary: 
 
 def test_children_are_drawn_from_what_is_reported() -> None:
     target, source, drafter = toy(StaticTree(width=2, depth=3), [3, 0, 1])
-    request = Engine(target, drafter, nodes=14).open(PROMPT, SamplingParams(temperature=1.0, seed=3))
+    request = Engine(target, Speculation(drafter, 14)).stepper.open(
+        Engine(target, Speculation(drafter, 14)).request(PROMPT, SamplingParams(temperature=1.0, seed=3))
+    )
     (tree,) = drafter.propose([request], [Budget(14)], Drawing.WITHOUT_REPLACEMENT)
     head = source.head
     assert isinstance(head, ToyMarginals)
@@ -179,7 +182,9 @@ def test_children_are_drawn_from_what_is_reported() -> None:
 def test_opt_tree_is_the_best_of_all_products(nodes: int) -> None:
     """Brute force over all paths: what DDTree's best-first search finds. A threshold holds no free layer back."""
     target, source, drafter = toy(OptTree(delta=0.999))
-    request = Engine(target, drafter, nodes=nodes).open(PROMPT)
+    request = Engine(target, Speculation(drafter, nodes)).stepper.open(
+        Engine(target, Speculation(drafter, nodes)).request(PROMPT)
+    )
     (tree,) = drafter.propose([request], [Budget(nodes)])
     head = source.head
     assert isinstance(head, ToyMarginals)
@@ -200,7 +205,7 @@ def test_opt_tree_is_the_best_of_all_products(nodes: int) -> None:
 
 def test_a_step_takes_one_pass_whatever_the_depth() -> None:
     target, source, drafter = toy(StaticTree(width=2, depth=6))
-    result = Engine(target, drafter, nodes=14).generate([PROMPT], SamplingParams(max_tokens=20))[0]
+    result = Engine(target, Speculation(drafter, 14)).generate([PROMPT], SamplingParams(max_tokens=20))[0]
     assert source.passes == result.stats.drafted[0] // 2  # two children of each root that was drafted for
     assert 0 < source.pass_seconds < result.stats.seconds.draft
     assert len(result.stats.drafted) == DEPTH
@@ -211,7 +216,7 @@ def test_a_step_takes_one_pass_whatever_the_depth() -> None:
 
 def test_a_root_that_is_scored_again_takes_no_pass() -> None:
     target, source, drafter = toy(StaticTree(width=2, depth=2))
-    request = Engine(target, drafter).open(PROMPT)
+    request = Engine(target, Speculation(drafter)).stepper.open(Engine(target, Speculation(drafter)).request(PROMPT))
     first, again = (drafter.propose([request], [Budget(6)])[0] for _ in range(2))
     assert source.passes == 1
     assert np.array_equal(first.tokens, again.tokens)

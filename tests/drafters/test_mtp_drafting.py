@@ -15,9 +15,11 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.registry import load_drafter, load_source
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.engines import load_beam_source
 from draftree.models.heads.mtp import load_mtp
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.verify.schemes import find_scheme
 
 from ..heads import PROMPTS
 from ..mtp import Oracle, known, read, save_mtp
@@ -47,7 +49,7 @@ def target(folder: Path) -> HFModel:
 
 def engine(target: HFModel, method: str, scheme: str = "match") -> Engine:
     source = EagleSource(load_mtp(target), VOCAB)
-    return Engine(target, TreeDrafter(policy(method), source), nodes=9, verification=scheme)
+    return Engine(target, Speculation(TreeDrafter(policy(method), source), 9, find_scheme(scheme)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -70,13 +72,13 @@ def test_greedy_ids_are_those_of_transformers(target: HFModel) -> None:
 
 def test_chains_are_those_that_transformers_would_draft(folder: Path, target: HFModel) -> None:
     oracle, made = Oracle(folder), engine(target, "chain")
-    request = made.open(PROMPTS[1], SamplingParams(max_tokens=20))
+    request = made.stepper.open(made.request(PROMPTS[1], SamplingParams(max_tokens=20)))
     for _ in range(3):
-        outcome = made.step([request])[0]
+        outcome = made.stepper.step([request])[0]
         text, drafts = request.ids[: len(request.ids) - outcome.taken], outcome.tree.tokens.tolist()
         assert len(drafts) > 2
         assert oracle.drafted(text, drafts)[:-1].argmax(-1).tolist() == drafts
-    made.close(request)
+    made.stepper.close(request)
 
 
 @pytest.mark.parametrize("scheme", ["multi-round", "block"])
@@ -94,7 +96,7 @@ def test_it_is_a_drafter_by_name_alone_joined_and_below_a_verifier(target: HFMod
     assert load_source("mtp", target).name == "mtp"
     for name in ("lookup+mtp", "mtp>self"):
         drafter = load_drafter(name, target, policy("chain"))
-        assert [g.token_ids for g in Engine(target, drafter, nodes=8).generate(PROMPTS, params)] == plain
+        assert [g.token_ids for g in Engine(target, Speculation(drafter, 8)).generate(PROMPTS, params)] == plain
 
 
 def test_beams_are_those_without_drafts(target: HFModel) -> None:

@@ -14,9 +14,10 @@ from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_drafter, load_source
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.methods import METHODS
-from draftree.verify.schemes import SCHEMES
+from draftree.verify.schemes import SCHEMES, find_scheme
 
 from ..heads import PROMPTS, random_head
 from ..pairs import policy
@@ -38,7 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def engine(target: HFModel, source: TokenSource, method: str, scheme: str = "match") -> Engine:
-    return Engine(target, TreeDrafter(policy(method), source), nodes=9, verification=scheme)
+    return Engine(target, Speculation(TreeDrafter(policy(method), source), 9, find_scheme(scheme)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -98,7 +99,7 @@ def test_a_folder_is_a_drafter_by_its_path(kind: str, target: HFModel, folders: 
     assert isinstance(load_source(folder, target), EagleSource)
     drafter = load_drafter(f"lookup+{folder}", target, policy("opt-tree"))
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, SamplingParams(max_tokens=12))]
-    found = Engine(target, drafter, nodes=8).generate(PROMPTS, SamplingParams(max_tokens=12))
+    found = Engine(target, Speculation(drafter, 8)).generate(PROMPTS, SamplingParams(max_tokens=12))
     assert [g.token_ids for g in found] == plain
 
 
@@ -108,5 +109,5 @@ def test_below_an_intermediate_verifier_it_reads_the_target(
 ) -> None:
     drafter = load_drafter(f"{folders[kind]}>self", target, policy("chain"))
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, SamplingParams(max_tokens=12))]
-    found = Engine(target, drafter, nodes=8).generate(PROMPTS, SamplingParams(max_tokens=12))
+    found = Engine(target, Speculation(drafter, 8)).generate(PROMPTS, SamplingParams(max_tokens=12))
     assert [g.token_ids for g in found] == plain

@@ -115,7 +115,7 @@ def test_every_scheme_decodes_with_it(scheme: str, with_head: bool, model: str, 
     """Schemes that draw children refuse what learns from all requests: the default must never be refused."""
     if with_head:
         request.getfixturevalue("shipped")
-    engine = draftree.load_engine(model, method="chain", verification=scheme)
+    engine = draftree.load_engine(model, draftree.SpeculationParams(method="chain", verification=scheme))
     drawing = SCHEMES[scheme].drawing.random
     assert engine.speculation.drafter.name == (("head" if drawing else ALL) if with_head else "lookup")
     results = engine.generate([PROMPT, PROMPT[:4]], PARAMS)
@@ -160,7 +160,7 @@ def test_what_it_recycles_is_kept_in_a_file(model: str, shipped: Path, tmp_path:
 
 def test_where_it_does_not_recycle_a_file_is_refused(model: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="drafter lookup does not recycle"):
-        draftree.load_engine(model, recycle_file=tmp_path / "seen")
+        draftree.load_engine(model, draftree.SpeculationParams(recycle_file=tmp_path / "seen"))
 
 
 def test_inside_generate_the_head_comes_by_the_models_weights(shipped: Path) -> None:

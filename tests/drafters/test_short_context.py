@@ -12,7 +12,6 @@ import pytest
 from draftree import BeamEngine, BeamParams, Engine, SamplingParams, SpeculationParams
 from draftree.cli.main import run
 from draftree.drafters.draft_model import ModelSource
-from draftree.engines import make_engine
 
 from .. import tiny_gguf
 from ..server.running import posted, running, streamed
@@ -42,7 +41,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_the_log_says_it_once_and_statistics_for_each_answer(method: str, caplog: pytest.LogCaptureFixture) -> None:
     """A drafter of 64 tokens drafted nothing for the last 96 of 160, and nobody said why."""
     target = toy(LONG)
-    engine = make_engine(target, short(method=method))
+    engine = Engine(target, short(method=method))
     within, beyond, again = (engine.generate([PROMPT], SamplingParams(max_tokens=tokens))[0] for tokens in (5, 40, 40))
     assert [found.stats.out_of_context for found in (within, beyond, again)] == [{}, END, END]
     assert beyond.token_ids == Engine(target).generate([PROMPT], SamplingParams(max_tokens=40))[0].token_ids
@@ -51,7 +50,7 @@ def test_the_log_says_it_once_and_statistics_for_each_answer(method: str, caplog
 
 
 def test_a_drafter_that_reaches_as_far_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    engine = make_engine(toy(LONG), SpeculationParams(drafter=toy(LONG), method="chain"))
+    engine = Engine(toy(LONG), SpeculationParams(drafter=toy(LONG), method="chain"))
     (found,) = engine.generate([PROMPT])
     assert found.finish_reason == "length" and len(found.token_ids) == LONG - len(PROMPT)
     assert found.stats.out_of_context == {} and not lines(caplog)

@@ -18,6 +18,7 @@ from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import is_model, learns, load_drafter
 from draftree.drafters.spec import DrafterSpec, StageSpec
+from draftree.engine.speculation import SpeculationParams
 from draftree.engines import load_engine
 from draftree.errors import ConfigError, DraftreeWarning, InputError, UnknownNameError, VocabularyError
 from draftree.models.base import LanguageModel
@@ -101,8 +102,10 @@ def test_levels_nest_to_any_depth_and_are_of_any_kind(model: HFModel) -> None:
 @pytest.mark.parametrize("method", ["auto", "hsddw"])
 def test_an_engine_of_names_gives_the_targets_text(folder: Path, method: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
-    plain = load_engine(str(folder), drafter="none").generate(["the rain is in"], params)[0].token_ids
-    engine = load_engine(str(folder), drafter="lookup>self:loop=entropy:tau=0.7", method=method)
+    plain = (
+        load_engine(str(folder), SpeculationParams(drafter="none")).generate(["the rain is in"], params)[0].token_ids
+    )
+    engine = load_engine(str(folder), SpeculationParams(drafter="lookup>self:loop=entropy:tau=0.7", method=method))
     assert engine.generate(["the rain is in"], params)[0].token_ids == plain
 
 
@@ -182,7 +185,7 @@ def test_a_recycle_file_is_for_a_level_that_recycles(model: HFModel, tmp_path: P
 
 def test_a_misspelt_lower_level_is_found_before_anything_is_loaded() -> None:
     with pytest.raises(UnknownNameError, match="no method 'chian'"):
-        load_engine("./never-loaded", drafter="lookup:method=chian>self", method="chain")
+        load_engine("./never-loaded", SpeculationParams(drafter="lookup:method=chian>self", method="chain"))
 
 
 def test_without_looping_back_every_level_above_the_lowest_never_does() -> None:

@@ -17,14 +17,16 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import ANY, SuccessorTable, TokenRecyclingSource, read_entries, vocabulary_of
 from draftree.engine.engine import Engine
+from draftree.engine.observer import Observer
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request, StepCost
 from draftree.scores import NumpyScores, Top
 from draftree.text.detokenizer import NoText
-from draftree.tracing.trace import Observer
 from draftree.tree import DraftTree
+from draftree.verify.schemes import find_scheme
 
 from ..pairs import policy, target
 from ..tiny import causal_logits, tiny
@@ -172,7 +174,7 @@ def test_the_accepted_path_counts_more_than_a_rejected_node_with_the_same_token(
 def test_sequences_share_what_was_seen() -> None:
     model = target()
     drafter = TreeDrafter(StaticTree(width=4, depth=2), TokenRecyclingSource())
-    engine = Engine(model, drafter, nodes=20)
+    engine = Engine(model, Speculation(drafter, 20))
     first, again = (engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0] for _ in range(2))
     assert first.token_ids == again.token_ids
     assert sum(again.stats.accepted) > sum(first.stats.accepted)
@@ -183,7 +185,7 @@ def test_sequences_share_what_was_seen() -> None:
 def test_the_text_is_that_of_ar_decoding(method: str, temperature: float) -> None:
     model, params = target(), SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=4)
     want = [g.token_ids for g in Engine(model).generate(PROMPTS, params)]
-    engine = Engine(model, TreeDrafter(policy(method), TokenRecyclingSource()), nodes=9)
+    engine = Engine(model, Speculation(TreeDrafter(policy(method), TokenRecyclingSource()), 9))
     assert [g.token_ids for g in engine.generate(PROMPTS, params)] == want
     assert engine.generate(PROMPTS[1:2], params)[0].token_ids == want[1]
 
@@ -195,7 +197,7 @@ class Distributions(Observer):
         self.count = count
         self.seen = 0
 
-    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             told = outcome.top(self.count)
             assert told is not None
@@ -216,13 +218,17 @@ def test_a_drafter_is_told_what_the_target_says_after_every_node(verification: s
     params = [SamplingParams(max_tokens=8, temperature=t, seed=2) for t in (0.0, 1.0, 0.7)]
     made = TreeDrafter(StaticTree(width=2, depth=2), TokenRecyclingSource(3))
     for each in (params, params[:1] * 3):
-        Engine(target(), made, nodes=6, verification=verification, observers=[distributions]).generate(PROMPTS, each)
+        Engine(target(), Speculation(made, 6, find_scheme(verification)), observers=[distributions]).generate(
+            PROMPTS, each
+        )
     assert distributions.seen > 60
 
 
 def test_drawn_children_are_refused() -> None:
     with pytest.raises(ConfigError, match="learn from all requests.*use verification match"):
-        Engine(target(), TreeDrafter(StaticTree(), TokenRecyclingSource()), verification="multi-round")
+        Engine(
+            target(), Speculation(TreeDrafter(StaticTree(), TokenRecyclingSource()), scheme=find_scheme("multi-round"))
+        )
 
 
 def test_a_width_below_1_is_refused() -> None:

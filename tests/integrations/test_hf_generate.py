@@ -46,7 +46,7 @@ def _generate(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, **o
 def test_greedy_generate_gives_the_same_ids(options: dict[str, object]) -> None:
     model = _model()
     want = _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=30, **options)
-    ours = draftree.custom_generate(drafter="self", method="static", nodes=20)
+    ours = draftree.custom_generate(draftree.SpeculationParams(drafter="self", method="static", nodes=20))
     assert _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=30, custom_generate=ours, **options) == want
 
 
@@ -73,7 +73,7 @@ def test_sampling_follows_the_seed_and_the_config() -> None:
     options = {"do_sample": True, "temperature": 0.8, "top_k": 7, "top_p": 0.9, "max_new_tokens": 30}
 
     def sample(seed: int | None, drafter: str) -> list[list[int]]:
-        ours = draftree.custom_generate(drafter=drafter, method="dynamic-width", seed=seed)
+        ours = draftree.custom_generate(draftree.SpeculationParams(drafter=drafter, method="dynamic-width"), seed=seed)
         return _generate(model, PROMPT, FULL, custom_generate=ours, **options)
 
     assert sample(3, "self") == sample(3, "none")
@@ -91,9 +91,15 @@ def test_the_models_attention_is_left_as_it_was() -> None:
 def test_settings_can_be_given_to_generate_itself() -> None:
     model = _model()
     want = _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20)
-    options = {"drafter": "self", "method": "chain", "settings": {"depth": 2}, "nodes": 5}
+    speculation = draftree.SpeculationParams(drafter="self", method="chain", settings={"depth": 2}, nodes=5)
     got = _generate(
-        model, PROMPT, FULL, do_sample=False, max_new_tokens=20, custom_generate=draftree.generate_with, **options
+        model,
+        PROMPT,
+        FULL,
+        do_sample=False,
+        max_new_tokens=20,
+        custom_generate=draftree.generate_with,
+        speculation=speculation,
     )
     assert got == want
 
@@ -105,20 +111,24 @@ def test_what_it_cannot_do_is_refused_by_name(options: dict[str, object]) -> Non
 
 
 def test_a_verification_is_chosen_by_name_and_refused_before_anything_is_loaded() -> None:
-    ours = draftree.custom_generate(drafter="self", method="chain", verification="block", seed=3)
+    ours = draftree.custom_generate(
+        draftree.SpeculationParams(drafter="self", method="chain", verification="block"), seed=3
+    )
     options = {"do_sample": True, "max_new_tokens": 20, "custom_generate": ours}
     assert _generate(_model(), PROMPT, FULL, **options) == _generate(_model(), PROMPT, FULL, **options)
     want = _generate(_model(), PROMPT, FULL, do_sample=False, max_new_tokens=20)
     assert _generate(_model(), PROMPT, FULL, do_sample=False, max_new_tokens=20, custom_generate=ours) == want
     with pytest.raises(ConfigError, match="block"):
-        draftree.custom_generate(drafter="./never-loaded", method="static", verification="block")
+        draftree.custom_generate(
+            draftree.SpeculationParams(drafter="./never-loaded", method="static", verification="block")
+        )
 
 
 def test_a_drafting_model_is_loaded_by_name_and_checked(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "drafter", seed=4)
     model = _model()
     want = _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20)
-    ours = draftree.custom_generate(drafter=str(folder))
+    ours = draftree.custom_generate(draftree.SpeculationParams(drafter=str(folder)))
     assert _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20, custom_generate=ours) == want
 
 
@@ -127,6 +137,6 @@ def test_a_draft_head_drafts_by_its_folder(tmp_path: Path) -> None:
     want = _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20)
     target = HFModel(tiny(), self_test=False)
     save_head(tmp_path, random_network(target), DRAFTED, target)
-    ours = draftree.custom_generate(drafter=str(tmp_path), method="opt-tree", nodes=8)
+    ours = draftree.custom_generate(draftree.SpeculationParams(drafter=str(tmp_path), method="opt-tree", nodes=8))
     for _ in range(2):
         assert _generate(model, PROMPT, FULL, do_sample=False, max_new_tokens=20, custom_generate=ours) == want

@@ -14,7 +14,6 @@ import pytest
 
 import draftree
 from draftree import Engine, Generation, SamplingParams, SchedulerParams, SpeculationParams
-from draftree.engines import make_engine
 from draftree.models.base import LanguageModel
 
 from .. import tiny_gguf
@@ -69,7 +68,7 @@ def test_drafts_change_no_log_probability(models: list[LanguageModel], method: s
     alone = [Engine(target).generate([prompt], params(temperature))[0] for prompt in prompts]
     settings = {"depth": 6} if method == "chain" else None
     speculation = SpeculationParams(drafter=draft, method=method, settings=settings, nodes=14)
-    found = make_engine(target, speculation).generate(prompts, params(temperature))
+    found = Engine(target, speculation).generate(prompts, params(temperature))
     assert [scored(one) for one in found] == [scored(one) for one in alone]
     assert sum(chunk.drafted for one in found for chunk in one.chunks) > 12
 
@@ -80,11 +79,11 @@ def test_kept_rows_change_no_log_probability(models: list[LanguageModel], drafte
     where the two best tokens were 0.018 apart."""
     target, draft = models
     chain = SpeculationParams(drafter=draft if drafted else "none", method="chain")
-    warm = make_engine(target, chain, scheduling=SchedulerParams(prefixes=2))
+    warm = Engine(target, chain, scheduling=SchedulerParams(prefixes=2))
     (first,) = warm.generate([TEXT], params(0.0))
     for prompt in (TEXT, [*TEXT, *first.token_ids, 7, 8, 9], [*TEXT[:30], 7, 8, 9]):
         (found,) = warm.generate([prompt], params(0.0))
         (cold,) = Engine(target).generate([prompt], params(0.0))
         assert found.stats.reused > 16 and not cold.stats.reused
         assert scored(found) == scored(cold)
-    warm.prefixes.clear()
+    warm.stepper.prefixes.clear()

@@ -14,6 +14,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.models.base import Nodes, Row, prefill
 from draftree.models.cost_profile import (
@@ -175,7 +176,7 @@ class Counting(ToyModel):
 def test_a_start_without_a_profile_makes_no_pass_and_keeps_nothing(cache: Path) -> None:
     """The first command that a user gave waited for seconds, on a busy machine for a minute."""
     model, auto = Counting(), AutoTree()
-    engine = Engine(model, TreeDrafter(auto, NgramSource()), nodes=8)
+    engine = Engine(model, Speculation(TreeDrafter(auto, NgramSource()), 8))
     assert model.passes == 0
     assert auto.target == profile_of(model)
     made = engine.generate([[1, 2, 1, 2]], SamplingParams(max_tokens=6))[0]
@@ -206,13 +207,13 @@ def test_an_idle_engine_measures_until_a_request_comes(monkeypatch: pytest.Monke
     model = ToyModel()
     profile_of(model)
     monkeypatch.setattr("draftree.engine.engine._IDLE_SECONDS", 0.01)
-    engine, rested = Engine(model), threading.Event()
+    engine, rested, ended = Engine(model), threading.Event(), threading.Event()
 
     def idle(is_wanted: Callable[[], bool]) -> None:
         measure_missing([model], is_wanted)
         rested.set()
 
-    thread = threading.Thread(target=lambda: engine.run(idle=idle))
+    thread = threading.Thread(target=lambda: engine.wait(ended.is_set, idle=idle))
     thread.start()
     try:
         for _ in range(2):  # once after each time of work
@@ -220,7 +221,8 @@ def test_an_idle_engine_measures_until_a_request_comes(monkeypatch: pytest.Monke
             rested.clear()
             assert engine.submit([1, 2], SamplingParams(max_tokens=3)).result().token_ids
     finally:
-        engine.shutdown()
+        ended.set()
+        engine.wake()
         thread.join()
     assert load_profile(model) is not None
 

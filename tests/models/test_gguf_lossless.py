@@ -9,7 +9,7 @@ import pytest
 import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.beams.params import BeamParams
-from draftree.engines import load_beam_engine, make_engine
+from draftree.engines import load_beam_engine
 from draftree.errors import VocabularyError
 from draftree.models.base import LanguageModel
 
@@ -58,12 +58,12 @@ def test_drafts_give_the_ids_of_ar_decoding(
     alone = [Engine(target).generate([prompt], params(temperature))[0].token_ids for prompt in PROMPTS]
     accepted = 0
     for method in METHODS:
-        engine = make_engine(target, SpeculationParams(drafter=drafter, method=method))
+        engine = Engine(target, SpeculationParams(drafter=drafter, method=method))
         for result, ids in zip(engine.generate(PROMPTS, params(temperature)), alone, strict=True):
             assert result.token_ids == ids
             accepted += sum(result.stats.accepted)
     assert accepted > 10 or "near" not in drafter
-    engine.prefixes.clear()
+    engine.stepper.prefixes.clear()
 
 
 def test_requests_with_drafters_of_their_own_share_passes(folder: Path, target: LanguageModel) -> None:
@@ -82,7 +82,7 @@ def test_a_text_has_the_log_probabilities_as_a_prompt_that_it_had_when_it_was_ge
     engine = Engine(target)
     for prompt in PROMPTS:
         made = engine.submit(prompt, SamplingParams(max_tokens=100, logprobs=1)).result()
-        ids = [*engine.encode(prompt), *made.token_ids]
+        ids = [*engine.inputs.encode(prompt), *made.token_ids]
         again = engine.submit(ids, SamplingParams(max_tokens=1, prompt_logprobs=1))
         again.result()
         generated = again.request.prompt_logprobs[-len(made.token_ids) :]
@@ -106,4 +106,4 @@ def test_a_draft_model_of_another_vocabulary_is_refused_with_the_first_token_tha
     folder: Path, target: LanguageModel
 ) -> None:
     with pytest.raises(VocabularyError, match="first that differs"):
-        make_engine(target, SpeculationParams(drafter=str(folder / "foreign.gguf"), method="chain"))
+        Engine(target, SpeculationParams(drafter=str(folder / "foreign.gguf"), method="chain"))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.base import FeatureSpec, Nodes, prefill
 from draftree.models.huggingface.cache import Placement, TreeCache
@@ -108,7 +109,9 @@ def test_the_output_is_that_of_eager_passes() -> None:
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     want = Engine(HFModel(tiny(), self_test=False)).generate([[1, 2, 3], [5]], params)
     model = graphs()
-    found = Engine(model, drafter("lookup", model, policy("opt-tree")), nodes=8).generate([[1, 2, 3], [5]], params)
+    found = Engine(model, Speculation(drafter("lookup", model, policy("opt-tree")), 8)).generate(
+        [[1, 2, 3], [5]], params
+    )
     assert [g.token_ids for g in found] == [g.token_ids for g in want]
 
 

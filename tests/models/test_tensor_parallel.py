@@ -13,6 +13,7 @@ import pytest
 
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
+from draftree.engine.speculation import SpeculationParams
 from draftree.engines import load_beam_engine, load_engine
 from draftree.errors import ConfigError, RunError, UnsupportedModelError
 from draftree.models.huggingface.hf_loading import load_part
@@ -64,7 +65,7 @@ def test_many_requests_that_share_an_engine_have_the_texts_of_one_process(model:
     made = launched("batch", str(source), str(out), "--target", model, "--drafter", "lookup+recycle", "--rows", "3")
     assert made.returncode == 0, made.stderr
     found = {record["custom_id"]: _text(record) for record in map(json.loads, out.read_text().splitlines())}
-    alone = load_engine(model, drafter="none")
+    alone = load_engine(model, SpeculationParams(drafter="none"))
     for number, each in enumerate(asked, start=1):
         params = SamplingParams(max_tokens=each["tokens"], temperature=each["temperature"], seed=5)
         assert found[f"line-{number}"] == alone.generate([user(str(each["prompt"]))], params)[0].text
@@ -111,7 +112,9 @@ def test_rank_0_alone_prints(model: str) -> None:
     made = launched("generate", TEXT, "--target", model, *words)
     assert made.returncode == 0, made.stderr
     (line,) = made.stdout.splitlines()
-    expected = load_engine(model, drafter="none").generate([user(TEXT)], SamplingParams(max_tokens=20))[0]
+    expected = load_engine(model, SpeculationParams(drafter="none")).generate(
+        [user(TEXT)], SamplingParams(max_tokens=20)
+    )[0]
     report = json.loads(line)
     assert report["token_ids"] == expected.token_ids and report["stats"]["drafted"] > 0
     assert "Traceback" not in made.stderr

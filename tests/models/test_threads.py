@@ -13,10 +13,11 @@ from torch import Tensor
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
+from draftree.engine.observer import EngineRequest
+from draftree.engine.speculation import Speculation
 from draftree.errors import CacheError
 from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.request import Request
 
 from ..pairs import policy
 from ..references import extended
@@ -58,13 +59,13 @@ class Gate:
 
 
 def engine(model: HFModel) -> Engine:
-    return Engine(model, load_drafter("lookup", model, policy("static")), nodes=8)
+    return Engine(model, Speculation(load_drafter("lookup", model, policy("static")), 8))
 
 
-def to_the_end(made: Engine, request: Request) -> list[int]:
+def to_the_end(made: Engine, request: EngineRequest) -> list[int]:
     while request.finish_reason is None:
-        made.step([request])
-    made.close(request)
+        made.stepper.step([request])
+    made.stepper.close(request)
     return request.output_ids
 
 
@@ -83,7 +84,7 @@ def test_a_step_inside_another_threads_pass_is_refused(shared: bool, model: HFMo
     """Two engines on one target in two threads gave each other's tokens: the cache has one placement, and a pass of the
     second thread moved it between the first one's placing and writing."""
     first, second = engine(model), engine(model if shared else HFModel(model.model))
-    sequences = [e.open(list(p), PARAMS) for e, p in zip((first, second), PROMPTS, strict=True)]
+    sequences = [e.stepper.open(e.request(list(p), PARAMS)) for e, p in zip((first, second), PROMPTS, strict=True)]
     done: list[list[int]] = []
 
     def work() -> None:
@@ -91,9 +92,9 @@ def test_a_step_inside_another_threads_pass_is_refused(shared: bool, model: HFMo
 
     with Gate(model).held(work):
         with pytest.raises(CacheError, match="another thread"):
-            second.step([sequences[1]])
+            second.stepper.step([sequences[1]])
         with pytest.raises(CacheError, match="another thread"):
-            second.open([1, 2])
+            second.stepper.open(second.request([1, 2]))
     assert done == [wanted[0]]
     assert to_the_end(second, sequences[1]) == wanted[1], "the refused step has changed nothing"
     assert model.rows == 0
@@ -133,7 +134,7 @@ def test_threads_may_take_turns(model: HFModel, wanted: list[list[int]]) -> None
 
 def test_what_drafts_on_the_targets_weights_is_held_with_it() -> None:
     target = HFModel(tiny())
-    made = Engine(target, load_drafter("self", target, policy("static")), nodes=4)
+    made = Engine(target, Speculation(load_drafter("self", target, policy("static")), 4))
     errors: list[type[Exception]] = []
 
     def work() -> None:

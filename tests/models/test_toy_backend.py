@@ -24,6 +24,7 @@ from draftree.drafters.registry import load_drafter, load_source, resolved
 from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from draftree.models.abilities import (
     DraftHead,
@@ -75,7 +76,7 @@ def test_the_self_test_needs_the_seam_alone() -> None:
 def test_drafters_without_abilities_decode_as_ar_decoding(name: str) -> None:
     source = SOURCES[name]()
     want = Engine(ToyModel(VOCAB)).generate(PROMPTS, PARAMS)
-    found = Engine(ToyModel(VOCAB), TreeDrafter(policy("opt-tree"), source), nodes=6).generate(PROMPTS, PARAMS)
+    found = Engine(ToyModel(VOCAB), Speculation(TreeDrafter(policy("opt-tree"), source), 6)).generate(PROMPTS, PARAMS)
     assert [g.token_ids for g in found] == [g.token_ids for g in want]
 
 
@@ -129,7 +130,7 @@ def test_a_head_drafts_for_it_as_ar_decoding(method: str, temperature: float) ->
     want = Engine(ToyFeatureModel()).generate(PROMPTS, params)
     target = ToyFeatureModel()
     drafter = TreeDrafter(policy(method), EagleSource(head_of(target), VOCAB))
-    found = Engine(target, drafter, nodes=6).generate(PROMPTS, params)
+    found = Engine(target, Speculation(drafter, 6)).generate(PROMPTS, params)
     assert [g.token_ids for g in found] == [g.token_ids for g in want]
     assert sum(sum(g.stats.accepted) for g in found) > 0
     assert sum(g.stats.draft_passes for g in found) > 0
@@ -149,7 +150,7 @@ def test_a_head_below_it_in_a_cascade_reads_its_hidden_states() -> None:
     target, middle = ToyFeatureModel(), ModelSource(ToyFeatureModel(seed=1), VOCAB)
     target.track_features()
     source = CascadeSource(EagleSource(head_of(middle.model), VOCAB, verifier=middle), middle, CHAIN)
-    found = Engine(target, TreeDrafter(policy("opt-tree"), source), nodes=6).generate(PROMPTS, PARAMS)
+    found = Engine(target, Speculation(TreeDrafter(policy("opt-tree"), source), 6)).generate(PROMPTS, PARAMS)
     assert [g.token_ids for g in found] == [g.token_ids for g in want]
 
 

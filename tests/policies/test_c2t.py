@@ -17,6 +17,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import check_made_for, load_drafter, provenance, resolved
 from draftree.drafters.spec import DrafterSpec
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.engines import load_engine
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.models.heads.eagle_file import SHIPPED, load_head, read_head, save_head
@@ -203,10 +204,10 @@ def test_output_is_ar_decodings_alone_and_in_a_batch_of_three(name: str, tempera
     model, params = target(), SamplingParams(max_tokens=30, temperature=temperature, seed=5)
     want = [g.token_ids for g in Engine(model).generate(PROMPTS, params)]
     policy = ClassifierTree(NET, 0.3, width)
-    together = Engine(model, drafter(name, model, policy), nodes=12).generate(PROMPTS, params)
+    together = Engine(model, Speculation(drafter(name, model, policy), 12)).generate(PROMPTS, params)
     assert [g.token_ids for g in together] == want
     for prompt, ids in zip(PROMPTS, want, strict=True):
-        alone = Engine(model, drafter(name, model, policy), nodes=12).generate([prompt], params)[0]
+        alone = Engine(model, Speculation(drafter(name, model, policy), 12)).generate([prompt], params)[0]
         assert alone.token_ids == ids
     assert sum(sum(g.stats.drafted) for g in together) > 0
 
@@ -215,7 +216,7 @@ def test_output_is_ar_decodings_alone_and_in_a_batch_of_three(name: str, tempera
 @pytest.mark.parametrize("width", ["1", "15"])
 def test_schemes_that_draw_children_refuse_a_policy_that_ranks_them(scheme: str, width: str) -> None:
     with pytest.raises(ConfigError, match=f"verification {scheme} with ClassifierTree"):
-        load_engine("./never-loaded", method="c2t", settings={"width": width}, verification=scheme)
+        load_engine("./never-loaded", SpeculationParams(method="c2t", settings={"width": width}, verification=scheme))
 
 
 def saved_head(folder: Path, model: HFModel, seed: int) -> str:

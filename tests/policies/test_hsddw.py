@@ -18,6 +18,7 @@ from draftree.drafters.cascade.stages import CascadeSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.drafters.spec import DrafterSpec
+from draftree.engine.speculation import SpeculationParams
 from draftree.engines import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
@@ -239,6 +240,6 @@ def test_memories_reach_both_levels_from_the_command_line(
 def test_ids_are_those_of_autoregressive_decoding(folder: Path, drafter: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
     prompts = ["the rain is in", "a rose is a rose is a"]
-    want = [g.token_ids for g in load_engine(str(folder), drafter="none").generate(prompts, params)]
-    engine = load_engine(str(folder), drafter=drafter, method="hsddw")
+    want = [g.token_ids for g in load_engine(str(folder), SpeculationParams(drafter="none")).generate(prompts, params)]
+    engine = load_engine(str(folder), SpeculationParams(drafter=drafter, method="hsddw"))
     assert [g.token_ids for g in engine.generate(prompts, params)] == want

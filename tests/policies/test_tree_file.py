@@ -12,6 +12,7 @@ import pytest
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import SpeculationParams
 from draftree.engines import load_engine
 from draftree.errors import ConfigError, RunError, UnknownNameError
 from draftree.policies.base import Provenance
@@ -140,7 +141,9 @@ def test_a_file_that_cannot_be_written_leaves_nothing(path: Path, tmp_path: Path
 def test_an_engine_is_made_from_names_and_a_file(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "tiny")
     tree = save_tree(tmp_path / "tree.json", "elsewhere/tiny", "self")
-    engine = load_engine(str(model), drafter="self", method="sequoia", settings={"tree": str(tree)}, nodes=8)
+    engine = load_engine(
+        str(model), SpeculationParams(drafter="self", method="sequoia", settings={"tree": str(tree)}, nodes=8)
+    )
     prompt, params = [3, 14, 15, 9], SamplingParams(max_tokens=20)
     result = engine.generate([prompt], params)[0]
     assert result.token_ids == Engine(target()).generate([prompt], params)[0].token_ids

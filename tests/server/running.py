@@ -14,16 +14,15 @@ from typing import Any
 import uvicorn
 
 from draftree.engine.engine import Engine
+from draftree.engine.observer import Observer
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
-from draftree.engines import make_engine
 from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.scores import Scores
 from draftree.server.app import Server, ServerSettings
 from draftree.server.lifecycle import PATIENCE, patient
 from draftree.server.metrics import Metrics
-from draftree.tracing.trace import Observer
 
 from ..tiny import bytes_tokenizer, tiny, tiny_tokenizer
 
@@ -107,8 +106,11 @@ def running(
     **settings: Any,
 ) -> Iterator[Running]:
     metrics = Metrics()
-    engine = make_engine(
-        model or target(), speculation, [metrics, *observers], scheduling=scheduling or SchedulerParams(prefixes=2)
+    engine = Engine(
+        model or target(),
+        speculation,
+        observers=[metrics, *observers],
+        scheduling=scheduling or SchedulerParams(prefixes=2),
     )
     chosen = replace(ServerSettings(name=NAME, speculation=speculation), **settings)
     app, http = Server(engine, chosen, metrics).app, patient(patience)

@@ -21,7 +21,7 @@ def _told(client: openai.OpenAI, **asked: Any) -> list[Any]:
 
 @pytest.mark.parametrize("most", [0, 1, 5])
 def test_a_prompt_has_the_log_probabilities_of_a_causal_pass(client: openai.OpenAI, alone: Engine, most: int) -> None:
-    prompts = [alone.encode(TEXT), alone.encode("the cat in the hat")]
+    prompts = [alone.inputs.encode(TEXT), alone.inputs.encode("the cat in the hat")]
     choices = _told(client, prompt=prompts, max_tokens=most, logprobs=2)
     whole = _told(client, prompt=prompts, max_tokens=most)
     for prompt, choice, plain in zip(prompts, choices, whole, strict=True):

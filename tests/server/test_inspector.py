@@ -67,7 +67,7 @@ def test_a_stream_carries_the_lines_that_a_trace_file_has(path: str, tmp_path: P
 
 def test_with_a_trace_each_token_has_a_piece_of_its_own(served: Running, alone: Engine) -> None:
     """Also the first half of a character, whose text is empty: so pieces and the tokens of the records go together."""
-    halves = {str(token): 20 for token in alone.encode("é")}
+    halves = {str(token): 20 for token in alone.inputs.encode("é")}
     body = {"prompt": TEXT, "max_tokens": 16, "temperature": 0, "logit_bias": halves}
     events = streamed(served, "/v1/completions", {**body, "stream_options": TRACED})
     texts = [choice["text"] for e in events for choice in e["choices"] if choice["finish_reason"] is None]
@@ -127,10 +127,10 @@ def test_a_response_refuses_a_trace(served: Running) -> None:
 
 
 def test_texts_of_tokens(served: Running, alone: Engine) -> None:
-    assert alone.tokenizer is not None
+    assert alone.inputs.tokenizer is not None
     ids = [*range(3, 20), 3]
     status, found = posted(served, "/draftree/spell", {"tokens": ids})
-    assert status == 200 and found["texts"] == [alone.tokenizer.decode([token]) for token in ids]
+    assert status == 200 and found["texts"] == [alone.inputs.tokenizer.decode([token]) for token in ids]
     for wrong in ([99999], [-1], ["a"]):
         status, found = posted(served, "/draftree/spell", {"tokens": wrong})
         assert status == 400 and found["error"]["param"].startswith("tokens")

@@ -15,13 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from draftree.config import SamplingParams
 from draftree.drafters.spec import NONE
 from draftree.engine.engine import Engine
+from draftree.engine.observer import Observer
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
-from draftree.engines import make_engine
 from draftree.openai.answers import speculative_decoding
 from draftree.request import Outcome
 from draftree.server.metrics import Metrics
-from draftree.tracing.trace import Observer
 
 from .running import TEXT, fetched, posted, running, target
 
@@ -34,7 +33,7 @@ class _Witness(Observer):
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
 
-    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
         self.outcomes += outcomes
 
 
@@ -65,7 +64,7 @@ def test_nodes_are_counted_by_depth_and_by_the_drafters_that_proposed_them(
     speculation: SpeculationParams, parts: list[str]
 ) -> None:
     metrics, witness = Metrics(), _Witness()
-    engine = make_engine(target(), speculation, [metrics, witness])
+    engine = Engine(target(), speculation, observers=[metrics, witness])
     made = engine.generate(PROMPTS, SamplingParams(max_tokens=64))
     expected = _recounted(witness.outcomes, parts)
     assert expected[parts[0], "accepted"] > 0 and expected[parts[-1], "accepted"] > 0
@@ -88,7 +87,7 @@ def test_nodes_are_counted_by_depth_and_by_the_drafters_that_proposed_them(
 
 def test_a_node_of_several_drafters_counts_for_each_of_them() -> None:
     witness = _Witness()
-    made = make_engine(target(), ENSEMBLE, [witness]).generate(PROMPTS, SamplingParams(max_tokens=64))
+    made = Engine(target(), ENSEMBLE, observers=[witness]).generate(PROMPTS, SamplingParams(max_tokens=64))
     shared = sum(
         int((o.tree.origins == 3).sum()) for o in witness.outcomes if o.tree.origins is not None and len(o.tree)
     )
@@ -98,20 +97,20 @@ def test_a_node_of_several_drafters_counts_for_each_of_them() -> None:
 
 
 def test_without_drafts_no_drafter_is_named() -> None:
-    (made,) = make_engine(target(), SpeculationParams(drafter=NONE)).generate([TEXT], SamplingParams(max_tokens=4))
+    (made,) = Engine(target(), SpeculationParams(drafter=NONE)).generate([TEXT], SamplingParams(max_tokens=4))
     assert speculative_decoding([made.stats])["by_drafter"] == {}
 
 
 def test_what_the_cache_holds_is_told_beside_what_it_may_hold() -> None:
     metrics, model = Metrics(), target()
     model.cache_bytes = 4096 * model.capabilities.slot_bytes
-    engine = make_engine(model, ENSEMBLE, [metrics], scheduling=SchedulerParams(rows=1, prefixes=2))
+    engine = Engine(model, ENSEMBLE, observers=[metrics], scheduling=SchedulerParams(rows=1, prefixes=2))
     for ended in range(2):
         stream = engine.stream(PROMPTS[1], SamplingParams(max_tokens=64))
         next(stream)
         figures, (job,) = _figures(metrics, engine), engine.scheduler.running
         assert job.request.row is not None
-        held, kept = job.request.row.length, sum(engine.prefixes.lengths)
+        held, kept = job.request.row.length, sum(engine.stepper.prefixes.lengths)
         assert held >= job.request.prompt_length
         assert figures["draftree:kv_tokens", "running"] == held and figures["draftree:kv_tokens", "kept"] == kept
         assert figures["draftree:kv_tokens_most",] == 4096
@@ -135,7 +134,7 @@ def test_an_answer_names_its_drafters() -> None:
 
 def test_the_dashboard_reads_metrics_and_labels_that_are_there() -> None:
     metrics = Metrics()
-    engine = make_engine(target(), ENSEMBLE, [metrics], scheduling=SchedulerParams(prefixes=2))
+    engine = Engine(target(), ENSEMBLE, observers=[metrics], scheduling=SchedulerParams(prefixes=2))
     for prompt in PROMPTS:
         handle = engine.submit(prompt, SamplingParams(max_tokens=64))
         handle.result()

@@ -14,7 +14,6 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
-from draftree.engines import make_engine
 from draftree.tracing.trace import Trace
 
 from .running import Running, posted, running, slow_target, streamed, target
@@ -231,7 +230,9 @@ def test_the_next_question_has_the_conversation_before_it(page: Page, served: Ru
 def test_a_trace_file_opens(page: Page, tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     with Trace(file) as trace:
-        engine = make_engine(target(), SpeculationParams(drafter="lookup+recycle", method="static", nodes=6), [trace])
+        engine = Engine(
+            target(), SpeculationParams(drafter="lookup+recycle", method="static", nodes=6), observers=[trace]
+        )
         prompts = ["a b a b a b a b", QUESTION]
         found = engine.generate(prompts, SamplingParams(max_tokens=TOKENS))
     page.set_input_files("#file", file)
@@ -246,8 +247,8 @@ def test_a_trace_file_opens(page: Page, tmp_path: Path) -> None:
 
 
 def _spelled(engine: Engine, ids: list[int]) -> str:
-    assert engine.tokenizer is not None
-    return "".join(str(engine.tokenizer.decode([token])) for token in ids)
+    assert engine.inputs.tokenizer is not None
+    return "".join(str(engine.inputs.tokenizer.decode([token])) for token in ids)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ def _spelled(engine: Engine, ids: list[int]) -> str:
         ("", "the file is empty"),
         ("hello\nworld\n", "not a draftree trace"),
         ('{"kind":"run","format":"draftree-trace","version":1}\n', "version 1"),
-        ('{"kind":"run","format":"draftree-trace","version":2}\n{"kind":"step","request":0}\n', "line 2"),
+        ('{"kind":"run","format":"draftree-trace","version":3}\n{"kind":"step","request":0}\n', "line 2"),
     ],
 )
 def test_a_file_that_is_no_trace_is_an_error_in_plain_words(

@@ -39,8 +39,8 @@ def test_a_forced_call_is_an_item(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("choice", ["required", "auto"])
 def test_events_add_up_to_the_items(client: openai.OpenAI, served: Running, choice: str, seed: int) -> None:
-    assert served.engine.tokenizer is not None
-    tag = served.engine.tokenizer.get_vocab()["<tool_call>"]
+    assert served.engine.inputs.tokenizer is not None
+    tag = served.engine.inputs.tokenizer.get_vocab()["<tool_call>"]
     more = {"seed": seed, "logit_bias": {} if choice == "required" else {str(tag): TAG_BIAS}}
     asked: Any = {"model": NAME, "input": ASKED, "tools": TOOLS, "tool_choice": choice, "extra_body": more}
     asked |= {"max_output_tokens": 200, "top_logprobs": 1, "parallel_tool_calls": True}

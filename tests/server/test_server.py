@@ -115,7 +115,7 @@ def test_logprobs_are_the_engines_whole_and_streamed(client: openai.OpenAI, alon
             assert one.logprob == pytest.approx(chunk.logprobs.token, abs=1e-4)
             assert [b.logprob for b in one.top_logprobs] == pytest.approx([v for _, v in chunk.logprobs.best], abs=1e-4)
             assert bytes(one.bytes).decode() == one.token
-    ids = alone.encode(QUESTION)
+    ids = alone.inputs.encode(QUESTION)
     text: Any = client.completions.create(model=NAME, prompt=ids, max_tokens=12, temperature=0, logprobs=2)
     column = text.choices[0].logprobs
     assert column.token_logprobs == pytest.approx([c.logprobs.token for c in expected.chunks if c.logprobs], abs=1e-4)

@@ -60,7 +60,7 @@ def test_what_could_not_fit_is_refused_before_it_is_read(
 ) -> None:
     """A chat of 20,000 messages took 22 s to be refused, and a small one beside it waited for 21 s."""
     read: list[int] = []
-    tokenizer, encode = type(spelling.engine.tokenizer), type(spelling.engine.tokenizer).encode  # type: ignore[union-attr]
+    tokenizer, encode = type(spelling.engine.inputs.tokenizer), type(spelling.engine.inputs.tokenizer).encode  # type: ignore[union-attr]
 
     def encoded(self: Any, text: str, **options: Any) -> Any:
         read.append(len(text))

@@ -59,8 +59,8 @@ def alone(tags: bool | None) -> Engine:
 
 
 def bias(alone: Engine) -> dict[int, float]:
-    assert alone.tokenizer is not None
-    vocab = alone.tokenizer.get_vocab()
+    assert alone.inputs.tokenizer is not None
+    vocab = alone.inputs.tokenizer.get_vocab()
     return {vocab[CALL_TAGS[0]]: TAG_BIAS} if CALL_TAGS[0] in vocab else {}
 
 
@@ -325,8 +325,8 @@ def test_an_answer_that_was_begun_is_gone_on_with(served: Running, alone: Engine
     found = posted(served, "/v1/chat/completions", {"messages": begun, **options})[1]
     expected = alone.generate([Conversation(begun, continued=True)], SamplingParams(max_tokens=12))[0]
     assert found["choices"][0]["message"]["content"] == expected.text
-    assert alone.tokenizer is not None
-    prompt = alone.tokenizer.decode(alone.encode(Conversation(begun, continued=True)))
+    assert alone.inputs.tokenizer is not None
+    prompt = alone.inputs.tokenizer.decode(alone.inputs.encode(Conversation(begun, continued=True)))
     assert isinstance(prompt, str) and prompt.endswith("assistant: it is as ")
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from draftree.batch.answering import BODIES, CHAT, COMPLETIONS, RESPONSES, Answering
 from draftree.batch.batch_files import BatchLine
+from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
-from draftree.engines import make_engine
 
 from .running import LOOKUP, NAME, Running, posted, running, streamed, target
 
@@ -30,7 +30,7 @@ def served() -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def batch() -> Answering:
-    return Answering(make_engine(target(), LOOKUP, scheduling=ONE_BY_ONE), LOOKUP, NAME, 1)
+    return Answering(Engine(target(), LOOKUP, scheduling=ONE_BY_ONE), LOOKUP, NAME, 1)
 
 
 def asked(served: Running, batch: Answering, way: str, url: str, body: dict[str, Any]) -> dict[str, Any]:

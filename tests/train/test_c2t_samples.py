@@ -15,6 +15,7 @@ from draftree.drafters.base import Drafter, Scorer, TokenSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, ModelFileError, RunError
 from draftree.policies.c2t import FEATURES, of_tree
 from draftree.request import Request
@@ -88,7 +89,7 @@ def test_samples_are_those_of_a_trace_of_decoding_with_full_trees(name: str, num
     (drawn,) = respond(model, PROMPTS, [number], rows=1, max_tokens=20, seed=seed)
     params = SamplingParams(max_tokens=20, temperature=drawn.temperature, seed=seed + number)
     with Trace(tmp_path / "run.jsonl") as trace:
-        engine = Engine(model, drafter(name, model, full_trees()), nodes=NODES, observers=[trace])
+        engine = Engine(model, Speculation(drafter(name, model, full_trees()), NODES), observers=[trace])
         engine.generate([PROMPTS[number]], params)
     records = list(read_trace(tmp_path / "run.jsonl"))
     assert [r.prompt_length for r in records if isinstance(r, RequestRecord)] == [len(PROMPTS[number])]

@@ -16,6 +16,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.models.base import FINAL_STATE, FeatureSpec, Nodes, prefill
 from draftree.models.heads.eagle_network import EagleNetwork
 from draftree.models.heads.published_head import PublishedHead, published_head
@@ -251,7 +252,7 @@ def test_ids_equal_ar_decoding(method: str, temperature: float, trained: Trained
     params = [SamplingParams(max_tokens=20, temperature=temperature, seed=i) for i in range(len(PROMPTS))]
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
     source = EagleSource(eagle_head(trained.folder, target), VOCAB)
-    made = Engine(target, TreeDrafter(policy(method), source), nodes=9)
+    made = Engine(target, Speculation(TreeDrafter(policy(method), source), 9))
     found = made.generate(PROMPTS, params)
     assert [g.token_ids for g in found] == plain
     assert sum(sum(g.stats.accepted) for g in found) > 10

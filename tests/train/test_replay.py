@@ -13,10 +13,11 @@ from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
+from draftree.engine.observer import Observer
+from draftree.engine.speculation import Speculation
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.best_paths import OptTree
 from draftree.request import Outcome
-from draftree.tracing.trace import Observer
 from draftree.train.replay import Replay
 
 from ..heads import trained
@@ -49,7 +50,7 @@ class Steps(Observer):
     def __init__(self) -> None:
         self.seen: list[Step] = []
 
-    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
         self.seen += [Step(o.tree.expected_acceptance_length, o.taken) for o in outcomes]
 
 
@@ -70,7 +71,7 @@ def test_a_replay_drafts_and_gains_what_decoding_does(name: str) -> None:
     accepted = 0
     for prompt in PROMPTS:
         steps = Steps()
-        engine = Engine(model, decoding, nodes=9, observers=[steps])
+        engine = Engine(model, Speculation(decoding, 9), observers=[steps])
         text = engine.generate([prompt], SamplingParams(max_tokens=40, ignore_eos=True))[0].token_ids
         again = replay(model, replaying, prompt, text, 9)
         assert [s.gained for s in again] == [s.gained for s in steps.seen]

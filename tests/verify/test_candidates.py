@@ -21,6 +21,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.engines import load_engine
 from draftree.errors import ConfigError
 from draftree.integrations.hf_generate import custom_generate
@@ -30,6 +31,7 @@ from draftree.sampling.noise import gumbel_noise, stream_key
 from draftree.sampling.warping import warp
 from draftree.tracing.records import RunRecord
 from draftree.tracing.trace import read_trace
+from draftree.verify.schemes import DEFAULT_SCHEME, find_scheme
 
 from ..heads import random_head
 from ..pairs import costs, endless, target
@@ -54,9 +56,11 @@ def test_ids_are_the_targets_own_with_either_kind(folder: Path, drafter: str, mo
     monkeypatch.setattr("draftree.drafters.registry.profile_of", lambda model: costs(1.0))
     prompts = ["the rain is in", "a rose is a rose is a", "the cat"]
     params = [SamplingParams(max_tokens=16, temperature=t, seed=5) for t in (1.0, 0.6, 0.0)]
-    want = [g.token_ids for g in load_engine(str(folder), drafter="none").generate(prompts, params)]
+    want = [g.token_ids for g in load_engine(str(folder), SpeculationParams(drafter="none")).generate(prompts, params)]
     for kind in KINDS:
-        engine = load_engine(str(folder), drafter=drafter, method="dynamic-width", nodes=8, candidates=kind)
+        engine = load_engine(
+            str(folder), SpeculationParams(drafter=drafter, method="dynamic-width", nodes=8, candidates=kind)
+        )
         assert [g.token_ids for g in engine.generate(prompts, params)] == want
 
 
@@ -65,7 +69,12 @@ def test_a_heads_candidates_may_be_plain() -> None:
     want = Engine(model).generate([[3, 4, 5]], params)[0].token_ids
     for kind in KINDS:
         drafter = TreeDrafter(StaticTree(2, 3), EagleSource(random_head(model), VOCAB))
-        assert Engine(model, drafter, candidates=kind).generate([[3, 4, 5]], params)[0].token_ids == want
+        assert (
+            Engine(model, Speculation(drafter, scheme=find_scheme(DEFAULT_SCHEME, kind)))
+            .generate([[3, 4, 5]], params)[0]
+            .token_ids
+            == want
+        )
 
 
 class Spy(GrowthPolicy):
@@ -106,10 +115,10 @@ def test_policies_see_the_warped_draft_distribution_or_the_coupled_one(
     source: TokenSource = ModelSource(drafting, SIZE)
     if cascade:
         source = endless(CascadeSource(NgramSource(), source, StaticTree(1, 2)))
-    engine = Engine(ToyModel(SIZE), TreeDrafter(spy, source), nodes=4, candidates=kind)
-    request = engine.open([1, 2, 3], params)
+    engine = Engine(ToyModel(SIZE), Speculation(TreeDrafter(spy, source), 4, find_scheme(DEFAULT_SCHEME, kind)))
+    request = engine.stepper.open(engine.request([1, 2, 3], params))
     ids = list(request.ids)
-    tree = engine.step([request])[0].tree
+    tree = engine.stepper.step([request])[0].tree
     assert len(spy.seen) == len(tree) == 4
     other = KINDS[1 - KINDS.index(kind)]
     apart = 0.0
@@ -175,9 +184,11 @@ def test_a_trace_from_before_the_switch_is_read(folder: Path, tmp_path: Path) ->
 )
 def test_candidates_that_cannot_be_are_refused(scheme: str, kind: str) -> None:
     for make in (
-        lambda: Engine(ToyModel(), verification=scheme, candidates=kind),
-        lambda: load_engine("./never-loaded", drafter="lookup", verification=scheme, candidates=kind),
-        lambda: custom_generate(drafter="./never-loaded", verification=scheme, candidates=kind),
+        lambda: Engine(ToyModel(), Speculation(scheme=find_scheme(scheme, kind))),
+        lambda: load_engine(
+            "./never-loaded", SpeculationParams(drafter="lookup", verification=scheme, candidates=kind)
+        ),
+        lambda: custom_generate(SpeculationParams(drafter="./never-loaded", verification=scheme, candidates=kind)),
     ):
         with pytest.raises(ConfigError, match=f"candidates are '{kind}'") as refusal:
             make()

@@ -15,6 +15,7 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine, Generation
+from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.engines import load_engine
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.integrations.hf_generate import as_processor
@@ -24,7 +25,7 @@ from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.sampling.warping import warp
-from draftree.verify.schemes import SCHEMES, Relaxed, Scheme
+from draftree.verify.schemes import SCHEMES, Relaxed, Scheme, find_scheme
 
 from ..pairs import DRAFTERS, drafter, generated, policy, target
 from ..tiny import tiny
@@ -43,7 +44,7 @@ def policy_for(scheme: str) -> GrowthPolicy:
 
 def counts_of(scheme: str | Scheme, made: Drafter, params: dict[str, float]) -> Tensor:
     """[V ** LENGTH] counts of sampled continuations, each under a seed of its own."""
-    engine = Engine(ToyModel(VOCAB, spread=1.0), made, nodes=6, verification=scheme)
+    engine = Engine(ToyModel(VOCAB, spread=1.0), Speculation(made, 6, find_scheme(scheme)))
     counts = torch.zeros((VOCAB,) * LENGTH)
     each = [SamplingParams(max_tokens=LENGTH, seed=i, **params) for i in range(BATCH)]  # type: ignore[arg-type]
     ids = torch.tensor([g.token_ids for g in engine.generate([PROMPT] * BATCH, each)])
@@ -89,7 +90,7 @@ def decode(
 ) -> list[Generation]:
     model = target()
     policy = EntropyStop(stop=2.0) if scheme == "block" else EntropyTree(width=3, depth=3)
-    return Engine(model, drafter(name, model, policy), nodes=8, verification=scheme).generate(prompts, params)
+    return Engine(model, Speculation(drafter(name, model, policy), 8, find_scheme(scheme))).generate(prompts, params)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -171,29 +172,29 @@ class ByValue(StaticTree):
 @pytest.mark.parametrize("scheme", DRAWING)
 def test_policies_that_rank_siblings_are_refused(scheme: str) -> None:
     with pytest.raises(ConfigError, match=f"verification {scheme} with ByValue.*use verification match") as refusal:
-        Engine(ToyModel(), TreeDrafter(ByValue(width=1), NgramSource()), verification=scheme)
+        Engine(ToyModel(), Speculation(TreeDrafter(ByValue(width=1), NgramSource()), scheme=find_scheme(scheme)))
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("scheme", ["match", "relaxed"])
 def test_match_and_relaxed_take_any_policy(scheme: str) -> None:
-    Engine(ToyModel(), TreeDrafter(ByValue(), NgramSource()), verification=scheme)
+    Engine(ToyModel(), Speculation(TreeDrafter(ByValue(), NgramSource()), scheme=find_scheme(scheme)))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_block_takes_chains_only(method: str) -> None:
     made = policy(method)
     if method in ("chain", "early-stop", "hsddw"):
-        Engine(ToyModel(), TreeDrafter(made, NgramSource()), verification="block")
+        Engine(ToyModel(), Speculation(TreeDrafter(made, NgramSource()), scheme=find_scheme("block")))
         return
     why = "ranks or prunes siblings" if made.by_value else r"of width \d+.*chain or early-stop"
     with pytest.raises(ConfigError, match=rf"block with \w+.*{why}"):
-        load_engine("./never-loaded", method=made, verification="block")
+        load_engine("./never-loaded", SpeculationParams(method=made, verification="block"))
 
 
 def test_a_misspelt_scheme_is_answered_with_the_nearest_and_all_names() -> None:
     with pytest.raises(UnknownNameError, match="did you mean multi-round.*top1-residual"):
-        Engine(ToyModel(), verification="multiround")
+        Engine(ToyModel(), Speculation(scheme=find_scheme("multiround")))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, TokenSource
-from ..engine.limits import each_params, fitted, with_token_rules
+from ..engine.input_processor import each_params, fitted, with_token_rules
 from ..errors import ConfigError
 from ..models.abilities import DraftHead
 from ..models.base import ForestModel, LanguageModel, prefill_scored

@@ -26,8 +26,9 @@ from ..drafters.grow import TreeDrafter
 from ..drafters.registry import is_model, load_draft_model
 from ..drafters.spec import AUTO, CORPUS, NONE, DrafterSpec
 from ..engine.engine import Engine
+from ..engine.observer import Observer
 from ..engine.speculation import SpeculationParams
-from ..engines import beam_drafter, load_beam_source, make_engine
+from ..engines import beam_drafter, load_beam_source
 from ..errors import ConfigError
 from ..models.abilities import TimedModel, tokenizer_of
 from ..models.base import LanguageModel
@@ -38,7 +39,6 @@ from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats
 from ..text.tokenizer import Tokenizer
-from ..tracing.trace import Observer
 from ..tree import ROOT
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
 from .peers import LOOKUP_TOKENS, PEERS, FlashspecPeer, LlamaCppPeer, TransformersPeer, bare, find_peer
@@ -242,7 +242,7 @@ class _Collector(Observer):
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
 
-    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
         self.outcomes += outcomes
 
 
@@ -251,10 +251,8 @@ class EngineContestant:
 
     def __init__(self, entry: Entry, target: LanguageModel, drafter: str | LanguageModel | None) -> None:
         self._collector = _Collector()
-        if drafter is None:
-            self.engine = Engine(target, observers=[self._collector])
-        else:
-            self.engine = make_engine(target, entry.speculation(drafter), [self._collector])
+        speculation = None if drafter is None else entry.speculation(drafter)
+        self.engine = Engine(target, speculation, observers=[self._collector])
         made = self.engine.speculation.drafter
         self._source = made.source if isinstance(made, TreeDrafter) else None
         self._verifying = [target] if isinstance(target, TimedModel) else []

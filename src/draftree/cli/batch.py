@@ -14,13 +14,13 @@ from ..artifacts import file_path, locked, user_path
 from ..batch.answering import Answering, scheduled
 from ..batch.batch_files import BatchInput, BatchOutput, Record
 from ..config import Count, check_fields, option
+from ..engine.engine import Engine
+from ..engine.observer import Observer
 from ..engine.scheduler import SchedulerParams
-from ..engines import make_engine
 from ..errors import ConfigError, RunError
 from ..models.abilities import tokenizer_of
 from ..models.model_files import DEFAULT_MODEL
 from ..progress import err, progress_reporter
-from ..tracing.trace import Observer
 from .interrupt import GO_ON, on_interrupt
 from .options import ComputeOptions, SpeculationOptions, Target, TraceOptions, with_options
 
@@ -100,7 +100,7 @@ def _load(
     model = compute.load(target)
     if tokenizer_of(model) is None:
         raise ConfigError(f"{target} has no tokenizer: a batch is answered in text")
-    engine = make_engine(model, speculation, observers, scheduling=scheduled(scheduling))
+    engine = Engine(model, speculation, observers=observers, scheduling=scheduled(scheduling))
     return Answering(engine, speculation, name or model.capabilities.name, scheduling.rows)
 
 

@@ -8,8 +8,8 @@ from functools import partial
 import typer
 
 from ..config import SamplingParams
+from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
-from ..engines import make_engine
 from ..errors import InputError
 from ..models.model_files import DEFAULT_MODEL
 from ..progress import complain, err
@@ -40,7 +40,7 @@ def chat(
 ) -> None:
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer or it."""
     observers = trace.observers(context, str(speculation.method))
-    engine = make_engine(compute.load(target), speculation, observers, scheduling=_ONE_CHAT)
+    engine = Engine(compute.load(target), speculation, observers=observers, scheduling=_ONE_CHAT)
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")
     while True:

@@ -16,10 +16,10 @@ from rich.tree import Tree
 
 from ..artifacts import new_file, read_text, user_path
 from ..engine.engine import Handle
+from ..engine.observer import Observer, Setup
 from ..errors import ConfigError, PromptError
 from ..progress import out
 from ..request import Chunk, Outcome, Seconds, Stats
-from ..tracing.trace import Observer, Setup
 from ..tree import ROOT
 
 DRAFTED, OWN = "green", "yellow"
@@ -78,7 +78,7 @@ class Trees(Observer):
         """Learn how tokens are spelt."""
         self._tokenizer = setup.tokenizer
 
-    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
         """Print one tree for each request."""
         for outcome in outcomes:
             out.print(self._tree(outcome))

@@ -13,10 +13,9 @@ import typer
 from ..beams.beam_engine import BeamEngine, BeamGeneration
 from ..beams.params import BeamParams
 from ..config import SamplingParams
-from ..drafters.base import NoDrafter
 from ..drafters.spec import AUTO, LOOKUP, NONE
 from ..engine.engine import Engine
-from ..engines import load_beam_engine, make_engine
+from ..engines import load_beam_engine
 from ..errors import ConfigError
 from ..models.model_files import DEFAULT_MODEL
 from ..policies.auto.policy import AutoTree
@@ -96,7 +95,7 @@ def generate(
     observers = trace.observers(context, method)
     if show_trees:
         observers.append(show.Trees())
-    engine = make_engine(compute.load(target), speculation, observers)
+    engine = Engine(compute.load(target), speculation, observers=observers)
     if schema is not None:
         params = replace(params, constraint=engine.grammars.json_schema(schema))
     elif regex is not None:
@@ -149,7 +148,7 @@ def _reading_predictions(speculation: SpeculationOptions) -> SpeculationOptions:
 
 def _compare(engine: Engine, request: Request, report: dict[str, object], *, quiet: bool) -> None:
     """Decode the same prompt without drafts and report on both."""
-    without = Engine(engine.target, NoDrafter(), tokenizer=engine.tokenizer)
+    without = Engine(engine.target, tokenizer=engine.inputs.tokenizer)
     prompt = request.ids[: request.prompt_length]
     params = replace(request.params, seed=request.seed)
     handle = without.submit(prompt, params)

@@ -14,13 +14,14 @@ import typer
 
 from ..config import DEFAULT_NODES, SamplingParams, option
 from ..drafters.corpus import MEMORY, Corpus
+from ..engine.observer import Observer
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError
 from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load
 from ..policies.base import node_budget, unbounded
 from ..progress import complain
-from ..tracing.trace import Observer, Trace
+from ..tracing.trace import Trace
 
 _LARGEST = 2**63
 """What an int64 tensor and a seed no longer hold."""

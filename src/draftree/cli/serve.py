@@ -18,7 +18,6 @@ from ..artifacts import read_text, user_path
 from ..config import check_fields, option
 from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
-from ..engines import make_engine
 from ..errors import ConfigError, RunError
 from ..models.abilities import tokenizer_of
 from ..models.model_files import DEFAULT_MODEL
@@ -128,7 +127,7 @@ def serve(
             target = compute.load(model)
             if tokenizer_of(target) is None:
                 raise ConfigError(f"{model} has no tokenizer: a server answers in text")
-            return make_engine(target, speculation, observers, scheduling=scheduling)
+            return Engine(target, speculation, observers=observers, scheduling=scheduling)
 
         thread = EngineThread()
         with loading(listener):

@@ -33,6 +33,7 @@ class Drafter(Protocol):
         name: that ``load_drafter`` made it by.
         passes: drafter model passes so far; each brings its candidates to the host in one transfer, and the
             distributions that children are drawn from in another.
+        seconds: wall-clock seconds of the last proposal, and of learning from the outcomes before it.
         policy: what shapes its trees; None: it drafts nothing.
         parts: names of the drafters that ``DraftTree.origins`` tell apart, in the order of their bits.
         reads_scores: it learns from the target's scores of verified nodes (``Outcome.top``).
@@ -44,6 +45,9 @@ class Drafter(Protocol):
 
     @property
     def passes(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
 
     @property
     def policy(self) -> GrowthPolicy | None: ...
@@ -96,6 +100,7 @@ class NoDrafter:
 
     name = "none"
     passes = 0
+    seconds = 0.0
     reads_scores = False
     learns = False
     policy: GrowthPolicy | None = None

@@ -16,6 +16,7 @@ trees stand on. ``_Share`` keeps to that where requests share a node budget.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -53,11 +54,15 @@ class TreeDrafter:
         policy: shapes the trees.
         source: predicts what may follow.
         name: by default the source's.
+        seconds: as in ``Drafter``.
     """
 
     policy: GrowthPolicy
     source: TokenSource
     name: str = ""
+    seconds: float = field(default=0.0, init=False, repr=False)
+    _learning: float = field(default=0.0, init=False, repr=False)
+    """Seconds of learning since the last proposal."""
     _plan: Plan | None = field(default=None, init=False, repr=False)
     """Of the proposal whose outcomes are still to come."""
 
@@ -97,6 +102,19 @@ class TreeDrafter:
         reading: int | None = None,
     ) -> list[DraftTree]:
         """Plan, grow, and settle."""
+        began = time.perf_counter()
+        trees = self._propose(requests, budgets, drawing, beside, reading)
+        self.seconds, self._learning = self._learning + time.perf_counter() - began, 0.0
+        return trees
+
+    def _propose(
+        self,
+        requests: Sequence[Request],
+        budgets: Sequence[Budget],
+        drawing: Drawing,
+        beside: int,
+        reading: int | None,
+    ) -> list[DraftTree]:
         plan = self._plan = self.policy.plan(requests, budgets, beside)
         if plan.enabled is not None:
             self.source.enable(plan.enabled)
@@ -116,6 +134,7 @@ class TreeDrafter:
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Notify source and policy; the policy learns what each part of the source took."""
+        began = time.perf_counter()
         self.source.observe(outcomes)
         if self.source.seconds:
             step = replace(outcomes[0].step, drafters=self.source.seconds)
@@ -123,6 +142,7 @@ class TreeDrafter:
         if self._plan is not None:
             self.policy.observe(self._plan, outcomes)
         self._plan = None
+        self._learning += time.perf_counter() - began
 
     def close(self, request: Request) -> None:
         self.source.close(request)

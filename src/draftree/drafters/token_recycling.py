@@ -233,10 +233,10 @@ class TokenRecyclingSource(TokenSource):
             if (found := outcome.top(self.width)) is not None:
                 tree, ids = outcome.tree, outcome.request.ids[: -outcome.taken]
                 of_node = [*tree.tokens.tolist(), ids[-1]]  # ROOT reads the last
-                before = [ids[-2] if len(ids) > 1 else ANY, *(of_node[parent] for parent in tree.parents.tolist())]
-                rows = [*range(1, len(tree) + 1), 0, *(n + 1 for n in outcome.path)]
-                contexts = [(before[r], of_node[r - 1]) for r in rows]
-                tokens, probabilities = found.tokens[rows], np.exp(found.logprobs[rows])
+                before = [*(of_node[parent] for parent in tree.parents.tolist()), ids[-2] if len(ids) > 1 else ANY]
+                nodes = [*range(len(tree)), ROOT, *outcome.path]
+                contexts = [(before[node], of_node[node]) for node in nodes]
+                tokens, probabilities = found.tokens[nodes], np.exp(found.logprobs[nodes])
                 self._table.put([(ANY, token) for _, token in contexts], tokens, probabilities)
                 self._table.put(contexts, tokens, probabilities)
 

@@ -2,8 +2,8 @@
 
     submit -> [ end, admit, step ] * -> result
 
-Any thread may submit and wait. One thread at a time works on the models: the one that runs ``run``, or else one of
-those that wait, for all of them.
+Any thread may submit and wait. Of the threads that wait one works on the models for all of them, until what it waits
+for has come; then another one does.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from ..config import SamplingParams, typed
-from ..drafters.base import Drafter
-from ..errors import RunError
+from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
-from ..request import Chunk, Request, Stats
+from ..request import Chunk, Stats
+from ..sampling.grammar import Grammars
 from ..text.tokenizer import Prompt, Tokenizer
-from ..tracing.trace import Observer
-from ..verify.schemes import DEFAULT_SCHEME, Scheme
-from .limits import each_params
+from .input_processor import InputProcessor, each_params
+from .observer import EngineRequest, Observer, Setup
 from .scheduler import Job, Scheduler, SchedulerParams
-from .speculation import Speculation, SpeculationParams
+from .speculation import Speculation, SpeculationParams, Speculations
 from .step import Stepper
 
 _IDLE_SECONDS = 2.0
@@ -72,8 +71,8 @@ class Handle:
         self._job.cancelled = True
         self._engine.sweep()
 
-    def __iter__(self) -> Iterator[Chunk]:
-        """Its tokens as they come; leaving early cancels it.
+    def chunks(self) -> Generator[Chunk | None]:
+        """Its tokens as far as they have come, then None for as long as more are to come; leaving early cancels it.
 
         Raises:
             the exception that ended it.
@@ -81,17 +80,30 @@ class Handle:
         given, chunks = 0, self.request.chunks
         try:
             while not (self.done and given == len(chunks)):
-                self._engine.wait(partial(self._moved, given))
-                while given < len(chunks):
-                    given += 1
-                    yield chunks[given - 1]
+                given += (new := given < len(chunks))
+                yield chunks[given - 1] if new else None
         finally:
             if not self.done:
                 self.cancel()
         if self.request.error is not None:
             raise self.request.error
 
-    def _moved(self, given: int) -> bool:
+    def __iter__(self) -> Iterator[Chunk]:
+        """Its tokens as they come; leaving early cancels it.
+
+        Raises:
+            the exception that ended it.
+        """
+        given = 0
+        with closing(self.chunks()) as chunks:
+            for chunk in chunks:
+                if chunk is None:
+                    self._engine.wait(partial(self._has_moved, given))
+                else:
+                    given += 1
+                    yield chunk
+
+    def _has_moved(self, given: int) -> bool:
         return self.done or len(self.request.chunks) > given
 
     def result(self) -> Generation:
@@ -109,49 +121,87 @@ class Handle:
     def generation(self) -> Generation:
         """What it has generated so far."""
         r = self.request
-        lossy = r.speculation is not None and r.speculation.scheme.lossy
+        lossy = r.speculation.scheme.lossy
         return Generation(r.text, r.output_ids, r.finish_reason or "", r.seed, r.chunks, r.stats, lossy)
 
 
-class Engine(Stepper):
-    """Runs requests of one target (``Stepper`` for the other arguments).
+class Engine:
+    """Runs requests of one target.
 
     Args:
+        speculation: how requests are drafted for and verified that choose nothing else; by default AR decoding.
+        tokenizer: for text prompts and text output; the target's own by default, None for bare token ids.
+        observers: are notified in this order.
         scheduling: what runs at once.
+
+    Raises:
+        InputError: the drafter cannot be loaded for the target.
     """
 
     @typed
     def __init__(
         self,
         target: LanguageModel,
-        drafter: Drafter | None = None,
+        speculation: SpeculationParams | Speculation | None = None,
         *,
-        nodes: int | None = None,
         tokenizer: Tokenizer | None = None,
-        verification: str | Scheme = DEFAULT_SCHEME,
-        candidates: str | None = None,
         observers: Sequence[Observer] = (),
         scheduling: SchedulerParams | None = None,
     ) -> None:
         scheduling = SchedulerParams() if scheduling is None else scheduling
-        super().__init__(
-            target,
-            drafter,
-            nodes=nodes,
-            tokenizer=tokenizer,
-            verification=verification,
-            candidates=candidates,
-            observers=observers,
-            prefixes=scheduling.prefixes,
-        )
-        self.scheduler = Scheduler(scheduling, target.holds, self.prefixes)
-        self._changed = threading.Condition()  # guards the scheduler and the tasks; notified after every step
-        self._tasks: deque[tuple[Future[Speculation], Callable[[], Speculation]]] = deque()
-        self._stepping = threading.Lock()  # held by the thread that works on the models
-        self._worker: int | None = None  # that thread
-        self._runs = self._stopped = False  # a thread is inside ``run``; it is to leave
+        self.target = target
+        self.inputs = InputProcessor(target, tokenizer or getattr(target, "tokenizer", None))
+        self._speculations = Speculations(target, scheduling.prefixes)
+        self.speculation = self._speculations.find(speculation or Speculation())
+        self.stepper = Stepper(target, observers, scheduling.prefixes)
+        self.scheduler = Scheduler(scheduling, target.holds, self.stepper.prefixes)
+        self._changed = threading.Condition()  # guards the scheduler, the tasks and the worker; notified of each step
+        self._tasks: deque[tuple[Future[Speculation], SpeculationParams | Speculation]] = deque()
+        self._worker: int | None = None  # the thread that works on the models
+        self.setup = Setup(target, self.speculation, self.inputs.tokenizer)
+        for observer in observers:
+            observer.begin(self.setup)
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiles grammars for ``SamplingParams.constraint``; any thread may use it.
+
+        Raises:
+            ConfigError: the model has no tokenizer, or none that says how tokens are spelled.
+        """
+        return self.inputs.grammars
 
     # Requests come and go: any thread.
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        speculation: SpeculationParams | Speculation | None = None,
+        *,
+        prediction: str | Sequence[int] = (),
+        observers: Sequence[Observer] = (),
+    ) -> EngineRequest:
+        """A request that fits the model; nothing is held for it yet.
+
+        Args:
+            prompt: text (taken as it is), a conversation or token ids.
+            params: greedy to the end of the context by default.
+            speculation: how it is drafted for and verified; None: as the engine does by default.
+            prediction: a text that the answer probably repeats, such as the file to edit; drafter "lookup" drafts from
+                it. The output is the same with any prediction.
+            observers: are notified of this request alone.
+
+        Raises:
+            InputError: the prompt or a setting does not fit the model, or the drafter cannot be loaded for it.
+        """
+        if speculation is not None and not isinstance(speculation, (SpeculationParams, Speculation)):
+            raise ConfigError(f"speculation is {speculation!r}: give SpeculationParams, a Speculation or None")
+        options = {"speculation": self.speculation, "observers": observers}
+        request = self.inputs.request(prompt, params, prediction, **options)
+        if speculation is not None:
+            request.speculation = self._prepared(speculation)
+        return request
 
     def submit(
         self,
@@ -177,25 +227,25 @@ class Engine(Stepper):
             InputError: it does not fit the model or its cache, or names what does not exist.
             QueueFullError: too many wait.
         """
-        return self._submit(self.request(prompt, params, speculation, prediction, observers), priority, timeout)
+        request = self.request(prompt, params, speculation, prediction=prediction, observers=observers)
+        return self._submit(request, priority, timeout)
 
     def _submit(
-        self, request: Request, priority: int = 0, timeout: float | None = None, *, bounded: bool = True
+        self, request: EngineRequest, priority: int = 0, timeout: float | None = None, *, bounded: bool = True
     ) -> Handle:
-        job = Job(request, self.slots(request, most=True), priority, timeout)
+        job = Job(request, self.stepper.slots(request, most=True), priority, timeout)
         with self._changed:
             self.scheduler.add(job, bounded=bounded)
             self._changed.notify_all()
         return Handle(self, job)
 
-    def _speculation(self, given: SpeculationParams | Speculation | None) -> Speculation:
+    def _prepared(self, speculation: SpeculationParams | Speculation) -> Speculation:
         """A new drafter is loaded and prepared between two steps, by the thread that works on the models."""
-        find = super()._speculation
-        if given is None or given in self._made or self._worker == threading.get_ident():
-            return find(given)
+        if speculation in self._speculations or self._worker == threading.get_ident():
+            return self._speculations.find(speculation)
         future: Future[Speculation] = Future()
         with self._changed:
-            self._tasks.append((future, lambda: find(given)))
+            self._tasks.append((future, speculation))
             self._changed.notify_all()
         self.wait(future.done)
         return future.result()
@@ -245,23 +295,101 @@ class Engine(Stepper):
         """
         return self._stream(self.request(prompt, params, speculation))
 
-    def _stream(self, request: Request) -> Iterator[Chunk]:
+    def _stream(self, request: EngineRequest) -> Iterator[Chunk]:
         yield from self._submit(request, bounded=False)
 
     # Steps are made: one thread at a time.
+
+    def wait(
+        self,
+        ready: Callable[[], bool],
+        stepped: Callable[[], None] = lambda: None,
+        idle: Callable[[Callable[[], bool]], None] | None = None,
+    ) -> None:
+        """Wait until something is so; make the steps for all meanwhile, unless another thread makes them.
+
+        Args:
+            ready: returns whether it is; called after each step, after ``wake``, and when requests come.
+            stepped: called by this thread after each step that it makes.
+            idle: called by this thread where there was no work for ``_IDLE_SECONDS``, once until there is again; its
+                argument returns whether there is: then it should end.
+
+        Raises:
+            RunError: this thread is inside a step: a callback cannot wait for another request of its engine.
+        """
+        if self._worker == threading.get_ident():
+            raise RunError("a callback waits for a request of the engine that runs it: give it another engine")
+        while not ready():
+            with self._at_work() as working:
+                if working:
+                    self._work(ready, stepped, idle)
+                else:
+                    self._changed.wait_for(lambda: self._worker is None or ready())
+
+    @contextmanager
+    def _at_work(self) -> Iterator[bool]:
+        """Be the thread that works on the models; false, with the condition held, where another is."""
+        self._changed.acquire()
+        try:
+            if self._worker is not None:
+                yield False
+                return
+            self._worker = threading.get_ident()
+            self._changed.release()
+            try:
+                yield True
+            finally:
+                self._changed.acquire()
+                self._worker = None
+                self._changed.notify_all()
+        finally:
+            self._changed.release()
+
+    def _work(
+        self,
+        ready: Callable[[], bool],
+        stepped: Callable[[], None],
+        idle: Callable[[Callable[[], bool]], None] | None,
+    ) -> None:
+        def is_wanted() -> bool:
+            return bool(self._tasks or self.scheduler.jobs or ready())
+
+        rested = idle is None
+        while not ready():
+            worked = self.advance()
+            stepped()
+            with self._changed:
+                self._changed.notify_all()
+                woken = worked or self._changed.wait_for(is_wanted, None if rested else _IDLE_SECONDS)
+            if idle is not None and not woken:
+                idle(is_wanted)
+            rested = idle is None or not woken
+
+    def wake(self) -> None:
+        """Let threads that wait look whether what they wait for has come."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def sweep(self) -> None:
+        """Close what was cancelled, unless a thread is at work, which does so itself."""
+        with self._at_work() as working:
+            if working:
+                self._end()
+            else:
+                self._changed.notify_all()
 
     def advance(self) -> bool:
         """End what has to end, admit what may run, and make one step of it; false where there was nothing to do.
 
         An exception ends the request that it comes from, which is found by stepping each of them alone.
         """
-        worked = self._work_off() | self._end()
+        worked = self._load() | self._end()
         running = self._admit()
         prompt_tokens, streams = self.scheduler.prompt_tokens, self.scheduler.streams
         unread = sum(request.unread for request in running if not request.decodes)
         began, failure = time.perf_counter(), None
         try:
-            self.step(running, prompt_tokens, self.scheduler.weights, self.scheduler.batch_nodes)
+            self.stepper.step(running, prompt_tokens, self.scheduler.weights, self.scheduler.batch_nodes)
             if streams:
                 self.scheduler.chunk.observe(min(unread, prompt_tokens), time.perf_counter() - began)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
@@ -271,37 +399,37 @@ class Engine(Stepper):
                 self._step_alone(request, prompt_tokens, failure if len(running) == 1 else None)
         return self._end() or worked or bool(running)
 
-    def _work_off(self) -> bool:
-        """Do what other threads wait for; whether there was anything."""
+    def _load(self) -> bool:
+        """Load the drafters that other threads wait for; whether there were any."""
         worked = False
         while self._tasks:
-            worked, (future, task) = True, self._tasks.popleft()
+            worked, (future, speculation) = True, self._tasks.popleft()
             try:
-                future.set_result(task())
+                future.set_result(self._speculations.find(speculation))
             except Exception as error:  # noqa: BLE001 - it is the caller's
                 future.set_exception(error)
         return worked
 
-    def _admit(self) -> list[Request]:
+    def _admit(self) -> list[EngineRequest]:
         """All requests that run, those included whose turn has come."""
         with self._changed:
             admitted = self.scheduler.admit()
-        jobs, kept = self.scheduler.running, len(self.prefixes.lengths)
+        jobs, kept = self.scheduler.running, len(self.stepper.prefixes.lengths)
         for job in admitted:
             try:  # the cache grows once for all
-                self.target.reserve(len(jobs) + kept, max(self.slots(each.request) for each in jobs))
-                self.begin(job.request)
+                self.target.reserve(len(jobs) + kept, max(self.stepper.slots(each.request) for each in jobs))
+                self.stepper.begin(job.request)
             except Exception as error:  # noqa: BLE001
                 job.request.fail(error)
         return [job.request for job in jobs if job.request.finish_reason is None]
 
-    def _step_alone(self, request: Request, prompt_tokens: int, error: Exception | None) -> None:
+    def _step_alone(self, request: EngineRequest, prompt_tokens: int, error: Exception | None) -> None:
         """Step a request of a step that failed; ``error``: what it failed with, where it was alone."""
         try:
             if error is not None:
                 raise error
             if request.finish_reason is None:
-                self.step([request], prompt_tokens, batch_nodes=self.scheduler.batch_nodes)
+                self.stepper.step([request], prompt_tokens, batch_nodes=self.scheduler.batch_nodes)
         except Exception as own:  # noqa: BLE001
             request.fail(own)
 
@@ -311,102 +439,7 @@ class Engine(Stepper):
             ended = self.scheduler.ended()
         for job in ended:
             try:
-                self.close(job.request)
+                self.stepper.close(job.request)
             except Exception as error:  # noqa: BLE001
                 job.request.fail(error)
         return bool(ended)
-
-    def run(
-        self,
-        stepped: Callable[[], None] = lambda: None,
-        idle: Callable[[Callable[[], bool]], None] | None = None,
-    ) -> None:
-        """Make steps until ``shutdown``, waiting where there is nothing to do; no other thread makes any meanwhile.
-
-        What still runs then is cancelled.
-
-        Args:
-            stepped: called after each step, by this thread.
-            idle: called by this thread where there was no work for ``_IDLE_SECONDS``, once until there is again; its
-                argument returns whether there is: then it should end.
-
-        Raises:
-            RunError: another thread is in here.
-        """
-        if self._runs:
-            raise RunError("another thread runs this engine: one is enough")
-        self._runs = True
-        rested = idle is None
-        try:
-            with self._at_work(blocking=True):
-                while not self._stopped:
-                    worked = self.advance()
-                    stepped()
-                    with self._changed:
-                        self._changed.notify_all()
-                        woken = worked or self._changed.wait_for(self._is_wanted, None if rested else _IDLE_SECONDS)
-                    if idle is not None and not woken:
-                        idle(self._is_wanted)
-                    rested = idle is None or not woken
-                for job in self.scheduler.jobs:
-                    job.cancelled = True
-                self._end()
-                stepped()
-        finally:
-            self._runs = self._stopped = False
-
-    def _is_wanted(self) -> bool:
-        """There is something to do for the thread that runs the engine."""
-        return bool(self._stopped or self._tasks or self.scheduler.jobs)
-
-    def shutdown(self) -> None:
-        """Let ``run`` return after the step under way."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Wait until something is so, making the steps for all meanwhile, unless another thread makes them.
-
-        Raises:
-            RunError: this thread is inside a step: a callback cannot wait for another request of its engine.
-        """
-        if self._worker == threading.get_ident():
-            raise RunError("a callback waits for a request of the engine that runs it: give it another engine")
-        while not ready():
-            with self._at_work() as working:
-                while working and not ready() and self.advance():
-                    self._notify()
-            if not working:
-                with self._changed:
-                    if not ready() and self._busy:
-                        self._changed.wait(1.0)
-
-    def sweep(self) -> None:
-        """Close what was cancelled, unless a thread is at work, which does so itself."""
-        with self._at_work() as working:
-            if working:
-                self._end()
-
-    @property
-    def _busy(self) -> bool:
-        """A thread works on the models."""
-        return self._runs or self._stepping.locked()
-
-    @contextmanager
-    def _at_work(self, *, blocking: bool = False) -> Iterator[bool]:
-        """Be the thread that works on the models; false where another is and this one does not wait for it."""
-        if self._runs and not blocking or not self._stepping.acquire(blocking=blocking):
-            yield False
-            return
-        self._worker = threading.get_ident()
-        try:
-            yield True
-        finally:
-            self._worker = None
-            self._stepping.release()
-            self._notify()
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()

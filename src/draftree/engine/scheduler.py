@@ -15,6 +15,7 @@ from typing import Protocol
 from ..config import Checked, Count, Positive, Priority, Whole, check_type, option
 from ..errors import FieldError, QueueFullError
 from ..request import Request
+from .observer import EngineRequest
 
 _PRIORITY = 10.0
 """Seconds of waiting that one step of priority stands for: whoever waits long enough comes before all others."""
@@ -98,7 +99,7 @@ class Job:
         cancelled: it is to end.
     """
 
-    request: Request
+    request: EngineRequest
     slots: int
     priority: int = 0
     timeout: float | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from ..config import check_fields, option
+from ..config import check_fields, option, typed
 from ..drafters.base import Drafter, NoDrafter
 from ..drafters.corpus import Corpus
 from ..drafters.registry import check_corpus, check_recycle_file, learns, load_drafter
@@ -17,7 +17,7 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import DEFAULT_METHOD, find_policy
-from ..verify.schemes import DEFAULT_SCHEME, Scheme, find_scheme
+from ..verify.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, find_scheme
 
 _KEPT = 32
 """Speculations by name that an engine keeps made; of more, those that were last used."""
@@ -96,24 +96,28 @@ class SpeculationParams:
             corpus=self.corpus,
             learning=not self.scheme.drawing.random,
         )
-        return Speculation(drafter, node_budget(drafter.policy, self.nodes), self.scheme)
+        return Speculation(drafter, self.nodes, self.scheme)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Speculation:
     """What drafts for a request, within how many nodes, and what verifies. Requests may share it.
+
+    Args:
+        drafter: None: AR decoding.
+        nodes: node budget of one request's tree at one step; the policy's own by default.
 
     Raises:
         ConfigError: the node budget is out of range, or the scheme cannot verify the drafter's trees.
     """
 
-    drafter: Drafter = field(default_factory=NoDrafter)
-    nodes: int = 1
-    scheme: Scheme = field(default_factory=lambda: find_scheme(DEFAULT_SCHEME))
-
-    def __post_init__(self) -> None:
+    @typed
+    def __init__(
+        self, drafter: Drafter | None = None, nodes: int | None = None, scheme: Scheme = SCHEMES[DEFAULT_SCHEME]
+    ) -> None:
+        self.drafter = drafter or NoDrafter()
+        self.nodes, self.scheme = node_budget(self.drafter.policy, nodes), scheme
         if self.drafter.policy is not None:
-            self.scheme.check(self.drafter.policy, self.nodes, self.drafter.learns)
+            scheme.check(self.drafter.policy, self.nodes, self.drafter.learns)
 
 
 class Speculations:
@@ -132,25 +136,26 @@ class Speculations:
     def __contains__(self, choice: SpeculationParams | Speculation) -> bool:
         if isinstance(choice, SpeculationParams):
             return choice.key in self._made
-        return isinstance(choice, Speculation) and id(choice.drafter) in self._prepared
+        return id(choice.drafter) in self._prepared
 
-    def find(self, params: SpeculationParams) -> Speculation:
-        """Load what is named, unless it is there.
+    def find(self, choice: SpeculationParams | Speculation) -> Speculation:
+        """Load what is named, unless it is there, and prepare it.
 
         Raises:
-            InputError: the drafter cannot be loaded for the target.
+            InputError: the drafter cannot be loaded for the target, or does not fit.
         """
+        if isinstance(choice, Speculation):
+            return self._prepared_for_target(choice)
         with self._lock:
-            if params.key not in self._made:
-                made = params.made_for(self._target)
-                self._made[params.key] = params, self.prepared(made)
+            if choice.key not in self._made:
+                self._made[choice.key] = choice, self._prepared_for_target(choice.made_for(self._target))
                 if len(self._made) > _KEPT:
                     _, (_, old) = self._made.popitem(last=False)
                     del self._prepared[id(old.drafter)]
-            self._made.move_to_end(params.key)
-            return self._made[params.key][1]
+            self._made.move_to_end(choice.key)
+            return self._made[choice.key][1]
 
-    def prepared(self, speculation: Speculation) -> Speculation:
+    def _prepared_for_target(self, speculation: Speculation) -> Speculation:
         """``speculation``, whose drafter is prepared for the target, once.
 
         Raises:

@@ -9,8 +9,8 @@ to such a callable: to stream, use ``draftree.Engine``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,16 +30,11 @@ from transformers import (
 
 from ..config import Processor, SamplingParams
 from ..drafters.registry import is_model
-from ..drafters.spec import DEFAULT_DRAFTER
+from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
-from ..engines import make_engine
 from ..errors import ConfigError
-from ..models.base import LanguageModel
 from ..models.huggingface.hf_loading import wrap
 from ..models.loading import load
-from ..policies.base import GrowthPolicy
-from ..policies.methods import DEFAULT_METHOD
-from ..verify.schemes import DEFAULT_SCHEME, Scheme
 
 
 def generate_with(
@@ -49,12 +44,7 @@ def generate_with(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    drafter: str | LanguageModel = DEFAULT_DRAFTER,
-    method: str | GrowthPolicy = DEFAULT_METHOD,
-    settings: Mapping[str, float | str] | None = None,
-    nodes: int | None = None,
-    verification: str | Scheme = DEFAULT_SCHEME,
-    candidates: str | None = None,
+    speculation: SpeculationParams | None = None,
     seed: int | None = None,
     **model_inputs: Any,
 ) -> Tensor:
@@ -62,8 +52,8 @@ def generate_with(
 
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config: from ``generate``.
-        drafter: as in ``load_drafter``; a model's name loads it at every call, so better give a loaded one.
-        method, settings, nodes, verification, candidates: as in ``load_engine``.
+        speculation: how it is drafted for and verified; a model's name as drafter loads it at every call, so better
+            give a loaded one. The default one by default.
         seed: of sampled generation, plus the row's number; None draws a fresh one for each row. torch's global seed
             plays no part.
         model_inputs: from ``generate``: of these only ``attention_mask`` is read, to find the padding; the engine makes
@@ -85,20 +75,12 @@ def generate_with(
     others = model_inputs.keys() - {"attention_mask", "position_ids", "cache_position"}
     if given := next((name for name in sorted(others) if isinstance(model_inputs[name], Tensor)), None):
         raise ConfigError(f"{given} are given: draftree's custom_generate reads input_ids alone: leave them out")
-    speculation = SpeculationParams(
-        drafter=drafter,
-        method=method,
-        settings=settings,
-        nodes=nodes,
-        verification=verification,
-        candidates=candidates,
-    )
     mask = model_inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask
     attention, training = model.config._attn_implementation, model.training
     try:
         target = wrap(model)
-        engine = make_engine(target, speculation)
+        engine = Engine(target, speculation or SpeculationParams())
         prompts = [row[seen.bool()].tolist() for row, seen in zip(input_ids, mask, strict=True)]
         rows = [
             _PaddedRow(b, len(prompts), row[~seen.bool()])
@@ -115,31 +97,16 @@ def generate_with(
     return torch.cat([input_ids, new.to(input_ids.device)], dim=1)
 
 
-def custom_generate(
-    *,
-    drafter: str | LanguageModel = DEFAULT_DRAFTER,
-    method: str | GrowthPolicy = DEFAULT_METHOD,
-    settings: Mapping[str, float | str] | None = None,
-    nodes: int | None = None,
-    verification: str | Scheme = DEFAULT_SCHEME,
-    candidates: str | None = None,
-    seed: int | None = None,
-) -> Callable[..., Tensor]:
+def custom_generate(speculation: SpeculationParams | None = None, seed: int | None = None) -> Callable[..., Tensor]:
     """``generate_with`` with these choices made (its arguments of the same names); a draft model is loaded now.
 
     Raises:
-        InputError: no such drafter, method, setting or verification, or they do not go together.
+        InputError: the draft model cannot be loaded.
     """
-    choices: dict[str, Any] = {
-        "method": method,
-        "settings": settings,
-        "nodes": nodes,
-        "verification": verification,
-        "candidates": candidates,
-    }
-    if is_model(SpeculationParams(drafter=drafter, **choices).spec):
-        drafter = load(str(drafter))
-    return partial(generate_with, drafter=drafter, seed=seed, **choices)
+    speculation = speculation or SpeculationParams()
+    if is_model(speculation.spec):
+        speculation = replace(speculation, drafter=load(str(speculation.drafter)))
+    return partial(generate_with, speculation=speculation, seed=seed)
 
 
 def as_processor(processor: LogitsProcessor | LogitsProcessorList, device: torch.device | str = "cpu") -> Processor:

@@ -48,7 +48,7 @@ class Choices:
 
     def offsets(self, requests: Sequence[Request]) -> list[TextOffsets]:
         """Of the tokens of each choice of a completion, where their log-probabilities are wanted."""
-        tokenizer = self.engine.tokenizer
+        tokenizer = self.engine.inputs.tokenizer
         if tokenizer is None or not isinstance(self.body, CompletionRequest) or self.body.logprobs is None:
             return []
         return [
@@ -86,7 +86,7 @@ def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> C
     """
     body.refuse()
     speculation = body.speculation(default)
-    prompts = [engine.encode(prompt, whole=body.truncate_prompt_tokens is None) for prompt in body.prompts()]
+    prompts = [engine.inputs.encode(prompt, whole=body.truncate_prompt_tokens is None) for prompt in body.prompts()]
     vocabulary = engine.target.capabilities.vocab_size
     if out := next((i for ids in prompts for i in ids if not 0 <= i < vocabulary), None):
         raise FieldError("prompt", f"prompt has token {out}: use ids from 0 to {vocabulary - 1}")
@@ -117,6 +117,6 @@ def decoded(engine: Engine, ids: Sequence[int]) -> str:
     Raises:
         PromptError: the model has no tokenizer.
     """
-    if engine.tokenizer is None:
+    if engine.inputs.tokenizer is None:
         raise PromptError("the model has no tokenizer: it gives no text")
-    return str(engine.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    return str(engine.inputs.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

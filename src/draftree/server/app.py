@@ -21,6 +21,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ..engine.engine import Engine, Generation
+from ..engine.observer import EngineRequest
 from ..engine.speculation import SpeculationParams
 from ..errors import FieldError, InputError, QueueFullError
 from ..openai import bad_bodies
@@ -30,9 +31,8 @@ from ..openai.chat_api import ChatRequest, TokenizeRequest
 from ..openai.request_mapping import Choices, decoded, find_choices, system_fingerprint
 from ..openai.responses_api import ResponseBuilder, ResponsesRequest
 from ..openai.schema import CompletionRequest, DetokenizeRequest, Sampled
-from ..request import Request as Decoded
 from ..text.tokenizer import Prompt
-from .engine_loop import Answer, EngineLoop, EngineThread
+from .engine_loop import AsyncHandle, EngineLoop, EngineThread
 from .inspector import Inspector
 from .metrics import Metrics
 from .middleware import DOCUMENTED, UNAVAILABLE, Limits, failed, http_error, invalid, wrong
@@ -168,7 +168,7 @@ class Server:
             return Response(status_code=499)
         return JSONResponse(builder.answered(answer.handle.request))
 
-    async def _submitted(self, key: str, body: Sampled) -> tuple[list[Answer], Choices]:
+    async def _submitted(self, key: str, body: Sampled) -> tuple[list[AsyncHandle], Choices]:
         """The choices of a request under way.
 
         Args:
@@ -185,11 +185,11 @@ class Server:
         with body.named():
             return await self._begun(key, body)
 
-    async def _begun(self, key: str, body: Sampled) -> tuple[list[Answer], Choices]:
+    async def _begun(self, key: str, body: Sampled) -> tuple[list[AsyncHandle], Choices]:
         choices = await asyncio.to_thread(find_choices, body, self._engine, self._settings.speculation)
         method = str((choices.speculation or self._settings.speculation).method)
         timeout = min((t for t in (body.timeout, self._settings.timeout) if t is not None), default=None)
-        found: list[Answer] = []
+        found: list[AsyncHandle] = []
         try:
             for ids, params in choices.asked:
                 began = time.monotonic()
@@ -229,7 +229,7 @@ class Server:
         requests = [answer.handle.request for answer in found]
         return JSONResponse(await asyncio.to_thread(choices.whole, builder, requests, generations))
 
-    def _ended(self, key: str, choice: int, method: str, began: float, request: Decoded) -> None:
+    def _ended(self, key: str, choice: int, method: str, began: float, request: EngineRequest) -> None:
         self._metrics.ended(request)
         prompt = self._text(request.ids[: request.prompt_length]) if self._settings.log_prompts else None
         log_request(request, key, choice, method, time.monotonic() - began, prompt)
@@ -251,7 +251,7 @@ class Server:
         return decoded(self._engine, ids)
 
     async def _events(
-        self, choices: Choices, builder: CompletionBuilder, found: Sequence[Answer]
+        self, choices: Choices, builder: CompletionBuilder, found: Sequence[AsyncHandle]
     ) -> AsyncIterator[str]:
         """Server-sent events of all choices, as their tokens come."""
         body, requests = choices.body, [answer.handle.request for answer in found]
@@ -259,12 +259,12 @@ class Server:
         with_usage = options is not None and options.include_usage
         queue: asyncio.Queue[dict[str, Any] | None | Exception] = asyncio.Queue()
 
-        def trace(answer: Answer) -> None:
+        def trace(answer: AsyncHandle) -> None:
             for observer in answer.handle.request.observers:
                 if isinstance(observer, LiveTrace) and (records := observer.take()):
                     queue.put_nowait(builder.records(records))
 
-        async def choice(index: int, answer: Answer, before: str) -> None:
+        async def choice(index: int, answer: AsyncHandle, before: str) -> None:
             try:
                 if (first := builder.first(index)) is not None:
                     queue.put_nowait(first)
@@ -318,9 +318,9 @@ class Server:
         prompt: Prompt = body.prompt or "" if body.messages is None else body.conversation()
         if body.messages is not None and body.add_special_tokens:
             raise UnsupportedError("add_special_tokens", "a chat template writes its own, leave it out")
-        encode: Callable[[Any], list[int]] = self._engine.encode
+        encode: Callable[[Any], list[int]] = self._engine.inputs.encode
         if body.prompt and body.add_special_tokens is False:
-            encode = self._engine.spelled
+            encode = self._engine.inputs.spelled
         with body.named():
             ids = await asyncio.to_thread(encode, prompt)
         return {"tokens": ids, "count": len(ids), "max_model_len": self._engine.target.capabilities.max_length}
@@ -328,10 +328,10 @@ class Server:
     async def tokenizer_info(self) -> dict[str, Any]:
         """Facts about the tokenizer for clients that count tokens: special tokens, chat template."""
         engine, can = self._engine, self._engine.target.capabilities
-        first, template = engine.encode("a")[0], engine.tokenizer and engine.tokenizer.chat_template
-        begins = first not in engine.spelled("a")
+        first, template = engine.inputs.encode("a")[0], getattr(engine.inputs.tokenizer, "chat_template", None)
+        begins = first not in engine.inputs.spelled("a")
         return {
-            "tokenizer_class": type(engine.tokenizer).__name__,
+            "tokenizer_class": type(engine.inputs.tokenizer).__name__,
             "chat_template": template.get("default") if isinstance(template, dict) else template,
             "bos_token": self._text([first]) if begins else None,
             "eos_token": self._text([min(can.eos_ids)]) if can.eos_ids else None,
@@ -372,7 +372,7 @@ class Server:
         return JSONResponse(body, 429, {"Retry-After": f"{wait:.0f}"})
 
 
-async def _together(found: Sequence[Answer]) -> list[Generation]:
+async def _together(found: Sequence[AsyncHandle]) -> list[Generation]:
     """The ends of all; where one fails, or the task is cancelled, the others are cancelled."""
     try:
         return [await answer.result() for answer in found]

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
@@ -13,12 +14,12 @@ from typing import TypeVar
 from ..config import SamplingParams
 from ..drafters.grow import TreeDrafter
 from ..engine.engine import Engine, Generation, Handle
+from ..engine.observer import EngineRequest, Observer
 from ..engine.speculation import SpeculationParams
 from ..errors import RunError
 from ..models.base import LanguageModel
 from ..models.cost_profile import measure_missing
-from ..request import Chunk, Request
-from ..tracing.trace import Observer
+from ..request import Chunk
 
 T = TypeVar("T")
 
@@ -54,17 +55,16 @@ class EngineThread:
             self._tasks.get()()
 
 
-class Answer:
+class AsyncHandle:
     """A request under way, for one task of the event loop.
 
     Attributes:
         handle: of the engine.
     """
 
-    def __init__(self, handle: Handle, owner: EngineLoop, ended: Callable[[Request], None] | None = None) -> None:
+    def __init__(self, handle: Handle, owner: EngineLoop, ended: Callable[[EngineRequest], None] | None = None) -> None:
         self.handle, self._owner, self._ended = handle, owner, ended
         self._changed = asyncio.Event()
-        self._given = 0
 
     def wake(self) -> bool:
         """Let the task look; whether the request has ended."""
@@ -81,21 +81,15 @@ class Answer:
         Raises:
             the exception that ended it; RunError: the engine has ended.
         """
-        request = self.handle.request
-        try:
-            while not (self.handle.done and self._given == len(request.chunks)):
-                self._changed.clear()
-                while self._given < len(request.chunks):
-                    self._given += 1
-                    yield request.chunks[self._given - 1]
-                if self._owner.failure is not None:
+        with closing(self.handle.chunks()) as chunks:
+            for chunk in chunks:
+                if chunk is not None:
+                    yield chunk
+                elif self._owner.failure is not None:
                     raise RunError(f"the engine has ended: {self._owner.failure}: start the server again")
-                if not self.handle.done:
+                else:
                     await self._changed.wait()
-        finally:
-            self.cancel()
-        if request.error is not None:
-            raise request.error
+                    self._changed.clear()
 
     async def result(self) -> Generation:
         """Its end; a task that is cancelled meanwhile cancels the request.
@@ -123,10 +117,11 @@ class EngineLoop:
 
     def __init__(self, engine: Engine, thread: EngineThread | None = None) -> None:
         self.engine, self._thread = engine, thread or EngineThread()
-        self._answers: set[Answer] = set()
+        self._handles: set[AsyncHandle] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: Future[None] | None = None
-        self._due = False  # a look at the answers is due in the event loop
+        self._due = False  # a look at the handles is due in the event loop
+        self._stopped = False
         self.failure: BaseException | None = None
 
     @property
@@ -140,22 +135,27 @@ class EngineLoop:
         self._running = self._thread.do(self._run)
 
     async def stop(self) -> None:
-        """Cancel what runs and end the thread."""
-        self.engine.shutdown()
+        """Cancel what runs and let the thread make no more steps."""
+        self._stopped = True
+        self.cancel()
+        self.engine.wake()
         if self._running is not None:
             await asyncio.wrap_future(self._running)
 
     def cancel(self) -> None:
         """End all that runs or waits; who waits for it gets what is there."""
-        for answer in self._answers:
-            answer.cancel()
+        for handle in self._handles:
+            handle.cancel()
 
     def _run(self) -> None:
         try:
-            self.engine.run(self._stepped, partial(measure_missing, self._models()))
+            self.engine.wait(self._has_ended, self._stepped, partial(measure_missing, self._models()))
         except BaseException as error:  # noqa: BLE001 - a server without an engine says so from then on
             self.failure = error
         self._stepped()
+
+    def _has_ended(self) -> bool:
+        return self._stopped and not self.engine.scheduler.jobs
 
     def _models(self) -> tuple[LanguageModel, ...]:
         """That make the passes of requests which choose no drafter of their own."""
@@ -170,7 +170,7 @@ class EngineLoop:
 
     def _look(self) -> None:
         self._due = False
-        self._answers -= {answer for answer in self._answers if answer.wake()}
+        self._handles -= {handle for handle in self._handles if handle.wake()}
 
     async def submit(
         self,
@@ -182,8 +182,8 @@ class EngineLoop:
         observers: Sequence[Observer] = (),
         priority: int = 0,
         timeout: float | None = None,
-        ended: Callable[[Request], None] | None = None,
-    ) -> Answer:
+        ended: Callable[[EngineRequest], None] | None = None,
+    ) -> AsyncHandle:
         """``Engine.submit``, which may wait for a drafter to be loaded, off the event loop.
 
         Args:
@@ -199,7 +199,9 @@ class EngineLoop:
             priority=priority,
             timeout=timeout,
         )
-        answer = Answer(await asyncio.to_thread(call), self, ended)
-        if not answer.wake():
-            self._answers.add(answer)
-        return answer
+        handle = AsyncHandle(await asyncio.to_thread(call), self, ended)
+        if self._stopped:
+            handle.cancel()
+        if not handle.wake():
+            self._handles.add(handle)
+        return handle

@@ -11,13 +11,14 @@ from typing import Any
 from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
+from ..engine.observer import Setup
 from ..engine.speculation import SpeculationParams
 from ..models.cost_profile import Point
 from ..openai.schema import Sent, TokenIds
 from ..policies.auto.policy import AutoTree
 from ..policies.methods import METHODS
 from ..tracing.records import plain
-from ..tracing.trace import Setup, run_record
+from ..tracing.trace import run_record
 
 _FOLDER = Path(__file__).parent / "page"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -75,7 +76,7 @@ class Inspector:
         }
 
     def _curves(self) -> Sequence[Point] | None:
-        policy = self._setup.drafter.policy
+        policy = self._setup.speculation.drafter.policy
         return policy.target.points if isinstance(policy, AutoTree) and policy.target is not None else None
 
     async def spell(self, body: SpellRequest) -> dict[str, list[str]]:

@@ -12,9 +12,9 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..engine.engine import Engine
+from ..engine.observer import Observer
 from ..models.abilities import cache_tokens
 from ..request import Outcome, Request
-from ..tracing.trace import Observer
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Upper bounds of the bins of times."""
@@ -90,7 +90,7 @@ class Metrics(Observer):
         if request.stats.reused:
             self._hits.inc()
 
-    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
         """Seconds of a step that requests share count once; prompts that it reads have their part of them."""
         now = time.monotonic()
         for outcome in outcomes:
@@ -115,7 +115,7 @@ class Metrics(Observer):
         if outcomes:
             step = outcomes[0].step
             share = len(outcomes) / step.batch  # of a step that requests with other drafters are in too
-            seconds = {"draft": step.draft + learned, "verify": share * step.verify, "other": share * step.other}
+            seconds = {"draft": step.draft, "verify": share * step.verify, "other": share * step.other}
             for part, value in seconds.items():
                 self._seconds.labels(part).inc(value)
 
@@ -130,7 +130,7 @@ class Metrics(Observer):
 
     def text(self, engine: Engine) -> bytes:
         """The page that Prometheus reads."""
-        running, kept = engine.scheduler.running, engine.prefixes.lengths
+        running, kept = engine.scheduler.running, engine.stepper.prefixes.lengths
         self._running.set(len(running))
         self._waiting.set(engine.scheduler.waiting)
         self._kept.set(len(kept))

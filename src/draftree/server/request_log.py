@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from ..request import Request
+from ..engine.observer import EngineRequest
 
 log = logging.getLogger("draftree.requests")
 
@@ -24,7 +24,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def log_request(request: Request, key: str, choice: int, method: str, seconds: float, prompt: str | None) -> None:
+def log_request(request: EngineRequest, key: str, choice: int, method: str, seconds: float, prompt: str | None) -> None:
     """Log the end of a request.
 
     Args:
@@ -34,12 +34,12 @@ def log_request(request: Request, key: str, choice: int, method: str, seconds: f
         seconds: since it arrived.
         prompt: to be logged, as is the text; None: neither is.
     """
-    stats, speculation = request.stats, request.speculation
+    stats = request.stats
     fields: dict[str, Any] = {
         "id": key,
         "choice": choice,
         "method": method,
-        "drafter": None if speculation is None else speculation.drafter.name,
+        "drafter": request.speculation.drafter.name,
         "prompt_tokens": request.prompt_length,
         "tokens": len(request.output_ids),
         "finish_reason": request.finish_reason,

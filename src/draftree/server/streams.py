@@ -12,11 +12,12 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ..engine.observer import EngineRequest, Observer
 from ..openai import bad_bodies
-from ..request import Outcome, Request
+from ..request import Outcome
 from ..tracing.records import Record, plain
-from ..tracing.trace import Observer, end_record, request_record, step_record
-from .engine_loop import Answer
+from ..tracing.trace import end_record, request_record, step_record
+from .engine_loop import AsyncHandle
 
 log = logging.getLogger("draftree.server")
 _PING = 15.0
@@ -26,7 +27,7 @@ _PING = 15.0
 class EventStream(StreamingResponse):
     """Events of answers that end with it, even if it was left before the first of them."""
 
-    def __init__(self, found: Sequence[Answer], events: AsyncIterator[str]) -> None:
+    def __init__(self, found: Sequence[AsyncHandle], events: AsyncIterator[str]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(events, media_type="text/event-stream", headers=headers)
         self._found = found
@@ -84,13 +85,13 @@ class LiveTrace(Observer):
         self._number = number
         self._records = deque[Record]()
 
-    def opened(self, request: Request) -> None:
+    def opened(self, request: EngineRequest) -> None:
         self._records.append(request_record(request, self._number))
 
-    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
-        self._records.extend(step_record(outcome, self._number, learned) for outcome in outcomes)
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        self._records.extend(step_record(outcome, self._number) for outcome in outcomes)
 
-    def closed(self, request: Request) -> None:
+    def closed(self, request: EngineRequest) -> None:
         self._records.append(end_record(request, self._number))
 
     def take(self) -> list[Any]:

@@ -23,7 +23,7 @@ from ..request import Stats
 from ..tree import ROOT, DraftTree
 
 FORMAT = "draftree-trace"
-VERSION = 2
+VERSION = 3
 """Rises when a key changes its meaning or goes; new keys alone do not raise it."""
 
 
@@ -112,12 +112,11 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Wall-clock seconds of one step, as in ``StepCost``; ``learn``: of learning from it."""
+    """Wall-clock seconds of one step, as in ``StepCost``."""
 
     draft: float
     verify: float
     other: float
-    learn: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Observers of a step, and one that writes a line for every step."""
+"""An observer that writes a line for every step, and the reader of such a trace."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from datetime import UTC, datetime
+from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -16,11 +15,9 @@ from typing import IO, Any, Literal
 
 from ..artifacts import read_lines, user_path
 from ..config import typed
-from ..drafters.base import Drafter
+from ..engine.observer import EngineRequest, Observer, Setup
 from ..errors import ConfigError, DraftreeWarning, TraceError
-from ..models.base import LanguageModel
 from ..request import Outcome, Request
-from ..text.tokenizer import Tokenizer
 from .records import (
     FORMAT,
     VERSION,
@@ -35,47 +32,6 @@ from .records import (
     name_of,
     plain,
 )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What an engine was built of, and when (ISO 8601, UTC).
-
-    ``verification`` and ``candidates`` are those of its ``Scheme``, by name.
-    """
-
-    target: LanguageModel
-    drafter: Drafter
-    nodes: int
-    verification: str
-    candidates: str
-    tokenizer: Tokenizer | None
-    date: str = field(default_factory=_now)
-
-
-class Observer:
-    """Is notified of what an engine does; a subclass overrides what it observes."""
-
-    def begin(self, setup: Setup) -> None:
-        """An engine has been built with this observer."""
-
-    def opened(self, request: Request) -> None:
-        """A request has been prefilled and has its first token."""
-
-    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
-        """A step is over; each ``request.ids`` already ends with the tokens taken.
-
-        Args:
-            outcomes: one for each request of the step.
-            learned: seconds that the drafter took to learn of them, beyond ``Outcome.step``.
-        """
-
-    def closed(self, request: Request) -> None:
-        """A request is freed, even if its prefill failed; ``finish_reason`` is None when it was left early."""
 
 
 class Trace(Observer):
@@ -133,16 +89,16 @@ class Trace(Observer):
             raise ConfigError(f"trace '{self.path}' belongs to another engine: make a Trace for each")
         self._run = encode(run_record(setup, self._labels))
 
-    def opened(self, request: Request) -> None:
+    def opened(self, request: EngineRequest) -> None:
         """Write where a request begins."""
         self._numbers[request] = next(self._count)
         self._write([request_record(request, self._numbers[request])])
 
-    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
         """Write one line for each request."""
-        self._write(step_record(outcome, self._numbers[outcome.request], learned) for outcome in outcomes)
+        self._write(step_record(outcome, self._numbers[outcome.request]) for outcome in outcomes)
 
-    def closed(self, request: Request) -> None:
+    def closed(self, request: EngineRequest) -> None:
         """Write how a request ended."""
         number = self._numbers.pop(request, None)
         if number is not None:
@@ -291,7 +247,7 @@ def _writing_mode(path: Path, force: bool) -> Literal["xb", "wb"]:
 
 def run_record(setup: Setup, labels: Mapping[str, str]) -> RunRecord:
     """The first line of an engine's trace; ``labels``: what the caller calls things."""
-    can = setup.target.capabilities
+    can, made = setup.target.capabilities, setup.speculation
     return RunRecord(
         draftree=version("draftree"),
         date=setup.date,
@@ -309,19 +265,17 @@ def run_record(setup: Setup, labels: Mapping[str, str]) -> RunRecord:
             "vocab_size": can.vocab_size,
             "eos_ids": sorted(can.eos_ids),
         },
-        drafter=_describe(setup.drafter),
-        nodes=setup.nodes,
-        verification=setup.verification,
-        candidates=setup.candidates,
-        labels={"drafter": setup.drafter.name} | dict(labels),
+        drafter=_describe(made.drafter),
+        nodes=made.nodes,
+        verification=made.scheme.name,
+        candidates=made.scheme.candidates,
+        labels={"drafter": made.drafter.name} | dict(labels),
     )
 
 
-def request_record(request: Request, number: int) -> RequestRecord:
+def request_record(request: EngineRequest, number: int) -> RequestRecord:
     """The line of a request that has been opened."""
     speculation = request.speculation
-    if speculation is None:
-        raise ConfigError("a request without a speculation: traces are of engines, not of beams")
     return RequestRecord(
         request=number,
         prompt_length=request.prompt_length,
@@ -338,8 +292,8 @@ def request_record(request: Request, number: int) -> RequestRecord:
     )
 
 
-def step_record(outcome: Outcome, number: int, learned: float) -> StepRecord:
-    """The line of a step; ``learned`` as in ``Observer.stepped``."""
+def step_record(outcome: Outcome, number: int) -> StepRecord:
+    """The line of a step."""
     request, cost = outcome.request, outcome.step
     length = len(request.ids) - outcome.taken
     return StepRecord(
@@ -354,7 +308,7 @@ def step_record(outcome: Outcome, number: int, learned: float) -> StepRecord:
         taken=outcome.taken,
         batch=cost.batch,
         draft_passes=cost.draft_passes,
-        seconds=StepSeconds(cost.draft, cost.verify, cost.other, learned),
+        seconds=StepSeconds(cost.draft, cost.verify, cost.other),
     )
 
 

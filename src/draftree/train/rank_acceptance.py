@@ -22,6 +22,7 @@ from ..artifacts import read_bytes, write_whole
 from ..config import SamplingParams
 from ..drafters.base import Drafter, NoDrafter
 from ..engine.engine import Engine
+from ..engine.speculation import Speculation
 from ..errors import ConfigError, RunError
 from ..models.abilities import tracked
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
@@ -200,7 +201,7 @@ def measure(
     calibration: AcceptanceMeasurement, target: LanguageModel, drafter: Drafter, policy: TruePath, tally: Tally
 ) -> Iterator[int]:
     """Count the prompts that are not done yet, one by one; gives out how many are done and saved."""
-    engine = Engine(target, NoDrafter())
+    engine = Engine(target, Speculation(NoDrafter()))
     for i, prompt in enumerate(calibration.prompts[tally.done :], start=tally.done):
         left = target.capabilities.max_length - len(prompt)
         params = SamplingParams(
@@ -220,14 +221,14 @@ def measure(
 
 def decoded(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[Request, Tensor | None]:
     """A prompt's request when it has ended, and the target's hidden states where it tracks them."""
-    request = engine.open(list(prompt), params)
+    request = engine.stepper.open(engine.request(list(prompt), params))
     try:
         while request.finish_reason is None:
-            engine.step([request])
+            engine.stepper.step([request])
         row = request.row
         return request, row.waiting_features() if isinstance(row, FeatureRow) and row.features else None
     finally:
-        engine.close(request)
+        engine.stepper.close(request)
 
 
 class TreeCosts(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter
+from ..engine.statistics import count
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row, prefill
 from ..models.huggingface.features import FeatureRow, feature_row
 from ..request import Outcome, Request, StepCost
@@ -79,9 +79,8 @@ class Replay:
         gained, self.left = self.left[:tokens], self.left[tokens:]
         self._gain(gained)
         outcome = Outcome(self.request, tree, path, gained, len(gained), cost, found)
-        began = time.perf_counter()
         self._drafter.observe([outcome])
-        outcome.count(time.perf_counter() - began)
+        count(outcome, self._drafter)
         return outcome
 
     def step(self, nodes: int) -> tuple[DraftTree, list[int]]:

@@ -12,14 +12,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..config import SamplingParams
 from ..engine.engine import Engine, Handle
+from ..engine.observer import Observer
 from ..engine.scheduler import SchedulerParams
+from ..engine.speculation import Speculation
 from ..models.abilities import TrainableModel, tracked
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..models.huggingface.features import FeatureRow
 from ..models.huggingface.torch_sampling import gumbel_noise_at, signed
 from ..request import Outcome, Request
 from ..sampling.noise import GOLDEN, mix
-from ..tracing.trace import Observer
 
 MAX_ROWS = 1 << 16
 """Responses that may be decoded together: far beyond what pays on any device."""
@@ -129,7 +130,7 @@ def _respond_by_engine(
 ) -> Generator[Response]:
     target.reserve(rows, max(map(len, prompts)) + max_tokens)
     ended = _EndedFeatures()
-    engine = Engine(target, nodes=1, observers=[ended], scheduling=SchedulerParams(rows=rows, queue=rows))
+    engine = Engine(target, Speculation(nodes=1), observers=[ended], scheduling=SchedulerParams(rows=rows, queue=rows))
     waiting, running = iter(numbers), dict[int, Handle]()
     try:
         while True:
@@ -162,7 +163,7 @@ class _EndedFeatures(Observer):
     def opened(self, request: Request) -> None:
         self._keep(request)
 
-    def stepped(self, outcomes: Sequence[Outcome], learned: float) -> None:
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             self._keep(outcome.request)
 

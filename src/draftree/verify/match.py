@@ -8,7 +8,7 @@ of them one pass yields.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..sampling.draws import DrawPlace, Draws, draw_at
@@ -29,7 +29,7 @@ class Verdict:
     tokens: list[int]
 
 
-def match(scores: Scores, roots: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]) -> list[Verdict]:
+def match(scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]) -> list[Verdict]:
     """Walk down each tree along the target's own draws.
 
     What is drawn at a node mostly depends on its path alone: then all nodes of all trees are drawn in one call of
@@ -38,45 +38,41 @@ def match(scores: Scores, roots: Sequence[int], trees: Sequence[DraftTree], draw
 
     Args:
         scores: of the target's pass over the trees.
-        roots: [B] slots of the trees' roots; node i of a tree has the slot roots[b] + 1 + i.
+        firsts: [B] slot of each tree's node 0; its node n has slot firsts[b] + n, ROOT included.
         trees: [B].
         draws: [B] of their requests.
     """
     batch = range(len(trees))
     together = [b for b in batch if not draws[b].walks]
-    verdicts = _walked(scores, roots, trees, draws, [b for b in batch if draws[b].walks])
-    places = [DrawPlace(draws[b], roots[b] + i, path) for b in together for i, path in enumerate(_paths(trees[b]))]
-    drawn, at = draw_at(scores, places) if places else [], 0
+    verdicts = _walked(scores, firsts, trees, draws, [b for b in batch if draws[b].walks])
+    places = [DrawPlace(draws[b], firsts[b] + n, path) for b in together for n, path in _paths(trees[b]).items()]
+    drawn = iter(draw_at(scores, places) if places else [])
     for b in together:
-        end = at + 1 + len(trees[b])
-        verdicts[b] = _followed(trees[b], drawn[at:end])
-        at = end
+        verdicts[b] = _followed(trees[b], dict(zip(range(ROOT, len(trees[b])), drawn, strict=False)))
     return [verdicts[b] for b in batch]
 
 
-def _paths(tree: DraftTree) -> list[list[int]]:
-    """[1 + N] tokens on the way to the root (none) and to each node."""
-    paths = list[list[int]]([[]])
-    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
-        paths.append([*paths[parent + 1], token])
+def _paths(tree: DraftTree) -> dict[int, list[int]]:
+    """Tokens on the way to the root (none), and then to each node."""
+    paths = dict[int, list[int]]({ROOT: []})
+    for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+        paths[node] = [*paths[parent], token]
     return paths
 
 
-def _followed(tree: DraftTree, drawn: Sequence[int]) -> Verdict:
-    """The walk along [1 + N] tokens that were drawn at the root and at each node."""
+def _followed(tree: DraftTree, drawn: Mapping[int, int]) -> Verdict:
+    """The walk along the tokens that were drawn at the root and at each node."""
     edges = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
     node_of = {edge: node for node, edge in reversed(list(enumerate(edges)))}
-    path, tokens = [], [drawn[0]]
-    node = node_of.get((ROOT, drawn[0]))
-    while node is not None:
-        path.append(node)
-        tokens.append(drawn[node + 1])
-        node = node_of.get((node, tokens[-1]))
+    path, tokens, node = list[int](), [drawn[ROOT]], ROOT
+    while (child := node_of.get((node, tokens[-1]))) is not None:
+        path.append(node := child)
+        tokens.append(drawn[node])
     return Verdict(path, tokens)
 
 
 def _walked(
-    scores: Scores, roots: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws], walking: Sequence[int]
+    scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws], walking: Sequence[int]
 ) -> dict[int, Verdict]:
     """The walks of some of the requests, together, a draw of each in one turn."""
     found = {b: Verdict([], []) for b in walking}
@@ -84,7 +80,7 @@ def _walked(
         places = []
         for b in walking:
             path, tokens = found[b].path, found[b].tokens
-            places.append(DrawPlace(draws[b], roots[b] + 1 + (path[-1] if path else ROOT), tokens))
+            places.append(DrawPlace(draws[b], firsts[b] + (path[-1] if path else ROOT), tokens))
         further = []
         for b, token in zip(walking, draw_at(scores, places), strict=True):
             tree, (path, tokens) = trees[b], (found[b].path, found[b].tokens)

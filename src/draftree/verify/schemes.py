@@ -64,7 +64,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def verify(
-        self, scores: Scores, roots: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
+        self, scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
     ) -> list[Verdict]:
         """Verify a batch of trees (``match.match`` for the arguments)."""
 
@@ -99,9 +99,9 @@ class Match(Scheme):
         self.drawing = CANDIDATES[candidates]
 
     def verify(
-        self, scores: Scores, roots: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
+        self, scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
     ) -> list[Verdict]:
-        return match(scores, roots, trees, draws)
+        return match(scores, firsts, trees, draws)
 
 
 class _OneByOne(Scheme):
@@ -112,20 +112,20 @@ class _OneByOne(Scheme):
         """Verify one tree."""
 
     def verify(
-        self, scores: Scores, roots: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
+        self, scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
     ) -> list[Verdict]:
         """Trees whose children were chosen because their request decodes greedily are matched."""
         chosen = [b for b, own in enumerate(draws) if own.params.temperature == 0 and not self.lossy]
-        matched = match(scores, [roots[b] for b in chosen], [trees[b] for b in chosen], [draws[b] for b in chosen])
+        matched = match(scores, [firsts[b] for b in chosen], [trees[b] for b in chosen], [draws[b] for b in chosen])
         verdicts = dict(zip(chosen, matched, strict=True))
-        for b, (root, tree, own) in enumerate(zip(roots, trees, draws, strict=True)):
+        for b, (first, tree, own) in enumerate(zip(firsts, trees, draws, strict=True)):
             if b not in verdicts:
-                verdicts[b] = self.accept(tree, _target_logits(scores, root, own), own)
+                verdicts[b] = self.accept(tree, _target_logits(scores, first, own), own)
         return [verdicts[b] for b in range(len(trees))]
 
 
-def _target_logits(scores: Scores, root: int, draws: Draws) -> TargetLogits:
-    return lambda node, drawn: draws.warped(scores, root + 1 + node, drawn)
+def _target_logits(scores: Scores, first: int, draws: Draws) -> TargetLogits:
+    return lambda node, drawn: draws.warped(scores, first + node, drawn)
 
 
 class _NodeByNode(_OneByOne):

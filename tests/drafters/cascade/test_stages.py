@@ -21,6 +21,7 @@ from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine, Generation
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
@@ -34,6 +35,7 @@ from draftree.scores import Scores
 from draftree.tracing.records import EndRecord, RunRecord
 from draftree.tracing.trace import Trace, read_trace
 from draftree.tree import ROOT, Drawing
+from draftree.verify.schemes import find_scheme
 
 from ...heads import random_head
 from ...pairs import costs, endless, source, target
@@ -78,7 +80,7 @@ def decode(
 ) -> list[Generation]:
     model = target()
     drafter = TreeDrafter(method or StaticTree(1, 12), cascade(name, model, policy, loop))
-    return Engine(model, drafter, nodes=nodes).generate(prompts, params)
+    return Engine(model, Speculation(drafter, nodes)).generate(prompts, params)
 
 
 def plain(params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
@@ -133,7 +135,7 @@ def test_a_lower_level_that_proposes_nothing_leaves_the_upper_one_to_draft_alone
     params = SamplingParams(max_tokens=TOKENS)
     model = target()
     silent = endless(CascadeSource(Says("silent", {}), source("relative", model), DynamicWindow()))
-    got = Engine(model, TreeDrafter(StaticTree(1, 5), silent), nodes=5).generate(PROMPTS, params)
+    got = Engine(model, Speculation(TreeDrafter(StaticTree(1, 5), silent), 5)).generate(PROMPTS, params)
     alone = decode("relative", params, StaticTree(1, 5), nodes=5)
     assert [g.token_ids for g in got] == plain(params)
     assert [g.stats.accepted for g in got] == [g.stats.accepted for g in alone]
@@ -218,7 +220,7 @@ def test_nothing_is_fed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         made.model.capabilities = replace(made.model.capabilities, name=name)
     cascade = endless(CascadeSource(lower, upper, StaticTree(1, 3)))
     tokens = 37
-    g = Engine(model, TreeDrafter(StaticTree(1, 5), cascade), nodes=5).generate(
+    g = Engine(model, Speculation(TreeDrafter(StaticTree(1, 5), cascade), 5)).generate(
         PROMPTS[:1], SamplingParams(max_tokens=tokens)
     )[0]
     assert g.stats.accepted == g.stats.drafted
@@ -247,14 +249,17 @@ def test_auto_below_what_is_no_model_is_refused() -> None:
     model = target()
     made = CascadeSource(source("relative", model), source("lookup", model), AutoTree())
     with pytest.raises(ConfigError, match="lookup is no model: use another method than auto below"):
-        Engine(model, TreeDrafter(StaticTree(), made))
+        Engine(model, Speculation(TreeDrafter(StaticTree(), made)))
 
 
 @pytest.mark.parametrize("scheme", ["multi-round", "block", "top1-residual"])
 def test_schemes_that_draw_children_are_refused(scheme: str) -> None:
     model = target()
     with pytest.raises(ConfigError, match="use verification match"):
-        Engine(model, TreeDrafter(StaticTree(1, 3), cascade("lookup>relative", model)), verification=scheme)
+        Engine(
+            model,
+            Speculation(TreeDrafter(StaticTree(1, 3), cascade("lookup>relative", model)), scheme=find_scheme(scheme)),
+        )
 
 
 def test_a_context_that_is_nearly_full_is_filled_to_the_last_token() -> None:
@@ -268,7 +273,7 @@ def test_a_trace_has_the_levels_and_their_settings(tmp_path: Path) -> None:
     model, file = target(), tmp_path / "t.jsonl"
     drafter = TreeDrafter(StaticTree(1, 5), cascade("stranger>relative", model, StaticTree(2, 2), ONCE))
     with Trace(file) as trace:
-        engine = Engine(model, drafter, nodes=9, observers=[trace])
+        engine = Engine(model, Speculation(drafter, 9), observers=[trace])
         g = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
     records = list(read_trace(file))
     run, end = records[0], records[-1]
@@ -347,7 +352,7 @@ def test_a_head_may_propose_or_verify(at: str, temperature: float) -> None:
     lower, upper = (head, other) if at == "lower" else (other, head)
     made = endless(CascadeSource(lower, upper, StaticTree(2, 2)))
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
-    got = Engine(model, TreeDrafter(StaticTree(1, 6), made), nodes=8).generate(PROMPTS, params)
+    got = Engine(model, Speculation(TreeDrafter(StaticTree(1, 6), made), 8)).generate(PROMPTS, params)
     assert [g.token_ids for g in got] == plain(params)
     assert all(level.proposed for g in got for level in g.stats.stages)
 

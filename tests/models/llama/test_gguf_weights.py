@@ -19,6 +19,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.errors import UnsupportedModelError
 from draftree.models.base import LanguageModel, difference
 from draftree.models.heads.eagle_file import SHIPPED, shipped_for
@@ -177,7 +178,7 @@ def test_a_head_drafts_for_llama_as_ar_decoding(kind: str, temperature: float, p
 
     def ids(model: LanguageModel, drafter: TreeDrafter | None = None) -> list[Sequence[int]]:
         """Each prompt alone: rows of a batch may be rounded otherwise."""
-        return [Engine(model, drafter, nodes=8).generate([prompt], params)[0].token_ids for prompt in prompts]
+        return [Engine(model, Speculation(drafter, 8)).generate([prompt], params)[0].token_ids for prompt in prompts]
 
     target = LlamaModel(path)
     head = eagle_head(published(path, tmp_path, "eagle"), target) if kind == "EAGLE-1" else head_of(target)

@@ -11,7 +11,6 @@ import torch
 import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.cli.main import run
-from draftree.engines import make_engine
 from draftree.models.abilities import tokenizer_of
 from draftree.models.llama.context import Context, Tokens
 from draftree.models.llama.exactness import EXACT, exactness
@@ -53,10 +52,10 @@ def by_llama(model: LlamaModel, prompt: list[int], count: int) -> list[int]:
 def test_trees_give_the_ids_of_llama_cpp_alone(method: str, drafter: str, model: LlamaModel) -> None:
     assert model.capabilities.trees == EXACT
     prompts = [encode(model.tokenizer, draftree.user(question)) for question in QUESTIONS]
-    engine = make_engine(model, SpeculationParams(drafter=drafter, method=method, nodes=12))
+    engine = Engine(model, SpeculationParams(drafter=drafter, method=method, nodes=12))
     results = engine.generate(prompts, SamplingParams(max_tokens=TOKENS))
     assert [result.token_ids for result in results] == [by_llama(model, prompt, TOKENS) for prompt in prompts]
-    engine.prefixes.clear()
+    engine.stepper.prefixes.clear()
 
 
 @pytest.mark.real
@@ -64,11 +63,11 @@ def test_sampled_text_with_a_head_is_that_of_ar_decoding(model: LlamaModel) -> N
     params = SamplingParams(max_tokens=TOKENS, temperature=0.9, seed=4)
     prompts = [draftree.user(question) for question in QUESTIONS]
     alone = [Engine(model).generate([prompt], params)[0].token_ids for prompt in prompts]
-    engine = make_engine(model, SpeculationParams(drafter="head", method="opt-tree", nodes=8))
+    engine = Engine(model, SpeculationParams(drafter="head", method="opt-tree", nodes=8))
     results = engine.generate(prompts, params)
     assert [result.token_ids for result in results] == alone
     assert sum(sum(result.stats.accepted) for result in results) > 10
-    engine.prefixes.clear()
+    engine.stepper.prefixes.clear()
 
 
 @pytest.mark.real
@@ -96,7 +95,7 @@ def test_a_pair_gives_ar_decodings_text_but_for_near_ties(capsys: pytest.Capture
     prompt = encode(tokenizer_of(model), draftree.user(QUESTIONS[1]))
     params = SamplingParams(max_tokens=TOKENS)
     alone = Engine(model).generate([prompt], params)[0].token_ids
-    engine = make_engine(model, SpeculationParams(drafter=drafter, method="chain", nodes=3))
+    engine = Engine(model, SpeculationParams(drafter=drafter, method="chain", nodes=3))
     result = engine.generate([prompt], params)[0]
     assert sum(result.stats.accepted) > 10
     difference = first_difference(model, prompt, alone, result.token_ids, params)

@@ -12,6 +12,7 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter, grow
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.models.cost_profile import Point, Profile
 from draftree.policies.auto.cost_model import ARPass, CostModel
 from draftree.policies.auto.policy import AutoPlan, AutoTree
@@ -152,7 +153,7 @@ def test_output_is_the_targets_own(temperature: float) -> None:
     params = SamplingParams(max_tokens=30, temperature=temperature, seed=3)
     free = AutoTree(target=affine(1.0, 0.05), drafter=affine(0.01, 0.0), settings=RICH)
     want = [g.token_ids for g in Engine(ToyModel()).generate(prompts, params)]
-    drafting = Engine(ToyModel(), TreeDrafter(free, ModelSource(ToyModel(seed=0, spread=1.2), 5)))
+    drafting = Engine(ToyModel(), Speculation(TreeDrafter(free, ModelSource(ToyModel(seed=0, spread=1.2), 5))))
     got = drafting.generate(prompts, params)
     assert [g.token_ids for g in got] == want
     assert sum(map(sum, (g.stats.drafted for g in got))) > 0
@@ -213,7 +214,7 @@ def test_priorities_change_no_text() -> None:
     def texts(urgent: int | None) -> list[list[int]]:
         policy = AutoTree(target=affine(1.0, 0.2), drafter=affine(0.01, 0.0), settings=RICH)
         drafter = TreeDrafter(policy, ModelSource(ToyModel(6, seed=1, spread=1.2), 6))
-        engine = Engine(ToyModel(6, seed=1, spread=2.0), drafter, nodes=8)
+        engine = Engine(ToyModel(6, seed=1, spread=2.0), Speculation(drafter, 8))
         handles = [
             engine.submit(
                 [1, 2, i],
@@ -243,7 +244,7 @@ def test_the_engine_gives_drafters_what_the_scheduler_makes_of_priorities() -> N
             return AutoTree.plan(self, requests, budgets, beside)
 
     drafter = TreeDrafter(Noting(target=affine(1.0, 0.2), drafter=affine(0.01, 0.0)), ModelSource(ToyModel(6), 6))
-    engine = Engine(ToyModel(6, seed=1), drafter)
+    engine = Engine(ToyModel(6, seed=1), Speculation(drafter))
     handles = [engine.submit([1, 2], SamplingParams(max_tokens=9), priority=p) for p in (-1, 1)]
     for handle in handles:
         handle.result()

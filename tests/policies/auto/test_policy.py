@@ -13,6 +13,7 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter, grow
 from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.base import prefill
 from draftree.models.cost_profile import Identity, Point, Profile
@@ -240,16 +241,18 @@ class TestWithADraftingModel:
         target, model = (ToyModel(max_length=600) for _ in range(2))
         policy = AutoTree(target=costs(lambda n: 1.0), drafter=costs(lambda n: 0.05 * n))
         drafter = TreeDrafter(policy, ModelSource(model, 5))
-        engine = Engine(target, drafter, nodes=4)
-        request = engine.open([1, 2, 3] * 40, SamplingParams(max_tokens=left, ignore_eos=True))
-        engine.step([request])
-        engine.close(request)
+        engine = Engine(target, Speculation(drafter, 4))
+        request = engine.stepper.open(engine.request([1, 2, 3] * 40, SamplingParams(max_tokens=left, ignore_eos=True)))
+        engine.stepper.step([request])
+        engine.stepper.close(request)
         assert (drafter.passes > 0) == fed
 
     def test_the_prompt_is_not_even_fed_to_one_that_cannot_pay(self) -> None:
         target, model = ToyModel(), ToyModel()
         flat = costs(lambda n: 1.0)
-        engine = Engine(target, TreeDrafter(AutoTree(target=flat, drafter=costs(lambda n: 2.0)), ModelSource(model, 5)))
+        engine = Engine(
+            target, Speculation(TreeDrafter(AutoTree(target=flat, drafter=costs(lambda n: 2.0)), ModelSource(model, 5)))
+        )
         engine.generate([[1, 2, 3]])
         assert prefill(model, [1]).slot == 0
         assert not model._nodes[model._rows[0]]

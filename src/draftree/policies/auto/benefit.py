@@ -252,7 +252,7 @@ class Selection:
             return [first + (passes - 1) * layer for first, layer in pairs]
         scale = verify / max(cost.verify, 1e-9)
         own = cost.drafters or [0.0] * len(self.drafters)
-        rest = max(0.0, cost.draft + cost.learned - sum(own)) / sum(price.enabled)
+        rest = max(0.0, cost.draft - sum(own)) / sum(price.enabled)
         found = [0.0] * len(self.drafters)
         for i in compress(range(len(found)), price.enabled):
             layers = 1 if self.drafters[i].one_pass else passes

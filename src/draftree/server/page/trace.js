@@ -1,7 +1,7 @@
 // Records of a trace (docs/traces.md) as answers, and the figures of an answer. Knows no page and no server.
 
 const FORMAT = "draftree-trace";
-const VERSION = 2;
+const VERSION = 3;
 const COLOURS = 5;
 
 /** One request: what decoded it and its steps; of one that streams, the texts of its tokens too. */
@@ -53,11 +53,11 @@ export class Answer {
     return found;
   }
 
-  /** Seconds of the answer by phase; learning is drafting, as in `end`. */
+  /** Seconds of the answer by phase. */
   get seconds() {
     const found = { prefill: this.request?.prefill ?? 0, draft: 0, verify: 0, other: 0 };
     for (const { seconds } of this.steps) {
-      found.draft += seconds.draft + seconds.learn;
+      found.draft += seconds.draft;
       found.verify += seconds.verify;
       found.other += seconds.other;
     }

@@ -157,7 +157,7 @@ export class Panels {
       "tokens gained": `${step.taken} of at most ${Math.max(0, ...tree.depths) + 1}`,
       "expected": Number(step.expected).toFixed(2),
       "nodes": `${tree.tokens.length}, of them ${path.length} accepted`,
-      "draft": `${milliseconds(seconds.draft + seconds.learn)}, ${step.draft_passes} passes`,
+      "draft": `${milliseconds(seconds.draft)}, ${step.draft_passes} passes`,
       "verify": milliseconds(seconds.verify),
       "other": milliseconds(seconds.other),
       "requests in the step": step.batch,

@@ -1,17 +1,84 @@
-"""What requests must fit: the model's context and vocabulary, and one another's number of settings."""
+"""Prompts to token ids that fit the model, and texts of a request to what decoding needs of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from threading import Lock
+from typing import Any, cast
 
 from ..config import SamplingParams
 from ..errors import ConfigError, ContextError, FieldError, InputError, PromptError
 from ..models.base import Capabilities, LanguageModel, check_text
+from ..sampling.grammar import Grammars
 from ..sampling.token_rules import TokenRules
 from ..text.detokenizer import Detokenizer, NoText, TextStream
+from ..text.encoding import encode
 from ..text.tokenizer import Conversation, Prompt, Tokenizer
+from .observer import EngineRequest
+
+
+class InputProcessor:
+    """Makes requests of a model's prompts; any thread may use it.
+
+    Args:
+        tokenizer: None: prompts are token ids.
+    """
+
+    def __init__(self, target: LanguageModel, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer, self._target = tokenizer, target
+        # transformers' tokenizers change in their first call; from then on threads may share them.
+        self._start = [] if tokenizer is None else tokenizer.encode("")
+        self._compiling = Lock()
+        self._grammars: Grammars | None = None
+
+    def encode(self, prompt: Prompt, *, whole: bool = True, field: str = "prompt") -> list[int]:
+        """Token ids of a prompt (``Engine.request``), which is to fit the context unless it is not ``whole``.
+
+        Raises:
+            PromptError: there are none; ContextError: it cannot fit; of ``field``.
+        """
+        if whole:
+            check_size(self._target, self.tokenizer, prompt, field)
+        return encode(self.tokenizer, prompt, field)
+
+    def spelled(self, text: str, field: str = "text") -> list[int]:
+        """Token ids of a text without the special tokens that begin a prompt."""
+        ids, begin = self.encode(text, field=field), len(self._start)
+        return ids[begin:] if ids[:begin] == self._start else ids
+
+    @property
+    def grammars(self) -> Grammars:
+        """As ``Engine.grammars``; made at the first use."""
+        with self._compiling:
+            if self._grammars is None:
+                if self.tokenizer is None:
+                    raise ConfigError("grammars are of text but the model has no tokenizer: load one with it")
+                can = self._target.capabilities
+                self._grammars = Grammars(self.tokenizer, can.vocab_size, can.eos_ids)
+            return self._grammars
+
+    def request(
+        self, prompt: Prompt, params: SamplingParams | None, prediction: str | Sequence[int], **options: Any
+    ) -> EngineRequest:
+        """A request that fits the model (``Engine.request``; the options are those of ``EngineRequest``)."""
+        params, can = SamplingParams() if params is None else params, self._target.capabilities
+        check_params(params)
+        ids, limit = fitted(self._target, self.encode(prompt, whole=params.truncate_prompt_tokens is None), params)
+        stream = text_stream(self.tokenizer, params, ids)
+        params = with_token_rules(params, can, self.spelled)
+        predicted = self._predicted(prediction)
+        return EngineRequest(ids, params, limit, can.eos_ids, stream, predicted, **options)
+
+    def _predicted(self, prediction: str | Sequence[int]) -> list[int]:
+        if not len(prediction):
+            return []
+        field = "prediction"
+        ids = self.spelled(prediction, field) if isinstance(prediction, str) else self.encode(prediction, field=field)
+        if len(ids) > (most := self._target.capabilities.max_length):
+            why = f"the prediction has {len(ids)} tokens but an answer at most {most}: shorten it"
+            raise PromptError(why, "prediction")
+        return ids
 
 
 def each_params(
