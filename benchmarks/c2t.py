@@ -13,8 +13,7 @@ draft probability beside acceptance by entropy and rank (Figure 2).
 Curves: tau is MAL, gamma the nodes verified for each generated token. "At equal MAL" reads each curve at the MAL of
 EAGLE-2 with 8, 16 and 32 nodes, between its points by straight lines; ratios have 95% bootstrap intervals over prompts.
 ``--clock`` then decodes the prompts for real, taking turns: EAGLE-2 at these points, and each curve with the setting,
-between its points, that has the same MAL. It prints time a token over EAGLE-2's (geometric mean of ratios by prompt,
-prefill left out): run it on a machine that does nothing else.
+between its points, that has the same MAL, and prints time a token over EAGLE-2's (mean of ratios, without prefill).
 """
 
 from __future__ import annotations
