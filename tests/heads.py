@@ -6,13 +6,13 @@ from copy import deepcopy
 
 import torch
 
-from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.heads.eagle_model import HeadModel
+from draftree.models.heads.eagle_network import EagleConfig, EagleNetwork
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.inspection import fingerprint
 from draftree.train.eagle_fit import Fit, FitRecipe, Frozen
 from draftree.train.eagle_training import draft_vocabulary
-from draftree.train.head_architectures import regress
+from draftree.train.head_architectures import new_eagle, regress
 from draftree.train.responses import Response, respond
 
 from .tiny import VOCAB
@@ -22,13 +22,17 @@ DRAFTED = torch.arange(0, VOCAB, 2)
 PROMPTS = [[(7 * i + 3 * j) % VOCAB for j in range(4 + i)] for i in range(4)]
 
 
-def random_network(target: HFModel, seed: int = 0) -> HeadNetwork:
+def random_network(target: HFModel, seed: int = 0) -> EagleNetwork:
     """Wide random weights: what leaks or is off by one moves logits."""
-    network = HeadNetwork(HeadConfig.like(target, 1.3))
+    return randomised(new_eagle(EagleConfig.like(target, embedding_scale=1.3), 0), 0.3, seed)
+
+
+def randomised(network: EagleNetwork, std: float, seed: int = 0) -> EagleNetwork:
+    """The network with random weights."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         for weight in network.parameters():
-            weight.normal_(std=0.3)
+            weight.normal_(std=std)
     return network
 
 
@@ -58,17 +62,15 @@ def trained(target: HFModel) -> HeadModel:
     return HeadModel(deepcopy(network), vocabulary, target, "trained head")
 
 
-_LEARNED: dict[str, tuple[HeadNetwork, torch.Tensor]] = {}
+_LEARNED: dict[str, tuple[EagleNetwork, torch.Tensor]] = {}
 """By the target's weights: many tests have a target of their own with the same ones."""
 
 
-def _learned(target: HFModel) -> tuple[HeadNetwork, torch.Tensor]:
+def _learned(target: HFModel) -> tuple[EagleNetwork, torch.Tensor]:
     learned = responses(target)[:2]
     vocabulary = draft_vocabulary(learned, VOCAB, 40)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = HeadNetwork(HeadConfig.like(target, 1.0))
+    network = new_eagle(EagleConfig.like(target), 0)
     regress(network, frozen(target, vocabulary), learned)
-    fit = Fit(FitRecipe(learning_rate=4e-3, batch=2), network, frozen(target, vocabulary), learned, 300, "")
-    assert list(fit.run())[-1] == 300
+    fit = Fit(FitRecipe(learning_rate=4e-3, batch=2), network, frozen(target, vocabulary), learned, 400, "")
+    assert list(fit.run())[-1] == 400
     return network, vocabulary

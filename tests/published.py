@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftree.models.base import LanguageModel
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.heads.head_formats import load_head
+from draftree.models.heads.head_folder import load_head
 
 Config = dict[str, Any]
 
@@ -64,6 +64,7 @@ class Recipe:
         states: hidden states that it reads.
         rope, flags: of its config.
         embeddings: it has its own.
+        fc_bias, input_norm: of EAGLE-1: ``fc`` has a bias; the first layer norms its input.
         qk_norm: queries and keys are normed, as in Qwen3.
         seed: of its weights.
     """
@@ -80,6 +81,7 @@ class Recipe:
     embeddings: bool = False
     qk_norm: bool = False
     fc_bias: bool = False
+    input_norm: bool = False
     seed: int = 0
 
     @property
@@ -132,7 +134,7 @@ class Recipe:
                 found[f"{at}.mlp.{part}_proj.weight"] = matrix(48, size)
             found[f"{at}.mlp.down_proj.weight"] = matrix(size, 48)
             found[f"{at}.post_attention_layernorm.weight"] = norm(size)
-            if eagle3 or i:
+            if eagle3 or i or self.input_norm:
                 found[f"{at}.input_layernorm.weight"] = norm(size)
             if eagle3 and i == 0:
                 found[f"{at}.hidden_norm.weight"] = norm(size)
@@ -145,7 +147,7 @@ class Recipe:
 
     def maps(self) -> dict[str, Tensor]:
         """``d2t`` and ``t2d``."""
-        if self.drafted is None or self.kind != "eagle3":
+        if self.drafted is None:
             return {}
         ids = torch.tensor(self.drafted)
         marked = torch.zeros(self.vocab, dtype=torch.bool)
@@ -157,7 +159,7 @@ class Recipe:
         folder.mkdir(parents=True, exist_ok=True)
         tensors, config = self.tensors() | self.maps(), self.config
         size = {} if self.size == self.target_size else {"target_hidden_size": self.target_size}
-        drafted = {} if self.drafted is None or self.kind != "eagle3" else {"draft_vocab_size": len(self.drafted)}
+        drafted = {} if self.drafted is None else {"draft_vocab_size": len(self.drafted)}
         if style == "speculators":
             document: Config = {
                 "speculators_model_type": "eagle3",
@@ -170,7 +172,8 @@ class Recipe:
                 **drafted,
             }
         elif self.kind == "eagle":
-            document = {"architectures": ["LlamaForCausalLM"], **config}
+            document = {"architectures": ["LlamaForCausalLM" if self.drafted is None else "LlamaForCausalLMEagle"]}
+            document |= {**config, **drafted}
         else:
             own = {} if self.ids is None else {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(self.ids)}}
             document = {"architectures": ["LlamaForCausalLMEagle3"], **config, **size, **drafted, **own}
@@ -191,6 +194,9 @@ KINDS = {
     "eagle3 of all tokens": Recipe(drafted=None, ids=(1, 2, 0), flags={"norm_output": True, "fc_norm": True}),
     "eagle3 of two layers": Recipe(size=48, flags={"num_hidden_layers": 2, "norm_before_residual": True}),
     "eagle": Recipe(kind="eagle", drafted=None, fc_bias=True),
+    "draftree's own": Recipe(
+        kind="eagle", fc_bias=True, input_norm=True, drafted=tuple(range(61)), flags={"embedding_scale": 1.7}
+    ),
 }
 """Heads of every kind, for decoding."""
 
@@ -275,7 +281,10 @@ def through(recipe: Recipe, weights: Mapping[str, Tensor], embedded: Tensor, sta
             inputs = torch.cat([rms(embedded, weights[f"{at}.input_layernorm.weight"]), normed], -1)
             residual = normed if config.get("norm_before_residual") else states
         elif i == 0:
-            residual = inputs = torch.cat([embedded, states], -1) @ weights["fc.weight"].T + weights.get("fc.bias", 0)
+            both = torch.cat([embedded * config.get("embedding_scale", 1.0), states], -1)
+            residual = inputs = both @ weights["fc.weight"].T + weights.get("fc.bias", 0)
+            if recipe.input_norm:
+                inputs = rms(inputs, weights[f"{at}.input_layernorm.weight"])
         else:
             residual, inputs = states, rms(states, weights[f"{at}.input_layernorm.weight"])
         states = layer_of(weights, at, config, inputs, residual)

@@ -5,8 +5,8 @@
     python -m tests.speculators_oracle
 
 Heads of random weights, in both styles of names, and one that is trained here and that speculators loads by its folder,
-with the target that its config names: the logits of step 0 and of three further steps at every position of a text; of
-P-EAGLE heads those of all masks behind some of them. Prints the largest difference of each, ends with 1 if one is above
+with the target that its config names: the logits of step 0 and of three further steps at every position of a text.
+Prints the largest difference of each, ends with 1 if one is above
 1e-5.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,8 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 
 from draftree.models.base import FINAL_STATE, Nodes, prefill
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.heads.head_formats import load_head
-from draftree.models.heads.peagle import ParallelHead
+from draftree.models.heads.head_writing import save_head
 from draftree.models.huggingface.features import feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.train.eagle_fit import Fit, FitRecipe
@@ -36,7 +34,6 @@ from draftree.train.eagle_training import draft_vocabulary
 from draftree.train.head_architectures import ARCHITECTURES
 
 from .heads import frozen, responses
-from .marginal_heads import ParallelRecipe, features_of
 from .published import FLAGS, ROPES, Recipe, eagle_head
 from .references import extended
 from .tiny import save_tiny, tiny
@@ -126,13 +123,13 @@ def trained_difference() -> float:
     architecture = ARCHITECTURES["eagle3"]
     with TemporaryDirectory() as place:
         target = HFModel(tiny(), name=str(save_tiny(Path(place) / "tiny")), self_test=False)
-        target.track_features(architecture.features(target, None) | FINAL_STATE)
+        target.track_features(architecture.features(target) | FINAL_STATE)
         learned = responses(target)
         vocabulary = draft_vocabulary(learned, target.capabilities.vocab_size, 40)
         parts = frozen(target, vocabulary)
         network = architecture.begin(target, parts, vocabulary, learned, 0)
         assert len(list(Fit(FitRecipe(batch=4), network, parts, learned, 30, "").run())) == 30
-        architecture.save(Path(place) / "head", network, vocabulary, target)
+        save_head(Path(place) / "head", network, vocabulary, target)
         return worst(eagle_head(Path(place) / "head", target), target, loaded(Path(place) / "head"))
 
 
@@ -153,59 +150,12 @@ def worst(head: HeadModel, target: HFModel, model: Any) -> float:
     return largest
 
 
-def masked(recipe: ParallelRecipe, embeddings: Tensor, folder: Path, features: Tensor, cut: int) -> Tensor:
-    """[depth, D] logits of a P-EAGLE head behind ``cut`` tokens of the text by speculators."""
-    from speculators.losses import resolve_loss_config
-    from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig, core
-
-    document = json.loads((folder / "config.json").read_text())
-    layers = LlamaConfig(**document["transformer_layer_config"])
-    layers._attn_implementation = "eager"
-    config = PEagleSpeculatorConfig(
-        transformer_layer_config=layers,
-        draft_vocab_size=len(recipe.drafted or range(recipe.vocab)),
-        eagle_aux_hidden_state_layer_ids=list(recipe.ids or ()),
-        mask_token_id=recipe.mask,
-    )
-    model = PEagleDraftModel(config).eval()
-    model.load_state_dict({"embed_tokens.weight": embeddings, **load_file(folder / "model.safetensors")}, strict=False)
-    found: list[Tensor] = []
-    model.lm_head.register_forward_hook(lambda module, inputs, output: found.append(output[0].detach()))
-    anchors = torch.cat([torch.arange(cut), torch.full((recipe.depth - 1,), cut - 1)])
-    depths = torch.cat([torch.zeros(cut, dtype=torch.int64), torch.arange(1, recipe.depth)])
-    core.generate_cod_sample_indices = lambda **options: (anchors, depths)
-    ids = torch.tensor([TEXT[1:]])
-    last, loss = torch.zeros(1, ids.shape[1], recipe.target_size), resolve_loss_config("kl_div", "eager")
-    options: dict[str, Any] = {"verifier_last_hidden_states": last, "loss_config": loss, "num_depths": recipe.depth}
-    model(features[None], ids, torch.zeros_like(ids), **options)
-    return found[0][-recipe.depth :]
-
-
-@torch.no_grad()
-def difference_of_masks(recipe: ParallelRecipe) -> float:
-    """Largest difference of a P-EAGLE head's logits."""
-    target, tokens, worst = target_of(recipe.target_size), torch.tensor(TEXT[1:]), 0.0
-    embeddings = target.embeddings(torch.arange(recipe.vocab))
-    with TemporaryDirectory() as place:
-        folder = recipe.save(Path(place))
-        head = load_head(folder, target)
-        if not isinstance(head, ParallelHead):
-            raise TypeError(f"{head} is no P-EAGLE head")
-        features, row = features_of(target, TEXT, head.features), head.open()
-        for before, cut in pairwise((0, 4, 5, 9)):
-            ours = head.marginals([row], [tokens[before:cut]], [features[before:cut]])[0]
-            worst = max(worst, float((ours - masked(recipe, embeddings, folder, features, cut)).abs().max()))
-    return worst
-
-
 def main() -> int:
     """Compare all."""
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     found = {
         (style, name): difference(RECIPES[name], style) for style in ("speculators", "midlayer") for name in RECIPES
     }
-    for name, recipe in (("P-EAGLE", ParallelRecipe()), ("P-EAGLE, size 48", ParallelRecipe(size=48, target_size=48))):
-        found["speculators", name] = difference_of_masks(recipe)
     found["draftree", "trained, loaded by its folder"] = trained_difference()
     for (style, name), largest in found.items():
         sys.stdout.write(f"{style:12} {name:30} {largest:.1e}\n")

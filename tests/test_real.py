@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -20,10 +21,13 @@ from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
+from draftree.models.base import Nodes
+from draftree.models.heads.head_folder import shipped_head
 from draftree.models.huggingface.hf_loading import load_huggingface, load_stock
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.methods import METHODS
 from draftree.text.encoding import encode
+from draftree.tree import ROOT
 from draftree.verify.near_ties import first_difference
 
 from .pairs import policy
@@ -176,3 +180,25 @@ def test_the_shipped_head_drafts_and_changes_nothing(
         _agree(model, prompt, want, got.token_ids, SamplingParams())
     if method == "opt-tree":
         assert sum(sum(g.stats.accepted) for g in results) > 0.5 * sum(g.stats.steps for g in results)
+
+
+_HEAD_TOP = {
+    411: ([1372, 653, 582, 451], [34.0217, 33.8351, 33.3068, 31.3206]),
+    260: ([1867, 1142, 817, 3832], [29.5697, 27.6774, 27.0250, 27.0192]),
+    28: ([216, 638, 970, 338], [20.9302, 20.5204, 20.3315, 20.1176]),
+}
+"""After which token of the text below -> the tokens of the highest logits, and these."""
+
+
+def test_the_shipped_head_has_the_logits_that_it_was_trained_to() -> None:
+    """They were computed by the network and the format that it was trained with."""
+    head = shipped_head(draftree.load("smollm2"))
+    tokens = [284, 510, 1904, 253, 28, 1000, 411]
+    states = 4 * np.sin(np.arange(len(tokens) * 576, dtype=np.float32)).reshape(-1, 576)
+    row = head.open()
+    first = head.advance([row], [torch.tensor(tokens)], [torch.from_numpy(states)]).numpy()
+    nodes = head.extend([row], [Nodes.of([260, 28], [ROOT, ROOT])]).logits([0, 1])
+    for logits, (ids, values) in zip(np.concatenate([first, nodes]), _HEAD_TOP.values(), strict=True):
+        best = np.argsort(-logits)[:4]
+        assert row.tokens[best].tolist() == ids
+        np.testing.assert_allclose(logits[best], values, atol=1e-3)

@@ -49,7 +49,7 @@ def test_installed_alone_it_runs_and_finds_its_head_and_its_classifiers(wheel: P
     found = run(
         str(python),
         "-c",
-        "import draftree; from draftree.models.heads.eagle_file import SHIPPED as heads\n"
+        "import draftree; from draftree.models.heads.head_folder import SHIPPED as heads\n"
         "from draftree.policies.c2t import SHIPPED as nets\n"
         "print(draftree.__file__, *(p.name for p in heads.iterdir()), *(p.name for p in nets.iterdir()))",
     )

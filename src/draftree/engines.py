@@ -34,7 +34,7 @@ def load_engine(
     return Engine(load(target, **options), speculation, observers=observers, scheduling=scheduling)
 
 
-_BEAM_DRAFTERS = "beams are drafted by a draft model, head, mtp, self, none or, for beam search, lookup"
+_BEAM_DRAFTERS = "beams are drafted by a draft model, head, self, none or, for beam search, lookup"
 
 
 @typed

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from draftree.cli.main import run
-from draftree.models.heads.published_head import PublishedHead, published_head
+from draftree.models.heads.head_folder import find_head
 from draftree.train import eagle_fit as fit
 from draftree.train import head_data
 from draftree.train import responses as draw
@@ -36,10 +36,6 @@ def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.txt"
     path.write_text("\n".join(QUESTIONS))
     return path
-
-
-WEIGHTS = {"eagle": "head.safetensors", "eagle3": "model.safetensors"}
-"""By what is trained."""
 
 
 def _trained(arch: str, model: str, folder: Path) -> Path:
@@ -72,7 +68,7 @@ def complaint(capsys: Captured) -> str:
     return printed.err
 
 
-@pytest.mark.parametrize("arch", WEIGHTS)
+@pytest.mark.parametrize("arch", ["eagle", "eagle3"])
 def test_it_trains_a_head_that_generate_drafts_with(
     arch: str, model: str, prompts: Path, tmp_path: Path, capsys: Captured
 ) -> None:
@@ -87,7 +83,7 @@ def test_it_trains_a_head_that_generate_drafts_with(
     assert "6 steps of 2 responses" in card
     assert "opt-tree, 16 nodes" in card
     assert ("smooth L1" in card, "speculators" in card) == (arch == "eagle", arch == "eagle3")
-    assert sorted(p.name for p in out.iterdir()) == ["README.md", "config.json", WEIGHTS[arch], "work"]
+    assert sorted(p.name for p in out.iterdir()) == ["README.md", "config.json", "model.safetensors", "work"]
 
     question = ["generate", QUESTIONS[0], "--target", model, "--max-tokens", "24", "--json", "--drafter"]
     assert run([*question, "none"]) == 0
@@ -102,8 +98,8 @@ def test_it_trains_a_head_that_generate_drafts_with(
 
 def test_a_second_run_has_nothing_left_to_do(model: str, trained: Path, prompts: Path, tmp_path: Path) -> None:
     out = shutil.copytree(trained, tmp_path / "head")
-    before = {p: p.read_bytes() for p in (out / "head.safetensors", out / "README.md", out / "work" / "figures.json")}
-    (out / "head.safetensors").unlink()
+    before = {p: p.read_bytes() for p in (out / "model.safetensors", out / "README.md", out / "work" / "figures.json")}
+    (out / "model.safetensors").unlink()
     assert run(asked(model, prompts, out)) == 0
     assert {p: p.read_bytes() for p in before} == before
 
@@ -138,7 +134,7 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     assert "interrupted: the same command goes on from there" in complaint(capsys)
     assert not (out / "config.json").exists()
     assert run(asked(model, prompts, out, *arguments)) == 0
-    for name in (WEIGHTS[arch], "README.md", "config.json"):
+    for name in ("model.safetensors", "README.md", "config.json"):
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
 
 
@@ -149,7 +145,7 @@ def test_steps_follow_the_hours(model: str, prompts: Path, tmp_path: Path) -> No
     assert "steps of 2 responses" in (tmp_path / "head" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("arch", WEIGHTS)
+@pytest.mark.parametrize("arch", ["eagle", "eagle3"])
 def test_a_head_can_start_from_another(
     arch: str, model: str, prompts: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -157,7 +153,7 @@ def test_a_head_can_start_from_another(
     given = ["--arch", arch, "--init", str(start), "--learning-rate", "1e-9"]
     assert run(asked(model, prompts, tmp_path / "two", *given)) == 0
     assert "start: the head head" in (tmp_path / "two" / "README.md").read_text()
-    before, after = (load_file(folder / WEIGHTS[arch]) for folder in (start, tmp_path / "two"))
+    before, after = (load_file(folder / "model.safetensors") for folder in (start, tmp_path / "two"))
     assert before.keys() == after.keys()
     for name, value in before.items():
         assert torch.allclose(value.float(), after[name].float(), atol=1e-5), name
@@ -184,8 +180,8 @@ def test_a_published_head_is_a_start_if_it_is_one_layer_on_the_targets_embedding
         capsys.readouterr()
         assert run(asked(model, prompts, tmp_path / f"two-{code}", *given)) == code
         assert code == 0 or "give --init a head of one Llama layer" in complaint(capsys)
-    made = published_head(tmp_path / "two-0")
-    assert isinstance(made, PublishedHead) and made.config.eagle_aux_hidden_state_layer_ids == (2, 0, 1)
+    made = find_head(tmp_path / "two-0")
+    assert made is not None and made.config.eagle_aux_hidden_state_layer_ids == (2, 0, 1)
     before, after = load_file(start / "model.safetensors"), load_file(tmp_path / "two-0" / "model.safetensors")
     assert torch.equal(before["d2t"], after["d2t"]) and not torch.equal(before["fc.weight"], after["fc.weight"])
 

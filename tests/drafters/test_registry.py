@@ -16,8 +16,8 @@ from draftree.drafters.registry import check_made_for, load_drafter, resolved, s
 from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.errors import ConfigError, ModelFileError
 from draftree.models.base import FINAL
-from draftree.models.heads import eagle_file
-from draftree.models.heads.eagle_file import save_head
+from draftree.models.heads import head_folder
+from draftree.models.heads.head_writing import save_head
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.base import Provenance
 from draftree.policies.fixed import read_tree
@@ -46,7 +46,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A head for the tiny target comes with the package."""
     tiny_target = target()
     save_head(tmp_path / "heads" / "tiny", random_network(tiny_target), DRAFTED, tiny_target)
-    monkeypatch.setattr(eagle_file, "SHIPPED", tmp_path / "heads")
+    monkeypatch.setattr(head_folder, "SHIPPED", tmp_path / "heads")
     monkeypatch.setattr("draftree.drafters.registry._second_token", lambda target: 0.1)
     return tmp_path / "heads" / "tiny"
 
@@ -85,13 +85,14 @@ def test_a_model_with_embeddings_of_its_own_kind_has_no_head(shipped: Path, monk
 
 def test_heads_of_other_sizes_are_not_read(shipped: Path) -> None:
     config = json.loads((shipped / "config.json").read_text())
-    (shipped / "config.json").write_text(json.dumps(config | {"vocab_size": 49152}))
-    (shipped / "head.safetensors").unlink()
+    config["transformer_layer_config"]["vocab_size"] = 49152
+    (shipped / "config.json").write_text(json.dumps(config))
+    (shipped / "model.safetensors").unlink()
     assert stands_for(target()) == "lookup"
 
 
 def test_a_package_that_is_not_whole_is_one_line(shipped: Path) -> None:
-    (shipped / "head.safetensors").write_bytes(b"cut")
+    (shipped / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(ModelFileError, match="cannot read the draft head .*tiny"):
         stands_for(target())
 

@@ -110,7 +110,7 @@ def test_an_engine_of_names_gives_the_targets_text(folder: Path, method: str, te
 
 
 def test_cascades_learn_and_are_no_models() -> None:
-    for name in ("lookup>mtp", "lookup>some/model"):
+    for name in ("lookup>head", "lookup>some/model"):
         assert learns(DrafterSpec.parse(name))
         assert not is_model(DrafterSpec.parse(name))
     for name in ("self", "auto", "none"):

@@ -90,6 +90,7 @@ def test_every_flag_is_honoured(flags: str, style: str, target: HFModel, tmp_pat
         Recipe(kind="eagle", drafted=None),
         Recipe(kind="eagle", drafted=None, fc_bias=True, flags={"num_hidden_layers": 2}),
         Recipe(kind="eagle", drafted=None, embeddings=True, rope=ROPES["llama3"]),
+        KINDS["draftree's own"],
     ],
     ids=lambda recipe: repr(recipe)[:80],
 )

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from draftree.models.abilities import HeadRow
 from draftree.models.base import Nodes
-from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.heads.head_formats import load_head
-from draftree.models.heads.head_passes import HeadPasses
+from draftree.models.heads.eagle_model import HeadModel, HeadPasses
+from draftree.models.heads.head_folder import load_head
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import GraphRunner
 from draftree.tree import ROOT

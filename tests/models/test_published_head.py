@@ -19,8 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftree.cli.main import run
 from draftree.errors import ConfigError, DraftreeWarning, ModelFileError, UnsupportedModelError
 from draftree.models.base import FINAL_STATE
-from draftree.models.heads.head_formats import describe, is_head
-from draftree.models.heads.published_head import PublishedHead, published_head
+from draftree.models.heads.head_folder import find_head
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..published import KINDS, Recipe, eagle_head, saved
@@ -54,6 +53,12 @@ def put(folder: Path, name: str, change: Callable[[Tensor], Tensor] | None) -> N
     tensors = load_file(path)
     old = tensors.pop(name)
     save_file(tensors if change is None else tensors | {name: change(old).contiguous()}, path)
+
+
+def described(folder: Path) -> dict[str, str]:
+    head = find_head(folder)
+    assert head is not None
+    return head.describe()
 
 
 def deep(layers: int) -> HFModel:
@@ -141,20 +146,20 @@ def test_weights_may_lie_in_several_files(target: HFModel, tmp_path: Path) -> No
 def test_a_pickle_of_tensors_is_read_without_trust(kind: str, target: HFModel, tmp_path: Path) -> None:
     recipe = KINDS[kind]
     style = "speculators" if recipe.kind == "eagle3" else MIDLAYER
-    assert is_head(recipe.save(tmp_path, style, pickled=True))
+    assert find_head(recipe.save(tmp_path, style, pickled=True))
     safe = eagle_head(saved(recipe, tmp_path / "safe"), target).capabilities.fingerprint
     assert eagle_head(tmp_path, target).capabilities.fingerprint == safe
 
 
 def test_eagle_1_is_told_from_a_model_by_its_tensors(tmp_path: Path, model: str) -> None:
-    head = published_head(KINDS["eagle"].save(tmp_path / "head", MIDLAYER))
-    assert isinstance(head, PublishedHead)
+    head = find_head(KINDS["eagle"].save(tmp_path / "head", MIDLAYER))
+    assert head is not None
     assert head.kind == "eagle"
-    assert not is_head(Path(model))
+    assert find_head(Path(model)) is None
     named = Recipe().save(tmp_path / "named", MIDLAYER)
     edit(named, architectures=["LlamaForCausalLM"], draft_vocab_size=None, eagle_config=None)
-    head = published_head(named)
-    assert isinstance(head, PublishedHead)
+    head = find_head(named)
+    assert head is not None
     assert head.kind == "eagle3"
 
 
@@ -164,7 +169,7 @@ def test_eagle_1_is_told_from_a_model_by_its_tensors(tmp_path: Path, model: str)
 def test_kinds_are_known_by_their_architecture(architecture: str, tmp_path: Path) -> None:
     folder = Recipe().save(tmp_path, MIDLAYER)
     edit(folder, architectures=[architecture], draft_vocab_size=None)
-    assert is_head(folder)
+    assert find_head(folder)
 
 
 class Harm:
@@ -279,6 +284,21 @@ BAD: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
         ConfigError,
         "is of kind 'xpress': draftree reads EAGLE-1 to 3, .* and its own",
     ),
+    "Medusa": (
+        lambda f: edit(f, speculators_model_type=None, architectures=None, medusa_num_heads=4),
+        ConfigError,
+        "is of kind 'medusa_num_heads'",
+    ),
+    "DFlash": (
+        lambda f: edit(f, speculators_model_type=None, architectures=None, dflash_config={}),
+        ConfigError,
+        "is of kind 'dflash_config'",
+    ),
+    "several positions in one pass": (
+        lambda f: edit(f, speculators_model_type="peagle"),
+        ConfigError,
+        "is of kind 'peagle'",
+    ),
     "another architecture": (
         lambda f: edit(f, speculators_model_type=None, architectures=["Eagle3DeepseekV2ForCausalLM"]),
         ConfigError,
@@ -353,7 +373,7 @@ def test_info_prints_what_it_is_and_for_which_target(tmp_path: Path, capsys: Cap
     assert "EAGLE-1, EAGLE-2 or HASS" in capsys.readouterr().out
     assert (
         "before layers 2, half and all but 3"
-        in describe(replace(Recipe(), ids=None).save(tmp_path / "d"))["hidden states"]
+        in described(replace(Recipe(), ids=None).save(tmp_path / "d"))["hidden states"]
     )
     _cut(folder)
     assert run(["info", str(folder)]) == 2

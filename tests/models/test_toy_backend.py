@@ -36,13 +36,16 @@ from draftree.models.abilities import (
     trainable,
 )
 from draftree.models.base import STOCK, ForestModel, LanguageModel, prefill
-from draftree.models.heads.eagle_file import fits, load_head, save_head
-from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.heads.eagle_model import HeadModel
+from draftree.models.heads.eagle_network import EagleConfig, EagleNetwork
+from draftree.models.heads.head_folder import find_head, load_head
+from draftree.models.heads.head_writing import save_head
 from draftree.models.huggingface.features import feature_row
 from draftree.models.huggingface.inspection import self_test
 from draftree.policies.chains import CHAIN
+from draftree.train.head_architectures import new_eagle
 
+from ..heads import randomised
 from ..pairs import policy
 from ..toy import ToyFeatureModel, ToyModel
 
@@ -103,15 +106,17 @@ DRAFTED = torch.tensor([0, 2, 3, 5])
 """A draft vocabulary: other tokens join it as a text brings them."""
 
 
-def network() -> HeadNetwork:
+def network() -> EagleNetwork:
     """Of random weights."""
-    sizes = {"hidden_size": VOCAB, "vocab_size": VOCAB, "intermediate_size": 8, "heads": 2, "kv_heads": 1}
-    made = HeadNetwork(HeadConfig(**sizes, head_dim=4))
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        for weight in made.parameters():
-            weight.normal_(std=0.5)
-    return made
+    config = EagleConfig(
+        hidden_size=VOCAB,
+        vocab_size=VOCAB,
+        intermediate_size=8,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=4,
+    )
+    return randomised(new_eagle(config, 0), 0.5)
 
 
 def head_of(target: LanguageModel) -> HeadModel:
@@ -176,15 +181,13 @@ def test_a_head_in_a_folder_knows_it_by_its_embeddings(tmp_path: Path) -> None:
     quantized = ToyFeatureModel()
     quantized.table = (quantized.table * 4).round() / 4
     for model in (target, quantized):
-        assert fits(tmp_path, model)
         assert load_head(tmp_path, model).capabilities.vocab_size == VOCAB
-    assert not fits(tmp_path, other)
     with pytest.raises(ConfigError, match="embeddings are others"):
         load_head(tmp_path, other)
 
 
 def test_without_hidden_states_a_head_in_a_folder_is_refused(tmp_path: Path) -> None:
     save_head(tmp_path, network(), DRAFTED, ToyFeatureModel())
-    assert not fits(tmp_path, ToyModel(VOCAB))
+    assert find_head(tmp_path) is not None
     with pytest.raises(UnsupportedModelError, match="use drafter"):
         load_head(tmp_path, ToyModel(VOCAB))

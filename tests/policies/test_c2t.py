@@ -20,7 +20,8 @@ from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.engines import load_engine
 from draftree.errors import ConfigError, DraftreeWarning
-from draftree.models.heads.eagle_file import SHIPPED, load_head, read_head, save_head
+from draftree.models.heads.head_folder import SHIPPED, find_head, load_head
+from draftree.models.heads.head_writing import save_head
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.inspection import fingerprint
 from draftree.models.loading import BACKENDS, load
@@ -260,7 +261,9 @@ def test_names_do_not_matter_where_weights_are_the_same() -> None:
 def test_the_shipped_classifiers_belong_to_the_shipped_head(name: str) -> None:
     """They once were of the head before it."""
     made_for = read_classifier(name).made_for
-    assert made_for.drafter_weights == fingerprint(read_head(SHIPPED / "smollm2")[1].parameters())
+    head = find_head(SHIPPED / "smollm2")
+    assert head is not None
+    assert made_for.drafter_weights == fingerprint(head.network(None)[0].parameters())
     assert (made_for.target, made_for.drafter) == ("smollm2", "head")
     assert find_policy("c2t").made_for == read_classifier(DEFAULT).made_for
 

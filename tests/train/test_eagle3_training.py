@@ -19,11 +19,11 @@ from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.models.base import FINAL_STATE, FeatureSpec, Nodes, prefill
 from draftree.models.heads.eagle_network import EagleNetwork
-from draftree.models.heads.published_head import PublishedHead, published_head
-from draftree.models.heads.speculators_file import save_speculator
+from draftree.models.heads.head_folder import HeadFolder, find_head
+from draftree.models.heads.head_writing import save_head
 from draftree.models.huggingface.features import feature_row
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.train.eagle_fit import Fit, FitRecipe, TrainedNetwork, evaluate
+from draftree.train.eagle_fit import Fit, FitRecipe, evaluate
 from draftree.train.eagle_loss import Batch, loss, unrolled
 from draftree.train.eagle_training import draft_vocabulary
 from draftree.train.head_architectures import ARCHITECTURES, layers_read
@@ -51,7 +51,6 @@ class Trained:
 
     @property
     def network(self) -> EagleNetwork:
-        assert isinstance(self.fit.network, EagleNetwork)
         return self.fit.network
 
 
@@ -67,7 +66,7 @@ def learned(target: HFModel) -> list[Response]:
     return responses(target)[:2]
 
 
-def untrained(target: HFModel, learned: list[Response]) -> tuple[TrainedNetwork, Tensor]:
+def untrained(target: HFModel, learned: list[Response]) -> tuple[EagleNetwork, Tensor]:
     vocabulary = draft_vocabulary(learned, VOCAB, 40)
     return EAGLE3.begin(target, frozen(target, vocabulary), vocabulary, learned, 0), vocabulary
 
@@ -79,7 +78,7 @@ def trained(target: HFModel, learned: list[Response], tmp_path_factory: pytest.T
     fit = Fit(recipe, network, frozen(target, vocabulary), learned, STEPS, "")
     assert list(fit.run())[-1] == STEPS
     folder = tmp_path_factory.mktemp("trained") / "head"
-    EAGLE3.save(folder, fit.network, vocabulary, target)
+    save_head(folder, fit.network, vocabulary, target)
     return Trained(fit, vocabulary, folder)
 
 
@@ -97,7 +96,7 @@ def test_its_loss_falls_and_a_text_is_learned_by_heart(
 
 def test_it_starts_as_the_best_linear_map_of_what_it_reads(target: HFModel, learned: list[Response]) -> None:
     network, _ = untrained(target, learned)
-    assert isinstance(network, EagleNetwork) and network.norm is not None and network.lm_head is not None
+    assert network.norm is not None and network.lm_head is not None
     both = FeatureSpec(LAYERS + FINAL_STATE.layers)
     batch = Batch.of(learned, torch.device("cpu"), both)
     features = batch.features[torch.arange(2)[:, None], batch.at][batch.valid]
@@ -185,7 +184,7 @@ def test_its_config_is_what_servers_read(trained: Trained) -> None:
 def test_a_head_of_all_tokens_has_no_maps(target: HFModel, tmp_path: Path) -> None:
     old = opened(Recipe(drafted=None).save(tmp_path / "old"))
     network, vocabulary = old.network(target.layers)
-    save_speculator(tmp_path / "new", network, vocabulary, target)
+    save_head(tmp_path / "new", network, vocabulary, target)
     assert not {"d2t", "t2d"} & load_file(tmp_path / "new" / "model.safetensors").keys()
     assert torch.equal(opened(tmp_path / "new").network(target.layers)[1], torch.arange(VOCAB))
 
@@ -197,15 +196,15 @@ def test_a_target_in_a_folder_is_named_by_its_whole_path(
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     half = HFModel(tiny().bfloat16(), name="./model", self_test=False)
-    save_speculator(tmp_path / "head", trained.network, trained.vocabulary, half)
+    save_head(tmp_path / "head", trained.network, trained.vocabulary, half)
     assert opened(tmp_path / "head").target == str(tmp_path / "model")
     tensors = load_file(tmp_path / "head" / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16, torch.int64, torch.bool}
 
 
-def opened(folder: Path) -> PublishedHead:
-    head = published_head(folder)
-    assert isinstance(head, PublishedHead)
+def opened(folder: Path) -> HeadFolder:
+    head = find_head(folder)
+    assert head is not None
     return head
 
 
@@ -269,7 +268,7 @@ def test_a_head_of_others_is_written_as_it_was_read(case: str, target: HFModel, 
     recipe = Recipe(**WRITTEN[case])
     old = opened(recipe.save(tmp_path / "old", "midlayer"))
     network, vocabulary = old.network(target.layers)
-    save_speculator(tmp_path / "new", network, vocabulary, target)
+    save_head(tmp_path / "new", network, vocabulary, target)
     new = opened(tmp_path / "new")
     assert new.network(target.layers)[0].features == network.features
     before, after = old.tensors(), new.tensors()

@@ -72,7 +72,7 @@ def info(
 ) -> None:
     """Load a model, test that it can verify draft trees, and print its capabilities; of a draft head what it is for."""
     if is_head(model):
-        from ..models.heads.head_formats import describe
+        from ..models.heads.head_folder import describe
 
         for what, value in describe(user_path(model)).items():
             out.print(f"{what:17} {value}", markup=False)

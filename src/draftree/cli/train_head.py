@@ -21,7 +21,7 @@ from ..progress import out as output
 from ..progress import progress_reporter
 from ..train.eagle_fit import FitRecipe, HeadFigures, fast_in_bf16
 from ..train.eagle_training import HeadTraining, TrainingLimits
-from ..train.head_architectures import ARCHITECTURES, Architecture
+from ..train.head_architectures import ARCHITECTURES, Architecture, is_trained, read_trained
 from ..train.head_data import HeadData
 from ..train.prompts import PromptFile, digest, encoded, read_prompts, shuffled
 from ..train.responses import DataRecipe
@@ -97,11 +97,12 @@ def head(
     architecture = ARCHITECTURES[arch]
     folder = _check_place(out, architecture)
     start = None if init is None else user_path(init)
-    if start is not None and not architecture.is_head(start):
+    if start is not None and not is_trained(start, architecture):
         raise ConfigError(f"no draft head in {init} from which --arch {arch} could start: give --init a folder of one")
     texts, files = source.read()
     model = trainable(compute.load(target))
-    model.track_features(architecture.features(model, start) | FINAL_STATE)
+    read = architecture.features(model) if start is None else read_trained(start, model, architecture)[0].features
+    model.track_features(read | FINAL_STATE)
     encoded_prompts = encoded(model, texts, raw=source.raw)
     data = DataRecipe(
         target=model.capabilities.name,
@@ -138,7 +139,7 @@ def _check_place(name: str, architecture: Architecture) -> Path:
     place = folder if folder.exists() else folder.parent
     if not place.is_dir() or not os.access(place, os.W_OK):
         raise ConfigError(f"folder {place} is not there or cannot be written: make it, or choose another")
-    if (folder / "config.json").exists() and not architecture.is_head(folder):
+    if (folder / "config.json").exists() and not is_trained(folder, architecture):
         raise ConfigError(f"{name} holds another model: give --out a folder of its own")
     return folder
 

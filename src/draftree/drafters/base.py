@@ -178,11 +178,9 @@ class TokenSource(ABC):
 
     Attributes:
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
-        one_pass: whatever a tree's depth, it makes no pass but the one that scores the root.
     """
 
     learns: bool = False
-    one_pass: bool = False
 
     @property
     @abstractmethod

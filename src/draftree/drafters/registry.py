@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..artifacts import user_path
 from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError, needs_extra
-from ..models.abilities import DraftHead, FeatureModel, MarginalHead, TrainableModel, tokenizer_of, twin_of
+from ..models.abilities import DraftHead, TrainableModel, tokenizer_of, twin_of
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
 from ..models.loading import ModelOptions, load_here
@@ -30,12 +30,12 @@ from .spec import AUTO, CORPUS, NONE, DrafterSpec
 from .token_recycling import TokenRecyclingSource
 
 
-def _folder_or_model(name: str | LanguageModel, target: LanguageModel) -> LanguageModel | MarginalHead:
+def _folder_or_model(name: str | LanguageModel, target: LanguageModel) -> LanguageModel:
     if not isinstance(name, str):
         check_vocabulary(target, name)
         return name
     if is_head(name):
-        from ..models.heads.head_formats import load_head
+        from ..models.heads.head_folder import load_head
 
         return load_head(user_path(name), target)
     return load_draft_model(name, target)
@@ -52,20 +52,14 @@ def is_head(name: str) -> bool:
     if not folder.is_dir():
         return False
     with needs_extra("torch", f"the folder {name}"):
-        from ..models.heads import head_formats
-    return head_formats.is_head(folder)
+        from ..models.heads.head_folder import find_head
+    return find_head(folder) is not None
 
 
 def _shipped_head(name: str | LanguageModel, target: LanguageModel) -> LanguageModel:
     with needs_extra("torch", f"drafter {name}"):
-        from ..models.heads.eagle_file import shipped_head
+        from ..models.heads.head_folder import shipped_head
     return shipped_head(target)
-
-
-def _mtp_head(name: str | LanguageModel, target: LanguageModel) -> LanguageModel:
-    with needs_extra("torch", f"drafter {name}"):
-        from ..models.heads.mtp import load_mtp
-    return load_mtp(target)
 
 
 def shipped_for(target: LanguageModel) -> Path | None:
@@ -75,9 +69,9 @@ def shipped_for(target: LanguageModel) -> Path | None:
     """
     if not isinstance(target, TrainableModel):
         return None
-    from ..models.heads import eagle_file
+    from ..models.heads import head_folder
 
-    return eagle_file.shipped_for(target)
+    return head_folder.shipped_for(target)
 
 
 def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
@@ -138,7 +132,7 @@ class SourceKind:
     names: tuple[str, ...]
     summary: str
     source: Callable[[Stores], TokenSource] | None = None
-    model: Callable[[str | LanguageModel, LanguageModel], LanguageModel | MarginalHead] = _folder_or_model
+    model: Callable[[str | LanguageModel, LanguageModel], LanguageModel] = _folder_or_model
     learns: bool = False
 
 
@@ -163,11 +157,6 @@ SOURCES = (
         names=("head",),
         summary="a layer trained on the target's hidden states; comes with smollm2",
         model=_shipped_head,
-    ),
-    SourceKind(
-        names=("mtp",),
-        summary="multi-token prediction layers in the target's own checkpoint, where it has some",
-        model=_mtp_head,
     ),
     SourceKind(
         names=("self",),
@@ -290,52 +279,31 @@ def load_source(
     """
     stages = DrafterSpec.parse(name).stages
     stores = Stores(None if recycle_file is None else user_path(recycle_file), corpus)
-    made: list[TokenSource] = []  # of the stages, the last one first: a head reads the hidden states of the one above
-    for number, stage in reversed(list(enumerate(stages, start=1))):
-        verifier = made[-1] if made and number == 1 else None
+    made: list[TokenSource] = []
+    for number, stage in enumerate(stages, start=1):
         try:
-            parts = tuple(_source(part, target, stores, verifier) for part in stage.sources)
+            parts = tuple(_source(part, target, stores) for part in stage.sources)
         except VocabularyError as error:
             place = f"stage {number} of {len(stages)}, {stage.name}: " if len(stages) > 1 else ""
             raise VocabularyError(f"{place}{error}") from None
         made.append(parts[0] if len(parts) == 1 else EnsembleSource(parts))
         if number > 1 and (model := made[-1].model) is not None:
             _warn_if_slow(number, model, target)
-    source = made.pop()
-    for below, stage in pairwise(stages):
+    source = made[0]
+    for (below, stage), upper in zip(pairwise(stages), made[1:], strict=True):
         names = (below.name, stage.name)
-        source = CascadeSource(source, made.pop(), below.policy(window), stage.loop_back(), names)
+        source = CascadeSource(source, upper, below.policy(window), stage.loop_back(), names)
     return source
 
 
-def _source(
-    name: str | LanguageModel, target: LanguageModel, stores: Stores, verifier: TokenSource | None
-) -> TokenSource:
-    """The source of one name.
-
-    Args:
-        name, target: what drafts, for what.
-        stores: for sources without a model.
-        verifier: of the stage above the first one.
-    """
+def _source(name: str | LanguageModel, target: LanguageModel, stores: Stores) -> TokenSource:
+    """The source of one name."""
     kind, vocab = kind_of(name), target.capabilities.vocab_size
     if kind.source is not None:
         return kind.source(stores)
-    if isinstance(name, str) and isinstance(verifier, ModelSource) and isinstance(verifier.model, FeatureModel):
-        from ..models.heads import eagle_file
-        from .heads.eagle import EagleSource
-
-        folder = eagle_file.shipped_for(target) if name == "head" else user_path(name)
-        usable = folder and eagle_file.is_head(folder) and eagle_file.fits(folder, target)
-        if folder and usable and eagle_file.fits(folder, verifier.model) and isinstance(target, FeatureModel):
-            target.track_features()  # committed tokens come with the target's hidden states
-            return EagleSource(eagle_file.load_head(folder, verifier.model), vocab, verifier=verifier)
     model = kind.model(name, target)
     with needs_extra("torch", f"drafter {name if isinstance(name, str) else name.capabilities.name}"):
         from .heads.eagle import EagleSource
-        from .heads.marginals import MarginalSource
-    if isinstance(model, MarginalHead):
-        return MarginalSource(model)
     if isinstance(model, DraftHead):
         return EagleSource(model, vocab)
     return ModelSource(model, vocab)

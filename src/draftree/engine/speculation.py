@@ -37,7 +37,7 @@ class SpeculationParams:
 
     drafter: str | DrafterSpec | LanguageModel = option(
         "What drafts: auto (the best that is there for the target), lookup, corpus, recycle, head, a draft head's "
-        "folder, mtp, a model with the target's vocabulary, none, self, or several: A+B joins, A>B "
+        "folder, a model with the target's vocabulary, none, self, or several: A+B joins, A>B "
         "lets B verify A.",
         DEFAULT_DRAFTER,
     )

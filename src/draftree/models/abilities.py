@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from ..errors import UnsupportedModelError
 from ..scores import Scores
 from ..text.tokenizer import Tokenizer
-from .base import FINAL_STATE, Capabilities, FeatureSpec, ForestModel, LanguageModel, Nodes, Row
+from .base import FINAL_STATE, FeatureSpec, ForestModel, LanguageModel, Nodes, Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -183,7 +183,6 @@ class HeadRow(Row):
         extra, extra_bias: [K - D, H] and [K - D] output weights and biases of those that are not in the head's own;
             None: there are no biases.
         known: [V] bool, which ids are in ``tokens``.
-        is_known: the state of the last committed token is made of the target's hidden states there (``know``).
     """
 
     predicted: Tensor
@@ -192,7 +191,6 @@ class HeadRow(Row):
     extra: Tensor
     extra_bias: Tensor | None
     known: Tensor
-    is_known: bool = False
 
 
 @runtime_checkable
@@ -241,52 +239,6 @@ class DraftHead(LanguageModel, Protocol):
             states: for each row [n, H], of the tokens before the nodes; None: what was predicted there, and zeros in
                 rows that are empty: to measure passes.
         """
-
-
-@runtime_checkable
-class MarginalHead(Protocol):
-    """A head that predicts what stands at each of the next positions, in one pass and whatever is drafted before them.
-
-    What it gives for a position is the distribution of its token over all texts that may come before it: its marginal.
-    Its rows hold tokens of a text, each with the target's hidden states at the token before it.
-    """
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The target's, with its own name, size and fingerprint."""
-
-    @property
-    def features(self) -> FeatureSpec:
-        """Which hidden states of the target it reads."""
-
-    @property
-    def vocabulary(self) -> Tensor | None:
-        """[D] int64 the target's ids of its tokens, on its device; None: it drafts all, D = V."""
-
-    @property
-    def depth(self) -> int:
-        """How many positions it predicts."""
-
-    def reserve(self, rows: int, tokens: int) -> None:
-        """Make room for ``rows`` rows of ``tokens`` tokens at once."""
-
-    def open(self) -> Row:
-        """A new row without tokens."""
-
-    def marginals(self, rows: Sequence[Row], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
-        """Read tokens of the target, and predict what follows them, in one pass.
-
-        Args:
-            rows: open rows.
-            tokens: for each row [n] int64, at least one.
-            features: for each row [n, F], the target's hidden states at the tokens before each of them.
-
-        Returns:
-            [B, depth, D] logits of the first token after each row's last one, of the second, ...
-        """
-
-    def close(self, row: Row) -> None:
-        """Forget a row."""
 
 
 @runtime_checkable

@@ -158,7 +158,6 @@ class SourceInfo(Protocol):
     Attributes:
         fingerprint: of what it drafts with.
         model: makes one pass for each layer of its trees; None: there is no such model.
-        one_pass: whatever a tree's depth, it makes no pass but the one that scores the root.
         models: all that make passes for it.
     """
 
@@ -173,9 +172,6 @@ class SourceInfo(Protocol):
 
     @property
     def models(self) -> Sequence[LanguageModel]: ...
-
-    @property
-    def one_pass(self) -> bool: ...
 
     def unread(self, request: Request) -> Sequence[tuple[LanguageModel, int]]:
         """Its models, each with how many tokens it must read before it can draft for a request."""

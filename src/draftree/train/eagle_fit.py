@@ -21,7 +21,6 @@ from ..drafters.heads.eagle import EagleSource
 from ..errors import ConfigError
 from ..models.abilities import DraftHead
 from ..models.base import LanguageModel
-from ..models.heads.eagle_head import HeadNetwork
 from ..models.heads.eagle_network import EagleNetwork
 from ..models.huggingface.inspection import torch_dtype
 from ..policies.best_paths import OptTree
@@ -30,8 +29,6 @@ from .eagle_loss import Batch, loss, unrolled
 from .rank_acceptance import TruePath, ranks_along
 from .replay import Replay
 from .responses import Response, seed_of
-
-TrainedNetwork = HeadNetwork | EagleNetwork
 
 DEPTH = 5
 RANKS = (1, 2, 4)
@@ -166,7 +163,7 @@ class Fit:
     """
 
     recipe: FitRecipe
-    network: TrainedNetwork
+    network: EagleNetwork
     frozen: Frozen
     responses: Sequence[Response]
     steps: int

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad, smooth_l1_loss
 
 from ..models.base import FINAL_STATE, FeatureSpec
-from ..models.heads.eagle_head import DraftNetwork
+from ..models.heads.eagle_network import EagleNetwork
 from ..models.huggingface.features import feature_part
 from .responses import Response, rounded_up
 
@@ -70,7 +70,7 @@ def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
     return whole
 
 
-def unrolled(network: DraftNetwork, embeddings: Tensor, batch: Batch, steps: int) -> list[Tensor]:
+def unrolled(network: EagleNetwork, embeddings: Tensor, batch: Batch, steps: int) -> list[Tensor]:
     """Predicted states of each drafting step, [B, R, H]; step j means nothing in its first j - 1 columns.
 
     Args:
@@ -109,7 +109,7 @@ def unrolled(network: DraftNetwork, embeddings: Tensor, batch: Batch, steps: int
 
 
 def loss(
-    network: DraftNetwork,
+    network: EagleNetwork,
     predicted: Sequence[Tensor],
     batch: Batch,
     weight: Tensor,

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import torch
 from annotated_types import Interval
@@ -20,10 +20,12 @@ from torch import Tensor
 from ..artifacts import write_whole
 from ..config import Checked, Count, Whole, option
 from ..errors import RunError
-from ..models.abilities import DraftHead, TrainableModel
-from ..models.heads.head_formats import load_head
-from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, TrainedNetwork, evaluate
-from .head_architectures import Architecture
+from ..models.abilities import TrainableModel
+from ..models.heads.eagle_network import EagleNetwork
+from ..models.heads.head_folder import load_head
+from ..models.heads.head_writing import save_head
+from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate
+from .head_architectures import Architecture, read_trained
 from .head_data import HeadData
 from .prompts import LONGEST_PROMPT, PromptFile
 from .responses import AGAIN, MAX_ROWS, TEMPERATURES, Response
@@ -112,7 +114,7 @@ class HeadTraining:
             RunError: there is nothing to learn from, or a file cannot be written.
         """
         limits, data = self.limits, self.data
-        begun = None if self.init is None else self.architecture.read(self.init, self.target)
+        begun = None if self.init is None else read_trained(self.init, self.target, self.architecture)
         seconds = limits.hours * 3600
         checkpoint = data.folder / "checkpoint.pt"
         if force:
@@ -143,7 +145,7 @@ class HeadTraining:
         left = seconds * (1 - FIGURES_SHARE) - data.seconds
         fit = self._fit(learned, network, vocabulary, checkpoint, left)
         self._train(fit, checkpoint, stage)
-        self.architecture.save(self.out, fit.network, vocabulary, self.target)
+        save_head(self.out, fit.network, vocabulary, self.target)
         figures = self._figures([r for r in apart if r.gained > 1], stage)
         write_whole(self.out / "README.md", self._card(learned, fit, figures))
         return figures
@@ -159,7 +161,7 @@ class HeadTraining:
     def _fit(
         self,
         learned: list[Response],
-        network: TrainedNetwork | None,
+        network: EagleNetwork | None,
         vocabulary: Tensor,
         checkpoint: Path,
         seconds: float,
@@ -212,7 +214,7 @@ class HeadTraining:
             fit.save(checkpoint)
 
     def _figures(self, apart: list[Response], stage: Stage) -> dict[str, HeadFigures]:
-        head = cast(DraftHead, load_head(self.out, self.target))  # no architecture makes one of marginals
+        head = load_head(self.out, self.target)
         groups = {
             "greedy": [r for r in apart if r.temperature == 0],
             "sampled": [r for r in apart if r.temperature > 0],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,14 +12,10 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..models.abilities import TrainableModel
 from ..models.base import FINAL_STATE, FeatureSpec
-from ..models.heads import eagle_file
-from ..models.heads.eagle_file import save_head
-from ..models.heads.eagle_head import HeadConfig, HeadNetwork
 from ..models.heads.eagle_network import EagleConfig, EagleNetwork, HeadWeights, default_layers
-from ..models.heads.published_head import EAGLE3, PublishedHead, published_head
-from ..models.heads.speculators_file import save_speculator
+from ..models.heads.head_folder import EAGLE, EAGLE3, KINDS, find_head
 from ..models.huggingface.features import feature_part
-from .eagle_fit import Frozen, TrainedNetwork
+from .eagle_fit import Frozen
 from .eagle_loss import Batch
 from .responses import Response
 
@@ -39,41 +35,21 @@ class Architecture(Protocol):
     """A kind of head that can be trained.
 
     Attributes:
+        kind: as ``HeadFolder.kind``.
         about: what it is, for the model card.
         start: what it starts from where no other head is given, for the card.
     """
 
+    kind: str
     about: str
     start: str
 
-    def is_head(self, folder: Path) -> bool:
-        """Whether there is a head of this kind in a folder, whole or not.
-
-        Raises:
-            ConfigError: there is one of a kind that is not read.
-        """
-
-    def features(self, target: TrainableModel, init: Path | None) -> FeatureSpec:
-        """Which hidden states of the target it reads.
-
-        Args:
-            init: folder of a head to start from.
-
-        Raises:
-            ConfigError, ModelFileError: as ``read``.
-        """
-
-    def read(self, folder: Path, target: TrainableModel) -> tuple[TrainedNetwork, Tensor | None]:
-        """A head to train further, and the [D] tokens that it drafts; None: any.
-
-        Raises:
-            ModelFileError: it cannot be read, or is not whole.
-            ConfigError: it was made for another target, or is not one that can be trained.
-        """
+    def features(self, target: TrainableModel) -> FeatureSpec:
+        """Which hidden states of the target a new head reads."""
 
     def begin(
         self, target: TrainableModel, frozen: Frozen, vocabulary: Tensor, responses: Sequence[Response], seed: int
-    ) -> TrainedNetwork:
+    ) -> EagleNetwork:
         """A network to train from the start, on the device of ``frozen``: as good as a linear map makes it.
 
         Args:
@@ -82,108 +58,102 @@ class Architecture(Protocol):
             seed: of the weights that start at random.
         """
 
-    def save(self, folder: Path, network: TrainedNetwork, vocabulary: Tensor, target: TrainableModel) -> None:
-        """Write a head; the config comes last, and without it there is no head.
-
-        Raises:
-            RunError: it cannot be written.
-        """
-
 
 class Eagle:
-    """draftree's own: ``HeadNetwork``, whose states predict the target's final ones."""
+    """EAGLE-1 (Li et al., 2024) with a norm before attention: its states predict the target's final ones."""
 
+    kind = EAGLE
     about = """\
 One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the target's hidden states;
 embeddings and output layer are the target's own and are not in the files."""
     start = "ridge regression of the next hidden state"
 
-    def is_head(self, folder: Path) -> bool:
-        return eagle_file.is_head(folder)
-
-    def features(self, target: TrainableModel, init: Path | None) -> FeatureSpec:
+    def features(self, target: TrainableModel) -> FeatureSpec:
         return FINAL_STATE
-
-    def read(self, folder: Path, target: TrainableModel) -> tuple[TrainedNetwork, Tensor | None]:
-        eagle_file.load_head(folder, target)  # refuses what is not for this target
-        return eagle_file.read_head(folder)[1], None
 
     def begin(
         self, target: TrainableModel, frozen: Frozen, vocabulary: Tensor, responses: Sequence[Response], seed: int
-    ) -> TrainedNetwork:
+    ) -> EagleNetwork:
         scale = _spread(responses) / float(frozen.embeddings.square().mean().sqrt())
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            network = HeadNetwork(HeadConfig.like(target, scale))
-        network.to(frozen.weight.device)
+        network = new_eagle(EagleConfig.like(target, embedding_scale=scale), seed).to(frozen.weight.device)
         regress(network, frozen, responses)
         return network
 
-    def save(self, folder: Path, network: TrainedNetwork, vocabulary: Tensor, target: TrainableModel) -> None:
-        assert isinstance(network, HeadNetwork)  # noqa: S101 - ``begin`` and ``read`` give no other
-        save_head(folder, network, vocabulary, target)
+
+def new_eagle(config: EagleConfig, seed: int) -> EagleNetwork:
+    """An untrained EAGLE-1 network with a norm before attention and a bias of ``fc``."""
+    size = config.hidden_size
+    given = {"fc.bias": torch.zeros(size), "layers.0.input_layernorm.weight": torch.ones(size)}
+    return _fresh(config, given, FINAL_STATE, seed, fuses_states=False)
 
 
 class Eagle3:
-    """EAGLE-3 (Li et al., 2025) in the format of speculators: ``EagleNetwork``, whose states are its own.
+    """EAGLE-3 (Li et al., 2025) in the format of speculators: its states are its own.
 
     A state starts as what a linear map of the three hidden states tells of the final one, and its output layer as the
     target's: so all drafting steps read states of one kind from the start.
     """
 
+    kind = EAGLE3
     about = """\
 One decoder layer of EAGLE-3 (Li et al., 2025) that reads hidden states of several of the target's layers and
 has an output layer of its own, in the format of speculators; embeddings are the target's own."""
     start = "ridge regression of the final hidden state on those that it reads; the target's output layer"
 
-    def is_head(self, folder: Path) -> bool:
-        return _published(folder) is not None
-
-    def features(self, target: TrainableModel, init: Path | None) -> FeatureSpec:
-        return FeatureSpec(layers_read(target.layers)) if init is None else self.read(init, target)[0].features
-
-    def read(self, folder: Path, target: TrainableModel) -> tuple[TrainedNetwork, Tensor | None]:
-        head = _published(folder)
-        if head is None:
-            raise ConfigError(f"no EAGLE-3 head in {folder}: give --init a folder of one")
-        network, vocabulary = head.network_for(target)
-        (first, *others) = network.layers
-        own = network.embed_tokens is not None or first.q_norm is not None
-        if others or own or not head.config.use_aux_hidden_state:
-            raise ConfigError(
-                f"draft head {folder} has several layers, norms of queries or embeddings of its own, or reads the "
-                "final hidden state: give --init a head of one Llama layer that reads those of layers, or leave it out"
-            )
-        return network.float().requires_grad_(True), vocabulary
+    def features(self, target: TrainableModel) -> FeatureSpec:
+        return FeatureSpec(layers_read(target.layers))
 
     def begin(
         self, target: TrainableModel, frozen: Frozen, vocabulary: Tensor, responses: Sequence[Response], seed: int
-    ) -> TrainedNetwork:
-        layers, sizes = layers_read(target.layers), HeadConfig.like(target, 1.0)
-        config = EagleConfig(
-            hidden_size=sizes.hidden_size,
-            vocab_size=sizes.vocab_size,
-            intermediate_size=sizes.intermediate_size,
-            num_attention_heads=sizes.heads,
-            num_key_value_heads=sizes.kv_heads,
-            head_dim=sizes.head_dim,
-            rms_norm_eps=sizes.norm_eps,
-            rope_theta=sizes.rope_theta,
-            max_position_embeddings=target.capabilities.max_length,
-            draft_vocab_size=len(vocabulary),
-            eagle_aux_hidden_state_layer_ids=layers,
-        )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            output = {"lm_head.weight": frozen.weight.detach().cpu().clone()}
-            network = EagleNetwork(config, FreshWeights(output), FeatureSpec(layers), fuses_states=True)
-        network.to(frozen.weight.device).requires_grad_(True)
+    ) -> EagleNetwork:
+        layers = layers_read(target.layers)
+        config = EagleConfig.like(target, draft_vocab_size=len(vocabulary), eagle_aux_hidden_state_layer_ids=layers)
+        output = {"lm_head.weight": frozen.weight.detach().cpu().clone()}
+        network = _fresh(config, output, FeatureSpec(layers), seed, fuses_states=True).to(frozen.weight.device)
         fuse(network, responses)
         return network
 
-    def save(self, folder: Path, network: TrainedNetwork, vocabulary: Tensor, target: TrainableModel) -> None:
-        assert isinstance(network, EagleNetwork)  # noqa: S101 - ``begin`` and ``read`` give no other
-        save_speculator(folder, network, vocabulary, target)
+
+def _fresh(
+    config: EagleConfig, given: Mapping[str, Tensor], features: FeatureSpec, seed: int, *, fuses_states: bool
+) -> EagleNetwork:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = EagleNetwork(config, FreshWeights(given), features, fuses_states=fuses_states)
+    return network.requires_grad_(True)
+
+
+def is_trained(folder: Path, architecture: Architecture) -> bool:
+    """Whether there is a head of this kind in a folder, whole or not.
+
+    Raises:
+        ConfigError: there is one of a kind that is not read.
+    """
+    head = find_head(folder)
+    return head is not None and head.kind == architecture.kind
+
+
+def read_trained(
+    folder: Path, target: TrainableModel, architecture: Architecture
+) -> tuple[EagleNetwork, Tensor | None]:
+    """A head to train further, and the [D] tokens that it drafts; None: any.
+
+    Raises:
+        ModelFileError: it cannot be read, or is not whole.
+        ConfigError: it was made for another target, or is not one that can be trained.
+    """
+    head = find_head(folder)
+    if head is None or head.kind != architecture.kind:
+        raise ConfigError(f"no {KINDS[architecture.kind]} head in {folder}: give --init a folder of one")
+    network, vocabulary = head.network_for(target)
+    (first, *others) = network.layers
+    own = network.embed_tokens is not None or first.q_norm is not None
+    if others or own or not head.config.use_aux_hidden_state:
+        raise ConfigError(
+            f"draft head {folder} has several layers, norms of queries or embeddings of its own, or reads the "
+            "final hidden state as EAGLE-3: give --init a head of one Llama layer, or leave it out"
+        )
+    return network.float().requires_grad_(True), None if network.predicts_features else vocabulary
 
 
 def layers_read(layers: int) -> tuple[int, ...]:
@@ -213,12 +183,6 @@ ARCHITECTURES: dict[str, Architecture] = {"eagle": Eagle(), EAGLE3: Eagle3()}
 """What can be trained, by name."""
 
 
-def _published(folder: Path) -> PublishedHead | None:
-    """The EAGLE-3 head in a folder; None: there is none."""
-    head = None if eagle_file.is_head(folder) else published_head(folder)
-    return head if isinstance(head, PublishedHead) and head.kind == EAGLE3 else None
-
-
 def _spread(responses: Sequence[Response]) -> float:
     """Root mean square of final hidden states."""
     some = [feature_part(r.kept, r.features, FINAL_STATE).float().square().mean() for r in responses[:_SCALED_BY]]
@@ -226,7 +190,7 @@ def _spread(responses: Sequence[Response]) -> float:
 
 
 @torch.no_grad()
-def regress(network: HeadNetwork, frozen: Frozen, responses: Sequence[Response]) -> None:
+def regress(network: EagleNetwork, frozen: Frozen, responses: Sequence[Response]) -> None:
     """Set the input projection to the ridge regression of the next hidden state on its inputs; closed form.
 
     With the layer's own contribution at zero, the network then predicts as well as a linear map can.
@@ -239,8 +203,9 @@ def regress(network: HeadNetwork, frozen: Frozen, responses: Sequence[Response])
         return torch.cat([embedded, features, torch.ones_like(features[:, :1])], dim=1), batch.truth[batch.valid]
 
     solution = _ridge(_batches(responses, frozen.weight.device, FINAL_STATE), pairs, constants=1)
-    network.project.weight.copy_(solution[:-1].T)
-    network.project.bias.copy_(solution[-1])
+    assert network.fc is not None  # noqa: S101 - an untrained one has it
+    network.fc.weight.copy_(solution[:-1].T)
+    network.fc.bias.copy_(solution[-1])
 
 
 @torch.no_grad()

@@ -22,16 +22,18 @@ from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import UnsupportedModelError
 from draftree.models.base import LanguageModel, difference
-from draftree.models.heads.eagle_file import SHIPPED, shipped_for
-from draftree.models.heads.eagle_head import HeadConfig, HeadNetwork
 from draftree.models.heads.eagle_model import HeadModel
+from draftree.models.heads.eagle_network import EagleConfig
+from draftree.models.heads.head_folder import SHIPPED, shipped_for
 from draftree.models.huggingface.features import feature_row
 from draftree.models.llama.gguf_file import GGUFHeader, read
 from draftree.models.llama.gguf_weights import GGUFWeights
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.loading import load
+from draftree.train.head_architectures import new_eagle
 
 from ... import tiny_gguf
+from ...heads import randomised
 from ...pairs import policy
 from ...published import Recipe, eagle_head
 from ...references import prefilled
@@ -142,13 +144,17 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def head_of(target: LlamaModel) -> HeadModel:
     """A head of random weights, which drafts half of the tokens."""
-    sizes = {"hidden_size": target.hidden_size, "vocab_size": target.capabilities.vocab_size, "intermediate_size": 64}
-    network = HeadNetwork(HeadConfig(**sizes, heads=4, kv_heads=2, head_dim=16))
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        for weight in network.parameters():
-            weight.normal_(std=0.1)
-    return HeadModel(network, torch.arange(0, sizes["vocab_size"], 2), target, "random head")
+    vocab = target.capabilities.vocab_size
+    config = EagleConfig(
+        hidden_size=target.hidden_size,
+        vocab_size=vocab,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
+    network = randomised(new_eagle(config, 0), 0.1)
+    return HeadModel(network, torch.arange(0, vocab, 2), target, "random head")
 
 
 def published(path: Path, folder: Path, kind: str) -> Path:

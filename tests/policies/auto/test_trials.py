@@ -107,7 +107,7 @@ def test_layers_are_drafted_only_as_many_as_can_pay() -> None:
 def test_a_trial_follows_the_text_until_it_leaves_the_tree(
     steps: list[list[int]], path: list[int], ended: bool
 ) -> None:
-    price = Price(ARPass(64, 1), np.ones(4), 1.0, (True,), (0.0,), (0.0,), 1.0, False)
+    price = Price(ARPass(64, 1), np.ones(4), 1.0, (True,), (0.0,), 1.0, False)
     trial = Trial(DraftTree.chain([1, 2, 3]), price, 2.0)
     assert [trial.goes_on(tokens) for tokens in steps][-1] != ended
     assert trial.path == path

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 import torch
@@ -23,12 +22,12 @@ from ...scores import LastScores, Scores
 from ...tree import ROOT
 from ..abilities import FeatureModel, HeadRow, feature_model
 from ..base import NO_NODES, STOCK, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
-from ..huggingface.cache import Rows, bytes_of
+from ..huggingface.attention import attend_as_one
+from ..huggingface.cache import Rows, TreeCache, bytes_of, packed, padded
 from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
-from ..huggingface.runner import Pass, runner_of
+from ..huggingface.runner import Made, Pass, runner_of
 from ..huggingface.torch_scores import scores_of
-from .eagle_head import DraftNetwork
-from .head_passes import HeadPasses
+from .eagle_network import EagleNetwork
 
 _GRAIN = 64
 """Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
@@ -52,16 +51,15 @@ class HeadModel:
         UnsupportedModelError: the target's hidden states cannot be read.
     """
 
-    def __init__(self, network: DraftNetwork, vocabulary: Tensor, target: LanguageModel, name: str) -> None:
+    def __init__(self, network: EagleNetwork, vocabulary: Tensor, target: LanguageModel, name: str) -> None:
         self._target, self.network = feature_model(target), network
         self._target.track_features(network.features)
         can, (layers, heads, width) = target.capabilities, network.slot
         self.vocabulary = vocabulary.to(can.device)
-        trained = cast(nn.Module, network)
-        parameters, weights = sum(p.numel() for p in trained.parameters()), fingerprint(trained.parameters())
+        parameters, weights = sum(p.numel() for p in network.parameters()), fingerprint(network.parameters())
         self._extends, output = network.lm_head is None, network.lm_head or output_for(self._target, self.vocabulary)
         network.lm_head = None
-        self.layers = nn.ModuleDict({"network": trained, "output": output})
+        self.layers = nn.ModuleDict({"network": network, "output": output})
         self.capabilities = replace(
             settled(self.layers, target, name),
             architecture=type(self).__name__,
@@ -122,7 +120,7 @@ class HeadModel:
 
     def know(self, row: HeadRow, features: Tensor) -> None:
         """The target's hidden states at a row's last token are known (``DraftHead.know``)."""
-        row.predicted, row.is_known = self.fused(features), True
+        row.predicted = self.fused(features)
         if self.network.predicts_features:
             row.scored = row.predicted
 
@@ -151,7 +149,7 @@ class HeadModel:
         predicted = self._read_text(rows, counts, inputs, self.fused(torch.cat(list(features))))
         for row, new, state in zip(rows, tokens, predicted, strict=True):
             row.predicted = row.scored = state
-            row.is_known, row.length = False, row.length + len(new)
+            row.length += len(new)
             self._learn(row, new)
 
     def _read_text(
@@ -271,6 +269,63 @@ class HeadModel:
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``)."""
         self._rows.close(self.own(row))
+
+
+class HeadPasses:
+    """Makes the passes of one head (``EagerRunner``): of each wanted token they give the state that it predicts.
+
+    Args:
+        network: of the head.
+        target: whose embeddings it reads where it has none of its own.
+        device: that it computes on.
+    """
+
+    splits, masks = False, torch.bool
+
+    def __init__(self, network: EagleNetwork, target: FeatureModel, device: torch.device) -> None:
+        self._network, self._target, self.device = network, target, device
+        self._turns: Tensor | None = None
+
+    def forward(self, step: Pass, cache: TreeCache) -> Made:
+        """One pass (``Runner.forward``); [W, H] states, of all tokens or of the last ones (``Pass.lasts``)."""
+        blocks, at = self._network.blocks, cache.placement
+        states, turns = self._read(step, at.slots)
+        if not step.lasts:
+            for number in range(len(blocks)):
+                states = self._through(number, states, turns, step.mask, cache)
+            return None, self._network.predicted(states)[0]
+        slots = torch.arange(at.end, device=self.device)
+        for number in range(len(blocks) - 1):
+            seen = slots <= padded(step.positions[None, None, :, None], at.count, at.sources)
+            states = self._through(number, states, turns, seen, cache)
+        queries, keys, values = self._attend_with(len(blocks) - 1, states, turns, cache)
+        found = attend_as_one(queries[0, step.wanted][:, :, None], keys, values, step.mask, None)
+        outputs = blocks[-1].finish(states[0, step.wanted][:, None], found.flatten(2))
+        return None, self._network.predicted(outputs)[:, 0]
+
+    def _read(self, step: Pass, slots: int) -> tuple[Tensor, Tensor]:
+        """[1, T, I] what the first layer reads; [1, T, ...] rotations, of a table for all slots."""
+        if self._turns is None or self._turns.shape[0] < slots:
+            self._turns = self._network.turns(torch.arange(slots, device=self.device))
+        embed = self._network.embed_tokens
+        embedded = self._target.embeddings(step.tokens) if embed is None else embed.forward(step.tokens)
+        states = self._network.read(embedded[None], step.states[None])  # type: ignore[index]
+        return states, self._turns[step.positions[None]]
+
+    def _attend_with(
+        self, number: int, states: Tensor, turns: Tensor, cache: TreeCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """[1, T, heads, D] queries of a layer; [B, kv_heads, S, D] keys and values of all slots."""
+        queries, keys, values = self._network.blocks[number].attend_with(states, turns)
+        return queries, *cache.update(keys.transpose(1, 2), values.transpose(1, 2), number)
+
+    def _through(self, number: int, states: Tensor, turns: Tensor, mask: Tensor | None, cache: TreeCache) -> Tensor:
+        """[1, T, I] -> [1, T, H] through a layer whose queries see what [B, 1, width, S] allows."""
+        queries, keys, values = self._attend_with(number, states, turns, cache)
+        at = cache.placement
+        lines = padded(queries.transpose(1, 2), at.count, at.sources)
+        found = packed(attend_as_one(lines, keys, values, mask, None), at.index, at.sources)
+        return self._network.blocks[number].finish(states, found.flatten(2))
 
 
 def output_for(target: FeatureModel, vocabulary: Tensor) -> nn.Linear:

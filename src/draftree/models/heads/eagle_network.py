@@ -1,10 +1,11 @@
-"""The network of published EAGLE heads: EAGLE-3 and 3.1, EAGLE-1, EAGLE-2 and HASS.
+"""The network of EAGLE heads, published or trained here: EAGLE-3 and 3.1, EAGLE-1, EAGLE-2 and HASS.
 
 EAGLE-3 (Li et al., 2025): a state s is fc of the target's hidden states of a few layers side by side; the first layer's
 queries, keys and values read [input_layernorm(e); hidden_norm(s)] for the token embedding e, and its residual is
 s. What the last layer gives is the next state; logits = lm_head(norm(state)). EAGLE-1 (Li et al., 2024): s is the final
 hidden state, the first layer reads fc [e; s] without a norm, what it gives is the next state, and logits are the
-target's output layer's of it. EAGLE-2 and HASS differ from EAGLE-1 in drafting and in training alone.
+target's output layer's of it. EAGLE-2 and HASS differ from EAGLE-1 in drafting and in training alone. draftree's own
+heads are EAGLE-1 with a norm before attention, and weigh e by ``embedding_scale``.
 """
 
 from __future__ import annotations
@@ -21,28 +22,38 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ...errors import ConfigError
+from ..abilities import TrainableModel
 from ..base import FeatureSpec
-from .eagle_head import HeadLayer, PositiveNumber, normed
 
 ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose rotations do not depend on the length of a text."""
 LayerId = Annotated[int, Field(ge=0)]
-TokenId = Annotated[int, Field(ge=0)]
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerConfig:
-    """What the ``config.json`` of a head says of its decoder layers; the names are those of transformers.
+class EagleConfig:
+    """What the ``config.json`` of a head says; the names are those of transformers and of the formats.
 
     Attributes:
         hidden_size: H of the head's states.
         vocab_size: V of the target.
         rope_theta, rope_scaling, rope_parameters: of transformers' configs, of which files hold one or the other.
         attention_bias: queries, keys, values and the output of attention have biases.
+        target_hidden_size: of the target's hidden states; None: H.
+        draft_vocab_size: of the head's vocabulary; None: V.
+        norm_before_residual: the first layer's residual is the normed state.
+        norm_before_fc: one norm of all hidden states side by side comes before ``fc``.
+        fc_norm: a norm of each of them does (EAGLE-3.1).
+        norm_output: the next state is after the last norm (EAGLE-3.1).
+        logit_scale: logits are multiplied by it.
+        embedding_scale: embeddings are multiplied by it before ``fc`` of EAGLE-1, so that they weigh as much as states.
+        use_aux_hidden_state: it reads hidden states of layers; else the final one.
+        eagle_aux_hidden_state_layer_ids: of which layers, as the file counts them; None: ``default_layers``.
 
     Raises:
-        ConfigError: heads cannot share key heads so, the size of a head is odd, or there is no such activation or kind
-            of rotary positions.
+        ConfigError: heads cannot share key heads so, the size of a head is odd, there is no such activation or kind of
+            rotary positions, or both kinds of norms come before ``fc``.
     """
 
     hidden_size: PositiveInt
@@ -59,6 +70,16 @@ class LayerConfig:
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
     attention_bias: bool = False
+    target_hidden_size: PositiveInt | None = None
+    draft_vocab_size: PositiveInt | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    logit_scale: PositiveNumber = 1.0
+    embedding_scale: PositiveNumber = 1.0
+    use_aux_hidden_state: bool = True
+    eagle_aux_hidden_state_layer_ids: tuple[LayerId, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.kv_heads or self.head_size % 2:
@@ -74,6 +95,28 @@ class LayerConfig:
             raise ConfigError(f"its rotary positions are {kind!r}: draftree knows {', '.join(ROPES)}")
         if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
             raise ConfigError("it rotates a part of each head (partial_rotary_factor): draftree rotates all")
+        if self.norm_before_fc and self.fc_norm:
+            raise ConfigError("norm_before_fc and fc_norm are both set: hidden states would be normed twice: use one")
+
+    @classmethod
+    def like(cls, target: TrainableModel, **fields: Any) -> EagleConfig:
+        """A config with the sizes of one of the target's own layers, where its config names them."""
+        config = target.model.config.get_text_config(decoder=True)
+        hidden = target.hidden_size
+        heads = int(getattr(config, "num_attention_heads", 0) or max(1, hidden // 64))
+        dim = int(getattr(config, "head_dim", None) or hidden // heads)
+        return cls(
+            hidden_size=hidden,
+            vocab_size=target.capabilities.vocab_size,
+            intermediate_size=int(getattr(config, "intermediate_size", 0) or 3 * hidden),
+            num_attention_heads=heads,
+            num_key_value_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+            head_dim=dim + dim % 2,
+            rms_norm_eps=1e-5,
+            rope_theta=10000.0,
+            max_position_embeddings=target.capabilities.max_length,
+            **fields,
+        )
 
     @property
     def kv_heads(self) -> int:
@@ -84,6 +127,11 @@ class LayerConfig:
     def head_size(self) -> int:
         """D of a head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def target_size(self) -> int:
+        """H of the target's hidden states."""
+        return self.target_hidden_size or self.hidden_size
 
     def rotary(self) -> nn.Module:
         """Rotary positions by transformers' own class."""
@@ -99,48 +147,6 @@ class LayerConfig:
             rope_parameters=rope,
         )
         return LlamaRotaryEmbedding(config)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagleConfig(LayerConfig):
-    """What the ``config.json`` of an EAGLE head says; the names are those of the format.
-
-    Attributes:
-        target_hidden_size: of the target's hidden states; None: H.
-        draft_vocab_size: of the head's vocabulary; None: V.
-        norm_before_residual: the first layer's residual is the normed state.
-        norm_before_fc: one norm of all hidden states side by side comes before ``fc``.
-        fc_norm: a norm of each of them does (EAGLE-3.1).
-        norm_output: the next state is after the last norm (EAGLE-3.1).
-        logit_scale: logits are multiplied by it.
-        use_aux_hidden_state: it reads hidden states of layers; else the final one.
-        eagle_aux_hidden_state_layer_ids: of which layers, as the file counts them; None: ``default_layers``.
-        mask_token_id: of P-EAGLE's masks.
-
-    Raises:
-        ConfigError: as ``LayerConfig``, or both kinds of norms come before ``fc``.
-    """
-
-    target_hidden_size: PositiveInt | None = None
-    draft_vocab_size: PositiveInt | None = None
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
-    logit_scale: PositiveNumber = 1.0
-    use_aux_hidden_state: bool = True
-    eagle_aux_hidden_state_layer_ids: tuple[LayerId, ...] | None = None
-    mask_token_id: TokenId | None = None
-
-    def __post_init__(self) -> None:
-        super(EagleConfig, self).__post_init__()
-        if self.norm_before_fc and self.fc_norm:
-            raise ConfigError("norm_before_fc and fc_norm are both set: hidden states would be normed twice: use one")
-
-    @property
-    def target_size(self) -> int:
-        """H of the target's hidden states."""
-        return self.target_hidden_size or self.hidden_size
 
 
 def default_layers(layers: int) -> tuple[int, ...]:
@@ -205,18 +211,17 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 class EagleLayer(nn.Module):
-    """A decoder layer (``HeadLayer``): RMS norms, rotary grouped-query attention, gated feed-forward."""
+    """A decoder layer around its attention: RMS norms, rotary grouped-query attention, gated feed-forward."""
 
     def __init__(
         self,
-        config: LayerConfig,
+        config: EagleConfig,
         weights: HeadWeights,
         name: str,
         *,
         fused: bool = False,
         normed_inputs: bool = True,
         residual_normed: bool = False,
-        has_norms: bool = False,
     ) -> None:
         """
         Args:
@@ -224,7 +229,6 @@ class EagleLayer(nn.Module):
             fused: it reads [e; s], both normed apart, and its residual is s.
             normed_inputs: its input is normed before attention.
             residual_normed: where it is fused, its residual is the normed s.
-            has_norms: queries and keys are normed, as in Qwen3; else they are where the weights have norms.
         """
         super().__init__()
         size, heads, kv, width = config.hidden_size, config.num_attention_heads, config.kv_heads, config.head_size
@@ -236,7 +240,7 @@ class EagleLayer(nn.Module):
         projections = [f"{attention}.{part}_proj" for part in "qkv"]
         outputs = [heads * width, kv * width, kv * width]
         self.qkv = weights.linear(projections, 2 * size if fused else size, outputs, bias=bias)
-        has_norms = has_norms or f"{attention}.q_norm.weight" in weights
+        has_norms = f"{attention}.q_norm.weight" in weights
         self.q_norm = weights.norm(f"{attention}.q_norm", width, eps) if has_norms else None
         self.k_norm = weights.norm(f"{attention}.k_norm", width, eps) if has_norms else None
         self.o = weights.linear([f"{attention}.o_proj"], heads * width, [size], bias=bias)
@@ -248,16 +252,16 @@ class EagleLayer(nn.Module):
         self._activation = ACT2FN[config.hidden_act]
 
     def attend_with(self, inputs: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (``HeadLayer.attend_with``); turns are [B or 1, n, 1, 2, D] cos and sin."""
+        """Queries, keys and values of [B, n, I] inputs, turned to their positions ([B or 1, n, 1, 2, D], ``turns``).
+
+        Returns:
+            queries [B, n, heads, D], keys and values [B, n, kv_heads, D].
+        """
         if self.hidden_norm is not None and self.input_layernorm is not None:
             embeddings, states = inputs.chunk(2, dim=-1)
             inputs = torch.cat([normed(self.input_layernorm, embeddings), normed(self.hidden_norm, states)], dim=-1)
         elif self.input_layernorm is not None:
             inputs = normed(self.input_layernorm, inputs)
-        return self.project(inputs, turns)
-
-    def project(self, inputs: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (``attend_with``) of inputs that are normed already."""
         found = self.qkv.forward(inputs).unflatten(-1, (-1, self._width))
         queries, keys, values = found.split([self._heads, self._kv_heads, self._kv_heads], dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
@@ -266,7 +270,7 @@ class EagleLayer(nn.Module):
         return _turned(queries, cos, sin), _turned(keys, cos, sin), values
 
     def finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
-        """Outputs (``HeadLayer.finish``)."""
+        """[..., I] inputs, [..., heads x D] found by attention -> [..., H] outputs."""
         residual = inputs
         if self.hidden_norm is not None:
             residual = inputs.chunk(2, dim=-1)[1]
@@ -284,17 +288,19 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class EagleNetwork(nn.Module):
-    """A published head (``DraftNetwork``).
+    """A head: token embeddings and states of the tokens before, to states (``DraftHead``).
+
+    Attributes:
+        features: which hidden states of the target it reads.
+        predicts_features: its states are these hidden states, or predict them (EAGLE-1).
+        embed_tokens: its own embeddings; None: it reads the target's.
+        lm_head: its own output layer, over its vocabulary; None: the target's.
 
     Args:
         config: of its file.
         weights: of its file; tensors of it are taken.
         features: which hidden states of the target it reads, as many as ``fc`` takes.
         fuses_states: EAGLE-3; else EAGLE-1.
-        has_masks: P-EAGLE.
-
-    Attributes:
-        mask_hidden: [1, 1, F] what masks have in place of hidden states; None: there are no masks.
     """
 
     def __init__(
@@ -304,7 +310,6 @@ class EagleNetwork(nn.Module):
         features: FeatureSpec,
         *,
         fuses_states: bool,
-        has_masks: bool = False,
     ) -> None:
         super().__init__()
         self.config, self.features, self.predicts_features = config, features, not fuses_states
@@ -330,9 +335,6 @@ class EagleNetwork(nn.Module):
             for i in range(config.num_hidden_layers)
         )
         self.norm = weights.norm("norm", size, eps) if fuses_states else None
-        self.mask_hidden: nn.Parameter | None = None
-        if has_masks:
-            self.mask_hidden = nn.Parameter(weights.take("mask_hidden", 1, 1, width), requires_grad=False)
         self.embed_tokens: nn.Embedding | None = None
         self.lm_head: nn.Linear | None = None
         if "embed_tokens.weight" in weights:
@@ -344,13 +346,13 @@ class EagleNetwork(nn.Module):
         self._rotary = (config.rotary(),)  # no module of this one: its frequencies stay float32
 
     @property
-    def blocks(self) -> Sequence[HeadLayer]:
+    def blocks(self) -> Sequence[EagleLayer]:
         """Its layers."""
         return tuple(self.layers)  # type: ignore[arg-type]
 
     @property
     def slot(self) -> tuple[int, int, int]:
-        """Layers, key heads and the size of a head."""
+        """Layers, key heads and the size of a head: what a token takes in the cache."""
         return len(self.layers), self.config.kv_heads, self.config.head_size
 
     @property
@@ -371,9 +373,13 @@ class EagleNetwork(nn.Module):
         return features if self.fc is None else self.fc.forward(features)
 
     def read(self, embeddings: Tensor, states: Tensor) -> Tensor:
-        """What the first layer reads (``DraftNetwork.read``)."""
+        """[..., E] token embeddings and [..., H] states of the tokens before -> [..., I] input of the first layer."""
+        if self.config.embedding_scale != 1:
+            embeddings = embeddings * self.config.embedding_scale
         both = torch.cat([embeddings, states], dim=-1)
-        return both if self._fuses or self.fc is None else self.fc.forward(both)
+        if self._fuses or self.fc is None:
+            return both
+        return self.fc.forward(both).to(embeddings.dtype)  # as precise under autocast as it came
 
     def predicted(self, outputs: Tensor) -> Tensor:
         """[..., H] outputs of the last layer -> [..., H] states."""
@@ -387,11 +393,15 @@ class EagleNetwork(nn.Module):
 
     def turns(self, positions: Tensor) -> Tensor:
         """[...] positions -> [..., 1, 2, D] cos and sin."""
-        return turns_by(self._rotary[0], positions)
+        like = torch.zeros(1, device=positions.device)
+        cos, sin = self._rotary[0].forward(like, position_ids=positions.reshape(1, -1))
+        return torch.stack([cos[0], sin[0]], dim=-2).view(*positions.shape, 1, 2, cos.shape[-1])
 
 
-def turns_by(rotary: nn.Module, positions: Tensor) -> Tensor:
-    """[...] positions -> [..., 1, 2, D] cos and sin of rotary positions (``LayerConfig.rotary``)."""
-    like = torch.zeros(1, device=positions.device)
-    cos, sin = rotary.forward(like, position_ids=positions.reshape(1, -1))
-    return torch.stack([cos[0], sin[0]], dim=-2).view(*positions.shape, 1, 2, cos.shape[-1])
+def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """``norm`` of [..., H]; on a CPU PyTorch's own takes ten times as long as this."""
+    if x.device.type != "cpu":
+        return norm(x)  # type: ignore[no-any-return]
+    wide = x.float()
+    wide = wide * (wide * wide).mean(-1, keepdim=True).add(norm.eps or 0.0).rsqrt()
+    return wide.to(x.dtype) * norm.weight

@@ -1,70 +1,184 @@
-"""What folders of published heads have in common: a ``config.json``, weights, and what can be wrong with them.
+"""Draft heads in folders: ``config.json`` and weights, safetensors or pickles of nothing but tensors.
 
-Weights are safetensors, or pickles of nothing but tensors.
+One reader takes the names of SafeAILab and SpecForge (``midlayer.*``) and of speculators (``layers.0.*``), which are
+those of draftree too (``head_writing``). The vocabulary is ``d2t``, for each of the head's tokens the distance to the
+target's id, or ``t2d``, which of the target's tokens they are; without both it is the target's. ``target_sample`` is a
+part of the target's embeddings, by which draftree's heads know it.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
+import re
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
-from ...artifacts import first_error
-from ...errors import ConfigError, DraftreeError, DraftreeWarning, ModelFileError, first_line
-from ..abilities import DraftHead, FeatureModel, MarginalHead
-from ..base import LanguageModel
-from .eagle_network import HeadWeights
+from ...artifacts import first_error, read_bytes
+from ...errors import (
+    ConfigError,
+    DraftreeError,
+    DraftreeWarning,
+    ModelFileError,
+    UnknownNameError,
+    UnsupportedModelError,
+    first_line,
+)
+from ..abilities import FeatureModel, feature_model
+from ..base import FINAL_STATE, FeatureSpec, LanguageModel
+from ..huggingface.pretrained import quiet
+from .eagle_model import HeadModel
+from .eagle_network import EagleConfig, EagleNetwork, HeadWeights, default_layers
+from .head_tensors import UNREADABLE, is_same, read_sample, read_tensors, sample, tensor_names, vocabulary_in
 
 CONFIG = "config.json"
-UNREADABLE = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    RuntimeError,
-    EOFError,
-    SafetensorError,
-    pickle.UnpicklingError,
+SHIPPED = Path(__file__).parents[2] / "heads"
+"""Folder of the heads that come with the package."""
+EAGLE3, EAGLE = "eagle3", "eagle"
+KINDS = {EAGLE3: "EAGLE-3", EAGLE: "EAGLE-1, EAGLE-2 or HASS"}
+"""By the name of speculators."""
+_BASES = "(Llama|Mistral|Qwen2|Qwen3)"
+_ARCHITECTURES = {
+    EAGLE3: re.compile(rf"{_BASES}ForCausalLMEagle3|Eagle3{_BASES}ForCausalLM|Eagle3(Speculator|DraftModel)"),
+    EAGLE: re.compile(rf"{_BASES}ForCausalLMEagle|Eagle{_BASES}ForCausalLM"),
+}
+_OTHER_HEADS = re.compile("eagle|medusa|hydra|dflash|dspark|speculator|mtp|draft", re.IGNORECASE)
+_OTHER_KEYS = ("dflash_config", "dspark_config", "hydra_num_heads", "medusa_num_heads")
+_MOST_LAYERS = 2
+"""A model with more is no head whose config says nothing of it."""
+_UNUSED = re.compile(
+    r"verifier_(norm|lm_head)\..*|.*rotary_emb\.inv_freq|[td]2[td]|target_sample|.*self_attn\.rotary.*"
 )
-"""What readers of damaged files raise."""
 _NAMED = 3
 """Tensors that a message names."""
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
-class HeadFolder(ABC):
-    """A published head in a folder.
+class HeadFolder:
+    """A head in a folder.
 
     Attributes:
         folder: where it lies.
         document: its ``config.json``.
+        kind: a name of ``KINDS``.
     """
 
     folder: Path
     document: Mapping[str, Any]
+    kind: str
 
     @property
-    @abstractmethod
+    def of_speculators(self) -> bool:
+        """It has speculators' config: ids of layers are what these read."""
+        return "speculators_model_type" in self.document
+
+    @property
     def target(self) -> str | None:
         """The model that it was made for, if its config names one."""
+        verifier = _part(_part(self.document, "speculators_config"), "verifier").get("name_or_path")
+        return verifier if isinstance(verifier, str) and verifier else None
 
-    @abstractmethod
-    def load(self, target: LanguageModel) -> DraftHead | MarginalHead:
+    @cached_property
+    def config(self) -> EagleConfig:
+        """Its sizes and flags.
+
+        Raises:
+            ModelFileError: some are missing or wrong.
+        """
+        flat = {
+            **_part(self.document, "transformer_layer_config"),
+            **self.document,
+            **_part(self.document, "eagle_config"),
+        }
+        if "fc_norm" not in flat and "use_aux_norm" in flat:
+            flat["fc_norm"] = flat["use_aux_norm"]
+        known = {key: value for key, value in flat.items() if value is not None}
+        try:
+            return TypeAdapter(EagleConfig).validate_json(json.dumps(known), strict=True)
+        except ValidationError as error:
+            raise self._unreadable(f"its {CONFIG} is wrong: {first_error(error)}") from None
+        except ConfigError as error:
+            raise self._unreadable(f"its {CONFIG} is wrong: {error}") from None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its weights, by the names of speculators.
+
+        Raises:
+            ModelFileError: they cannot be read.
+        """
+        with self._reading():
+            return read_tensors(self.folder)
+
+    def count(self, tensors: Mapping[str, Tensor]) -> int:
+        """How many hidden states of the target it reads.
+
+        Raises:
+            ModelFileError: its ``fc`` fits no number.
+        """
+        ids = self.config.eagle_aux_hidden_state_layer_ids
+        if self.kind == EAGLE or not self.config.use_aux_hidden_state:
+            return 1
+        if "fc.weight" not in tensors:
+            return len(default_layers(0) if ids is None else ids)
+        shape, size = tensors["fc.weight"].shape, self.config.target_size
+        if len(shape) != 2 or shape[1] % size:
+            raise self._unreadable(f"fc.weight is {list(shape)}: it reads no hidden states of size {size}")
+        return int(shape[1]) // size
+
+    def features(self, count: int, layers: int | None) -> FeatureSpec:
+        """Which hidden states these are, of a target of so many layers; None: of one that has enough.
+
+        Raises:
+            ModelFileError: the config names another number of layers, or none where there is no default.
+            ConfigError: they are beyond the target.
+        """
+        ids = self.config.eagle_aux_hidden_state_layer_ids
+        if self.kind == EAGLE or not self.config.use_aux_hidden_state:
+            return FINAL_STATE
+        if ids is None:
+            default = default_layers(layers or 0)
+            if count != len(default):
+                raise self._unreadable(f"fc.weight reads {count} hidden states, and its {CONFIG} does not say which")
+            ids = default if layers is not None else (0,) * count
+        elif ids[:1] == (1,) and not self.of_speculators:  # what layers give, counted from 0: what the next ones read
+            ids = tuple(layer + 1 for layer in ids)
+        if len(ids) != count:
+            raise self._unreadable(f"fc.weight reads {count} hidden states, and its {CONFIG} names {len(ids)}")
+        if layers is not None:
+            self._check_layers(ids, layers)
+        return FeatureSpec(ids)
+
+    def network(self, layers: int | None) -> tuple[EagleNetwork, Tensor]:
+        """The network, and the target's ids of its vocabulary.
+
+        Args:
+            layers: of the target, which counts hidden states from its end; None: it is not known.
+
+        Raises:
+            ModelFileError: it cannot be read, or is not whole.
+            ConfigError: it reads layers that the target has not.
+        """
+        tensors = self.tensors()
+        features = self.features(self.count(tensors), layers)
+        with self._reading():
+            fuses = self.kind != EAGLE
+            ids, config = vocabulary_in(tensors, self.config)
+            weights = HeadWeights({name: tensor for name, tensor in tensors.items() if not _UNUSED.fullmatch(name)})
+            with quiet():
+                network = EagleNetwork(config, weights, features, fuses_states=fuses)
+            self._check_weights(weights)
+        return network.eval(), ids
+
+    def load(self, target: LanguageModel) -> HeadModel:
         """The head, for a target.
 
         Raises:
@@ -72,80 +186,109 @@ class HeadFolder(ABC):
             ConfigError: it was made for another target.
             UnsupportedModelError: the target's hidden states cannot be read.
         """
+        network, ids = self.network_for(feature_model(target))
+        return HeadModel(network, ids, target, f"head {self.folder.name}")
 
-    @abstractmethod
+    def network_for(self, target: FeatureModel) -> tuple[EagleNetwork, Tensor]:
+        """Its network without embeddings that are the target's own, and the ids of its vocabulary.
+
+        Raises:
+            ModelFileError: it cannot be read, or is not whole.
+            ConfigError: it was made for another target.
+        """
+        if mismatch := self.mismatch(target):
+            raise ConfigError(
+                f"draft head {self.folder} was made for {mismatch}: use the target that it was made for, train a head "
+                f"with 'draftree train head --target {target.capabilities.name}', or use drafter 'auto'"
+            )
+        network, ids = self.network(target.layers)
+        if network.embed_tokens is not None and _are_of(target, network.embed_tokens.weight):
+            network.embed_tokens = None
+        return network, ids
+
+    def mismatch(self, target: FeatureModel) -> str | None:
+        """What it was made for and what the target has in place of that; None: it was made for this target.
+
+        Of the weights only ``target_sample`` is read.
+
+        Raises:
+            ModelFileError: it cannot be read.
+        """
+        can, own = target.capabilities, (self.config.target_size, self.config.vocab_size)
+        if own != (its := (target.hidden_size, can.vocab_size)):
+            return (
+                f"{self.target or 'a model'} of hidden size {own[0]} and {own[1]} tokens, and {can.name} has hidden "
+                f"size {its[0]} and {its[1]} tokens"
+            )
+        with self._reading():
+            known = read_sample(self.folder)
+        if known is not None and not is_same(known, sample(target)):
+            return f"{self.made_for}, and {can.name}'s embeddings are others"
+        return None
+
     def describe(self) -> dict[str, str]:
-        """What it is, in words, by what is said of it; it is read whole.
+        """What it is, in words; it is read whole.
 
         Raises:
             ModelFileError: it cannot be read, or is not whole.
         """
+        network, ids = self.network(None)
+        with self._reading():
+            is_own = read_sample(self.folder) is not None
+        config, named = self.config, self.config.eagle_aux_hidden_state_layer_ids
+        read = f"{len(network.features.layers)} of the target"
+        if network.features != FINAL_STATE:
+            which = "2, half and all but 3" if named is None else ", ".join(map(str, network.features.layers))
+            read += f", before layers {which}"
+        else:
+            read += ", the final one"
+        parameters = sum(p.numel() for p in network.parameters())
+        writer = "draftree" if is_own else "speculators" if self.of_speculators else "SafeAILab or SpecForge"
+        layers, size = config.num_hidden_layers, config.hidden_size
+        return {
+            "draft head": f"{KINDS[self.kind]}, {writer} config",
+            "target": f"{self.target or 'not named'}: hidden size {config.target_size}, {config.vocab_size} tokens",
+            "hidden states": read,
+            "network": f"{layers} layer{'s' * (layers > 1)} of {size}, {parameters / 1e6:.1f} million parameters",
+            "drafts": f"{len(ids)} of the target's tokens" + (", and those of the text" if self.kind == EAGLE else ""),
+        }
 
     @property
     def made_for(self) -> str:
         """The target, in words."""
         return self.target or "its target"
 
-    def parsed(self, kind: type[T], fields: Mapping[str, Any]) -> T:
-        """Fields of its config as a dataclass; those that are null are left out.
-
-        Raises:
-            ModelFileError: some are missing or wrong.
-        """
-        known = {key: value for key, value in fields.items() if value is not None}
-        try:
-            return TypeAdapter(kind).validate_json(json.dumps(known), strict=True)
-        except ValidationError as error:
-            raise self.unreadable(f"its {CONFIG} is wrong: {first_error(error)}") from None
-        except ConfigError as error:
-            raise self.unreadable(f"its {CONFIG} is wrong: {error}") from None
-
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def _reading(self) -> Iterator[None]:
         """What is raised in here by damaged files comes as a ``ModelFileError``."""
         try:
             yield
         except DraftreeError:
             raise
         except pickle.UnpicklingError:
-            raise self.unreadable("a pickle of it holds more than tensors, which may be code: it is not run") from None
+            raise self._unreadable("a pickle of it holds more than tensors, which may be code: it is not run") from None
         except UNREADABLE as error:
-            raise self.unreadable(first_line(error)) from None
+            raise self._unreadable(first_line(error)) from None
 
-    def unreadable(self, why: str) -> ModelFileError:
+    def _unreadable(self, why: str) -> ModelFileError:
         """What is raised where it cannot be read."""
         return ModelFileError(f"cannot read the draft head {self.folder}: {why}: copy it again, whole")
 
-    def check_weights(self, weights: HeadWeights) -> None:
+    def _check_weights(self, weights: HeadWeights) -> None:
         """Check what a network has taken of its tensors; those that it has not are warned of.
 
         Raises:
             ModelFileError: some are missing, or of other shapes.
         """
         if weights.missing:
-            raise self.unreadable(f"it lacks {_list(weights.missing)}")
+            raise self._unreadable(f"it lacks {_list(weights.missing)}")
         if weights.wrong:
-            raise self.unreadable(weights.wrong[0])
+            raise self._unreadable(weights.wrong[0])
         if weights.left:
             message = f"draft head {self.folder} has {_list(sorted(weights.left))} more than its kind uses"
             warnings.warn(message, DraftreeWarning, stacklevel=4)
 
-    def check_sizes(self, given: FeatureModel, hidden_size: int, vocab_size: int) -> None:
-        """Compare its target's hidden size and vocabulary with a target's.
-
-        Raises:
-            ConfigError: they differ.
-        """
-        can = given.capabilities
-        own, its = (hidden_size, vocab_size), (given.hidden_size, can.vocab_size)
-        if own != its:
-            raise ConfigError(
-                f"draft head {self.folder} was made for {self.target or 'a model'} of hidden size {own[0]} and "
-                f"{own[1]} tokens, and {can.name} has hidden size {its[0]} and {its[1]} tokens: use the target that it "
-                "was made for, or drafter 'auto'"
-            )
-
-    def check_layers(self, layers: Sequence[int], among: int) -> None:
+    def _check_layers(self, layers: Sequence[int], among: int) -> None:
         """Check that a target of ``among`` layers has these hidden states (``FeatureSpec``).
 
         Raises:
@@ -158,79 +301,123 @@ class HeadFolder(ABC):
             )
 
 
-def part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def find_head(folder: Path) -> HeadFolder | None:
+    """The head in a folder, whole or not; None: its config is that of something else.
+
+    Raises:
+        ConfigError: it is a head of a kind that is not read.
+    """
+    try:
+        document = json.loads(read_bytes(folder / CONFIG))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict):
+        return None
+    declared = document.get("speculators_model_type")
+    if declared == EAGLE3:
+        return HeadFolder(folder, document, declared)
+    if declared is not None:
+        raise _unknown(folder, declared)
+    names = document.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    for kind, pattern in _ARCHITECTURES.items():
+        if pattern.fullmatch(architecture):
+            return HeadFolder(folder, document, kind)
+    other = next((key for key in _OTHER_KEYS if key in document), None)
+    if other or _OTHER_HEADS.search(architecture):
+        raise _unknown(folder, architecture if _OTHER_HEADS.search(architecture) else other)
+    if "draft_vocab_size" in document or "eagle_config" in document:
+        return HeadFolder(folder, document, EAGLE3)
+    layers = document.get("num_hidden_layers")
+    if not isinstance(layers, int) or layers > _MOST_LAYERS:
+        return None
+    head = HeadFolder(folder, document, EAGLE)  # EAGLE-1 has the config of its target: its tensors tell
+    try:
+        found = tensor_names(folder)
+    except UNREADABLE:  # whoever reads it as a model says why
+        return None
+    if "fc.weight" not in found:
+        return None
+    return replace(head, kind=EAGLE3) if "layers.0.hidden_norm.weight" in found else head
+
+
+def load_head(folder: Path, target: LanguageModel) -> HeadModel:
+    """The head in a folder, for a target (``HeadFolder.load``).
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    return _head_in(folder).load(target)
+
+
+def _head_in(folder: Path) -> HeadFolder:
+    if (head := find_head(folder)) is None:
+        raise UnknownNameError(f"no draft head in {folder}: give a folder that 'draftree train head' wrote")
+    return head
+
+
+def describe(folder: Path) -> dict[str, str]:
+    """What the head in a folder is (``HeadFolder.describe``), which is one.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    return _head_in(folder).describe()
+
+
+def shipped_for(target: LanguageModel) -> Path | None:
+    """Folder of the head that comes with the package for a target, by whatever name it was loaded; None: there is none.
+
+    Reads no weights but the samples of those heads that have the target's sizes.
+
+    Raises:
+        ModelFileError: the package is not whole.
+    """
+    try:
+        given = feature_model(target)
+        heads = [head for folder in sorted(SHIPPED.glob("*/")) if (head := find_head(folder))]
+        return next((head.folder for head in heads if not head.mismatch(given)), None)
+    except (AttributeError, NotImplementedError, UnsupportedModelError):  # it has embeddings of its own kind, or none
+        return None
+
+
+def shipped_head(target: LanguageModel) -> HeadModel:
+    """The head that comes with the package for a target, by whatever name it was loaded.
+
+    Raises:
+        UnknownNameError: there is none.
+        ModelFileError: the package is not whole.
+    """
+    if folder := shipped_for(target):
+        return load_head(folder, target)
+    name = target.capabilities.name
+    raise UnknownNameError(
+        f"no draft head comes with draftree for {name}: train one with 'draftree train head --target {name}' and give "
+        "its folder, or use drafter 'auto'"
+    )
+
+
+def _are_of(target: FeatureModel, embeddings: Tensor) -> bool:
+    """Are these [V, H] the target's own embeddings?"""
+    if embeddings.shape[1] != target.hidden_size:
+        return False
+    ids = torch.arange(len(embeddings), device=target.capabilities.device)
+    return all(
+        torch.equal(target.embeddings(some).float().cpu(), own.float())
+        for some, own in zip(ids.split(4096), embeddings.split(4096), strict=True)
+    )
+
+
+def _unknown(folder: Path, kind: object) -> ConfigError:
+    return ConfigError(
+        f"draft head {folder} is of kind {kind!r}: draftree reads EAGLE-1 to 3, HASS and its own (draftree train head)"
+    )
+
+
+def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """A table inside a document; empty where there is none."""
     found = document.get(key)
     return found if isinstance(found, dict) else {}
-
-
-def tensor_names(folder: Path) -> set[str]:
-    """Names of all tensors in a folder; only those of a pickle are read to know them."""
-    safe, pickled = _files(folder)
-    if not safe:
-        return set(read_tensors(folder, safe, pickled))
-    found = set[str]()
-    for path in safe:
-        with safe_open(path, framework="pt") as file:
-            found.update(file.keys())
-    return found
-
-
-def read_tensors(folder: Path, safe: Sequence[Path] = (), pickled: Sequence[Path] = ()) -> dict[str, Tensor]:
-    """Tensors of the files that are given, or of all of a folder's; of pickles only where there are no safetensors.
-
-    Raises:
-        ValueError: there are none, or a pickle holds other things, or a number is not finite.
-        Exception: as ``UNREADABLE``.
-    """
-    if not safe and not pickled:
-        safe, pickled = _files(folder)
-    if not safe and not pickled:
-        raise ValueError("it has no weights (*.safetensors or pytorch_model.bin)")
-    found: dict[str, Tensor] = {}
-    for path in safe or pickled:
-        if safe:
-            found |= load_file(path)
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of kinds of pickles, which end as errors or do not
-            read = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(read, dict) or not all(isinstance(tensor, Tensor) for tensor in read.values()):
-            raise ValueError(f"{path.name} is not a table of tensors")
-        found |= read
-    return found
-
-
-def renamed(tensors: Mapping[str, Tensor], name: Callable[[str], str]) -> dict[str, Tensor]:
-    """Finite tensors by other names.
-
-    Raises:
-        ValueError: a number of one is not finite.
-    """
-    found = {name(old): tensor for old, tensor in tensors.items()}
-    for new, tensor in found.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise ValueError(f"its {new} is not all finite numbers")
-    return found
-
-
-def checked_ids(ids: Tensor, what: str, vocab_size: int) -> Tensor:
-    """[D] int64 the target's ids of a vocabulary that ``what`` gives.
-
-    Raises:
-        ValueError: there are none, some are beyond the target's, or one is there twice.
-    """
-    if not len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-        raise ValueError(f"{what} leads to token {int(ids.max()) if len(ids) else 0}, beyond {vocab_size} tokens")
-    if len(ids.unique()) != len(ids):
-        raise ValueError(f"{what} leads to a token twice")
-    return ids
-
-
-def _files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Its files of safetensors, and of pickles."""
-    pickled = sorted(folder.glob("pytorch_model*.bin")) or sorted(folder.glob("*.bin"))
-    return sorted(folder.glob("*.safetensors")), pickled
 
 
 def _list(names: list[str]) -> str:

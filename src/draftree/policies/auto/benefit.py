@@ -63,18 +63,13 @@ class Benefit:
         """Of time that may be lost to learning more about it."""
         return self.settings.learning_share * min(1.0, self.rate) ** 2
 
-    @property
-    def one_pass(self) -> bool:
-        """All layers of its trees take one pass."""
-        return self.source is not None and self.source.one_pass
-
     def reading(self, requests: Sequence[Request]) -> float:
         """Seconds in which its models read what they have not read of these requests."""
         unread = [pair for request in requests for pair in (self.source.unread(request) if self.source else ())]
         return sum(self.profiles[id(model)].seconds(n, n) for model, n in unread if n > self.settings.context_step // 2)
 
     def layer(self, ar: ARPass) -> float:
-        """Seconds of drafting one layer: of its one pass, where it makes no other."""
+        """Seconds of drafting one layer."""
         nodes = self.settings.layer_nodes
         return self._scale * (self.profile.seconds(nodes, ar.context, ar.batch) if self.profile else 1.0)
 
@@ -88,7 +83,7 @@ class Benefit:
         if dear and self.balance * seconds <= (layer if self.rate < 1 else 0.0):
             return False
         nodes = np.arange(1, min(len(verify) - 1, depth * ar.batch) + 1)
-        layers = np.ones(len(nodes)) if self.one_pass else np.ceil(nodes / ar.batch)
+        layers = np.ceil(nodes / ar.batch)
         faster = (1 + nodes / ar.tokens) * seconds > verify[nodes] + layers * layer  # than AR decoding, all accepted
         if not faster.any():
             return False
@@ -133,8 +128,7 @@ class Price(NamedTuple):
         verify: [N + 1] of verifying 0, 1, ... nodes in all.
         rate: tokens a second that the step must yield.
         enabled: [D] which drafters draft.
-        first: [D] of the first layer by each, 0 if it does not.
-        layers: [D] of each further layer.
+        layers: [D] of one layer by each, 0 if it does not draft.
         limit: that they may lose.
         fresh: a model reads much of a text first, so that measured seconds are not those of layers.
     """
@@ -143,7 +137,6 @@ class Price(NamedTuple):
     verify: Floats
     rate: float
     enabled: tuple[bool, ...]
-    first: tuple[float, ...]
     layers: tuple[float, ...]
     limit: float
     fresh: bool
@@ -204,12 +197,11 @@ class Selection:
         reading = [drafter.reading(requests) for drafter in self.drafters]
         pairs = zip(self.drafters, reading, strict=True)
         enabled = tuple(drafter.pays(verify, ar, depth, seconds, left, pace) for drafter, seconds in pairs)
-        first = tuple(on * drafter.layer(ar) for drafter, on in zip(self.drafters, enabled, strict=True))
-        layers = tuple((not d.one_pass) * seconds for d, seconds in zip(self.drafters, first, strict=True))
+        layers = tuple(on * drafter.layer(ar) for drafter, on in zip(self.drafters, enabled, strict=True))
         balance = sum(max(0.0, drafter.balance) for drafter in compress(self.drafters, enabled))
         fresh = any(request.stats.steps == 0 for request in requests) or any(compress(reading, enabled))
         seconds = float(verify[0])
-        return Price(ar, verify, ar.tokens * pace / seconds, enabled, first, layers, balance * seconds, fresh)
+        return Price(ar, verify, ar.tokens * pace / seconds, enabled, layers, balance * seconds, fresh)
 
     def learn(self, price: Price, passes: int, chosen: int, outcomes: Sequence[Outcome]) -> None:
         """A step is over, and ``chosen`` nodes verified; what it took counts at the speed of the profile.
@@ -248,21 +240,19 @@ class Selection:
     def _took(self, verify: float, price: Price, passes: int, cost: StepCost) -> list[float]:
         """Seconds of drafting by each drafter: its own, and its part of those of growing and learning."""
         if not any(price.enabled) or price.fresh:
-            pairs = zip(price.first, price.layers, strict=True)
-            return [first + (passes - 1) * layer for first, layer in pairs]
+            return [passes * layer for layer in price.layers]
         scale = verify / max(cost.verify, 1e-9)
         own = cost.drafters or [0.0] * len(self.drafters)
         rest = max(0.0, cost.draft - sum(own)) / sum(price.enabled)
         found = [0.0] * len(self.drafters)
         for i in compress(range(len(found)), price.enabled):
-            layers = 1 if self.drafters[i].one_pass else passes
-            found[i] = self.drafters[i].measure((own[i] + rest) * scale, layers, price.first[i])
+            found[i] = self.drafters[i].measure((own[i] + rest) * scale, passes, price.layers[i])
         return found
 
 
 def _owners(outcome: Outcome, price: Price) -> list[int]:
     """Whose each node is: of all that offer it the cheapest one's, so that of two that offer the same one stays."""
-    order = sorted(compress(range(len(price.first)), price.enabled), key=price.first.__getitem__)
+    order = sorted(compress(range(len(price.layers)), price.enabled), key=price.layers.__getitem__)
     if (origins := outcome.tree.origins) is None:
         return order[:1] * len(outcome.tree)
     return [next((index for index in order if bits >> index & 1), -1) for bits in origins.tolist()]

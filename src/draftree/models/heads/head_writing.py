@@ -1,7 +1,8 @@
-"""EAGLE-3 heads in the format of speculators, as draftree writes them: ``config.json`` and ``model.safetensors``.
+"""Heads as draftree writes them, in the format of speculators: ``config.json`` and ``model.safetensors``.
 
-vLLM and SGLang read it too, and ``published_head`` does. The target's embeddings are in the file, as in those of
-speculators, whose release 0.9 leaves them random in a head without them.
+vLLM and SGLang read EAGLE-3 heads too. In these the target's embeddings are in the file, as in those of speculators,
+whose release 0.9 leaves them random in a head without them. EAGLE-1 heads are of half precision; their format is
+draftree's alone, as speculators knows neither their draft vocabulary nor the scale of their embeddings.
 """
 
 from __future__ import annotations
@@ -19,34 +20,45 @@ from ..abilities import FeatureModel
 from ..base import Capabilities
 from ..huggingface.inspection import torch_dtype
 from .eagle_network import EagleConfig, EagleLayer, EagleNetwork
+from .head_folder import CONFIG
+from .head_tensors import SAMPLE, WEIGHTS, sample
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PROPOSED = 5
 """Tokens that servers draft at a time unless they are told another number: a chain, for want of trees."""
 _THETA = 10000.0
 """Base of rotary positions where a config names none, as transformers has it."""
 
 
-def save_speculator(folder: Path, network: EagleNetwork, vocabulary: Tensor, target: FeatureModel) -> None:
-    """Write a head in the target's dtype; the config comes last, and without it there is no head.
+def save_head(folder: Path, network: EagleNetwork, vocabulary: Tensor, target: FeatureModel) -> None:
+    """Write a head, EAGLE-3 in the target's dtype; the config comes last, and without it there is no head.
 
     Args:
-        network: of one layer, with an output layer and without embeddings of its own.
+        network: of one layer, without embeddings of its own.
         vocabulary: [D] int64 the target's ids of its tokens.
 
     Raises:
         RunError: it cannot be written.
     """
     make_folder(folder)
-    ids, vocab, can = vocabulary.cpu(), network.config.vocab_size, target.capabilities
-    found = _tensors(network) | {"embed_tokens.weight": target.embeddings(torch.arange(vocab, device=can.device))}
-    weights = {name: value.detach().to("cpu", torch_dtype(can)).contiguous() for name, value in found.items()}
+    ids, vocab, can, is_eagle1 = (
+        vocabulary.cpu(),
+        network.config.vocab_size,
+        target.capabilities,
+        network.predicts_features,
+    )
+    found = _tensors(network)
+    if not is_eagle1:
+        found["embed_tokens.weight"] = target.embeddings(torch.arange(vocab, device=can.device))
+    dtype = torch.float16 if is_eagle1 else torch_dtype(can)
+    weights = {name: value.detach().to("cpu", dtype).contiguous() for name, value in found.items()}
+    if is_eagle1:
+        weights[SAMPLE] = sample(target)
     if not torch.equal(ids, torch.arange(vocab)):  # without maps they are all tokens
         marked = torch.zeros(vocab, dtype=torch.bool)
         marked[ids] = True
         weights |= {"d2t": ids - torch.arange(len(ids)), "t2d": marked}
     write_whole(folder / WEIGHTS, save(weights))
-    document = _document(network, len(ids), can)
+    document = _document(network, len(ids), can, dtype)
     write_whole(folder / CONFIG, json.dumps(document, indent=2, sort_keys=True) + "\n")
 
 
@@ -79,33 +91,43 @@ def _tensors(network: EagleNetwork) -> dict[str, Tensor]:
     return found
 
 
-def _document(network: EagleNetwork, drafted: int, target: Capabilities) -> dict[str, Any]:
+def _document(network: EagleNetwork, drafted: int, target: Capabilities, dtype: torch.dtype) -> dict[str, Any]:
     """What ``config.json`` holds."""
     config, place = network.config, Path(target.name)
+    verifier = {
+        "architectures": [target.architecture],
+        "name_or_path": str(place.resolve()) if place.exists() else target.name,
+    }
     document = {
-        "architectures": ["Eagle3DraftModel"],
         "draft_vocab_size": drafted,
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "eagle_aux_hidden_state_layer_ids": [*network.features.layers],
-        "embed_requires_grad": False,
-        "fc_norm": config.fc_norm,
-        "norm_before_fc": config.norm_before_fc,
-        "norm_before_residual": config.norm_before_residual,
-        "norm_output": config.norm_output,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": PROPOSED}],
-            "verifier": {
-                "architectures": [target.architecture],
-                "name_or_path": str(place.resolve()) if place.exists() else target.name,
-            },
-        },
-        "speculators_model_type": "eagle3",
-        "target_hidden_size": config.target_hidden_size,
+        "dtype": str(dtype).removeprefix("torch."),
         "tie_word_embeddings": False,
         "transformer_layer_config": _layer_config(config, target),
     }
+    if network.predicts_features:
+        document |= {
+            "architectures": ["LlamaForCausalLMEagle"],
+            "embedding_scale": config.embedding_scale,
+            "speculators_config": {"verifier": verifier},
+        }
+    else:
+        document |= {
+            "architectures": ["Eagle3DraftModel"],
+            "eagle_aux_hidden_state_layer_ids": [*network.features.layers],
+            "embed_requires_grad": False,
+            "fc_norm": config.fc_norm,
+            "norm_before_fc": config.norm_before_fc,
+            "norm_before_residual": config.norm_before_residual,
+            "norm_output": config.norm_output,
+            "speculators_config": {
+                "algorithm": "eagle3",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": PROPOSED}],
+                "verifier": verifier,
+            },
+            "speculators_model_type": "eagle3",
+            "target_hidden_size": config.target_hidden_size,
+        }
     return document if config.logit_scale == 1 else document | {"logit_scale": config.logit_scale}
 
 
