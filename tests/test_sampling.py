@@ -155,9 +155,6 @@ def test_the_noise_is_the_same_in_torch() -> None:
     torch.testing.assert_close(
         torch_sampling.gumbel_noise_of(keys, tokens), noise.gather(1, tokens), rtol=1e-12, atol=0
     )
-    starts = torch.tensor([torch_sampling.signed(keyed.mix(seed + keyed.GOLDEN)) for seed in seeds])
-    at = torch_sampling.gumbel_noise_at(starts, torch.tensor(positions), 500)
-    torch.testing.assert_close(at, noise, rtol=1e-12, atol=1e-12)
 
 
 def splitmix64(state: int) -> Iterator[int]:

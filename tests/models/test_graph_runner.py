@@ -95,16 +95,6 @@ def test_hidden_states_and_wanted_logits_are_cut_to_what_is_there() -> None:
     assert_close(feature_row(row).waiting_features(), model.model.base_model(input_ids=torch.tensor([prompt]))[0][0])
 
 
-def test_rows_are_fed_in_step() -> None:
-    rng, model = Random(4), graphs()
-    model.reserve(3, 70)
-    text = [random_ids(rng, 5) for _ in range(3)]
-    for at in range(5):
-        logits, _ = model.feed(torch.tensor([line[at] for line in text]), torch.full((3,), at), 64)
-    for found, line in zip(logits, text, strict=True):
-        assert_close(found, expected("llama", line[:-1], Nodes.chain(line[-1:]))[0])
-
-
 def test_the_output_is_that_of_eager_passes() -> None:
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     want = Engine(HFModel(tiny(), self_test=False)).generate([[1, 2, 3], [5]], params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ from draftree.train.c2t_samples import (
     samples_of,
     thinned,
 )
-from draftree.train.responses import Response, respond, respond_in_step
+from draftree.train.responses import Response, respond
 from draftree.tree import DraftTree, Drawing
 
 from ..heads import trained
@@ -247,25 +247,3 @@ def test_a_drafter_that_reads_hidden_states_or_distributions_gets_them(name: str
     collect(store, model, drafts, PROMPTS, most=10**6, rows=2, progress=lambda count: None)
     assert store.done == {0, 1, 2, 3}
     assert bool(store.samples().accepted.any())
-
-
-def test_a_drafter_that_needs_the_targets_rows_leaves_those_in_step_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU responses go on in step, in rows that do not count as open: the passes that token recycling learns from
-    went to the first of them, and what was drawn there from then on was wrong."""
-    model = target()
-
-    def collected(folder: str) -> Samples:
-        store = SampleStore.open(tmp_path / folder, recipe(max_tokens=12))
-        drafts = drafter("recycle", model, full_trees())
-        collect(store, model, drafts, PROMPTS[:2], most=10**6, rows=2, progress=lambda count: None)
-        return store.samples()
-
-    def as_on_a_gpu(*given: object, alone: bool, **options: object) -> Iterator[Response]:
-        draw = respond_in_step if alone else respond
-        return draw(*given, **options)  # type: ignore[arg-type]
-
-    want = collected("engine")
-    monkeypatch.setattr(module, "respond", as_on_a_gpu)
-    assert torch.equal(collected("in step").accepted, want.accepted)

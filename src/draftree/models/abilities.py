@@ -113,7 +113,7 @@ def tracked(model: LanguageModel) -> FeatureSpec:
 
 @runtime_checkable
 class TrainableModel(FeatureModel, Protocol):
-    """A model whose weights are at hand, and whose rows can be fed in step: what a head is trained with.
+    """A model whose weights are at hand: what a head is trained with.
 
     Attributes:
         model: the weights.
@@ -124,13 +124,6 @@ class TrainableModel(FeatureModel, Protocol):
     @property
     def rows(self) -> int:
         """How many rows are open."""
-
-    @property
-    def slots(self) -> int:
-        """Allotted slots of a row."""
-
-    def feed(self, tokens: Tensor, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """One more token in each of B rows that only the caller knows (``HFModel.feed``)."""
 
     def free_cache(self) -> None:
         """Free the keys and values of rows that were closed; none may be open."""

@@ -317,7 +317,6 @@ def collect(
         rows=rows,
         max_tokens=recipe.max_tokens,
         seed=recipe.seed,
-        alone=verifier is None,
     )
     with closing(drawn):
         for response in drawn:

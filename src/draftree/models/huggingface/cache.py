@@ -218,17 +218,6 @@ class TreeCache(Cache):
             sources[index[0] * at.width + index[2]] = torch.arange(len(rows))
             at.sources = sources.to(device, non_blocking=True)
 
-    def place_at(self, slots: Tensor, end: int, first: int = 0) -> None:
-        """Let the next pass write one slot of each row from the first on.
-
-        Args:
-            slots: [B] int64 on the device, all allotted.
-            end: slots that the pass may attend to.
-        """
-        at, rows = self.placement, torch.arange(len(slots), device=slots.device)
-        at.first, at.count, at.width, at.start, at.end = first, len(slots), 1, end - 1, end
-        at.index, at.sources, at.apart = torch.stack([rows, slots, torch.zeros_like(rows)]), None, None
-
     def compact(self, row: int, start: int, path: Sequence[int]) -> None:
         """Move slots ``start + p`` of a row, p in ``path`` (ascending), to ``start`` and on."""
         moved = next((i for i, p in enumerate(path) if p != i), len(path))

@@ -198,11 +198,6 @@ class HFModel:
         return len(self._rows)
 
     @property
-    def slots(self) -> int:
-        """Allotted slots of a row."""
-        return self.cache.placement.slots
-
-    @property
     def hidden_size(self) -> int:
         """H of its hidden states."""
         return self._embeddings.shape[1]
@@ -282,36 +277,6 @@ class HFModel:
             for row, part in zip(rows, states.split([len(new.tokens) for new in nodes]), strict=True):
                 row.add_features(part, self._tracked)
         return logits
-
-    @alone
-    def feed(self, tokens: Tensor, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """One more token in each of B rows that only the caller knows, without a transfer to the host.
-
-        Args:
-            tokens, positions: [B] int64 on the model's device; what was at a position before is replaced.
-            end: attention looks at so many positions, more than any of these; there must be room for them.
-
-        Returns:
-            [B, V] logits; [B, F] hidden states, F = 0 where none are tracked.
-
-        Raises:
-            CacheError: rows are open, or there is no room.
-        """
-        at = self.cache.placement
-        if self._rows or len(tokens) > at.rows or end > at.slots:
-            raise CacheError(f"cannot feed {len(tokens)} rows of {end}: close the open rows, and reserve room")
-        found = []
-        rows = len(tokens) if attention.takes_packed_rows(self.model) else 1
-        for first, (own, places) in enumerate(zip(tokens.split(rows), positions.split(rows), strict=True)):
-            self.cache.place_at(places, end, first)
-            seen = torch.arange(end, device=positions.device) <= places[:, None]
-            mask = self._additive(seen[:, None, None])
-            step = Pass(own, places, slice(0, None), mask, features=self._tracked)
-            found.append(self._runner.forward(step, self.cache))
-        logits = torch.cat([logits for _, logits in found])
-        if not self._tracked:
-            return logits, logits[:, :0]
-        return logits, torch.cat([states for states, _ in found if states is not None])
 
     def _additive(self, mask: Tensor) -> Tensor:
         """Eager attention adds its mask; SDPA takes either kind."""

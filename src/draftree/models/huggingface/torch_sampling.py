@@ -100,12 +100,6 @@ def gumbel_noise_of(keys: Sequence[int], tokens: Tensor) -> Tensor:
     return _gumbel(_on(keys, tokens.device), tokens * signed(GOLDEN))
 
 
-def gumbel_noise_at(starts: Tensor, positions: Tensor, vocab: int) -> Tensor:
-    """``gumbel_noise`` of [R] positions that only the device knows; starts: [R] mix(seed + G), as int64."""
-    keys = _mixed(starts + positions * signed(GOLDEN))
-    return _gumbel(keys, _counters(vocab, keys.device))
-
-
 def _on(keys: Sequence[int], device: torch.device) -> Tensor:
     return torch.from_numpy(np.array(keys, np.uint64).view(np.int64)).to(device, non_blocking=True)
 
