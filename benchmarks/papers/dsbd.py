@@ -228,7 +228,7 @@ CHAPTER = Chapter(
     "dsbd",
     "Dynamic-Width Speculative Beam Decoding (DSBD)",
     "The paper claims 1.5 to 1.9 times the speed of beam sampling and 1.8 to 2.5 times less energy at equal quality "
-    "(Llama-2-13B with Llama-68M); there is no column of joules, for this machine has no meter to read.",
+    "(Llama-2-13B with Llama-68M); energy was not measured.",
     _found,
     "It differs because SQuAD's answers have four tokens here, so that a draft model's reading of the prompt is not "
     "repaid, and because a forest of 4 beams and 3 layers is a pass over some 13 tokens, which takes nine over one.",

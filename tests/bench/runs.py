@@ -52,7 +52,7 @@ def record(entry: Entry, prompt: int, answer: Turn, **more: object) -> AnswerRec
         seed=11,
         turns=[answer],
         peak_memory=2**30,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 

@@ -108,7 +108,7 @@ def test_an_answer_without_a_plain_one_is_not_compared(target: HFModel) -> None:
 
 def test_a_line_comes_back_as_it_was() -> None:
     entry = Entry("chain", "chain", "lookup", 0.4)
-    line: AnswerRecord = record(entry, 1, turn([2, 3], 1.0), joules=2.5)
+    line: AnswerRecord = record(entry, 1, turn([2, 3], 1.0))
     assert RECORD_LINE.validate_json(RECORD_LINE.dump_json(line)) == line
 
 

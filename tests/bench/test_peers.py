@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,36 +59,6 @@ def test_sampling_is_repeatable_and_leaves_the_global_generator_alone(model: str
     state = torch.random.get_rng_state()
     assert peer.decode(PROMPT, params).ids == peer.decode(PROMPT, params).ids
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_flashspec_is_asked_as_its_documentation_says(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in that records what it was built of: the package itself is tested by hand."""
-    built: list[Any] = []
-
-    class Engine:
-        def __init__(self, config: Any, drafters: list[Any], target: Any) -> None:
-            built.append((config, drafters, target))
-
-        def generate(self, ids: torch.Tensor, max_new_tokens: int, eos_token_ids: list[int]) -> Any:
-            assert (ids.tolist(), max_new_tokens) == ([PROMPT], 20)
-            return SimpleNamespace(output_ids=torch.tensor([[4, 5, eos_token_ids[0], -1, -1]]))
-
-    root, engine, ngram = ModuleType("flashspec"), ModuleType("flashspec.engine"), ModuleType("flashspec.engine.ngram")
-    for name in ("SamplingConfig", "FlashSpecConfig", "BanditConfig"):
-        setattr(root, name, SimpleNamespace)
-    root.SpeculativeEngine = Engine  # type: ignore[attr-defined]
-    engine.TargetModel = lambda name, device, dtype, model: model  # type: ignore[attr-defined]
-    ngram.NgramDrafter = lambda: "ngram"  # type: ignore[attr-defined]
-    for module in (root, engine, ngram):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    models = Models(model)
-    peer = models.contestant(Entry("x", "peer:flashspec", None, 0.0))
-    turn = peer.decode(PROMPT, GREEDY)
-    assert turn.ids[:2] == [4, 5] and len(turn.ids) == 3
-    assert (turn.passes, turn.seconds.prefill) == (None, None)
-    peer.decode(PROMPT, GREEDY)
-    ((config, drafters, _),) = built  # one engine for one seed
-    assert (config.sampling.temperature, config.sampling.seed, drafters) == (0.0, 3, ["ngram"])
 
 
 def test_models_are_loaded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

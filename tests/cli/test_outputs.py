@@ -41,7 +41,6 @@ TRAINED = "--target MODEL --prompts SOURCE --max-tokens 8"
 OUTPUTS = [
     Output(f"batch SOURCE OUT --target {NOWHERE}"),
     Output(f"bench --suite SOURCE --target {NOWHERE} --out OUT", folder=True),
-    Output("bench-serve http://127.0.0.1:9 --suite SOURCE --guidellm true --out OUT", folder=True),
     *(
         Output(f"{words} --trace OUT {force}")
         for words in (
@@ -57,7 +56,6 @@ OUTPUTS = [
         for words in ("generate hello --target MODEL", "chat --target MODEL", "batch SOURCE NEW --target MODEL")
     ),
     Output("serve MODEL --port 0 --recycle-file OUT --drafter recycle"),
-    Output("report nowhere --plot OUT", suffix=".svg"),
     Output(f"profile {NOWHERE} --plot OUT", suffix=".svg"),
     *(Output(f"calibrate --target {NOWHERE} --prompts SOURCE --out OUT {force}") for force in ("", "--force")),
     *(
@@ -77,7 +75,7 @@ OUTPUTS = [
     *(Output(f"train head {TRAINED} --out OUT {f}", True, "OUT/work") for f in ("", "--force")),
 ]
 READ = {
-    *("corpus_files", "corpus", "tree", "prediction", "json_schema", "library", "api_key_file", "guidellm"),
+    *("corpus_files", "corpus", "tree", "prediction", "json_schema", "library", "api_key_file"),
     *("source", "prompts", "init", "fine_tune", "suite", "folders"),
 }
 """Parameters that name what is read; --data of suites is another."""
@@ -145,7 +143,6 @@ def test_what_is_not_its_own_is_refused_and_stays(output: Output, model: str, tm
 RESUMED = [
     Output("batch SOURCE OUT --target MODEL"),
     Output("bench --suite SOURCE --target MODEL --out OUT --methods chain", folder=True),
-    Output("bench-serve http://127.0.0.1:9 --suite SOURCE --guidellm true --out OUT", folder=True),
     Output(f"calibrate {TRAINED} --drafter lookup --out OUT", beside="OUT.part"),
     Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out NEW --data OUT", folder=True),
     Output(f"train head {TRAINED} --out OUT", folder=True),

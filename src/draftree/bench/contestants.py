@@ -30,18 +30,17 @@ from ..engine.observer import Observer
 from ..engine.speculation import SpeculationParams
 from ..engines import beam_drafter, load_beam_source
 from ..errors import ConfigError
-from ..models.abilities import TimedModel, tokenizer_of
+from ..models.abilities import TimedModel
 from ..models.base import LanguageModel
 from ..models.huggingface.hf_loading import load_stock
 from ..models.loading import ModelOptions, load
-from ..models.model_files import gguf_path
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats
 from ..text.tokenizer import Tokenizer
 from ..tree import ROOT
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
-from .peers import LOOKUP_TOKENS, PEERS, FlashspecPeer, LlamaCppPeer, TransformersPeer, bare, find_peer
+from .peers import LOOKUP_TOKENS, PEERS, TransformersPeer, bare, find_peer
 from .results import BINS, Parts, StepColumns, Turn
 
 AR = "ar"
@@ -350,14 +349,7 @@ class Models:
         return self._drafters[name]
 
     def _peer(self, entry: Entry) -> Contestant:
-        if entry.peer.startswith("llama-cpp"):
-            if (path := gguf_path(self._name)) is None:
-                raise ConfigError(f"peer:{entry.peer} reads GGUF files, and {self._name} is none: leave it out")
-            lookup, context = entry.peer.endswith("lookup"), min(_CONTEXT, self.target.capabilities.max_length)
-            return LlamaCppPeer(path, tokenizer_of(self.target), context=context, lookup=lookup)
         model, tokenizer = self._stocked(self._name)
-        if entry.peer == "flashspec":
-            return FlashspecPeer(model, tokenizer, self._name)
         options: dict[str, Any] = {}
         if entry.peer == "hf-prompt-lookup":
             options = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}

@@ -114,7 +114,6 @@ class AnswerRecord:
         repeat: from 0.
         peak_memory: most bytes in use while it decoded: of the accelerator, or resident bytes of the whole process, the
             models of all contestants included; None where the system does not report it.
-        joules: energy that the accelerator, or the processor packages, took while it decoded; None: no meter.
     """
 
     prompt: str
@@ -126,7 +125,6 @@ class AnswerRecord:
     seed: int
     turns: Annotated[list[Turn], Field(min_length=1)]
     peak_memory: int | None = None
-    joules: Short | None = None
 
     @property
     def key(self) -> tuple[str, int, str]:

@@ -1,20 +1,14 @@
-"""A run: contestants over a suite, resumable; and the joules that the machine takes meanwhile, where it has a meter.
-
-NVML (through ``nvidia-ml-py``, extra "energy") counts for whole accelerators, RAPL for whole processor packages: what
-else runs there is counted in. RAPL's counters are read where the system lets this user read them.
-"""
+"""A run: contestants over a suite, resumable."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -94,8 +88,8 @@ class RunPlan:
 class Run:
     """Decodes what a folder lacks of a plan."""
 
-    def __init__(self, plan: RunPlan, models: Models, folder: RunFolder, meter: Meter | None = None) -> None:
-        self._plan, self._models, self._folder, self._meter = plan, models, folder, meter
+    def __init__(self, plan: RunPlan, models: Models, folder: RunFolder) -> None:
+        self._plan, self._models, self._folder = plan, models, folder
         self._contestants: dict[str, Contestant] = {}
 
     def decode(self, notify: Callable[[int], None]) -> float:
@@ -139,8 +133,6 @@ class Run:
         turns: list[Turn] = []
         texts: list[str] = []
         reset_peak(can.device)
-        if self._meter is not None:
-            self._meter.start()
         for question in item.turns:
             prompt = encode_turns(target, [*texts, question])
             left = can.max_length - len(prompt)
@@ -158,7 +150,6 @@ class Run:
             seed=self._plan.seed + repeat,
             turns=turns,
             peak_memory=peak_memory(can.device),
-            joules=None if self._meter is None else self._meter.read(),
         )
 
 
@@ -190,60 +181,3 @@ def check_lengths(target: LanguageModel, items: Sequence[Item], skip_bad: bool) 
     if not fit:
         raise PromptError(f"no prompt of the suite fits the {limit} tokens of {target.capabilities.name}")
     return fit
-
-
-_RAPL = Path("/sys/class/powercap")
-
-
-class Meter:
-    """Joules, by counters of which each begins again at the end of its range.
-
-    Args:
-        count: reads the counters.
-        ranges: their ranges.
-        per_joule: counts in a joule.
-    """
-
-    def __init__(self, count: Callable[[], list[int]], ranges: Sequence[int], per_joule: float) -> None:
-        self._count, self._ranges, self._per_joule = count, ranges, per_joule
-        self.start()
-
-    def start(self) -> None:
-        """Count from now on."""
-        self._before = self._count()
-
-    def read(self) -> float:
-        """Joules since ``start``."""
-        counts = zip(self._count(), self._before, self._ranges, strict=True)
-        return sum((now - before) % most for now, before, most in counts) / self._per_joule
-
-
-def _nvml_meter(nvml: Any, device: str) -> Meter:
-    """An accelerator's own counter of millijoules (NVIDIA, from Volta on)."""
-    nvml.nvmlInit()
-    uuid = torch.cuda.get_device_properties(device).uuid  # its number, among those this process sees, is not NVML's
-    handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    return Meter(lambda: [nvml.nvmlDeviceGetTotalEnergyConsumption(handle)], [2**64], 1e3)
-
-
-def _rapl_meter(zones: Sequence[Path]) -> Meter:
-    """The processor packages' counters of microjoules."""
-    ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in zones]
-    return Meter(lambda: [int((zone / "energy_uj").read_text()) for zone in zones], ranges, 1e6)
-
-
-def find_meter(device: str, folder: Path = _RAPL) -> Meter | None:
-    """The meter of what a model on this device takes; None: the machine has none that this user may read."""
-    if device.startswith("cuda"):
-        try:
-            nvml = importlib.import_module("pynvml")
-        except ImportError:
-            return None
-        with contextlib.suppress(nvml.NVMLError):
-            return _nvml_meter(nvml, device)
-        return None
-    packages = sorted(p for p in folder.glob("intel-rapl:*") if p.name.count(":") == 1)
-    if packages:
-        with contextlib.suppress(OSError, ValueError):
-            return _rapl_meter(packages)
-    return None

@@ -65,8 +65,6 @@ def _geometric(logs: Sequence[float]) -> Interval:
     return Interval(*map(math.exp, interval(logs)))
 
 
-NO_METER = "no meter"
-"""In place of energy where nothing measures it."""
 ALL = "all"
 """The category of everything."""
 
@@ -126,7 +124,6 @@ _COLUMNS: Mapping[str, Callable[[MethodFigures], str]] = {
     "accepted at depth 1, 2, ...": _acceptance_text,
     "draft/verify/other": _share_text,
     "peak MiB": lambda f: "" if f.peak_memory is None else f"{f.peak_memory / 2**20:.0f}",
-    "J/token": lambda f: NO_METER if f.joules_per_token is None else f"{f.joules_per_token:.3g}",
     "ids equal AR's": _verdict_text,
 }
 
@@ -150,7 +147,6 @@ class MethodFigures:
         target_share, drafter_share: of the passes of the target, and of draft models and heads, in the time after
             the prefill; None for peers.
         peak_memory: bytes, the largest.
-        joules_per_token: None: there was no meter.
         ids_equal: share of answers whose ids equal AR decoding's; None: there is none to compare with.
         verdicts: verdict -> answers.
     """
@@ -170,7 +166,6 @@ class MethodFigures:
     target_share: float | None
     drafter_share: float | None
     peak_memory: int | None
-    joules_per_token: float | None
     ids_equal: float | None
     verdicts: dict[str, int]
 
@@ -186,7 +181,6 @@ def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: M
     parts = _parts(own)
     after = seconds - (parts["prefill"] or 0.0)
     alone = after if ours and after > 0 else None
-    joules = [r.joules for r in own if r.joules is not None]
     memory = [r.peak_memory for r in own if r.peak_memory is not None]
     return MethodFigures(
         prompts=len({r.prompt for r in own}),
@@ -204,7 +198,6 @@ def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: M
         target_share=None if alone is None else sum(s.target_seconds for s in steps) / alone,
         drafter_share=None if alone is None else sum(s.drafter_seconds for s in steps) / alone,
         peak_memory=max(memory) if memory else None,
-        joules_per_token=sum(joules) / tokens if len(joules) == len(own) else None,
         ids_equal=counts[EQUAL] / counts.total() if counts else None,
         verdicts=dict(counts),
     )

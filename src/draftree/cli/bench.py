@@ -1,4 +1,4 @@
-"""The commands ``draftree bench``, ``draftree bench-serve`` and ``draftree report``."""
+"""The commands ``draftree bench`` and ``draftree report``."""
 
 from __future__ import annotations
 
@@ -21,27 +21,24 @@ from typing import Annotated, Any
 
 import typer
 
-from ..artifacts import locked, own_folder, read_bytes, user_path, write_whole
+from ..artifacts import locked, own_folder, user_path
 from ..bench.compare import ar_labels, compare, read_differences
 from ..bench.contestants import Models, entries, split_names
-from ..bench.load_test import LoadTest, find_guidellm, load_table, read_report
-from ..bench.plotting import draw
 from ..bench.replayed import ReplayedModels, check_replayed
 from ..bench.results import CONFIG, RunFolder
-from ..bench.run import Run, RunPlan, check_lengths, find_meter
+from ..bench.run import Run, RunPlan, check_lengths
 from ..bench.suites import SUITES, Item, choose, load_suite
 from ..bench.summary import READING, Table, load_runs, overview, tabulate
 from ..bench.summary import as_json as table_as_json
 from ..bench.summary import report as of_run
 from ..config import DEFAULT_NODES, SamplingParams
-from ..drafters.spec import NONE, DrafterSpec
+from ..drafters.spec import DrafterSpec
 from ..errors import ConfigError
 from ..models.cost_profile import processor
 from ..models.model_files import DEFAULT_MODEL
 from ..policies.base import unbounded
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import complain, err, out, progress_reporter
-from .console import plot_file
 from .interrupt import GO_ON, on_interrupt
 from .options import (
     Candidates,
@@ -50,7 +47,6 @@ from .options import (
     Nodes,
     NoLoopBack,
     Target,
-    Temperature,
     whole,
     with_options,
 )
@@ -156,8 +152,7 @@ def _run(plan: RunPlan, folder: RunFolder, models: Callable[[], Models], *, skip
         if len(folder.records) < plan.answers:
             plan = replace(plan, items=check_lengths(models().target, plan.items, skip_bad))
             with progress_reporter("decoding", plan.answers, len(folder.records)) as notify:
-                meter = find_meter(models().target.capabilities.device)
-                harness = Run(plan, models(), folder, meter).decode(notify)
+                harness = Run(plan, models(), folder).decode(notify)
             if not isinstance(models(), ReplayedModels):
                 err.print(f"beside decoding the harness took {harness:.2%} of the time")
         known = read_differences(folder.path)
@@ -174,57 +169,6 @@ def _run(plan: RunPlan, folder: RunFolder, models: Callable[[], Models], *, skip
             }
         )
     return table
-
-
-def bench_serve(
-    context: typer.Context,
-    url: Annotated[str, typer.Argument(metavar="URL", help="Of 'draftree serve', such as http://127.0.0.1:8000.")],
-    suite: Annotated[str, typer.Option(metavar="NAME|FILE", help=f"Prompts: {', '.join(SUITES)}, or JSON lines.")],
-    out_folder: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of prompts and guidellm's reports.")],
-    concurrency: Annotated[str, typer.Option(metavar="N,...", help="Requests under way at once.")] = "1,4,8",
-    against: Annotated[
-        str | None, typer.Option(metavar="URL", help="Compare with this server; else with the same one without drafts.")
-    ] = None,
-    categories: Annotated[str | None, typer.Option(help="Of the suite, with commas; all by default.")] = None,
-    limit: Annotated[int | None, whole("N", "Most prompts, taken from the categories in turn.")] = None,
-    max_tokens: Annotated[int, whole("N", "Most tokens of an answer.")] = 128,
-    temperature: Temperature = 0.0,
-    seed: Annotated[int, whole("S", "Of every answer.")] = 11,
-    data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of prompt sets; else DRAFTREE_DATA.")] = None,
-    guidellm: Annotated[str, typer.Option(metavar="FILE", help="The program.")] = "guidellm",
-) -> None:
-    """Measure a server under load, beside AR decoding: throughput, time to the first token and between tokens.
-
-    guidellm sends the first turn of every prompt once at each concurrency, to the server as it is and then to the same
-    one with drafter "none", or to another. DRAFTREE_API_KEY may have a key. Reports that DIR has are not made again.
-    """
-    levels = [int(n) if n.isdecimal() else 0 for n in _names(concurrency)]
-    if not levels or not all(levels):
-        raise ConfigError(f"--concurrency is {concurrency!r}: use whole numbers from 1, with commas, such as 1,4,8")
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    items = choose(load_suite(suite, data=data), categories=_names(categories or ""), limit=limit)
-    body = {"max_completion_tokens": params.max_tokens, "temperature": params.temperature, "seed": params.seed}
-    servers: dict[str, tuple[str, dict[str, Any]]] = {"draftree": (url, body)}
-    servers |= {"AR": (url, body | {"draftree": {"drafter": NONE}})} if against is None else {against: (against, body)}
-    folder = own_folder(out_folder, "--out", "settings.json")
-    prompts, settings = folder / "prompts.jsonl", folder / "settings.json"
-    made = json.dumps({"servers": servers, "concurrency": levels, "prompts": _digest(items)}, indent=1)
-    if settings.exists() and read_bytes(settings) != made.encode():
-        raise ConfigError(f"'{folder}' has reports of another command: name another folder with --out")
-    reports = [folder / f"{number}.json" for number in range(len(servers))]
-    program = "" if all(report.exists() for report in reports) else find_guidellm(guidellm)
-    context.with_resource(locked(folder, "--out", folder=True))
-    write_whole(settings, made)
-    write_whole(prompts, "".join(json.dumps({"prompt": item.turns[0]}) + "\n" for item in items))
-    found = {}
-    for report, (name, (address, asked)) in zip(reports, servers.items(), strict=True):
-        if not report.exists():
-            err.print(f"{name}: {len(items)} requests at concurrency {', '.join(map(str, levels))}", markup=False)
-            key = os.environ.get("DRAFTREE_API_KEY")
-            address = address.rstrip("/").removesuffix("/v1")
-            LoadTest(address, prompts, len(items), levels, asked, key).run(program, report)
-        found[name] = read_report(report)
-    out.print(load_table(found), markup=False)
 
 
 def _names(text: str) -> list[str]:
@@ -303,12 +247,7 @@ def report(
     folders: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Runs of 'draftree bench', or folders that hold some.")
     ],
-    plot: Annotated[str, typer.Option(metavar="FILE", help="Draw speed and acceptance: .png, .svg or .pdf.")] = "",
 ) -> None:
     """Print the tables of runs in Markdown, with what they were made of and measured on; finished or not."""
-    file = plot_file(plot) if plot else None
     runs = [run for folder in folders for run in load_runs(folder)]
     out.print("\n\n".join([READING, *(of_run(run) for run in runs)]), markup=False)
-    if file is not None:
-        draw(runs, file)
-        err.print(f"{file}: speed and acceptance of each method", markup=False)

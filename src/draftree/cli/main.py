@@ -45,7 +45,6 @@ COMMANDS = {
     "info": Command("info", "Print what a model can do, or what a draft head is for."),
     "methods": Command("info", "List methods, verification schemes and drafters."),
     "bench": Command("bench", "Measure methods and drafters on prompts."),
-    "bench-serve": Command("bench", "Measure a server under load."),
     "report": Command("bench", "Report on runs of bench."),
     "profile": Command("info", "Measure what passes of a model cost on this machine."),
     "calibrate": Command("calibrate", "Make a tree for two models out of measured acceptance."),
