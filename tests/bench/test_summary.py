@@ -102,19 +102,3 @@ def test_a_run_without_answers_is_one_line_and_one_that_goes_on_is_reported(tmp_
     save(tmp_path / "half", [plain, chain], [*records, record(plain, 1, turn([1, 1, 1], 1.0))])
     assert run(["report", str(tmp_path / "half")]) == 0
     assert "**Not finished**: 1 answers are left" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf"])
-def test_a_report_draws_a_plot(suffix: str, tmp_path: Path, capsys: Captured) -> None:
-    """Of every method of every run, those without AR decoding to compare with included."""
-    for name in ("one", "two"):
-        full_run(tmp_path / name)
-    plain, chain = entries(["chain"], ["lookup"], [0.0], 8)
-    save(tmp_path / "alone", [plain, chain], [record(chain, 0, turn([2, 1], 1.0))])
-    file = tmp_path / f"plot{suffix}"
-    assert run(["report", str(tmp_path), "--plot", str(file)]) == 0
-    assert "## Run two" in capsys.readouterr().out
-    content = file.read_bytes()
-    assert content.startswith({".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}[suffix])
-    if suffix == ".svg":
-        assert all(f"<!-- {name} -->".encode() in content for name in ("one", "two", "alone", "opt-tree:delta=0.2 T=1"))
