@@ -1,19 +1,19 @@
-"""Text to tokens and back by a GGUF file's own vocabulary, with the package ``tokenizers``."""
+"""Text to tokens and back by a GGUF file's own vocabulary."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import regex  # type: ignore[import-untyped]
 from gguf.constants import Keys, TokenType
-from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
-from tokenizers.models import BPE
 
 from ...errors import PromptError
 from ..llama.gguf_file import GGUFHeader
+from .bpe import AddedTokens, BytePairs, split
 from .header_reader import damaged, unsupported
 from .pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
@@ -25,7 +25,7 @@ _DEFAULTS = {_BYTE_LEVEL: (11, 11), _PIECES: (1, 2)}
 _SPACE = "▁"
 """A space inside SentencePiece's tokens."""
 _LONGEST = 2**20
-"""Characters without or of white space that are taken: beyond ten million Oniguruma's search ends in a panic."""
+"""Characters without or of white space that are taken: merges of more take seconds."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = map(int, TokenType)
 _SPECIAL = frozenset({_UNKNOWN, _CONTROL})
@@ -78,16 +78,20 @@ class GGUFTokenizer:
         names = zip(("bos", "eos"), (Keys.Tokenizer.BOS_ID, Keys.Tokenizer.EOS_ID), _DEFAULTS[model], strict=True)
         self._named = {name: self._named_token(header, key, default) for name, key, default in names}
         self._prefixed = model == _PIECES and bool(header.metadata.get(Keys.Tokenizer.ADD_PREFIX, True))
+        patterns: Sequence[regex.Pattern[str]] | None
         if model == _BYTE_LEVEL:
             pre = _pre_tokenizer(header)
-            self._tokenizer, self._spell = _byte_level(header, self._ids, pre), _byte_level_bytes
-            begins = pre.adds_bos
+            patterns, merges, whole = list(map(regex.compile, pre.patterns)), _merges(header), pre.ignore_merges
+            self._spell, begins = _byte_level_bytes, pre.adds_bos
         else:
-            unknown = self._named_token(header, Keys.Tokenizer.UNK_ID, 0)
-            merges = _merges_by_score(header, self._texts, self._kinds)
-            self._tokenizer = _sentence_pieces(header, self._ids, merges, self._texts[unknown or 0], self._prefixed)
+            self._unknown = self._named_token(header, Keys.Tokenizer.UNK_ID, 0)
+            patterns, merges, whole = None, _merges_by_score(header, self._texts, self._kinds), False
             self._spell, begins = _piece_bytes, True
-        self._tokenizer.add_tokens(self._added(header))
+        try:
+            self._pairs = BytePairs(self._ids, merges, whole)
+        except ValueError as error:
+            raise damaged(header, f"its merges and tokens do not go together ({error})") from None
+        self._patterns, self._added = patterns, self._read_added(header)
         self._begin = self._edge(header, Keys.Tokenizer.ADD_BOS, "bos", begins)
         self._end = self._edge(header, Keys.Tokenizer.ADD_EOS, "eos", False)
         self._pieces: dict[int, _Spelling] = {}
@@ -117,12 +121,12 @@ class GGUFTokenizer:
             self._kinds[token] = _CONTROL
         return frozenset(token for token in ends.union(by_text) if token is not None)
 
-    def _added(self, header: GGUFHeader) -> list[AddedToken]:
+    def _read_added(self, header: GGUFHeader) -> AddedTokens:
         """Tokens that are found in texts before anything else."""
         name = str(header.metadata.get(Keys.General.NAME, "")).lower()
         strips = any(part in name for part in _RIGHT_STRIPPED)
-        texts = [text for text, kind in zip(self._texts, self._kinds, strict=True) if kind in _FOUND]
-        return [AddedToken(t, normalized=False, special=True, rstrip=strips and t not in _UNSTRIPPED) for t in texts]
+        added = {text: self._ids[text] for text, kind in zip(self._texts, self._kinds, strict=True) if kind in _FOUND}
+        return AddedTokens(added, frozenset(added.keys() - set(_UNSTRIPPED)) if strips else frozenset())
 
     def _edge(self, header: GGUFHeader, key: str, name: str, default: bool) -> list[int]:
         """The token that begins or ends each text, if there is one."""
@@ -144,8 +148,26 @@ class GGUFTokenizer:
             raise PromptError(
                 f"the prompt has {run} characters without white space, or of it alone: give at most {_LONGEST}"
             )
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for part, token in self._added.split(text):
+            ids += self._encode(part) if part else ()
+            ids += () if token is None else (token,)
         return [*self._begin, *ids, *self._end] if add_special_tokens else ids
+
+    def _encode(self, text: str) -> Iterator[int]:
+        """The ids of a text without added tokens; of byte-level BPE a byte without a token is left out."""
+        if self._patterns is not None:
+            for word in split(text, self._patterns):
+                for part in self._pairs.tokens("".join(map(_BYTES.__getitem__, word.encode()))):
+                    if part in self._ids:
+                        yield self._ids[part]
+            return
+        for part in self._pairs.tokens(_SPACE * self._prefixed + text.replace(" ", _SPACE)):
+            spelt = [part] if part in self._ids else [f"<0x{byte:02X}>" for byte in part.encode()]
+            if all(each in self._ids for each in spelt):
+                yield from map(self._ids.__getitem__, spelt)
+            elif self._unknown is not None:
+                yield self._unknown
 
     def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
@@ -224,32 +246,12 @@ def _pre_tokenizer(header: GGUFHeader) -> PreTokenizer:
     return found
 
 
-def _byte_level(header: GGUFHeader, ids: dict[str, int], pre: PreTokenizer) -> Tokenizer:
+def _merges(header: GGUFHeader) -> list[tuple[str, str]]:
     texts = header.texts(Keys.Tokenizer.MERGES)
     parts = b" ".join(texts).decode(errors="replace").split(" ")
     if len(parts) != 2 * len(texts):
         raise damaged(header, f"{Keys.Tokenizer.MERGES} has entries that are no pairs")
-    merges = list(zip(parts[::2], parts[1::2], strict=True))
-    tokenizer = Tokenizer(_built(header, lambda: BPE(ids, merges, ignore_merges=pre.ignore_merges)))
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    return tokenizer
-
-
-def _sentence_pieces(
-    header: GGUFHeader, ids: dict[str, int], merges: list[tuple[str, str]], unknown: str, prefixed: bool
-) -> Tokenizer:
-    tokenizer = Tokenizer(_built(header, lambda: BPE(ids, merges, unk_token=unknown, byte_fallback=True)))
-    prefix = [normalizers.Prepend(_SPACE)] * prefixed
-    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
-    return tokenizer
-
-
-def _built(header: GGUFHeader, build: Callable[[], BPE]) -> BPE:
-    try:
-        return build()
-    except Exception as error:  # noqa: BLE001 - the package raises no other
-        raise damaged(header, f"its merges and tokens do not go together ({error})") from None
+    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 def _merges_by_score(header: GGUFHeader, texts: Sequence[str], kinds: Sequence[int]) -> list[tuple[str, str]]:
@@ -274,14 +276,10 @@ def _merges_by_score(header: GGUFHeader, texts: Sequence[str], kinds: Sequence[i
     return merges
 
 
-def _byte_letters() -> dict[str, int]:
-    """The bytes that the letters of byte-level BPE stand for: itself, or the next of those that no letter shows."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    own = {letter: ord(letter) for letter in letters if ord(letter) < 256}
-    return own | dict(zip(letters[len(own) :], sorted(set(range(256)) - set(own.values())), strict=True))
-
-
-_LETTERS = _byte_letters()
+_PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+"""Bytes that stand for themselves as letters of byte-level BPE; the others are the letters from 256 on."""
+_BYTES = [chr(b) if b in _PRINTED else chr(256 + b - sum(p < b for p in _PRINTED)) for b in range(256)]
+_LETTERS = {letter: byte for byte, letter in enumerate(_BYTES)}
 
 
 def _byte_level_bytes(text: str, kind: int) -> bytes:
