@@ -35,6 +35,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import check_made_for, load_drafter, provenance
 from draftree.engine.engine import Engine
+from draftree.engine.replay import Replay
 from draftree.engine.speculation import Speculation
 from draftree.errors import InputError
 from draftree.models.huggingface.hf_model import HFModel
@@ -42,7 +43,6 @@ from draftree.policies.base import Frontier, GrowthPolicy
 from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.policies.c2t import DEFAULT, Classifier, ClassifierTree, Score, read_classifier
 from draftree.policies.fixed import StaticTree
-from draftree.train.replay import Replay
 from draftree.tree import Floats
 
 from .papers.plots import check_plots, line_style, plot

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
-from draftree.models.abilities import tokenizer_of
 from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.huggingface.hf_loading import load_stock
 from draftree.models.huggingface.hf_model import HFModel
@@ -38,6 +37,7 @@ from draftree.models.huggingface.runner import RUNNERS
 from draftree.models.huggingface.torch_scores import tensor_of
 from draftree.models.loading import ModelOptions, load
 from draftree.models.model_files import DEFAULT_MODEL
+from draftree.models.protocols import tokenizer_of
 from draftree.text.encoding import encode, user
 
 from .serving import questions

@@ -19,10 +19,10 @@ import draftree
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine, Handle
 from draftree.engine.speculation import SpeculationParams
-from draftree.models.abilities import TimedModel
 from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL
+from draftree.models.protocols import TimedModel
 from draftree.sampling.noise import stream_key
 from draftree.sampling.warping import Warping
 from draftree.text.encoding import user

@@ -26,18 +26,18 @@ from draftree.drafters.distributions import Drawn, joined
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
+from draftree.engine.replay import Replay
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
-from draftree.models.abilities import tracked
 from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.model_files import DEFAULT_MODEL
+from draftree.models.protocols import tracked
 from draftree.policies.base import Candidates, Numbers
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.request import Outcome, Request
 from draftree.text.encoding import encode, user
 from draftree.train.rank_acceptance import decoded
-from draftree.train.replay import Replay
 from draftree.tree import ROOT, Drawing
 
 BEAM, DEPTH = 16, 10

@@ -34,13 +34,13 @@ from draftree.bench.summary import markdown, ratio
 from draftree.config import DEFAULT_NODES, SamplingParams
 from draftree.drafters.base import Scorer, TokenSource
 from draftree.drafters.grow import TreeDrafter
+from draftree.engine.replay import Replay
 from draftree.errors import InputError
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile, kept_or_measured
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy
 from draftree.request import Request, StepCost
-from draftree.train.replay import Replay
 from draftree.tree import ROOT, Drawing
 
 from .recorded import BEAM, KnownText, RecordedSource, add_options, recorded

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from draftree.models.abilities import DraftHead
 from draftree.models.base import LanguageModel, Nodes, Row, prefill_scored
 from draftree.models.huggingface.torch_scores import tensor_of
+from draftree.models.protocols import DraftHead
 
 Found = list[tuple[list[int], float]]
 """Token ids and score of each beam."""

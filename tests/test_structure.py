@@ -21,7 +21,7 @@ FLOORS = [
     ["engine"],
     ["tracing"],
     ["beams"],
-    ["engines", "integrations"],
+    ["factory", "integrations"],
     ["public"],
     ["train"],
     ["bench"],

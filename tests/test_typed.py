@@ -14,8 +14,8 @@ import torch
 import draftree as d
 from draftree.config import check_fields, check_type, typed
 from draftree.errors import ConfigError, InputError, PromptError
-from draftree.models.abilities import tokenizer_of
 from draftree.models.base import prefill
+from draftree.models.protocols import tokenizer_of
 from draftree.text.encoding import encode
 
 from .tiny import save_tiny

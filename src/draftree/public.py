@@ -14,8 +14,8 @@ from .engine.engine import Engine, Generation, Handle
 from .engine.observer import Observer
 from .engine.scheduler import SchedulerParams
 from .engine.speculation import Speculation, SpeculationParams
-from .engines import load_beam_engine, load_beam_source, load_engine
 from .errors import DraftreeError, DraftreeWarning, InputError, QueueFullError, RunError, needs_extra
+from .factory import load_beam_engine, load_beam_source, load_engine
 from .models.loading import load
 from .policies.auto.policy import AutoTree
 from .policies.base import GrowthPolicy

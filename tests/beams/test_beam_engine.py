@@ -21,8 +21,8 @@ from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_source
 from draftree.drafters.spec import DrafterSpec
-from draftree.engines import load_beam_source
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
+from draftree.factory import load_beam_source
 from draftree.integrations.hf_generate import as_processor
 from draftree.models.base import prefill
 from draftree.models.huggingface.hf_model import HFModel

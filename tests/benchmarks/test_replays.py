@@ -15,6 +15,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.base import TokenSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource
+from draftree.engine.replay import Replay
 from draftree.models.cost_profile import Point as Size
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface.hf_model import HFModel
@@ -22,7 +23,6 @@ from draftree.policies.auto.policy import AutoTree
 from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.policies.c2t import ClassifierTree
 from draftree.policies.methods import find_policy
-from draftree.train.replay import Replay
 
 from ..heads import trained
 from ..pairs import costs, source, target

@@ -17,11 +17,11 @@ from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import CacheError
-from draftree.models.abilities import HeadRow
 from draftree.models.base import Nodes, Row, prefill
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.huggingface.features import feature_row
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.protocols import HeadRow
 from draftree.policies.fixed import StaticTree
 from draftree.scores import Scores
 

@@ -21,8 +21,8 @@ from draftree.drafters.spec import DrafterSpec
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation, SpeculationParams
-from draftree.engines import load_engine
 from draftree.errors import ConfigError, UnknownNameError
+from draftree.factory import load_engine
 from draftree.models.base import prefill
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy

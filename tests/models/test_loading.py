@@ -22,11 +22,11 @@ from transformers import PreTrainedModel
 
 from draftree.cli.main import run
 from draftree.errors import ConfigError, DraftreeWarning, ModelFileError, PromptError, RunError, UnsupportedModelError
-from draftree.models.abilities import tokenizer_of
 from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import hf_loading
 from draftree.models.huggingface.hf_loading import cache_folder, load_stock
 from draftree.models.loading import load
+from draftree.models.protocols import tokenizer_of
 from draftree.text.encoding import encode, user
 
 from ..references import extended

@@ -26,7 +26,14 @@ from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, UnknownNameError, UnsupportedModelError
-from draftree.models.abilities import (
+from draftree.models.base import STOCK, ForestModel, LanguageModel, prefill
+from draftree.models.heads.eagle_model import HeadModel
+from draftree.models.heads.eagle_network import EagleConfig, EagleNetwork
+from draftree.models.heads.head_folder import find_head, load_head
+from draftree.models.heads.head_writing import save_head
+from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.inspection import self_test
+from draftree.models.protocols import (
     DraftHead,
     FeatureModel,
     TextModel,
@@ -35,13 +42,6 @@ from draftree.models.abilities import (
     TwinModel,
     trainable,
 )
-from draftree.models.base import STOCK, ForestModel, LanguageModel, prefill
-from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.heads.eagle_network import EagleConfig, EagleNetwork
-from draftree.models.heads.head_folder import find_head, load_head
-from draftree.models.heads.head_writing import save_head
-from draftree.models.huggingface.features import feature_row
-from draftree.models.huggingface.inspection import self_test
 from draftree.policies.chains import CHAIN
 from draftree.train.head_architectures import new_eagle
 

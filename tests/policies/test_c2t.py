@@ -18,8 +18,8 @@ from draftree.drafters.registry import check_made_for, load_drafter, provenance,
 from draftree.drafters.spec import DrafterSpec
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation, SpeculationParams
-from draftree.engines import load_engine
 from draftree.errors import ConfigError, DraftreeWarning
+from draftree.factory import load_engine
 from draftree.models.heads.head_folder import SHIPPED, find_head, load_head
 from draftree.models.heads.head_writing import save_head
 from draftree.models.huggingface.hf_model import HFModel

@@ -19,7 +19,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.drafters.spec import DrafterSpec
 from draftree.engine.speculation import SpeculationParams
-from draftree.engines import load_engine
+from draftree.factory import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface.hf_loading import load_huggingface

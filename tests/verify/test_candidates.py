@@ -22,8 +22,8 @@ from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation, SpeculationParams
-from draftree.engines import load_engine
 from draftree.errors import ConfigError
+from draftree.factory import load_engine
 from draftree.integrations.hf_generate import custom_generate
 from draftree.policies.base import Frontier, Growth, GrowthPolicy
 from draftree.policies.fixed import StaticTree

@@ -16,8 +16,8 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine, Generation
 from draftree.engine.speculation import Speculation, SpeculationParams
-from draftree.engines import load_engine
 from draftree.errors import ConfigError, UnknownNameError
+from draftree.factory import load_engine
 from draftree.integrations.hf_generate import as_processor
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.chains import EntropyStop

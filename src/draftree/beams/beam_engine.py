@@ -14,8 +14,8 @@ from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, TokenSource
 from ..engine.input_processor import each_params, fitted, with_token_rules
 from ..errors import ConfigError
-from ..models.abilities import DraftHead
 from ..models.base import ForestModel, LanguageModel, prefill_scored
+from ..models.protocols import DraftHead
 from ..request import Stats
 from ..text.encoding import encode
 from ..text.tokenizer import Prompt, Tokenizer

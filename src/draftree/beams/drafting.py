@@ -10,9 +10,9 @@ import numpy as np
 
 from ..config import Budget
 from ..drafters.base import BeamSource, UnscoredNode
-from ..models.abilities import DraftHead
 from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, profile_of
+from ..models.protocols import DraftHead
 from ..policies.base import Candidates
 from ..sampling.warping import largest
 from ..tree import ROOT, Drawing

@@ -28,12 +28,12 @@ from ..drafters.spec import AUTO, CORPUS, NONE, DrafterSpec
 from ..engine.engine import Engine
 from ..engine.observer import Observer
 from ..engine.speculation import SpeculationParams
-from ..engines import beam_drafter, load_beam_source
 from ..errors import ConfigError
-from ..models.abilities import TimedModel
+from ..factory import beam_drafter, load_beam_source
 from ..models.base import LanguageModel
 from ..models.huggingface.hf_loading import load_stock
 from ..models.loading import ModelOptions, load
+from ..models.protocols import TimedModel
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats

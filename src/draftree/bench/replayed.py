@@ -16,14 +16,14 @@ from torch import Tensor
 
 from ..config import SamplingParams
 from ..engine.engine import Engine
+from ..engine.replay import Replay
 from ..errors import ConfigError
-from ..models.abilities import tracked
 from ..models.base import FeatureSpec, LanguageModel
 from ..models.cost_profile import kept_or_measured
 from ..models.loading import ModelOptions
+from ..models.protocols import tracked
 from ..request import Outcome, StepCost
 from ..train.rank_acceptance import decoded
-from ..train.replay import Replay
 from .contestants import Contestant, EngineContestant, Entry, Models, step_columns
 from .results import Parts, Turn
 

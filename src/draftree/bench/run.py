@@ -14,8 +14,8 @@ import torch
 
 from ..config import SamplingParams
 from ..errors import PromptError
-from ..models.abilities import tokenizer_of
 from ..models.base import LanguageModel
+from ..models.protocols import tokenizer_of
 from ..text.encoding import encode
 from ..text.tokenizer import Prompt
 from .contestants import Contestant, Entry, Models

@@ -18,8 +18,8 @@ from ..engine.engine import Engine
 from ..engine.observer import Observer
 from ..engine.scheduler import SchedulerParams
 from ..errors import ConfigError, RunError
-from ..models.abilities import tokenizer_of
 from ..models.model_files import DEFAULT_MODEL
+from ..models.protocols import tokenizer_of
 from ..progress import err, progress_reporter
 from .interrupt import GO_ON, on_interrupt
 from .options import ComputeOptions, SpeculationOptions, Target, TraceOptions, with_options

@@ -14,10 +14,10 @@ from ..drafters.grow import TreeDrafter
 from ..drafters.registry import check_corpus, learns, load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, PromptError, RunError
-from ..models.abilities import tokenizer_of
 from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
 from ..models.model_files import DEFAULT_MODEL
+from ..models.protocols import tokenizer_of
 from ..policies.base import Provenance
 from ..policies.fixed import TREE_FILE, TreeFile
 from ..progress import out as output

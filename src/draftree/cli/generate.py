@@ -15,8 +15,8 @@ from ..beams.params import BeamParams
 from ..config import SamplingParams
 from ..drafters.spec import AUTO, LOOKUP, NONE
 from ..engine.engine import Engine
-from ..engines import load_beam_engine
 from ..errors import ConfigError
+from ..factory import load_beam_engine
 from ..models.model_files import DEFAULT_MODEL
 from ..policies.auto.policy import AutoTree
 from ..policies.methods import DEFAULT_METHOD

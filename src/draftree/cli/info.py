@@ -14,9 +14,9 @@ from ..config import DEFAULT_NODES
 from ..drafters.registry import DRAFTERS, is_head
 from ..drafters.spec import LOOPS
 from ..errors import ConfigError
-from ..models.abilities import abilities, tokenizer_of
 from ..models.base import Capabilities, LanguageModel
 from ..models.cost_profile import FULL, Grid, Identity, Profile, load_profile, measure_and_keep, profile_folder
+from ..models.protocols import abilities, tokenizer_of
 from ..policies.methods import METHODS
 from ..progress import out
 from ..verify.schemes import SCHEMES

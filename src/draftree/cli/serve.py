@@ -19,8 +19,8 @@ from ..config import check_fields, option
 from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
 from ..errors import ConfigError, RunError
-from ..models.abilities import tokenizer_of
 from ..models.model_files import DEFAULT_MODEL
+from ..models.protocols import tokenizer_of
 from ..progress import err
 from .options import ComputeOptions, SpeculationOptions, TraceOptions, with_options
 

@@ -14,9 +14,9 @@ from annotated_types import Interval
 from ..artifacts import LARGEST_DATA, locked, own_folder, read_bytes, user_path
 from ..config import check_fields, option
 from ..errors import ConfigError, UnknownNameError
-from ..models.abilities import trainable
 from ..models.base import FINAL_STATE
 from ..models.model_files import DEFAULT_MODEL
+from ..models.protocols import trainable
 from ..progress import out as output
 from ..progress import progress_reporter
 from ..train.eagle_fit import FitRecipe, HeadFigures, fast_in_bf16

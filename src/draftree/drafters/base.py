@@ -17,8 +17,8 @@ import numpy as np
 
 from ..config import Budget
 from ..errors import ConfigError
-from ..models.abilities import TimedModel
 from ..models.base import LanguageModel
+from ..models.protocols import TimedModel
 from ..policies.base import Candidates, GrowthPolicy, Numbers
 from ..request import Outcome, Request
 from ..tree import DraftTree, Drawing

@@ -11,8 +11,8 @@ from pathlib import Path
 from threading import Lock
 
 from ..errors import ConfigError
-from ..models.abilities import tokenizer_of
 from ..models.base import LanguageModel
+from ..models.protocols import tokenizer_of
 from ..request import Request
 from ..tree import Drawing
 from .base import Scorer, TokenSource

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from ..artifacts import user_path
 from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError, needs_extra
-from ..models.abilities import DraftHead, TrainableModel, tokenizer_of, twin_of
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
 from ..models.loading import ModelOptions, load_here
+from ..models.protocols import DraftHead, TrainableModel, tokenizer_of, twin_of
 from ..policies.auto.policy import AutoTree
 from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window

@@ -341,7 +341,7 @@ def check_finite(can: Capabilities, logits: Floats) -> None:
 
 
 class Guarded(LanguageModel, Protocol):
-    """A language model whose methods are ``alone``."""
+    """A language model whose methods are ``exclusive``."""
 
     _lock: RLock
 
@@ -351,7 +351,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def alone(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:
+def exclusive(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:
     """A method that no two threads run at once.
 
     A pass is made in several moves on what the whole model shares: a second thread between them would change it, and

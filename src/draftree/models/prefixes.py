@@ -6,8 +6,8 @@ from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .abilities import tracked
 from .base import LanguageModel, Row
+from .protocols import tracked
 
 _LEAST = 16
 """Tokens in common from which on a row is used again: fewer are read as fast as they are copied."""

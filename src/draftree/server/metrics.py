@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ..engine.engine import Engine
 from ..engine.observer import Observer
-from ..models.abilities import cache_tokens
+from ..models.protocols import cache_tokens
 from ..request import Outcome, Request
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

@@ -22,15 +22,15 @@ from torch import Tensor
 from ..artifacts import check_disk, make_folder, read_bytes, write_whole
 from ..config import SamplingParams
 from ..drafters.base import Drafter
+from ..engine.replay import Replay
 from ..errors import ConfigError, ModelFileError, RunError
-from ..models.abilities import tracked
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..models.huggingface.inspection import torch_dtype
+from ..models.protocols import tracked
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import Eagle2Tree
 from ..policies.c2t import FEATURES, features, of_tree
 from ..tree import ROOT, DraftTree
-from .replay import Replay
 from .responses import DataRecipe, Response, respond, seed_of
 
 WIDTH, LEVELS = 10, 11

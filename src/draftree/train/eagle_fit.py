@@ -18,16 +18,16 @@ from ..artifacts import write_whole
 from ..config import Checked, Count, LearningRate, SamplingParams, option
 from ..drafters.grow import TreeDrafter
 from ..drafters.heads.eagle import EagleSource
+from ..engine.replay import Replay
 from ..errors import ConfigError
-from ..models.abilities import DraftHead
 from ..models.base import LanguageModel
 from ..models.heads.eagle_network import EagleNetwork
 from ..models.huggingface.inspection import torch_dtype
+from ..models.protocols import DraftHead
 from ..policies.best_paths import OptTree
 from ..policies.fixed import StaticTree
 from .eagle_loss import Batch, loss, unrolled
 from .rank_acceptance import TruePath, ranks_along
-from .replay import Replay
 from .responses import Response, seed_of
 
 DEPTH = 5

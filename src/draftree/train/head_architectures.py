@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..models.abilities import TrainableModel
 from ..models.base import FINAL_STATE, FeatureSpec
 from ..models.heads.eagle_network import EagleConfig, EagleNetwork, HeadWeights, default_layers
 from ..models.heads.head_folder import EAGLE, EAGLE3, KINDS, find_head
 from ..models.huggingface.features import feature_part
+from ..models.protocols import TrainableModel
 from .eagle_fit import Frozen
 from .eagle_loss import Batch
 from .responses import Response

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from ..artifacts import LARGEST_DATA, read_text, user_path
 from ..errors import PromptError, UnknownNameError
-from ..models.abilities import tokenizer_of
 from ..models.base import LanguageModel
+from ..models.protocols import tokenizer_of
 from ..text.encoding import encode, user
 
 LONGEST_PROMPT = 512

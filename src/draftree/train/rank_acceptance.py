@@ -22,15 +22,15 @@ from ..artifacts import read_bytes, write_whole
 from ..config import SamplingParams
 from ..drafters.base import Drafter, NoDrafter
 from ..engine.engine import Engine
+from ..engine.replay import Replay
 from ..engine.speculation import Speculation
 from ..errors import ConfigError, RunError
-from ..models.abilities import tracked
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..models.huggingface.features import FeatureRow
+from ..models.protocols import tracked
 from ..policies.base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance
 from ..policies.fixed import Counts, TreeFile, best_size, best_tree, expected_acceptance_length
 from ..request import Request
-from .replay import Replay
 
 
 @dataclass(slots=True)

@@ -14,9 +14,9 @@ from ..engine.engine import Engine, Handle
 from ..engine.observer import Observer
 from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import Speculation
-from ..models.abilities import TrainableModel, tracked
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..models.huggingface.features import FeatureRow
+from ..models.protocols import TrainableModel, tracked
 from ..request import Outcome, Request
 
 MAX_ROWS = 1 << 16

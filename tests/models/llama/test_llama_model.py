@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from draftree.errors import CacheError
-from draftree.models.abilities import FeatureModel
 from draftree.models.base import ForestModel, LanguageModel, Nodes, Row, decoded, prefill
 from draftree.models.huggingface.features import feature_row
 from draftree.models.huggingface.inspection import self_test
 from draftree.models.llama import llama_model
 from draftree.models.llama.llama_model import LlamaModel
+from draftree.models.protocols import FeatureModel
 from draftree.tree import ROOT
 
 from ... import tiny_gguf

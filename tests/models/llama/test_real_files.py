@@ -11,10 +11,10 @@ import torch
 import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.cli.main import run
-from draftree.models.abilities import tokenizer_of
 from draftree.models.llama.context import Context, Tokens
 from draftree.models.llama.exactness import EXACT, exactness
 from draftree.models.llama.llama_model import LlamaModel
+from draftree.models.protocols import tokenizer_of
 from draftree.text.encoding import encode
 from draftree.verify.near_ties import first_difference
 

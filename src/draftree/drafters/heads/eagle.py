@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ...errors import CacheError
-from ...models.abilities import DraftHead, HeadRow
 from ...models.base import LanguageModel, Nodes, Row
 from ...models.huggingface.features import feature_row
+from ...models.protocols import DraftHead, HeadRow
 from ...policies.base import Candidates
 from ...request import Outcome, Request
 from ...scores import Scores

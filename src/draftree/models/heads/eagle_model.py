@@ -20,13 +20,13 @@ from torch.nn.utils import skip_init
 from ...errors import CacheError
 from ...scores import LastScores, Scores
 from ...tree import ROOT
-from ..abilities import FeatureModel, HeadRow, feature_model
 from ..base import NO_NODES, STOCK, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
 from ..huggingface.attention import attend_as_one
 from ..huggingface.cache import Rows, TreeCache, bytes_of, packed, padded
 from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
 from ..huggingface.runner import Made, Pass, runner_of
 from ..huggingface.torch_scores import scores_of
+from ..protocols import FeatureModel, HeadRow, feature_model
 from .eagle_network import EagleNetwork
 
 _GRAIN = 64

@@ -22,8 +22,8 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ...errors import ConfigError
-from ..abilities import TrainableModel
 from ..base import FeatureSpec
+from ..protocols import TrainableModel
 
 ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose rotations do not depend on the length of a text."""

@@ -33,9 +33,9 @@ from ...errors import (
     UnsupportedModelError,
     first_line,
 )
-from ..abilities import FeatureModel, feature_model
 from ..base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..huggingface.pretrained import quiet
+from ..protocols import FeatureModel, feature_model
 from .eagle_model import HeadModel
 from .eagle_network import EagleConfig, EagleNetwork, HeadWeights, default_layers
 from .head_tensors import UNREADABLE, is_same, read_sample, read_tensors, sample, tensor_names, vocabulary_in

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..abilities import FeatureModel
+from ..protocols import FeatureModel
 from .eagle_network import EagleConfig
 
 WEIGHTS = "model.safetensors"

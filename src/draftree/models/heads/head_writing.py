@@ -16,9 +16,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ...artifacts import make_folder, write_whole
-from ..abilities import FeatureModel
 from ..base import Capabilities
 from ..huggingface.inspection import torch_dtype
+from ..protocols import FeatureModel
 from .eagle_network import EagleConfig, EagleLayer, EagleNetwork
 from .head_folder import CONFIG
 from .head_tensors import SAMPLE, WEIGHTS, sample

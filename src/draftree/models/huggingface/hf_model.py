@@ -41,7 +41,7 @@ from ..base import (
 from . import attention, inspection
 from .cache import Rows, TreeCache, bytes_of
 from .features import FeatureRow
-from .runner import GraphRunner, Pass, Runner, StockRunner, alone, check_runner, runner_of
+from .runner import GraphRunner, Pass, Runner, StockRunner, check_runner, exclusive, runner_of
 from .torch_scores import scores_of
 
 
@@ -160,7 +160,7 @@ class HFModel:
         """Keys and values of all open rows."""
         return self._rows.cache
 
-    @alone
+    @exclusive
     def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
         """Keep these hidden states of all tokens from now on (``FeatureModel.track_features``).
 
@@ -216,7 +216,7 @@ class HFModel:
         layer: Any = self.model.get_output_embeddings()
         return layer.weight.detach()[ids], None if layer.bias is None else layer.bias.detach()[ids]
 
-    @alone
+    @exclusive
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once; exactly that while no row is open."""
         at = self.cache.placement
@@ -228,19 +228,19 @@ class HFModel:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""
         return bytes_of(lengths, self.capabilities.slot_bytes) <= self.cache_bytes
 
-    @alone
+    @exclusive
     def free_cache(self) -> None:
         """Free the keys and values of rows that were closed; none may be open."""
         self._rows.cache = TreeCache(self._layers)
 
-    @alone
+    @exclusive
     def open(self) -> Row:
         """A new row (``LanguageModel.open``)."""
         row = FeatureRow()
         self._rows.add(row)
         return row
 
-    @alone
+    @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         own = [self._rows.own(row) for row in rows]
@@ -283,21 +283,21 @@ class HFModel:
         dtype = inspection.torch_dtype(self.capabilities)
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
-    @alone
+    @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
         own = self._rows.own(row)
         self._rows.commit(own, path)
         own.keep_features(path, len(path))
 
-    @alone
+    @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
         own = self._rows.own(row)
         self._rows.prune(own, keep, trunk)
         own.keep_features(keep, trunk)
 
-    @alone
+    @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another (``LanguageModel.fork``)."""
         own, length = self._rows.own(row), row.length if length is None else length

@@ -19,14 +19,14 @@ from transformers import PreTrainedModel
 
 from ...errors import ConfigError
 from ..base import EAGER, FeatureSpec, M, P, T
-from ..base import alone as one_thread
+from ..base import exclusive as one_thread
 from .attention import laid_out
 from .cache import GRAIN, Placement, TreeCache
 from .inspection import HiddenStates
 
 
-def alone(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:
-    """``base.alone`` without autograd."""
+def exclusive(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:
+    """``base.exclusive`` without autograd."""
     return one_thread(torch.inference_mode()(method))
 
 

@@ -23,7 +23,7 @@ from ...errors import CacheError, UnsupportedModelError
 from ...scores import LastScores, NumpyScores, Scores
 from ...text.tokenizer import Tokenizer
 from ...tree import ROOT
-from ..base import FINAL_STATE, NO_NODES, PROMPT, Capabilities, FeatureSpec, Nodes, Row, alone, free_memory
+from ..base import FINAL_STATE, NO_NODES, PROMPT, Capabilities, FeatureSpec, Nodes, Row, exclusive, free_memory
 from ..huggingface.features import FeatureRow
 from ..native.processors import default_threads
 from .branches import Branches
@@ -139,7 +139,7 @@ class LlamaModel:
         """Which hidden states are kept."""
         return FINAL_STATE if self._tracks else FeatureSpec()
 
-    @alone
+    @exclusive
     def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
         """Keep the hidden states after the final norm of all tokens from now on (``Row.features``).
 
@@ -163,7 +163,7 @@ class LlamaModel:
         weights, biases = self._matrices.output_rows(ids.numpy())
         return _tensor(weights), None if biases is None else _tensor(biases)
 
-    @alone
+    @exclusive
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once, but for much of it only when it is needed.
 
@@ -177,7 +177,7 @@ class LlamaModel:
         """Rows of so many tokens can be open together, within ``cache_bytes`` and half of the sequence ids."""
         return sum(lengths) * self.capabilities.slot_bytes <= self.cache_bytes and len(lengths) <= IDS // 2
 
-    @alone
+    @exclusive
     def open(self) -> Row:
         """A new row (``LanguageModel.open``)."""
         return self._add(LlamaRow(branches=Branches(-1)))
@@ -197,7 +197,7 @@ class LlamaModel:
             return found
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
-    @alone
+    @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         own = [self._own(row) for row in rows]
@@ -330,7 +330,7 @@ class LlamaModel:
             self._context.drop(own, row.length + depth + 1 if own not in given else 0)
         self._free += given
 
-    @alone
+    @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
         own = self._own(row)
@@ -338,7 +338,7 @@ class LlamaModel:
         self._keep(own, path, len(path))
         own.parents = NO_NODES
 
-    @alone
+    @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
         own, parents = self._own(row), row.pruned(keep, trunk)
@@ -362,7 +362,7 @@ class LlamaModel:
         self._forget(row, branches.renumber(keep, trunk), [])
         row.keep_features(keep, trunk)
 
-    @alone
+    @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another, whose cells they share (``LanguageModel.fork``)."""
         own = self._own(row)

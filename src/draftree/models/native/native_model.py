@@ -24,7 +24,7 @@ from ...errors import CacheError, ConfigError, UnsupportedModelError
 from ...progress import progress_reporter
 from ...sampling.warping import Warping
 from ...scores import Edits, LastScores, NumpyScores, Scores, Slots, Top, edited
-from ..base import FINAL, FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, Nodes, Row, alone, free_memory
+from ..base import FINAL, FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, Nodes, Row, exclusive, free_memory
 from ..llama.gguf_checks import check
 from ..llama.gguf_file import GGUFHeader, fingerprint
 from .architecture import Description, describe
@@ -167,7 +167,7 @@ class NativeModel:
         """Which hidden states are kept."""
         return self._tracked
 
-    @alone
+    @exclusive
     def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
         """Keep these hidden states of all tokens from now on (``FeatureModel.track_features``).
 
@@ -204,7 +204,7 @@ class NativeModel:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""
         return sum(lengths) * self.capabilities.slot_bytes <= self.cache_bytes
 
-    @alone
+    @exclusive
     def open(self) -> Row:
         """A new row (``LanguageModel.open``)."""
         row = Row()
@@ -224,7 +224,7 @@ class NativeModel:
             return row.slot
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
-    @alone
+    @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         slots = [self._own(row) for row in rows]
@@ -275,7 +275,7 @@ class NativeModel:
                 "may be used: use shorter prompts, or fewer requests at a time"
             )
 
-    @alone
+    @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
         self._loaded.commit(self._own(row), path)
@@ -284,7 +284,7 @@ class NativeModel:
         if (kept := self._feature_row(row)) is not None:
             kept.keep_features(path, len(path))
 
-    @alone
+    @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
         slot, parents = self._own(row), row.pruned(keep, trunk)
@@ -294,7 +294,7 @@ class NativeModel:
         if (kept := self._feature_row(row)) is not None:
             kept.keep_features(keep, trunk)
 
-    @alone
+    @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another, whose pages they share (``LanguageModel.fork``)."""
         slot, length = self._own(row), row.length if length is None else length

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter
-from ..engine.statistics import count
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row, prefill
-from ..models.huggingface.features import FeatureRow, feature_row
 from ..request import Outcome, Request, StepCost
 from ..scores import Scores
 from ..text.detokenizer import NoText
 from ..tree import ROOT, DraftTree
+from .statistics import count
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 UNMEASURED = StepCost(batch=1, draft=0.0, verify=0.0, other=0.0, draft_passes=0)
 
@@ -49,7 +49,7 @@ class Replay:
         self.left = list(output[1:])
         self._drafter, self._features, self._target = drafter, features, target
         self.request = Request(prompt, params, len(output), frozenset(), NoText())
-        self._row: Row = FeatureRow(kept=kept) if target is None else prefill(target, prompt)
+        self._row = _feature_row(kept) if target is None else prefill(target, prompt)
         self.request.row = self._row
         drafter.open(self.request)
         self._gain(list(output[:1]))
@@ -67,6 +67,8 @@ class Replay:
         if self._target is None:
             start, self._row.length = self._row.length, len(self.request.ids) - 1
             if self._features is not None:
+                from ..models.huggingface.features import feature_row
+
                 feature_row(self._row).features.append(self._features[start : self._row.length])
 
     def propose(self, nodes: int, depth: int) -> DraftTree:
@@ -90,11 +92,10 @@ class Replay:
         self.advance(tree, path, len(path) + 1)
         return tree, path
 
-    @torch.inference_mode()
     def _verified(self, target: LanguageModel, tree: DraftTree, path: list[int]) -> Scores:
         """The target's pass over a tree."""
         scores = target.extend([self._row], [Nodes.below(self.request.ids[-1:], tree)])
-        target.commit(self._row, [0, *(n + 1 for n in path)])
+        target.commit(self._row, [0, *(1 + node for node in path)])
         return scores
 
     def accepted(self, tree: DraftTree) -> list[int]:
@@ -107,3 +108,9 @@ class Replay:
                 break
             path.append(node)
         return path
+
+
+def _feature_row(kept: FeatureSpec) -> Row:
+    from ..models.huggingface.features import FeatureRow
+
+    return FeatureRow(kept=kept)

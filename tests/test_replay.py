@@ -14,15 +14,15 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
 from draftree.engine.observer import Observer
+from draftree.engine.replay import Replay
 from draftree.engine.speculation import Speculation
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.best_paths import OptTree
 from draftree.request import Outcome
-from draftree.train.replay import Replay
 
-from ..heads import trained
-from ..pairs import source, target
-from ..tiny import VOCAB
+from .heads import trained
+from .pairs import source, target
+from .tiny import VOCAB
 
 PROMPTS = [[(7 * i + 3 * j) % VOCAB for j in range(4 + i)] for i in range(4)]
 
