@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,8 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from draftree.drafters.base import Drafter, NoDrafter, TokenSource
-from draftree.drafters.cascade.rounds import StoppingRule
-from draftree.drafters.cascade.stages import CascadeSource
+from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
@@ -88,7 +86,7 @@ def drafter(name: str, model: HFModel, policy: GrowthPolicy, kind: str = "llama"
     return NoDrafter() if name == "none" else TreeDrafter(policy, source(name, model, kind))
 
 
-class Endless(StoppingRule):
+class Endless(CascadeSource):
     """Makes a round below every token."""
 
     def goes_on(self, request: Request, depth: int, entropy: float) -> bool:
@@ -97,8 +95,7 @@ class Endless(StoppingRule):
 
 def endless(cascade: CascadeSource) -> CascadeSource:
     """A cascade that loops back for as long as its trees grow."""
-    cascade.verifiers = tuple(replace(v, rule=Endless(v.rule.settings)) for v in cascade.verifiers)
-    return cascade
+    return Endless(cascade.lower, cascade.upper, cascade.policy, cascade.settings, cascade.called)
 
 
 TREE = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (1, 0), (3,))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, TokenSource
-from draftree.drafters.cascade.stages import CascadeSource
+from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource

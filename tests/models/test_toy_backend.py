@@ -13,7 +13,7 @@ from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
 from draftree.drafters.base import TokenSource
-from draftree.drafters.cascade.stages import CascadeSource
+from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
@@ -147,16 +147,6 @@ def test_a_head_drafts_for_its_beams() -> None:
     target = ToyFeatureModel()
     found = BeamEngine(target, EagleSource(head_of(target), VOCAB)).generate(PROMPTS, PARAMS, beams)
     assert [[h.token_ids for h in g.hypotheses] for g in found] == [[h.token_ids for h in g.hypotheses] for g in want]
-
-
-def test_a_head_below_it_in_a_cascade_reads_its_hidden_states() -> None:
-    """The verifying stage is a toy, and so is the target."""
-    want = Engine(ToyFeatureModel()).generate(PROMPTS, PARAMS)
-    target, middle = ToyFeatureModel(), ModelSource(ToyFeatureModel(seed=1), VOCAB)
-    target.track_features()
-    source = CascadeSource(EagleSource(head_of(middle.model), VOCAB, verifier=middle), middle, CHAIN)
-    found = Engine(target, Speculation(TreeDrafter(policy("opt-tree"), source), 6)).generate(PROMPTS, PARAMS)
-    assert [g.token_ids for g in found] == [g.token_ids for g in want]
 
 
 def test_a_head_scores_its_vocabulary_and_the_texts_tokens_with_their_biases() -> None:

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from draftree.cli.main import app
 from draftree.config import MAX_NODES, Budget, SamplingParams
 from draftree.drafters.base import Scorer, TokenSource
-from draftree.drafters.cascade.rounds import LoopBack
-from draftree.drafters.cascade.stages import CascadeSource
+from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.drafters.spec import DrafterSpec
@@ -86,7 +85,7 @@ class Levels:
 
     @property
     def taus(self) -> tuple[float, float]:
-        return self.window.threshold(self.request).value, self.source.verifiers[-1].rule.threshold(self.request).value
+        return self.window.threshold(self.request).value, self.source.threshold(self.request).value
 
     @property
     def proposed(self) -> int:
@@ -203,15 +202,6 @@ def test_a_level_with_a_method_of_its_own_keeps_it(folder: Path) -> None:
     for below in ("lookup:method=static:depth=2", "lookup:cap=7"):
         _, source = loaded(f"{below}>self", "hsddw", model)
         assert source.policy == DrafterSpec.parse(f"{below}>self").stages[0].policy()
-
-
-def test_a_middle_level_has_settings_of_both_roles() -> None:
-    _, middle, _ = DrafterSpec.parse("lookup>head:method=hsddw:cap=4:memory=9:tau=0.5>self").stages
-    assert middle.policy() == DynamicWindow(Window(cap=4, memory=9.0))
-    assert middle.loop_back() == LoopBack(tau=0.5, memory=9.0)
-    _, other, _ = DrafterSpec.parse("lookup>head:method=chain:memory=9>self").stages
-    assert other.policy() == StaticTree(1, 4)
-    assert other.loop_back().memory == 9.0
 
 
 @pytest.mark.parametrize(

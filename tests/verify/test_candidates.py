@@ -15,7 +15,7 @@ from draftree.bench.contestants import EngineContestant, entries
 from draftree.cli.main import app
 from draftree.config import SamplingParams
 from draftree.drafters.base import TokenSource
-from draftree.drafters.cascade.stages import CascadeSource
+from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.heads.eagle import EagleSource

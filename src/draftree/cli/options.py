@@ -191,7 +191,7 @@ class SpeculationOptions(SpeculationParams):
     """As on the command line: a cascade may lose its loop, and a tree file is a setting of the method."""
 
     tree: str | None = option("A tree that 'draftree calibrate' wrote, for sequoia.", metavar="FILE")
-    no_loop_back: bool = option("Of cascades A>B: one round a draft on every stage (the ablation).", False)
+    no_loop_back: bool = option("Of cascades A>B: one round a draft (the ablation).", False)
     corpus_files: tuple[str, ...] = option(
         'Drafter corpus drafts from this file: text, or .jsonl with "text", "prompt" or "completion"; may be repeated.',
         (),

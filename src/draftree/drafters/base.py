@@ -3,7 +3,7 @@
 A source shapes nothing: the growth loop and its policy choose among its candidates (``grow.py``).
 
 A node has one number while a proposal grows: that of the pool (``grow.py``), or of the proposal's trie in a cascade
-(``cascade/trie.py``). In the finished tree it has another. ``Grown.numbers`` maps the second to the first, and
+(``cascade.py``). In the finished tree it has another. ``Grown.numbers`` maps the second to the first, and
 ``TokenSource.settle`` is where a source changes over.
 """
 
@@ -193,7 +193,7 @@ class TokenSource(ABC):
 
     @property
     def sources(self) -> tuple[TokenSource, ...]:
-        """The sources that it is made of: the parts of an ensemble, the stages of a cascade."""
+        """The sources that it is made of: the parts of an ensemble, A and B of a cascade."""
         return ()
 
     @property
@@ -260,10 +260,6 @@ class TokenSource(ABC):
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """What scores the nodes of one proposal's trees, whose roots are the last tokens of ``request.ids``."""
 
-    def is_stale(self, request: Request, node: int, parent: int) -> bool:
-        """Scoring this node again would use what an intermediate verifier has computed at its parent since."""
-        return False
-
     def enable(self, parts: Sequence[bool]) -> None:  # noqa: B027
         """Which of its ``parts`` draft from now on."""
 
@@ -272,8 +268,10 @@ class TokenSource(ABC):
         """What each of its ``parts`` took of the last proposal; none where it is the only one."""
         return ()
 
-    def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:  # noqa: B027
+    def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """The proposal's trees are finished: from now on node i of a tree is what was node ``numbers[i]``."""
+        for source in self.sources:
+            source.settle(requests, grown)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn what became of the trees; ``request.ids`` already ends with the tokens gained."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from ..config import Budget
-from ..models.base import FeatureSpec, ForestModel, LanguageModel, Nodes, Row
-from ..models.huggingface.features import feature_row
+from ..models.base import ForestModel, LanguageModel, Nodes, Row
 from ..models.prefixes import PrefixCache
 from ..policies.base import Candidates, Numbers
 from ..request import Outcome, Request
@@ -152,11 +151,6 @@ class ModelSource(BeamSource):
     def has_read(self, request: Request, node: int) -> bool:
         """Its model has been fed this node of the proposal."""
         return request in self._states and node in self._states[request].slots
-
-    def hidden(self, request: Request, node: int, wanted: FeatureSpec) -> Tensor:
-        """[F] its model's hidden states at a node that it has read; the model tracks them."""
-        state = self._states[request]
-        return feature_row(state.row).pending_feature(state.slots[node], wanted)
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Follow the trees' pruning."""

@@ -104,11 +104,6 @@ class EnsembleSource(TokenSource):
         self._scorer = _EnsembleScorer(scorers, self._calibration, [self._limits[s] for s in requests])
         return self._scorer
 
-    def is_stale(self, request: Request, node: int, parent: int) -> bool:
-        """Of the parts that are enabled."""
-        parts = zip(self.parts, self._enabled, strict=True)
-        return any(enabled and part.is_stale(request, node, parent) for part, enabled in parts)
-
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Notify all parts; one that is disabled has numbered none of these nodes."""
         none = [NOTHING_GROWN for _ in grown]

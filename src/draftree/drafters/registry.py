@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from ..policies.auto.policy import AutoTree
 from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
 from .base import Drafter, NoDrafter, TokenSource
-from .cascade.stages import CascadeSource
+from .cascade import CascadeSource
 from .corpus import Corpus, CorpusSource
 from .draft_model import ModelSource
 from .ensemble import EnsembleSource
@@ -289,11 +288,10 @@ def load_source(
         made.append(parts[0] if len(parts) == 1 else EnsembleSource(parts))
         if number > 1 and (model := made[-1].model) is not None:
             _warn_if_slow(number, model, target)
-    source = made[0]
-    for (below, stage), upper in zip(pairwise(stages), made[1:], strict=True):
-        names = (below.name, stage.name)
-        source = CascadeSource(source, upper, below.policy(window), stage.loop_back(), names)
-    return source
+    if len(stages) == 1:
+        return made[0]
+    (below, stage), (lower, upper) = stages, made
+    return CascadeSource(lower, upper, below.policy(window), stage.loop_back(), (below.name, stage.name))
 
 
 def _source(name: str | LanguageModel, target: LanguageModel, stores: Stores) -> TokenSource:

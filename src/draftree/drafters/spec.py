@@ -2,7 +2,7 @@
 
 lookup                                one source of drafts
 lookup+recycle                        an ensemble: one tree out of what both propose
-lookup:method=static>head:tau=0.5     a cascade: the first stage drafts, each later one verifies the stage before it
+lookup:method=static>head:tau=0.5     a cascade: A>B drafts by A, and B verifies that
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, read_number
 from ..policies.chains import MEMORIES, DynamicWindow, Window, read_start
 from ..policies.methods import find_method
-from .cascade.rounds import LoopBack
+from .cascade import LoopBack
 
 AUTO = DEFAULT_DRAFTER = "auto"
 NONE = "none"
@@ -128,7 +128,9 @@ class DrafterSpec:
     def __post_init__(self) -> None:
         if not self.is_cascade:
             return
-        first, last = self.stages[0], self.stages[-1]
+        if len(self.stages) > 2:
+            raise ConfigError(f"drafter '{self}' has {len(self.stages)} stages: a cascade has two, A>B")
+        first, last = self.stages
         if wrong := first.loop_settings:
             raise ConfigError(
                 f"drafter '{self}': its first stage has no setting {wrong[0]!r}: it has method and its settings"
@@ -137,10 +139,8 @@ class DrafterSpec:
             raise ConfigError(
                 f"drafter '{self}': its last stage has no setting {wrong[0]!r}: it has {', '.join(_LOOP)}"
             )
-        for stage in self.stages[:-1]:
-            stage.policy()
-        for stage in self.stages[1:]:
-            stage.loop_back()
+        first.policy()
+        last.loop_back()
         for stage in self.stages:
             if stage.name in (AUTO, NONE):
                 raise ConfigError(f"drafter '{self}': {stage.name} is no stage of a cascade: name a drafter instead")

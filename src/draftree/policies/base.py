@@ -35,7 +35,6 @@ class Candidates:
         logprobs: [F, K] float32, log-probabilities (nats) in descending order; -inf where there is no candidate.
         entropies: [F] float32, entropy (nats) of the whole draft distribution, not of the K.
         origins: [F, K] int64, the drafters of an ensemble that proposed them, bit i for drafter i; None: one source.
-        known: [F, K] bool, the candidates after these are cached, so that extending them takes no pass; None: none are.
         distributions: [F] the whole draft distributions, where children are drawn at random; else empty.
     """
 
@@ -43,7 +42,6 @@ class Candidates:
     logprobs: Floats
     entropies: Floats
     origins: Numbers | None = None
-    known: Flags | None = None
     distributions: Sequence[DraftDistribution] = ()
 
 

@@ -92,10 +92,7 @@ class OptTree(Checked, BestPaths):
         if frontier.depth + 1 >= self.depth:
             return Growth(keep, np.zeros_like(keep))
         gain = _mass(every, after, frontier.budgets) - _mass(pool, before, frontier.budgets)
-        deeper = (gain > self.threshold)[frontier.rows, None]
-        if frontier.candidates.known is not None:
-            deeper = deeper | frontier.candidates.known  # no pass, no price
-        return Growth(keep, keep & deeper)
+        return Growth(keep, keep & (gain > self.threshold)[frontier.rows, None])
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn the tokens a second and the seconds of a layer for the automatic threshold.

@@ -1,15 +1,12 @@
 """An EAGLE head: reads the target's hidden states and drafts with its own predictions of them (Li et al., *EAGLE*).
 
-Its cache keeps no prediction: accepted tokens are fed with the target's hidden states when the next tree begins. Below
-an intermediate verifier that has hidden states too, it reads those of a pending run: these tokens are fed once, with
-the verifier's hidden states, and stay where the target accepts them.
+Its cache keeps no prediction: accepted tokens are fed with the target's hidden states when the next tree begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import cast
 
 import torch
@@ -34,14 +31,9 @@ class EagleSource(ModelSource):
 
     Attributes:
         model: the head; the target tracks hidden states.
-        verifier: the stage right above it in a cascade, whose hidden states it reads; its model tracks them. None:
-            there is none, or they are of another kind than those that the head has learned from.
     """
 
     model: DraftHead = field()
-    verifier: ModelSource | None = None
-    _given: dict[Request, set[int]] = field(default_factory=dict, repr=False)
-    """Slots of the proposal's nodes, those that were fed with the verifier's hidden states."""
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         """Keep no rows: what a head has read of a text, it reads again in one pass of one layer."""
@@ -62,17 +54,8 @@ class EagleSource(ModelSource):
         """The row's draft vocabulary."""
         return self.model.own(row).tokens
 
-    def is_stale(self, request: Request, node: int, parent: int) -> bool:
-        """It was fed with a prediction of the hidden state at its parent, which the verifier has computed since."""
-        if self.verifier is None or not self.verifier.has_read(request, parent) or request not in self._states:
-            return False
-        slot = self._states[request].slots.get(node)
-        return slot is not None and slot not in self._given.get(request, ())
-
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
-        """Of what was drafted nothing is kept but what the verifier has read."""
-        if self.verifier:
-            super(EagleSource, self).settle(requests, grown)
+        """Of what was drafted nothing is kept."""
 
     def has_read(self, request: Request, node: int) -> bool:
         """Never for long: each proposal begins with what the target has read, and its hidden states."""
@@ -82,18 +65,7 @@ class EagleSource(ModelSource):
         """Of what was drafted nothing is kept."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Commit what was accepted and fed with the verifier's hidden states; the rest comes with the target's."""
-        for outcome in outcomes:
-            if (state := self._states.get(outcome.request)) is None:
-                continue
-            if given := self._given.pop(outcome.request, None):
-                path = [state.slots.get(node, ROOT) for node in outcome.path]
-                self.model.commit(state.row, list(takewhile(given.__contains__, path)))
-            state.slots = {}
-
-    def close(self, request: Request) -> None:
-        self._given.pop(request, None)
-        super(EagleSource, self).close(request)
+        """What was accepted comes with the target's hidden states."""
 
 
 class _EagleScorer(ModelScorer):
@@ -131,7 +103,6 @@ class _EagleScorer(ModelScorer):
                 source._states[request] = State(source.model.open())
             state = source._states[request]
             state.slots = {ROOT: ROOT}
-            source._given.pop(request, None)
             fed.append(source.model.own(state.row))
             tokens.append(torch.tensor(request.ids[state.row.length + 1 :]))
             new, ahead = len(tokens[-1]), int(self._is_beam(request))
@@ -158,33 +129,22 @@ class _EagleScorer(ModelScorer):
         return request.row is not None and request.row.length == len(request.ids)
 
     def _is_read(self, b: int, node: int) -> bool:
-        """The verifier, or the target for beams, has read it."""
-        verifier, request = self._source.verifier, self._requests[b]
-        if request.row is not None and self._is_beam(request):
-            return 0 <= node < len(request.row.parents)
-        return verifier is not None and verifier.has_read(request, node)
-
-    def _hidden(self, b: int, node: int) -> Tensor:
-        """[H] state of a node that is read."""
-        verifier, request, model = self._source.verifier, self._requests[b], self._source.model
-        if verifier is None or (request.row is not None and self._is_beam(request)):
-            found = feature_row(cast(Row, request.row)).pending_feature(node, model.features)
-        else:
-            found = verifier.hidden(request, node, model.features)
-        return model.fused(found[None])[0]
+        """The target has read it, for beams."""
+        request = self._requests[b]
+        return request.row is not None and self._is_beam(request) and 0 <= node < len(request.row.parents)
 
     def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Scores:
-        """A node's input is the hidden state at its parent: the verifier's, or else what was predicted there."""
-        source = self._source
+        """A node's input is the target's hidden state at its parent, or else what was predicted there."""
+        model = self._source.model
         if not any(self._is_read(b, parent) for b, _, parent, _ in nodes):
-            return source.model.extend(rows, new)
+            return model.extend(rows, new)
         states: dict[int, list[Tensor]] = {}
-        for b, node, parent, _ in nodes:
-            request, state = self._requests[b], self._state(b)
+        for b, _, parent, _ in nodes:
             if self._is_read(b, parent):
-                source._given.setdefault(request, set()).add(state.slots[node])
-                state_there = self._hidden(b, parent)
+                row = feature_row(cast(Row, self._requests[b].row))
+                state_there = model.fused(row.pending_feature(parent, model.features)[None])[0]
             else:
-                state_there = source.model.own(state.row).predicted[state.slots[parent] + 1]
+                state = self._state(b)
+                state_there = model.own(state.row).predicted[state.slots[parent] + 1]
             states.setdefault(b, []).append(state_there)
-        return source.model.extend(rows, new, [torch.stack(given) for given in states.values()])
+        return model.extend(rows, new, [torch.stack(given) for given in states.values()])

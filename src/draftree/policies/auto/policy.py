@@ -58,7 +58,7 @@ class AutoPlan(Plan):
         best: [B] weighted acceptance probabilities of each request's drafted nodes, in descending order.
         proposed: rows, nodes and candidates of each layer's frontier.
         totals: [N] expected tokens of the best 1, 2, ... nodes of all requests.
-        passes: layers that the drafters made a pass for: not those that were cached.
+        passes: layers that the drafters made a pass for.
         pools, chosen: what was drafted, and how many nodes in all are verified.
         expected: tokens of what is verified, the target's own included, summed over requests.
         wished: [B] the trees that gain most, where they are more than the drafters may lose; and all their nodes.
@@ -228,11 +228,10 @@ class AutoTree(GrowthPolicy):
         if ahead <= 0 or frontier.depth + 1 >= self.depth:
             return Growth(keep, none, paths)
         extend = keep & (values >= last)
-        cached = none if found.known is None else extend & found.known
         if plan.affords_layer() and ahead > plan.price.rate * sum(plan.price.layers):
-            plan.passes += not np.array_equal(extend, cached)
+            plan.passes += bool(extend.any())
             return Growth(keep, extend, paths)
-        return Growth(keep, cached, paths)
+        return Growth(keep, none, paths)
 
     def _paths(self, frontier: Frontier) -> Floats:
         """[F, K] float64 probabilities that candidates are accepted, with all above them."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
 from draftree.config import Budget
-from draftree.drafters.cascade.rounds import LoopBack, StoppingRule
-from draftree.drafters.cascade.stages import CascadeSource
+from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.grow import TreeDrafter
 from draftree.policies.fixed import StaticTree
 from draftree.request import Outcome, Request, StepCost
 from draftree.tree import DraftTree
 
-from ..test_ensemble import Says, request_of
+from .test_ensemble import Says, request_of
+
+
+def deciding(settings: LoopBack) -> CascadeSource:
+    return CascadeSource(Says("low", {}), Says("high", {}), StaticTree(1, 2), settings)
 
 
 def outcome(of: Request, accepted: int, entropies: list[float]) -> Outcome:
@@ -27,7 +29,7 @@ def outcome(of: Request, accepted: int, entropies: list[float]) -> Outcome:
 
 
 def test_looping_back_ends_where_the_entropy_exceeds_tau_and_tau_learns_from_the_target() -> None:
-    decider, one = StoppingRule(LoopBack(1.0)), request_of()
+    decider, one = deciding(LoopBack(1.0)), request_of()
     assert [decider.goes_on(one, 1, h) for h in (0.3, 1.0, 1.01, 9.0)] == [True, True, False, False]
     decider.threshold(one).learn(outcome(one, 1, [0.2, 0.5, 0.9]), math.inf)
     assert decider.threshold(one).value == pytest.approx(0.5)
@@ -47,29 +49,28 @@ def test_a_tau_too_low_rises_where_all_that_it_let_through_was_right(memory: flo
     assert tree.depth == 3  # one round of two tokens, and the upper stage's own
     one.ids += [1, 1, 1, 7]
     drafter.observe([Outcome(one, tree, [0, 1, 2], [1, 1, 1, 7], 4, StepCost(1, 1.0, 1.0, 0.0, 0))])
-    assert made.verifiers[0].rule.threshold(one).value == pytest.approx(tau)
+    assert made.threshold(one).value == pytest.approx(tau)
 
 
 def test_a_pending_run_is_no_longer_than_its_cap() -> None:
-    decider = StoppingRule(LoopBack(9.0, pending=3))
+    decider = deciding(LoopBack(9.0, pending=3))
     assert [decider.goes_on(request_of(), depth, 0.1) for depth in (1, 2, 3, 4)] == [True, True, False, False]
 
 
 def test_a_cap_of_one_token_is_one_round() -> None:
-    assert not StoppingRule(LoopBack(9.0, pending=1)).goes_on(request_of(), 1, 0.0)
+    assert not deciding(LoopBack(9.0, pending=1)).goes_on(request_of(), 1, 0.0)
 
 
 def test_decisions_are_made_where_something_new_would_be_scored() -> None:
     """A lower stage of two tokens and an upper one that agrees: it scores again below its own next token alone."""
     depths: list[int] = []
 
-    class Spy(StoppingRule):
+    class Spy(CascadeSource):
         def goes_on(self, request: Request, depth: int, entropy: float) -> bool:
             depths.append(depth)
             return True
 
-    made = CascadeSource(Says("low", {1: 0.9}), Says("high", {1: 0.9}), StaticTree(1, 2))
-    made.verifiers, one = (replace(made.verifiers[0], rule=Spy(LoopBack())),), request_of()
+    made, one = Spy(Says("low", {1: 0.9}), Says("high", {1: 0.9}), StaticTree(1, 2)), request_of()
     drafter = TreeDrafter(StaticTree(1, 9), made)
     drafter.open(one)
     tree = drafter.propose([one], [Budget(9)])[0]

@@ -1,0 +1,407 @@
+"""A cascade A>B: A proposes, the intermediate verifier B scores all of a proposal in one pass.
+
+Source: Syu & Lee, *Hierarchical Speculative Decoding with Dynamic Window* (HSDDW; Findings of NAACL 2025). B's
+distributions are the cascade's. A drafts what B is likely to be asked for next, so that B scores many nodes in one
+pass: it keeps what it finds right, gives its own token where it does not, and adds what else it finds probable.
+
+Both score nodes of the proposal's tries. A node that B has scored keeps its candidates. Below any other node a round
+begins if the stopping rule lets the pending run go on; else nothing follows it, and the run ends. The rule: B's entropy
+is at most the stopping threshold tau2, the mean entropy of its tokens that the target has rejected.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ..config import Budget, Checked, Count, Entropy
+from ..errors import ConfigError
+from ..models.base import LanguageModel
+from ..policies.base import Candidates, GrowthPolicy, Plan
+from ..policies.chains import Memory, Threshold
+from ..request import Outcome, Request, StageStats, StepCost
+from ..tree import ROOT, DraftTree, Drawing
+from .base import Grown, Scorer, TokenSource, UnscoredNode
+from .distributions import joined, split
+from .grow import grow
+
+_NO_CANDIDATES = Candidates(np.zeros((1, 1), np.int64), np.full((1, 1), -np.inf, np.float32), np.zeros(1, np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBack(Checked):
+    """When A drafts again, rather than the pending run going to the target; by default as published.
+
+    Attributes:
+        tau: threshold before any rejection in nats; None: the least entropy of the request's first draft.
+        pending: from this many tokens on a run is not drafted further, 50 as in the authors' code; 1: one round a
+            proposal, the paper's ablation.
+        memory: see ``Threshold``.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    tau: Entropy | None = None
+    pending: Count = 50
+    memory: Memory = math.inf
+
+
+class TokenTrie:
+    """The token paths of one request in one proposal, whoever drafted them; ROOT is the empty path."""
+
+    def __init__(self) -> None:
+        self._children: dict[tuple[int, int], int] = {}
+        self.parents, self.tokens, self._depths = list[int](), list[int](), list[int]()
+
+    def child(self, parent: int, token: int) -> int:
+        """The child of a node by its token; new if there was none."""
+        node = self._children.setdefault((parent, token), len(self.tokens))
+        if node == len(self.tokens):
+            self.parents.append(parent)
+            self.tokens.append(token)
+            self._depths.append(self.depth(parent) + 1)
+        return node
+
+    def depth(self, node: int) -> int:
+        """0 for the root."""
+        return 0 if node == ROOT else self._depths[node]
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the root, left out, down to this one."""
+        down: list[int] = []
+        while node != ROOT:
+            down.append(node)
+            node = self.parents[node]
+        return down[::-1]
+
+    def nodes_of(self, tree: DraftTree, anchor: int = ROOT) -> list[int]:
+        """The nodes of a tree whose root is ``anchor``."""
+        nodes: list[int] = []
+        for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+            nodes.append(self.child(anchor if parent == ROOT else nodes[parent], token))
+        return nodes
+
+
+TrieNode = tuple[int, int]
+"""Row of the request, and the node in its trie."""
+
+
+class _Stage:
+    """Scores nodes of the tries by one source, each of them once.
+
+    Attributes:
+        found: for each row, node -> what follows it.
+    """
+
+    def __init__(self, source: TokenSource, requests: Sequence[Request], tries: Sequence[TokenTrie], drawing: Drawing):
+        self._tries, self._scorer = tries, source.begin(requests, drawing)
+        self.found: list[dict[int, Candidates]] = [{} for _ in requests]
+
+    def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
+        """What follows these nodes; those above them that the source has not read are scored with them."""
+        if unread := list(dict.fromkeys(place for row, node in nodes for place in self._unread(row, node))):
+            scored = self._scorer.score([self._unscored(row, node) for row, node in unread], width)
+            for (row, node), candidates in zip(unread, split(scored), strict=True):
+                self.found[row][node] = candidates
+        return [self.found[row][node] for row, node in nodes]
+
+    def _unread(self, row: int, node: int) -> list[TrieNode]:
+        """The nodes from the first one that has to be scored down to this one."""
+        found = self.found[row]
+        return [(row, n) for n in (ROOT, *self._tries[row].path(node)) if n not in found]
+
+    def _unscored(self, row: int, node: int) -> UnscoredNode:
+        if node == ROOT:
+            return UnscoredNode(row, ROOT, ROOT, 0)
+        trie = self._tries[row]
+        return UnscoredNode(row, node, trie.parents[node], trie.tokens[node])
+
+
+class _TrieScorer(Scorer):
+    """Scores the nodes of growing trees, each below a node of a trie."""
+
+    def __init__(
+        self,
+        predict: Callable[[Sequence[TrieNode], int], Sequence[Candidates]],
+        tries: Sequence[TokenTrie],
+        anchors: Sequence[TrieNode],
+    ) -> None:
+        self._predict, self._tries, self._anchors = predict, tries, anchors
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+        places = []
+        for tree, node, parent, token in nodes:
+            row, own = self._anchors[tree]
+            if node != ROOT:
+                own = self._tries[row].child(self._nodes[tree, parent], token)
+            self._nodes[tree, node] = own
+            places.append((row, own))
+        return joined(self._predict(places, width))
+
+
+class _Proposal(NamedTuple):
+    """What A proposed below one node.
+
+    Attributes:
+        row: of the request.
+        anchor: the node.
+        tree: the proposal.
+        nodes: of the tree, in the trie.
+    """
+
+    row: int
+    anchor: int
+    tree: DraftTree
+    nodes: list[int]
+
+
+class _Rounds:
+    """The rounds of one proposal of the cascade.
+
+    Attributes:
+        tries: of the requests.
+        proposed: for each row, the nodes whose tokens A proposed.
+        refused: for each row, the least entropy of a distribution of B whose token was too unsure to be drafted
+            further.
+    """
+
+    def __init__(self, cascade: CascadeSource, requests: Sequence[Request], drawing: Drawing) -> None:
+        self._cascade, self._requests, self._drawing = cascade, requests, drawing
+        self.tries = [TokenTrie() for _ in requests]
+        self._lower = _Stage(cascade.lower, requests, self.tries, drawing)
+        self._upper = _Stage(cascade.upper, requests, self.tries, drawing)
+        self._ended = [set[int]() for _ in requests]
+        self.proposed = [set[int]() for _ in requests]
+        self.refused = [math.inf for _ in requests]
+
+    def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
+        """What follows nodes of one depth; nothing where the run ends."""
+        found = self._upper.found
+        wanted: dict[int, list[int]] = defaultdict(list)
+        for row, node in nodes:
+            if node not in found[row] and node not in self._ended[row]:
+                if node == ROOT or self._goes_on(row, node):
+                    wanted[row].append(node)
+                else:
+                    self._ended[row].add(node)
+        if wanted:
+            self._round(dict(sorted(wanted.items())), width)
+        return [found[row].get(node, _NO_CANDIDATES) for row, node in nodes]
+
+    def _goes_on(self, row: int, node: int) -> bool:
+        """Whether the run is drafted further below a token that B has chosen and not scored."""
+        trie, cascade = self.tries[row], self._cascade
+        above = self._upper.found[row].get(trie.parents[node])
+        if above is None:
+            return False
+        depth, entropy = trie.depth(node), float(above.entropies[0])
+        if cascade.goes_on(self._requests[row], depth, entropy):
+            return True
+        if depth < cascade.settings.pending:
+            self.refused[row] = min(self.refused[row], entropy)
+        return False
+
+    def _round(self, wanted: Mapping[int, Sequence[int]], width: int) -> None:
+        """Propose below the likeliest wanted node of each request, and score all of it."""
+        lower, upper = self._cascade.lower, self._cascade.upper
+        began, passes = time.perf_counter(), (lower.passes, upper.passes)
+        plan, proposals = self._propose({row: self._likeliest(row, nodes) for row, nodes in wanted.items()})
+        proposed = time.perf_counter()
+        self._upper.predict([(p.row, node) for p in proposals for node in [*wanted[p.row], *p.nodes]], width)
+        verify = time.perf_counter() - proposed
+        cost = StepCost(len(proposals), proposed - began, verify, 0.0, lower.passes - passes[0])
+        outcomes = [self._outcome(p, cost) for p in proposals]
+        self._cascade.policy.observe(plan, outcomes)
+        for outcome in outcomes:
+            _count(outcome, upper.passes - passes[1])
+
+    def _likeliest(self, row: int, wanted: Sequence[int]) -> int:
+        """The node whose path from the root down B finds most probable."""
+        found, trie = self._upper.found[row], self.tries[row]
+
+        def logprob(node: int) -> float:
+            return sum(_logprob(found[trie.parents[n]], trie.tokens[n]) for n in trie.path(node))
+
+        return wanted[0] if len(wanted) == 1 else max(wanted, key=logprob)
+
+    def _propose(self, anchors: Mapping[int, int]) -> tuple[Plan, list[_Proposal]]:
+        """What A proposes below a node of each request, and the policy's plan of it."""
+        policy = self._cascade.policy
+        requests = [self._requests[row] for row in anchors]
+        plan = policy.plan(requests, [self._budget(row, anchor) for row, anchor in anchors.items()])
+        if plan.enabled is not None:
+            self._cascade.lower.enable(plan.enabled)
+        scorer = _TrieScorer(self._lower.predict, self.tries, list(anchors.items()))
+        proposals = []
+        for (row, anchor), grown in zip(anchors.items(), grow(scorer, policy, plan, self._drawing), strict=True):
+            nodes = self.tries[row].nodes_of(grown.tree, anchor)
+            self.proposed[row].update(nodes)
+            proposals.append(_Proposal(row, anchor, grown.tree, nodes))
+        return plan, proposals
+
+    def _budget(self, row: int, anchor: int) -> Budget:
+        """What B can score below a node: nothing below the deepest layer, and no leaf of it."""
+        lower, upper = self._cascade.fits[self._requests[row]]
+        most = upper.nodes if upper.depth is None else min(upper.nodes, upper.depth)
+        if lower.depth is not None:
+            most = min(most, lower.depth + 1)
+        return Budget(min(upper.nodes, lower.nodes), max(0, most - 1 - self.tries[row].depth(anchor)))
+
+    def _outcome(self, proposal: _Proposal, cost: StepCost) -> Outcome:
+        """B accepts its own most probable tokens while they were proposed."""
+        row, node, tree, nodes = proposal
+        at, path, tokens = ROOT, list[int](), list[int]()
+        while True:
+            tokens.append(_best(self._upper.found[row][node]))
+            accepted = [child for child in tree.children(at) if int(tree.tokens[child]) == tokens[-1]]
+            if not accepted:
+                return Outcome(self._requests[row], tree, path, tokens, len(tokens), cost)
+            at = accepted[0]
+            node = nodes[at]
+            path.append(at)
+
+
+def _count(outcome: Outcome, passes: int) -> None:
+    """Count a round in the request's statistics; ``passes`` are B's."""
+    below, above = outcome.request.stats.stages
+    above.rounds += 1
+    above.passes += passes
+    above.seconds += outcome.step.verify
+    below.rounds += 1
+    below.passes += outcome.step.draft_passes
+    below.seconds += outcome.step.draft
+    below.proposed += len(outcome.tree)
+    below.accepted += len(outcome.path)
+
+
+def _best(found: Candidates) -> int:
+    """The most probable token after one node; -1 where there is no candidate."""
+    return int(found.tokens[0, 0]) if float(found.logprobs[0, 0]) > -math.inf else -1
+
+
+def _logprob(found: Candidates, token: int) -> float:
+    """Of a candidate after one node; -inf for any other token."""
+    matching = found.logprobs[found.tokens == token]
+    return float(matching[0]) if len(matching) else -math.inf
+
+
+@dataclass(slots=True)
+class CascadeSource(TokenSource):
+    """Predicts what B predicts, sooner.
+
+    Attributes:
+        lower: A, which proposes.
+        upper: B, the intermediate verifier: a model.
+        policy: shapes the proposals.
+        settings: when the pending run goes to the target.
+        called: names of A and B; by default their own.
+        fits: what each of them can draft within for the requests of the proposal.
+    """
+
+    learns = True
+
+    lower: TokenSource = field()
+    upper: TokenSource = field()
+    policy: GrowthPolicy = field()
+    settings: LoopBack = LoopBack()
+    called: tuple[str, str] = ("", "")
+    fits: dict[Request, tuple[Budget, Budget]] = field(default_factory=dict, init=False, repr=False)
+    _thresholds: dict[Request, Threshold] = field(default_factory=dict, init=False, repr=False)
+    _rounds: _Rounds | None = field(default=None, init=False, repr=False)
+    """Of the proposal."""
+
+    @property
+    def sources(self) -> tuple[TokenSource, ...]:
+        return self.lower, self.upper
+
+    @property
+    def name(self) -> str:
+        return ">".join(self.stage_names)
+
+    @property
+    def fingerprint(self) -> str:
+        return ">".join(source.fingerprint for source in self.sources)
+
+    @property
+    def stage_names(self) -> tuple[str, str]:
+        lower, upper = self.called
+        return lower or self.lower.name, upper or self.upper.name
+
+    def threshold(self, request: Request) -> Threshold:
+        """The stopping threshold of a request."""
+        if request not in self._thresholds:
+            self._thresholds[request] = Threshold(self.settings.tau, self.settings.memory)
+        return self._thresholds[request]
+
+    def goes_on(self, request: Request, depth: int, entropy: float) -> bool:
+        """Whether a round is made below a token that B has chosen and not scored.
+
+        Args:
+            request: whose run it ends.
+            depth: of the token below the root.
+            entropy: nats, of the distribution that it was taken from.
+        """
+        return depth < self.settings.pending and entropy <= self.threshold(request).value
+
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
+        """Prepare both, and the policy for B, which verifies what it shapes.
+
+        Raises:
+            ConfigError: B is no model.
+        """
+        if self.upper.model is None:
+            raise ConfigError(
+                f"drafter {self.name}: {self.stage_names[1]} is no model, whose passes a cascade could save: use "
+                f"drafter {'+'.join(self.stage_names)}"
+            )
+        super(CascadeSource, self).prepare(target, prefixes)
+        self.policy.prepare(self.upper.model, self.lower.parts)
+
+    def open(self, request: Request) -> None:
+        request.stats.stages = [StageStats(name) for name in self.stage_names]
+        super(CascadeSource, self).open(request)
+
+    def fit(self, request: Request, budget: Budget) -> Budget:
+        """What B can draft within."""
+        self.fits[request] = self.lower.fit(request, budget), self.upper.fit(request, budget)
+        return self.fits[request][1]
+
+    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+        rounds = self._rounds = _Rounds(self, requests, drawing)
+        return _TrieScorer(rounds.predict, rounds.tries, [(row, ROOT) for row in range(len(requests))])
+
+    def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
+        """Both know a node by its number in the trie."""
+        if self._rounds is not None:
+            numbers = [trie.nodes_of(g.tree) for trie, g in zip(self._rounds.tries, grown, strict=True)]
+            ours = [Grown(g.tree, np.array(own, np.int64)) for g, own in zip(grown, numbers, strict=True)]
+            super(CascadeSource, self).settle(requests, ours)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learn from what the target has verified, and count whose tokens it accepted."""
+        if (rounds := self._rounds) is not None:
+            for row, (outcome, trie) in enumerate(zip(outcomes, rounds.tries, strict=True)):
+                nodes = trie.nodes_of(outcome.tree)
+                self.threshold(outcome.request).learn(outcome, rounds.refused[row])
+                lower, upper = outcome.request.stats.stages
+                accepted = outcome.path[: outcome.taken]
+                upper.proposed += len(nodes)
+                upper.accepted += len(accepted)
+                proposed = sum(nodes[n] in rounds.proposed[row] for n in accepted)
+                lower.emitted += proposed
+                upper.emitted += len(accepted) - proposed
+        self._rounds = None
+        super(CascadeSource, self).observe(outcomes)
+
+    def close(self, request: Request) -> None:
+        self.fits.pop(request, None)
+        self._thresholds.pop(request, None)
+        super(CascadeSource, self).close(request)
