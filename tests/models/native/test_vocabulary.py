@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -376,17 +374,3 @@ def test_threads_encode_at_once(published: Pair) -> None:
     wanted = [published[0].encode(text) for text in texts]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(published[0].encode, texts)) == wanted
-
-
-def test_it_needs_neither_torch_nor_transformers_nor_llama(tmp_path: Path) -> None:
-    path = write(tmp_path / "tiny.gguf")
-    code = f"""
-import sys
-from pathlib import Path
-sys.modules.update(torch=None, transformers=None, xllamacpp=None, llama_cpp=None)
-from draftree.models.llama.gguf_checks import check
-from draftree.models.native.vocabulary import read_vocabulary
-tokenizer, _ = read_vocabulary(check(Path({str(path)!r})))
-assert tokenizer.decode(tokenizer.encode("the")) == "the"
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 - the code above

@@ -1,0 +1,90 @@
+"""Without torch and transformers: GGUF files run, and what cannot run names the extra in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ..tiny_gguf import write
+
+RUN = """
+import contextlib, io, json, sys
+sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # an import of these fails
+from draftree.cli.main import run
+found = {}
+for line in sys.stdin:
+    command, text = json.loads(line)
+    out, sys.stdin = io.StringIO(), io.StringIO(text)
+    from draftree import progress
+    progress.out.file = progress.err.file = out
+    with contextlib.redirect_stdout(out):
+        code = run(command)
+    found[" ".join(command)] = code, out.getvalue()
+json.dump(found, sys.__stdout__)
+"""
+LARGE = "torch,transformers,tokenizers,huggingface_hub,accelerate,xllamacpp,llama_cpp"
+RUNS = {
+    "--help": "generate",
+    "--version": "draftree 0",
+    "methods": "opt-tree",
+    "info tiny.gguf": "native",
+    "generate the --target tiny.gguf --max-tokens 4": "drafted",
+    "generate the --target tiny.gguf --max-tokens 4 --drafter lookup+recycle --method opt-tree": "lookup+recycle",
+    "generate the --target tiny.gguf --max-tokens 4 --temperature 1 --verify block --method chain": "block",
+    "generate the --target tiny.gguf --max-tokens 4 --beams 2": "beams",
+    "generate the --target tiny.gguf --max-tokens 4 --regex a+": "a",
+    "chat --target tiny.gguf --max-tokens 4": "4 tokens",
+    "batch in.jsonl out.jsonl --target tiny.gguf": "1 lines answered",
+    "profile tiny.gguf --sizes 1,2 --contexts 8 --batches 1 --repeats 1": "milliseconds",
+    "serve --help": "Serve a model",
+}
+"""What each of these prints."""
+REFUSED = {
+    "generate the --target some/model": "some/model on backend transformers needs torch",
+    "generate the --target folder": "folder on backend transformers needs torch",
+    "generate the --target tiny.gguf --backend transformers": "tiny.gguf on backend transformers needs torch",
+    "generate the --target smolm2": "did you mean smollm2?",
+    "generate the --target tiny.gguf --drafter head": "drafter head needs torch",
+    "generate the --target tiny.gguf --drafter folder": "the folder folder needs torch",
+    "info folder": "the folder folder needs torch",
+    "bench --target tiny.gguf --out run": "draftree bench needs",
+    "train head --out head": "draftree train needs torch",
+    "calibrate --target tiny.gguf": "draftree calibrate needs torch",
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Exit code and text of each command, of one process."""
+    folder = tmp_path_factory.mktemp("small")
+    write(folder / "tiny.gguf")
+    (folder / "folder").mkdir()
+    (folder / "in.jsonl").write_text('{"prompt": "the", "max_tokens": 4}\n')
+    lines = "".join(json.dumps([shlex.split(command), "the\n/exit\n"]) + "\n" for command in [*RUNS, *REFUSED])
+    env = {**os.environ, "XDG_CACHE_HOME": str(folder)}
+    command = [sys.executable, "-c", RUN, LARGE]
+    done = subprocess.run(command, cwd=folder, input=lines, capture_output=True, text=True, env=env)  # noqa: S603 - the code above
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads(done.stdout)
+    return {command: tuple(result) for command, result in results.items()}
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_gguf_files_run(found: dict[str, tuple[int, str]], command: str) -> None:
+    code, text = found[command]
+    assert code == 0, text
+    assert RUNS[command] in text
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_needs_torch_names_the_extra(found: dict[str, tuple[int, str]], command: str) -> None:
+    code, text = found[command]
+    assert (code, text.count("\n")) == (2, 1), text
+    assert REFUSED[command] in text
+    assert "needs" not in REFUSED[command] or "pip install 'draftree[torch]'" in text
