@@ -11,8 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from draftree.models.base import LanguageModel, Nodes, Row, prefill_scored
+from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.huggingface.torch_scores import tensor_of
-from draftree.models.protocols import DraftHead
 
 Found = list[tuple[list[int], float]]
 """Token ids and score of each beam."""
@@ -59,7 +59,7 @@ def extended(
     model: LanguageModel, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None
 ) -> Tensor:
     """A pass, and [B, w, V] logits after the nodes of each row that are wanted; NaN past a row's own."""
-    scores = model.extend(rows, nodes) if states is None else cast(DraftHead, model).extend(rows, nodes, states)
+    scores = model.extend(rows, nodes) if states is None else cast(HeadModel, model).extend(rows, nodes, states)
     return pad_sequence(list(tensor_of(scores).clone().split([new.scored for new in nodes])), True, float("nan"))
 
 

@@ -19,20 +19,20 @@ from draftree.drafters.base import Scorer, TokenSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.heads.draft_logits import _masked
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
 from draftree.engine.observer import Observer
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, RunError
+from draftree.models.heads.head_scores import HeadScores
 from draftree.models.huggingface.torch_scores import TorchScores
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
 from draftree.request import Outcome
 from draftree.sampling.constraint import ConstraintState, TextEnded, followed
-from draftree.scores import Edit, NumpyScores
+from draftree.scores import Edit, NumpyScores, Scores
 from draftree.verify.schemes import find_scheme
 
 from .toy import ToyModel, chi_square
@@ -245,13 +245,12 @@ def test_masks_are_those_of_each_bit(vocab: int, seed: int, named: bool) -> None
     logits = rng.standard_normal((2, len(entries))).astype(np.float32)
     allowed = open_[entries]
     want = np.where(allowed, logits[0], np.float32(-np.inf)) if allowed.any() else logits[0]
-    given_ids = [torch.from_numpy(entries)] * 2 if named else []
-    masked = _masked(torch.from_numpy(logits), [Fixed(), None], given_ids).numpy()
-    assert np.array_equal(masked, np.stack([want, logits[1]]))
+    rows, edits = torch.from_numpy(logits), [Edit(mask=mask), Edit()]
+    found: list[Scores] = [HeadScores(rows, [2], torch.from_numpy(entries).expand(2, -1))]
     if not named:
-        for scores in (NumpyScores(logits, [2]), TorchScores(torch.from_numpy(logits), [2])):
-            edited = scores.logits([0, 1], [Edit(mask=mask), Edit()])
-            assert np.array_equal(edited, np.stack([want, logits[1]]))
+        found += [NumpyScores(logits, [2]), TorchScores(rows, [2])]
+    for scores in found:
+        assert np.array_equal(scores.logits([0, 1], edits), np.stack([want, logits[1]]))
 
 
 def test_tokens_that_were_not_drawn_under_the_constraint_are_an_error() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, TokenSource
+from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
 from draftree.engine.observer import Observer
 from draftree.engine.replay import Replay

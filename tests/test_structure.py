@@ -92,7 +92,7 @@ def test_imports_run_down() -> None:
     assert not [(n, found) for n in inner for found in _imports(n) if _floor(found) > _floor(n)]
 
 
-TORCH = ["models.huggingface.", "models.heads.", "drafters.heads.", "integrations.", "train.", "bench."]
+TORCH = ["models.huggingface.", "models.heads.", "integrations.", "train.", "bench."]
 """Rooms that may import torch as they are loaded; all others work on NumPy arrays and lists."""
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CacheError
+from .sampling.noise import gumbel_noise
 from .sampling.warping import Warping, draw, largest, warp
 
 
@@ -71,6 +72,19 @@ class Top(NamedTuple):
     entropies: NDArray[np.float32]
 
 
+class Draft(NamedTuple):
+    """The distributions that drafts are made of, where they are not the model's own.
+
+    Attributes:
+        warpings: [w] of each slot; at temperature 0 the distribution is the model's own.
+        keys: [w] of the noise that the target will draw with (``Scores.draw``). Then logits are temperature x (warped
+            logits + noise): what is known of the target's draw, if its logits are about these. None: not known.
+    """
+
+    warpings: Sequence[Warping]
+    keys: Sequence[int] | None = None
+
+
 class Scores(ABC):
     """Logits after the wanted nodes of one pass.
 
@@ -103,8 +117,8 @@ class Scores(ABC):
         """[w] the most probable token after each slot; of equal ones the lowest."""
 
     @abstractmethod
-    def top(self, slots: Slots, count: int, edits: Edits | None = None) -> Top:
-        """The most probable tokens after each slot, at most V."""
+    def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
+        """The most probable tokens after each slot, at most V; of warped distributions where ``draft`` is given."""
 
     @abstractmethod
     def log_probabilities(self, slots: Slots, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -155,11 +169,17 @@ class NumpyScores(Scores):
     def argmax(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.int32]:
         return np.array([row.argmax() for row in self._edited(slots, edits)], dtype=np.int32)
 
-    def top(self, slots: Slots, count: int, edits: Edits | None = None) -> Top:
+    def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
         count = min(count, self.rows.shape[1])
         tokens = np.empty((len(slots), count), dtype=np.int32)
         logprobs, entropies = np.empty((len(slots), count), np.float32), np.empty(len(slots), np.float32)
         for i, row in enumerate(self._edited(slots, edits)):
+            if draft is not None and (warping := draft.warpings[i]).temperature:
+                row = warp(row, warping)
+                if draft.keys is not None:
+                    row = (row + gumbel_noise(draft.keys[i], len(row)).astype(np.float32)) * row.dtype.type(
+                        warping.temperature
+                    )
             tokens[i] = largest(row, count)
             x, total, mass = _exponentials(row)
             logprobs[i] = x[tokens[i]] - np.log(total)

@@ -11,7 +11,7 @@ import torch
 
 from draftree.drafters.base import BeamSource
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.heads.eagle import EagleSource
+from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.models.huggingface.hf_model import HFModel
 

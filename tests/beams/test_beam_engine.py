@@ -17,7 +17,7 @@ from draftree.beams.params import BeamParams, BeamWarp
 from draftree.config import SamplingParams
 from draftree.drafters.base import BeamSource, Scorer, UnscoredNode
 from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.heads.eagle import EagleSource
+from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_source
 from draftree.drafters.spec import DrafterSpec

@@ -13,8 +13,8 @@ from benchmarks.recorded import Drafts, KnownText, RecordedSource, record
 from benchmarks.replay import Costs, ReadSource, Speed, along, foresight, hindsight, main
 from draftree.config import SamplingParams
 from draftree.drafters.base import TokenSource
+from draftree.drafters.eagle import EagleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.replay import Replay
 from draftree.models.cost_profile import Point as Size
 from draftree.models.cost_profile import Profile

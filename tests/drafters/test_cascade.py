@@ -16,9 +16,9 @@ from draftree.drafters.base import TokenSource, UnscoredNode
 from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.distributions import joined, split
 from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine, Generation
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError

@@ -8,12 +8,20 @@ import torch
 from torch import Tensor
 
 from draftree.config import SamplingParams
-from draftree.drafters.heads.draft_logits import DraftLogits
+from draftree.drafters.base import UnscoredNode
+from draftree.drafters.draft_model import ModelSource
+from draftree.models.base import prefill_scored
+from draftree.models.heads.head_scores import HeadScores
 from draftree.models.huggingface.torch_sampling import gumbel_noise, warp
+from draftree.models.huggingface.torch_scores import TorchScores
 from draftree.request import Request
 from draftree.sampling.noise import stream_key
+from draftree.sampling.warping import Warping
+from draftree.scores import Draft, Edit, NumpyScores, Scores
 from draftree.text.detokenizer import NoText
-from draftree.tree import Drawing
+from draftree.tree import ROOT, Drawing
+
+from ..toy import ToyModel
 
 VOCAB, WIDTH = 40, 6
 LARGE = 8192
@@ -44,33 +52,79 @@ LAWS = [
 ]
 
 
-@pytest.mark.parametrize("params", LAWS)
-@pytest.mark.parametrize("reduced", [False, True])
-def test_layers_foresee_the_noise_of_their_own_positions(params: SamplingParams, reduced: bool) -> None:
-    known = torch.arange(VOCAB - 1, -1, -1) if reduced else None  # entry i is token V - 1 - i
-    distributions, made = DraftLogits(Drawing.COUPLED), request(params)
-    for depth in range(3):
-        row = logits(VOCAB, seed=depth)
-        shown = row.flip(0) if reduced else row
-        names = [] if known is None else [known]
-        found = distributions.candidates([(made, depth)], shown[None], [0], WIDTH, names, depths=[depth])
-        distribution = picks(row, params, len(HISTORY) + depth)
+KINDS = ("numpy", "torch", "head")
+
+
+def scores_of(kind: str, rows: Tensor) -> Scores:
+    """Scores of [W, V] logits: of a head that has its tokens the other way round."""
+    if kind == "head":
+        ids = torch.arange(rows.shape[1] - 1, -1, -1).expand(len(rows), -1)
+        return HeadScores(rows.flip(1), [len(rows)], ids)
+    return TorchScores(rows, [len(rows)]) if kind == "torch" else NumpyScores(rows.numpy(), [len(rows)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_candidates_foresee_the_noise_of_their_own_positions(kind: str) -> None:
+    """Of rows of many requests and depths; those at temperature 0 are the model's own."""
+    rows, depths = logits(len(LAWS) * 3, VOCAB), [*range(3)] * len(LAWS)
+    params = [law for law in LAWS for _ in range(3)]
+    positions = [len(HISTORY) + depth for depth in depths]
+    keys = [stream_key(p.seed or 0, position) for p, position in zip(params, positions, strict=True)]
+    order = [5, 0, 11, 3, 4, 7, 8, 1, 2, 6, 9, 10]
+    draft = Draft([params[i].warping for i in order], [keys[i] for i in order])
+    found = scores_of(kind, rows).top(order, WIDTH, None, draft)
+    for f, i in enumerate(order):
+        distribution = picks(rows[i], params[i], positions[i])
         want = distribution.topk(WIDTH)
-        assert found.tokens[0].tolist() == want.indices.tolist()
-        assert np.allclose(found.logprobs[0], want.values, atol=1e-5)
-        assert float(found.entropies[0]) == pytest.approx(float(torch.special.entr(distribution.exp()).sum()), abs=1e-4)
-
-
-def test_nodes_of_many_sequences_and_depths_have_the_noise_of_their_own() -> None:
-    requests = [request(params, [*HISTORY, *range(i)]) for i, params in enumerate(LAWS)]
-    asked = [(requests[b], b) for b in (2, 0, 1, 3, 1, 2)]
-    depths = [0, 1, 0, 2, 1, 2]
-    rows = logits(len(asked), VOCAB)
-    found = DraftLogits(Drawing.COUPLED).candidates(asked, rows, range(len(asked)), WIDTH, depths=depths)
-    for f, (made, _) in enumerate(asked):
-        want = picks(rows[f], made.params, len(made.ids) + depths[f]).topk(WIDTH)
-        assert found.tokens[f].tolist() == want.indices.tolist()
+        some = want.values.isfinite().numpy()  # of those that are ruled out any may come
+        assert found.tokens[f][some].tolist() == want.indices[some].tolist()
         assert np.allclose(found.logprobs[f], want.values, atol=1e-5)
+        assert float(found.entropies[f]) == pytest.approx(float(torch.special.entr(distribution.exp()).sum()), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_score_their_own_tokens(kind: str) -> None:
+    """Masks, draws and log-probabilities too are by the target's tokens."""
+    rows = logits(3, VOCAB)
+    plain, scores = NumpyScores(rows.numpy(), [3]), scores_of(kind, rows)
+    mask = np.array([0b1011 << 7, 0b11], np.uint32)
+    edits = [Edit(mask=mask), Edit(), Edit(mask=np.zeros(2, np.uint32))]
+    slots, keys, warpings = [0, 1, 2], [3, 4, 5], [law.warping for law in LAWS[:3]]
+    for given in (None, edits):
+        assert scores.argmax(slots, given).tolist() == plain.argmax(slots, given).tolist()
+        assert scores.draw(slots, keys, warpings, given).tolist() == plain.draw(slots, keys, warpings, given).tolist()
+        assert scores.top([2, 0], 2, given and given[::-2]).tokens.tolist() == (
+            plain.top([2, 0], 2, given and given[::-2]).tokens.tolist()
+        )
+    assert np.allclose(
+        scores.log_probabilities(slots, [7, 8, 39]), plain.log_probabilities(slots, [7, 8, 39]), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("drawing", [Drawing.COUPLED, Drawing.TOP])
+def test_a_draft_model_scores_each_depth_with_its_own_noise(drawing: Drawing) -> None:
+    """With coupled candidates alone."""
+    model, params = ToyModel(VOCAB, seed=2), LAWS[1]
+    made = request(params)
+    scorer = ModelSource(model, VOCAB).begin([made], drawing)
+    below, text = [UnscoredNode(0, ROOT, ROOT, 0), UnscoredNode(0, 0, ROOT, 5), UnscoredNode(0, 1, 0, 9)], [*HISTORY]
+    for depth, node in enumerate(below):
+        text += [node.token] * (node.node != ROOT)
+        row = torch.from_numpy(prefill_scored(ToyModel(VOCAB, seed=2), text)[1].logits([0])[0])
+        seen = picks(row, params, len(HISTORY) + depth) if drawing is Drawing.COUPLED else row
+        assert scorer.score([node], WIDTH).tokens[0].tolist() == seen.topk(WIDTH).indices.tolist()
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_a_draft_model_with_more_tokens_drafts_the_targets_alone(random: bool) -> None:
+    model, made = ToyModel(VOCAB, seed=2), request(LAWS[1])
+    drawing = Drawing.WITHOUT_REPLACEMENT if random else Drawing.TOP
+    scorer = ModelSource(model, 7).begin([made], drawing)
+    found = scorer.score([UnscoredNode(0, ROOT, ROOT, 0)], WIDTH)
+    row = torch.from_numpy(prefill_scored(ToyModel(VOCAB, seed=2), HISTORY)[1].logits([0])[0])[:7].log_softmax(-1)
+    assert found.tokens[0].tolist() == row.topk(WIDTH).indices.tolist()
+    assert np.allclose(found.logprobs[0], row.topk(WIDTH).values, atol=1e-5)
+    assert [len(q.logits) for q in found.distributions] == [7] * random
 
 
 def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
@@ -82,7 +136,8 @@ def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
         guess = logits(VOCAB, seed=seed)
         error = -torch.empty(VOCAB).exponential_(generator=torch.Generator().manual_seed(seed + count)).log()
         said = int((guess + error + gumbel_noise([stream_key(seed, len(HISTORY))], VOCAB)[0]).argmax())
-        found = DraftLogits(Drawing.COUPLED).candidates([(request(params), -1)], guess[None], [0], 1, depths=[0])
+        draft = Draft([params.warping], [stream_key(seed, len(HISTORY))])
+        found = NumpyScores(guess[None].numpy(), [1]).top([0], 1, None, draft)
         hits += int(found.tokens[0, 0]) == said
         claimed += float(np.exp(found.logprobs[0, 0]))
         blind += int(guess.argmax()) == said
@@ -90,36 +145,14 @@ def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
     assert hits > 1.3 * blind
 
 
-@pytest.mark.parametrize("drawing", [Drawing.TOP, Drawing.WITHOUT_REPLACEMENT])
-def test_only_match_verification_sees_the_noise(drawing: Drawing) -> None:
-    row = logits(VOCAB)
-    found = [
-        DraftLogits(drawing).candidates([(made, -1)], row[None], [0], WIDTH, depths=[0]).tokens.tolist()
-        for made in (request(SamplingParams(temperature=1.0, seed=seed)) for seed in range(5))
-    ]
-    assert found == [[row.topk(WIDTH).indices.tolist()]] * 5
-
-
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("spread", [0.1, 3.0, 40.0])
-def test_candidates_are_those_of_log_softmax(temperature: float, spread: float) -> None:
+def test_candidates_are_those_of_log_softmax(kind: str, temperature: float, spread: float) -> None:
     logits = torch.randn((3, LARGE), generator=torch.Generator().manual_seed(0)) * spread
     logits[..., -192:] = float("-inf")
-    nodes = [(request(SamplingParams(temperature=temperature)), n) for n in range(3)]
-    drawing = Drawing.WITHOUT_REPLACEMENT if temperature else Drawing.COUPLED  # no noise is known
-    found = DraftLogits(drawing).candidates(nodes, logits, range(3), 5, depths=[0] * 3)
+    found = scores_of(kind, logits).top(range(3), 5, None, Draft([Warping(temperature)] * 3))
     distribution = (logits.double() / (temperature or 1.0)).log_softmax(-1)
     assert np.array_equal(found.tokens, distribution.topk(5).indices)
     assert np.allclose(found.logprobs, distribution.topk(5).values, atol=1e-4, rtol=0)
     assert np.allclose(found.entropies, torch.special.entr(distribution.exp()).sum(-1), atol=1e-4, rtol=0)
-
-
-def test_some_columns_of_several_rows_can_be_asked_for() -> None:
-    logits = torch.randn((6, LARGE), generator=torch.Generator().manual_seed(0))
-    one, other, slots = torch.arange(LARGE) + 7, torch.arange(LARGE - 64) + 9, [2, 3, 4]
-    logits[3:, -64:] = float("-inf")
-    found = DraftLogits(Drawing.COUPLED).candidates(
-        [(request(SamplingParams()), n) for n in range(3)], logits, slots, 4, [one, other, other], depths=[0] * 3
-    )
-    want = logits[slots].topk(4).indices + torch.tensor([[7], [9], [9]])
-    assert np.array_equal(found.tokens, want)

@@ -8,9 +8,9 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import TokenSource
+from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_drafter, load_source
 from draftree.engine.engine import Engine

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from draftree.models.base import Nodes, prefill
-from draftree.models.heads.eagle_model import HeadModel
+from draftree.models.heads.eagle_model import HeadModel, HeadRow
 from draftree.models.huggingface.features import feature_row
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.models.protocols import HeadRow
 
 from ..published import FLAGS, KINDS, ROPES, Recipe, eagle_head, reference, saved
 from ..references import extended

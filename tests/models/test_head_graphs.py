@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from draftree.models.base import Nodes
-from draftree.models.heads.eagle_model import HeadModel, HeadPasses
+from draftree.models.heads.eagle_model import HeadModel, HeadPasses, HeadRow
 from draftree.models.heads.head_folder import load_head
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import GraphRunner
-from draftree.models.protocols import HeadRow
 from draftree.tree import ROOT
 
 from ..heads import DRAFTED, random_network

@@ -16,9 +16,9 @@ from draftree.drafters.base import TokenSource
 from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_drafter, load_source, resolved
 from draftree.drafters.spec import AUTO, DrafterSpec

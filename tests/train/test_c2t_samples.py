@@ -12,8 +12,8 @@ import torch
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, Scorer, TokenSource
+from draftree.drafters.eagle import EagleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, ModelFileError, RunError

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from draftree.config import SamplingParams
+from draftree.drafters.eagle import EagleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.models.base import FINAL_STATE, FeatureSpec, Nodes, prefill

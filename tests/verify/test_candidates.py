@@ -17,8 +17,8 @@ from draftree.config import SamplingParams
 from draftree.drafters.base import TokenSource
 from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.eagle import EagleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.heads.eagle import EagleSource
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation, SpeculationParams

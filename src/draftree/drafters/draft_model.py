@@ -10,21 +10,22 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..config import Budget
 from ..models.base import ForestModel, LanguageModel, Nodes, Row
 from ..models.prefixes import PrefixCache
 from ..policies.base import Candidates, Numbers
 from ..request import Outcome, Request
-from ..scores import Scores
-from ..tree import ROOT, Drawing
-from .base import BeamSource, Grown, Scorer, UnscoredNode
-from .constrained import NodeStates
-from .distributions import Drawn
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..sampling.noise import stream_key
+from ..sampling.warping import log_sum_exp, warp
+from ..scores import Draft, Edit, Scores
+from ..tree import ROOT, DraftDistribution, Drawing
+from .base import BeamSource, Grown, NodeStates, Scorer, UnscoredNode
+from .distributions import Drawn, draw_children
 
 log = logging.getLogger("draftree.drafters")
 
@@ -144,8 +145,8 @@ class ModelSource(BeamSource):
                 self.model.commit(state.row, [])
             state.slots = {node: slot for node, slot in state.slots.items() if slot < state.kept}
 
-    def tokens(self, row: Row) -> Tensor | None:
-        """[K] int64, the ids of a row's logits' entries; None: entry i is token i."""
+    def vocabulary_of(self, row: Row) -> Numbers | None:
+        """[K] the tokens of a row's logits; None: the i-th is that of token i."""
         return None
 
     def has_read(self, request: Request, node: int) -> bool:
@@ -195,21 +196,17 @@ class ModelScorer(Scorer):
     """Scores nodes of the trees under construction by model passes over them."""
 
     def __init__(self, source: ModelSource, requests: Sequence[Request], drawing: Drawing) -> None:
-        from .heads.draft_logits import DraftLogits
-
-        self._source = source
-        self._requests = requests
-        self._logits = DraftLogits(drawing)
+        self._source, self._requests, self._drawing = source, requests, drawing
         self._depths: dict[tuple[int, int], int] = {}
         self._states = NodeStates(requests)
+        self._scored: Sequence[UnscoredNode] = ()
+        self._distributions: list[DraftDistribution] = []
 
     def _state(self, row: int) -> State:
         return self._source._states[self._requests[row]]
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """Feed nodes, and the waiting tokens of requests whose roots are among them, in one pass."""
-        from ..models.huggingface.torch_scores import tensor_of
-
         fed: dict[int, tuple[list[int], list[int]]] = {}
         scored_of: Counter[int] = Counter()
         for b, node, parent, token in nodes:
@@ -226,19 +223,56 @@ class ModelScorer(Scorer):
             self._depths[b, node] = 0 if node == ROOT else self._depths.get((b, parent), 0) + 1
             scored_of[b] += 1
         new = [Nodes.of(tokens, parents, scored_of[b]) for b, (tokens, parents) in fed.items()]
-        scored = [(self._requests[b], node) for b, node, _, _ in nodes]
-        depths = [self._depths[b, node] for b, node, _, _ in nodes]
-        own = {b: self._state(b).row for b in fed}
-        logits = tensor_of(self._pass([*own.values()], new, nodes))[:, : self._source.vocab_size]
+        scores = self._pass([self._state(b).row for b in fed], new, nodes)
         self._source._passes += 1
-        ids = {b: self._source.tokens(row) for b, row in own.items()}
-        named = [found for b, *_ in nodes if (found := ids[b]) is not None]
-        states, slots = self._states.of(nodes), range(len(nodes))  # nodes come in the order of their rows
-        return self._logits.candidates(scored, logits, slots, width, named, depths=depths, states=states)
+        return self._candidates(scores, nodes, width)
+
+    def _candidates(self, scores: Scores, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+        """What follows nodes, which come in the order of their rows, by the scores of a pass over them."""
+        slots, edits = range(len(nodes)), self._edits(nodes)
+        requests = [self._requests[b] for b, *_ in nodes]
+        warpings = [request.params.warping for request in requests]
+        draft = None
+        if any(warping.temperature for warping in warpings):
+            pairs = zip(requests, nodes, strict=True)
+            keys = [stream_key(r.seed, len(r.ids) + self._depths[n.row, n.node]) for r, n in pairs]
+            draft = Draft(warpings, keys if self._drawing is Drawing.COUPLED else None)
+        found = scores.top(slots, min(width, self._source.vocab_size), edits, draft)
+        self._scored, self._distributions = nodes, []
+        if self._drawing.random:
+            vocabularies = [self._source.vocabulary_of(self._state(b).row) for b, *_ in nodes]
+            for row, warping, ids in zip(scores.logits(slots, edits), warpings, vocabularies, strict=True):
+                own = row[: self._source.vocab_size if ids is None else len(ids)]
+                own = warp(own, warping) if warping.temperature else own
+                self._distributions.append(DraftDistribution(own - np.float32(log_sum_exp(own)), ids))
+        return Candidates(found.tokens, found.logprobs, found.entropies, distributions=self._distributions)
+
+    def _edits(self, nodes: Sequence[UnscoredNode]) -> list[Edit] | None:
+        """What the requests' constraints and the target's vocabulary rule out."""
+        states, size = self._states.of(nodes), self._source.model.capabilities.vocab_size
+        padded, words = size > self._source.vocab_size, -(-size // 32)
+        if not padded and not any(states):
+            return None
+        every = _mask(self._source.vocab_size, words)
+        edits = []
+        for state in states:
+            mask = None if state is None else state.mask
+            if mask is not None:
+                mask = np.pad(mask[:words], (0, max(0, words - len(mask)))) & every
+            edits.append(Edit(mask=mask if mask is not None and mask.any() else every))
+        return edits
 
     def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Scores:
         """Scores after ``new``: the unscored nodes, and before them what waits in their rows."""
         return self._source.model.extend(rows, new)
 
     def draw(self, counts: Numbers) -> Drawn:
-        return self._logits.draw(counts)
+        nodes = [(self._requests[b], node) for b, node, _, _ in self._scored]
+        return draw_children(nodes, self._distributions, counts, self._drawing)
+
+
+def _mask(tokens: int, words: int) -> NDArray[np.uint32]:
+    """[words] the mask of an ``Edit`` that allows the first so many tokens."""
+    allowed = np.zeros(32 * words, np.bool_)
+    allowed[:tokens] = True
+    return np.packbits(allowed, bitorder="little").view(np.uint32)

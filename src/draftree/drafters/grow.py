@@ -42,8 +42,7 @@ from ..policies.base import (
 )
 from ..request import Outcome, Request
 from ..tree import ROOT, DraftDistribution, DraftTree, Drawing, Floats
-from .base import NOTHING_GROWN, Grown, Scorer, TokenSource, UnscoredNode
-from .constrained import AllowedScorer
+from .base import NOTHING_GROWN, AllowedScorer, Grown, Scorer, TokenSource, UnscoredNode
 
 
 @dataclass(slots=True)

@@ -21,8 +21,7 @@ from ..policies.base import Candidates, Numbers
 from ..request import Request
 from ..sampling.constraint import ConstraintState
 from ..tree import ROOT, DraftDistribution, Drawing
-from .base import BeamSource, Scorer, UnscoredNode
-from .constrained import NodeStates
+from .base import BeamSource, NodeStates, Scorer, UnscoredNode
 from .distributions import Drawn, candidates_of, draw_children
 from .indexes import NgramIndex, Tail
 

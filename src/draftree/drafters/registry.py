@@ -22,6 +22,7 @@ from .base import Drafter, NoDrafter, TokenSource
 from .cascade import CascadeSource
 from .corpus import Corpus, CorpusSource
 from .draft_model import ModelSource
+from .eagle import EagleSource
 from .ensemble import EnsembleSource
 from .grow import TreeDrafter
 from .ngram import NgramSource
@@ -300,11 +301,7 @@ def _source(name: str | LanguageModel, target: LanguageModel, stores: Stores) ->
     if kind.source is not None:
         return kind.source(stores)
     model = kind.model(name, target)
-    with needs_extra("torch", f"drafter {name if isinstance(name, str) else name.capabilities.name}"):
-        from .heads.eagle import EagleSource
-    if isinstance(model, DraftHead):
-        return EagleSource(model, vocab)
-    return ModelSource(model, vocab)
+    return EagleSource(model, vocab) if isinstance(model, DraftHead) else ModelSource(model, vocab)
 
 
 def provenance(target: LanguageModel, source: TokenSource, drafter: str) -> Provenance:

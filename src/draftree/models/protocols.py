@@ -6,8 +6,10 @@ Rows with several live paths, which beams need, are ``ForestModel``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import UnsupportedModelError
 from ..scores import Scores
@@ -165,72 +167,42 @@ def twin_of(model: LanguageModel) -> LanguageModel:
     )
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class HeadRow(Row):
-    """A sequence inside a draft head.
-
-    Attributes:
-        predicted: [1 + u, H] predicted states: of the last committed token, then of the uncommitted nodes.
-        scored: [1, H] state of the last committed token from which its logits are computed.
-        tokens: [K] int64 ids of its draft vocabulary.
-        extra, extra_bias: [K - D, H] and [K - D] output weights and biases of those that are not in the head's own;
-            None: there are no biases.
-        known: [V] bool, which ids are in ``tokens``.
-    """
-
-    predicted: Tensor
-    scored: Tensor
-    tokens: Tensor
-    extra: Tensor
-    extra_bias: Tensor | None
-    known: Tensor
-
-
 @runtime_checkable
 class DraftHead(LanguageModel, Protocol):
     """A model that drafts from a target's hidden states and its own predictions.
 
-    A node's state is what the head reads of the token before it: made of the target's hidden states there (``fused``),
-    or its own prediction.
+    A node's state is what the head reads of the token before it: made of the target's hidden states there, or the
+    head's own prediction. Scores are over a row's draft vocabulary (``vocabulary_of``), and name the target's tokens.
     """
 
     @property
     def features(self) -> FeatureSpec:
         """Which hidden states of the target it reads."""
 
-    @property
-    def nothing(self) -> Tensor:
-        """[0, F] no hidden states."""
+    def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
+        """[K] the tokens of a row's logits."""
 
-    def fused(self, features: Tensor) -> Tensor:
-        """[n, F] hidden states of the target -> [n, H] states."""
-
-    def know(self, row: HeadRow, features: Tensor) -> None:
-        """Nodes below a row's last token read the target's [1, F] hidden states there, which are known, from now on."""
-
-    def own(self, row: Row) -> HeadRow:
-        """``row``, if it is open and this model's; else a ``CacheError``."""
-
-    def advance(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
-        """Commit tokens of the target, in one pass; uncommitted nodes are dropped.
+    def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
+        """Commit tokens of the target with its hidden states, in one pass; uncommitted nodes are dropped.
 
         Args:
             rows: open rows.
-            tokens: for each row [n] int64; none for a row whose last token is scored again.
-            features: for each row [n, F], the target's hidden states at the tokens before each of them.
+            texts: for each row the new tokens; none where its last token is scored again.
+            targets: for each row the target's, which holds all tokens before the last one, or that one too.
 
         Returns:
-            [B, K] logits after each row's last token, over its draft vocabulary; -inf beyond its tokens.
+            scores after each row's last token.
         """
 
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Scores:
-        """Append uncommitted nodes (``LanguageModel.extend``); scores over each row's draft vocabulary.
+    def extend_below(
+        self, rows: Sequence[Row], nodes: Sequence[Nodes], targets: Sequence[tuple[Row, Sequence[int]]]
+    ) -> Scores:
+        """Append uncommitted nodes (``LanguageModel.extend``) of which the target may have read the parents.
 
         Args:
             rows: open rows.
-            nodes: for each row.
-            states: for each row [n, H], of the tokens before the nodes; None: what was predicted there, and zeros in
-                rows that are empty: to measure passes.
+            nodes: for each row; those that it scores come without others.
+            targets: for each row the target's, and [n] the parents of the nodes there; ROOT (-1): it has not read it.
         """
 
 

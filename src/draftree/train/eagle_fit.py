@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..artifacts import write_whole
 from ..config import Checked, Count, LearningRate, SamplingParams, option
+from ..drafters.eagle import EagleSource
 from ..drafters.grow import TreeDrafter
-from ..drafters.heads.eagle import EagleSource
 from ..engine.replay import Replay
 from ..errors import ConfigError
 from ..models.base import LanguageModel

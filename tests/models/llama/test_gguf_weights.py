@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from draftree.cli.main import run
 from draftree.config import SamplingParams
+from draftree.drafters.eagle import EagleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.heads.eagle import EagleSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import UnsupportedModelError

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from torch.nn.utils import skip_init
@@ -23,14 +24,36 @@ from ...tree import ROOT
 from ..base import NO_NODES, STOCK, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
 from ..huggingface.attention import attend_as_one
 from ..huggingface.cache import Rows, TreeCache, bytes_of, packed, padded
+from ..huggingface.features import feature_row
 from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
 from ..huggingface.runner import Made, Pass, runner_of
-from ..huggingface.torch_scores import scores_of
-from ..protocols import FeatureModel, HeadRow, feature_model
+from ..protocols import FeatureModel, feature_model
 from .eagle_network import EagleNetwork
+from .head_scores import HeadScores
 
 _GRAIN = 64
 """Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class HeadRow(Row):
+    """A sequence inside a draft head.
+
+    Attributes:
+        predicted: [1 + u, H] predicted states: of the last committed token, then of the uncommitted nodes.
+        scored: [1, H] state of the last committed token from which its logits are computed.
+        tokens: [K] int64 ids of its draft vocabulary.
+        extra, extra_bias: [K - D, H] and [K - D] output weights and biases of those that are not in the head's own;
+            None: there are no biases.
+        known: [V] bool, which ids are in ``tokens``.
+    """
+
+    predicted: Tensor
+    scored: Tensor
+    tokens: Tensor
+    extra: Tensor
+    extra_bias: Tensor | None
+    known: Tensor
 
 
 class HeadModel:
@@ -115,21 +138,53 @@ class HeadModel:
 
     @torch.inference_mode()
     def fused(self, features: Tensor) -> Tensor:
-        """[n, F] hidden states of the target -> [n, H] states (``DraftHead.fused``)."""
+        """[n, F] hidden states of the target -> [n, H] states."""
         return self.network.fused(features)
 
-    def know(self, row: HeadRow, features: Tensor) -> None:
-        """The target's hidden states at a row's last token are known (``DraftHead.know``)."""
-        row.predicted = self.fused(features)
-        if self.network.predicts_features:
-            row.scored = row.predicted
+    def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
+        """[K] the tokens of a row's logits (``DraftHead.vocabulary_of``)."""
+        return self.own(row).tokens.cpu().numpy()
+
+    @torch.inference_mode()
+    def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
+        """Commit tokens of the target with its hidden states (``DraftHead.read``)."""
+        own, features, last = [self.own(row) for row in rows], list[Tensor](), list[Tensor]()
+        for row, text, target in zip(own, texts, targets, strict=True):
+            ahead = target.length - row.length - len(text)  # the target has read the last token too
+            some = len(text) + ahead
+            states = feature_row(target).last_features(some, self.features) if some else self.nothing
+            features.append(states[: len(text)])
+            last.append(states[len(text) :])
+        logits = self.advance(own, [torch.tensor(text, dtype=torch.int64) for text in texts], features)
+        for row, states in zip(own, last, strict=True):
+            if len(states):  # nodes below read them; the next proposal may begin there again
+                row.predicted = self.fused(states)
+                if self.network.predicts_features:
+                    row.scored = row.predicted
+        return self._kept(logits, own, [1] * len(own))
+
+    def _kept(self, logits: Tensor, rows: Sequence[HeadRow], counts: Sequence[int]) -> Scores:
+        width = logits.shape[1]
+        each = [
+            pad(row.tokens, (0, width - len(row.tokens))).expand(n, -1) for row, n in zip(rows, counts, strict=True)
+        ]
+        return self._scores.keep(HeadScores(logits, counts, each[0] if len(each) == 1 else torch.cat(each)))
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch_dtype(self.capabilities), device=self.capabilities.device)
 
     @torch.inference_mode()
     def advance(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
-        """Commit tokens of the target, in one pass (``DraftHead.advance``)."""
+        """Commit tokens of the target, in one pass; uncommitted nodes are dropped.
+
+        Args:
+            rows: open rows.
+            tokens: for each row [n] int64; none for a row whose last token is scored again.
+            features: for each row [n, F], the target's hidden states at the tokens before each of them.
+
+        Returns:
+            [B, K] logits after each row's last token, over its draft vocabulary; -inf beyond its tokens.
+        """
         began = time.perf_counter()
         for row in rows:
             self.commit(row, [])
@@ -178,7 +233,12 @@ class HeadModel:
 
     @torch.inference_mode()
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Scores:
-        """Append uncommitted nodes to each row in one pass (``DraftHead.extend``)."""
+        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``).
+
+        Args:
+            states: for each row [n, H], of the tokens before the nodes; None: what was predicted there, and zeros in
+                rows that are empty: to measure passes.
+        """
         began = time.perf_counter()
         own, device, are_text = [self.own(row) for row in rows], self._device, states is not None
         if states is None and not any(row.length for row in own):
@@ -200,7 +260,24 @@ class HeadModel:
                 self._learn(row, torch.from_numpy(new.tokens.astype(np.int64)))
         logits = self._logits(own, [part[len(part) - new.scored :] for part, new in zip(fresh, nodes, strict=True)])
         self.pass_seconds += time.perf_counter() - began
-        return self._scores.keep(scores_of(logits, [new.scored for new in nodes]))
+        return self._kept(logits, own, [new.scored for new in nodes])
+
+    @torch.inference_mode()
+    def extend_below(
+        self, rows: Sequence[Row], nodes: Sequence[Nodes], targets: Sequence[tuple[Row, Sequence[int]]]
+    ) -> Scores:
+        """Append uncommitted nodes, of which the target may have read the parents (``DraftHead.extend_below``)."""
+        states = []
+        for row, new, (target, read) in zip(map(self.own, rows), nodes, targets, strict=True):
+            each = []
+            for parent, node in zip(new.parents.tolist(), read, strict=True):
+                if node == ROOT:
+                    each.append(row.predicted[parent + 1])
+                else:
+                    state = feature_row(target).pending_feature(node, self.features)
+                    each.append(self.fused(state[None])[0])
+            states.append(torch.stack(each))
+        return self.extend(rows, nodes, states)
 
     def _read_nodes(
         self, rows: Sequence[HeadRow], counts: Sequence[int], inputs: Tensor, states: Tensor, mask: Tensor

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...sampling.warping import Warping
-from ...scores import Edits, NumpyScores, Scores, Slots, Top
+from ...scores import Draft, Edits, NumpyScores, Scores, Slots, Top
 from .torch_sampling import gumbel_noise, largest, warp_rows
 
 _ROWS = 8
@@ -49,16 +49,21 @@ class TorchScores(Scores):
 
     @torch.inference_mode()
     def argmax(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.int32]:
-        return self._edited(slots, edits).argmax(-1).int().cpu().numpy()
+        best = self._edited(slots, edits).argmax(-1, keepdim=True)
+        return self._tokens(slots, best)[:, 0].int().cpu().numpy()
 
     @torch.inference_mode()
-    def top(self, slots: Slots, count: int, edits: Edits | None = None) -> Top:
+    def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
         parts = []
-        for rows in self._edited(slots, edits).split(_ROWS):
+        for at, rows in enumerate(self._edited(slots, edits).split(_ROWS)):
+            chunk = slice(at * _ROWS, (at + 1) * _ROWS)
+            if draft is not None:
+                rows = self._drafted(rows, slots[chunk], draft.warpings[chunk], draft.keys and draft.keys[chunk])
             best, logprobs = largest(rows, min(count, rows.shape[1])), rows.log_softmax(-1)
             p = logprobs.exp()
             entropy = -torch.linalg.vecdot(p, logprobs.clamp(min=torch.finfo(torch.float32).min))  # 0 log 0 = 0
-            parts.append(torch.cat([best.double(), logprobs.gather(-1, best).double(), entropy[:, None]], dim=1))
+            columns = (self._tokens(slots[chunk], best).double(), logprobs.gather(-1, best).double(), entropy[:, None])
+            parts.append(torch.cat(columns, dim=1))
         found = torch.cat(parts).cpu().numpy()
         tokens, logprobs, entropies = np.split(found, [(found.shape[1] - 1) // 2, found.shape[1] - 1], axis=1)
         return Top(tokens.astype(np.int32), logprobs.astype(np.float32), entropies[:, 0].astype(np.float32))
@@ -74,22 +79,39 @@ class TorchScores(Scores):
         self, slots: Slots, keys: Sequence[int], warpings: Sequence[Warping], edits: Edits | None = None
     ) -> NDArray[np.int32]:
         rows = self._edited(slots, edits)
-        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-        noise = gumbel_noise(list(number), rows.shape[1], rows.device)
         parts = []
         for at in range(0, len(rows), _ROWS):
-            kinds, own = warpings[at : at + _ROWS], [number[key] for key in keys[at : at + _ROWS]]
-            warped = warp_rows(rows[at : at + _ROWS], kinds)
-            heard = noise[torch.tensor(own).to(rows.device, non_blocking=True)]
+            chunk = slice(at, at + _ROWS)
+            kinds = warpings[chunk]
+            warped, noise = warp_rows(rows[chunk], kinds), self._noise(slots[chunk], keys[chunk])
             if not all(kind.temperature for kind in kinds):
-                random = torch.tensor([[float(kind.temperature > 0)] for kind in kinds]).to(rows.device)
-                heard = heard * random
-            parts.append((warped.double() + heard).argmax(-1))
-        return torch.cat(parts).int().cpu().numpy()
+                noise = noise * torch.tensor([[float(kind.temperature > 0)] for kind in kinds]).to(rows.device)
+            parts.append((warped.double() + noise).argmax(-1, keepdim=True))
+        return self._tokens(slots, torch.cat(parts))[:, 0].int().cpu().numpy()
 
     @torch.inference_mode()
     def logits(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.float32]:
         return self._edited(slots, edits).cpu().numpy().copy()
+
+    def _drafted(self, rows: Tensor, slots: Slots, warpings: Sequence[Warping], keys: Sequence[int] | None) -> Tensor:
+        """[w, V] logits of the distributions of drafts (``Draft``)."""
+        rows = warp_rows(rows, warpings)
+        random = [i for i, warping in enumerate(warpings) if warping.temperature]
+        if keys is not None and random:
+            scale = torch.tensor([warpings[i].temperature for i in random])[:, None].to(rows.device)
+            noise = self._noise([slots[i] for i in random], [keys[i] for i in random])
+            rows[random] = (rows[random] + noise.float()) * scale
+        return rows
+
+    def _noise(self, slots: Slots, keys: Sequence[int]) -> Tensor:
+        """[w, V] the noise of each slot's key."""
+        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        noise = gumbel_noise(list(number), self.tensor.shape[1], self.tensor.device)
+        return noise[[number[key] for key in keys]] if len(number) > 1 else noise.expand(len(keys), -1)
+
+    def _tokens(self, slots: Slots, entries: Tensor) -> Tensor:
+        """[w, k] the tokens of entries of the slots' logits."""
+        return entries
 
 
 def _edited(rows: Tensor, edits: Edits) -> Tensor:
@@ -124,7 +146,7 @@ def scores_of(logits: Tensor, counts: Sequence[int]) -> Scores:
 
 
 def tensor_of(scores: Scores) -> Tensor:
-    """[W, V] logits by slot, where they are: for drafters, which compute with torch; they must not be changed."""
+    """[W, V] logits by slot, where they are; they must not be changed."""
     if isinstance(scores, TorchScores):
         return scores.tensor
     if isinstance(scores, NumpyScores):

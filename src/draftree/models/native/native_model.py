@@ -23,7 +23,7 @@ from ...config import typed
 from ...errors import CacheError, ConfigError, UnsupportedModelError
 from ...progress import progress_reporter
 from ...sampling.warping import Warping
-from ...scores import Edits, LastScores, NumpyScores, Scores, Slots, Top, edited
+from ...scores import Draft, Edits, LastScores, NumpyScores, Scores, Slots, Top, edited
 from ..base import FINAL, FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, Nodes, Row, exclusive, free_memory
 from ..llama.gguf_checks import check
 from ..llama.gguf_file import GGUFHeader, fingerprint
@@ -60,11 +60,11 @@ class NativeScores(Scores):
         self.check()
         return self._loaded.argmax(slots, _c_edits(edits))
 
-    def top(self, slots: Slots, count: int, edits: Edits | None = None) -> Top:
+    def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
         self.check()
         count = min(count, self._vocab)
-        if count > _MOST_TOP:
-            return NumpyScores(self.logits(slots, edits), [len(slots)]).top(range(len(slots)), count)
+        if count > _MOST_TOP or draft is not None:
+            return NumpyScores(self.logits(slots, edits), [len(slots)]).top(range(len(slots)), count, None, draft)
         return Top(*self._loaded.top(slots, count, _c_edits(edits)))
 
     def log_probabilities(self, slots: Slots, tokens: Sequence[int]) -> NDArray[np.float32]:
