@@ -175,7 +175,6 @@ class Answering:
                 each.cancel()
 
     def _begin(self, line: BatchLine) -> _Under | Record:
-        """A line under way, or the record of one that cannot be answered."""
         custom_id, handles = None, list[Handle]()
         try:
             parsed = parse(line, self.model)
@@ -196,7 +195,6 @@ class Answering:
         return _Under(line, parsed, choices, handles)
 
     def _failed(self, line: BatchLine, custom_id: str | None, error: Exception) -> Record:
-        """The record of a line that ended with an error."""
         if isinstance(error, LineError):
             custom_id = error.custom_id
             if error.refusal is None:

@@ -35,7 +35,6 @@ class BatchLine:
 
     @property
     def id(self) -> str:
-        """Of its record."""
         return f"batch_req_{hashlib.sha256(b'%d ' % self.number + self.text).hexdigest()[:24]}"
 
 
@@ -54,7 +53,6 @@ class BatchInput:
             raise ConfigError(f"batch {self.path} is empty: write a request a line")
 
     def lines(self) -> Iterator[BatchLine]:
-        """All of them, in order."""
         try:
             for number, line in enumerate(read_lines(self.path), start=1):
                 if text := line.strip():

@@ -137,7 +137,6 @@ class BeamDraws:
 
 
 def _picked(weights: NDArray[np.float64], uniforms: Sequence[float]) -> list[int]:
-    """The entries at which the running sum of ``weights`` passes each uniform draw's share of the whole."""
     sums = weights.cumsum()
     at = np.array(uniforms) * sums[-1]
     last = int(np.flatnonzero(weights > 0)[-1])  # rounding may carry a draw to the end

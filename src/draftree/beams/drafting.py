@@ -76,7 +76,6 @@ class DepthRule:
         return 0.0 if self.draft is None else self.draft.seconds(nodes, context)
 
     def _best(self, request: BeamRequest, beams: int, context: int) -> tuple[int, float, float]:
-        """The depth that is likely to be fastest, and the layers a second of it and of none."""
         record, source, verify = request.record, self.source, self.verify
         weak = source.model is None or isinstance(source.model, DraftHead)
         prior = _OTHER if weak else _MODEL
@@ -193,7 +192,6 @@ _NO_CELLS = np.zeros(0)
 
 
 def _node(g: _Growing, parent: BeamNode, token: int, logprob: float) -> BeamNode:
-    """The drafted node, new or drawn before."""
     key = parent, token
     if key not in g.drafted:
         node = g.drafted[key] = BeamNode(token, parent, parent.length + 1, parent.score + logprob)

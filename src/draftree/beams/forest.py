@@ -256,12 +256,10 @@ class BeamRequest:
 
     @property
     def ends(self) -> list[BeamNode]:
-        """Last tokens of the running beams."""
         return [beam.node for beam in self.running]
 
     @property
     def unfinished(self) -> int:
-        """Beams of W that are not finished."""
         return self.beams.width - len(self.finished)
 
     def history(self, node: BeamNode) -> list[int]:

@@ -108,7 +108,6 @@ class BeamParams:
 
     @property
     def nodes(self) -> int:
-        """Most drafted nodes of a step."""
         return self.drafted * (self.depth or DEEPEST)
 
     def check(self, params: SamplingParams) -> None:

@@ -81,12 +81,10 @@ class Entry:
 
     @property
     def is_peer(self) -> bool:
-        """A rival system."""
         return self.method.startswith(PEER)
 
     @property
     def peer(self) -> str:
-        """The rival's name."""
         return self.method.removeprefix(PEER)
 
     @property
@@ -106,7 +104,6 @@ class Entry:
         return not self.is_peer and isinstance(find_scheme(self.verify), Match)
 
     def policy(self) -> GrowthPolicy:
-        """The growth policy of its method."""
         return find_method(self.method).policy(self.settings)
 
     def speculation(self, drafter: str | LanguageModel) -> SpeculationParams:
@@ -211,7 +208,6 @@ def _beams(text: str, label: str, temperature: float) -> Entry:
 
 
 def _peer(text: str, label: str, drafters: Sequence[str], temperature: float) -> Entry:
-    """A peer, with the model that drafts for it or the beams that it has."""
     name, settings = named_settings(text.removeprefix(PEER))
     peer = find_peer(name)
     if peer.has_beams:
@@ -236,8 +232,6 @@ class Contestant(Protocol):
 
 
 class _Collector(Observer):
-    """Keeps the outcomes of one request's steps; they are evaluated when the clock has stopped."""
-
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
 
@@ -331,7 +325,6 @@ class Models:
         self._drafters: dict[str, LanguageModel] = {}
 
     def contestant(self, entry: Entry) -> Contestant:
-        """An entry, ready to decode."""
         if entry.is_peer:
             return self._peer(entry)
         drafter = None if entry.drafter is None else self.drafter(entry.drafter)

@@ -156,7 +156,6 @@ class AnswerRecord:
 
     @property
     def passes(self) -> int | None:
-        """Target passes after the prefills."""
         counts = [t.passes for t in self.turns]
         return None if None in counts else sum(c for c in counts if c is not None)
 
@@ -248,7 +247,6 @@ def _check_same(path: Path, kept: Mapping[str, Any], config: Mapping[str, Any]) 
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects in the configuration as one entry a key."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         flat |= {f"{key} {inner}": x for inner, x in value.items()} if isinstance(value, dict) else {key: value}

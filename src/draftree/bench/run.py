@@ -71,7 +71,6 @@ class RunPlan:
 
     @property
     def answers(self) -> int:
-        """All answers of the run."""
         return self.repeats * len(self.items) * len(self.entries)
 
     def missing(self, done: Collection[tuple[str, int, str]]) -> list[tuple[int, Item, Entry]]:

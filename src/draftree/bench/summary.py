@@ -106,7 +106,6 @@ def _share_text(f: MethodFigures) -> str:
 
 
 def _verdict_text(f: MethodFigures) -> str:
-    """The share of equal answers, and what the others are."""
     if f.ids_equal is None:
         return ""
     others = [f"{count} {verdict}" for verdict, count in f.verdicts.items() if verdict != EQUAL]
@@ -293,18 +292,15 @@ class LoadedRun:
 
     @property
     def command(self) -> str:
-        """The command line that made it."""
         return str(self.config["command"])
 
     @property
     def left(self) -> int:
-        """Answers that it lacks."""
         planned = self.config["prompts"] * self.config["repeats"] * len(self.entries)
         return 0 if read_summary(self.path).get("complete") else planned - len(self.records)
 
     @cached_property
     def by_method(self) -> dict[str, list[AnswerRecord]]:
-        """Label -> records."""
         return _by_method(self.records)
 
     def of(self, wanted: Callable[[Entry], bool]) -> list[Entry]:
@@ -316,7 +312,6 @@ class LoadedRun:
         return self.of(lambda e: e.method == method and e.verify == DEFAULT_SCHEME)
 
     def ar(self, temperature: float) -> list[AnswerRecord]:
-        """AR decoding's answers."""
         return self.by_method.get(ar_labels(self.entries).get(temperature, ""), [])
 
 

@@ -88,7 +88,6 @@ class Proposer:
         ages, candidates = count(), list[_Candidate]()
 
         def extend(node: int, probability: float, level: int) -> None:
-            """Add what may follow a node."""
             if depth is None or level < depth:
                 for token, p in islice(joined(indexes, tails[node + 1]).items(), most):
                     if probability * p >= least:
@@ -103,7 +102,6 @@ class Proposer:
         return _in_levels(drafted)
 
     def _read(self, ids: list[int]) -> NgramIndex:
-        """The index of a text."""
         index = self._index
         if index is None or ids[: len(index)] != index.text:
             index = self._index = NgramIndex.begun(ids, self._prediction, _SHORTEST, _LONGEST)

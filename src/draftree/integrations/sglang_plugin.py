@@ -73,12 +73,10 @@ class FixedTrees:
         return sum(map(len, texts))
 
     def remove(self, name: str) -> None:
-        """Draft no longer from a corpus."""
         self.corpora.pop(name, None)
         self._proposers = {}
 
     def clear(self) -> None:
-        """Forget all requests."""
         self._proposers = {}
 
     def draft(self, texts: Mapping[str, Sequence[int]], size: int) -> tuple[Ints, Ints]:

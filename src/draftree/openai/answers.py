@@ -80,7 +80,6 @@ class Usage:
 
     @classmethod
     def of(cls, requests: Sequence[Request], n: int = 1) -> Usage:
-        """Of ``n`` choices of the first prompt, then of the next; they may be under way."""
         return cls(
             sum(request.prompt_length for request in requests[::n]),
             sum(min(r.stats.reused for r in requests[at : at + n]) for at in range(0, len(requests), n)),
@@ -89,7 +88,6 @@ class Usage:
 
     @property
     def of_choices(self) -> dict[str, object]:
-        """As chats and completions name it."""
         found: dict[str, object] = {
             "prompt_tokens_details": {"cached_tokens": self.cached},
             "prompt_tokens": self.prompt,
@@ -103,7 +101,6 @@ class Usage:
 
     @property
     def of_response(self) -> dict[str, object]:
-        """As responses name it."""
         return {
             "input_tokens": self.prompt,
             "input_tokens_details": {"cached_tokens": self.cached},
@@ -144,7 +141,6 @@ class TextOffsets:
         self._stream = Detokenizer(tokenizer, prompt, skip_special_tokens=params.skip_special_tokens)
 
     def of(self, token: int) -> int:
-        """Of the next token."""
         stream = self._echo if self._left > 0 else self._stream
         found = self._begin if self._left == 0 else self._next
         self._left -= 1
@@ -244,7 +240,6 @@ class CompletionBuilder:
         return self._piece(index, {"content": part} if self._chat and self._tags is None else part, None, [chunk])
 
     def echo(self, index: int, text: str) -> dict[str, Any]:
-        """The prompt of a completion."""
         return self._piece(index, text, None)
 
     def end(self, index: int, finish_reason: str) -> dict[str, Any]:

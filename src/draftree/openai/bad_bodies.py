@@ -129,7 +129,6 @@ def _objects(value: object) -> int:
 
 
 def error(message: str, kind: str, field: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """An error's body."""
     where = None if field is None else _whole(field)
     return {"error": {"message": _whole(message), "type": kind, "param": where, "code": code}}
 

@@ -170,12 +170,10 @@ class ResponseBuilder:
         yield self._event(f"response.{response['status']}", response=response)
 
     def _token(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """What a token brings."""
         self._unsaid.append(chunk)
         yield from self._brought(Parsed(chunk.text) if self._parser is None else self._parser.push(chunk))
 
     def _ended(self, request: Request) -> Iterator[dict[str, Any]]:
-        """What was held back, and the end of the last item."""
         if self._parser is not None:
             yield from self._brought(self._parser.end())
         scored = any(chunk.logprobs is not None for chunk in self._unsaid)
@@ -199,7 +197,6 @@ class ResponseBuilder:
                 yield from self._close("completed")
 
     def _said(self, text: str) -> Iterator[dict[str, Any]]:
-        """More text; it begins the message."""
         if not self._items:
             yield from self._open("msg", {"type": "message", "role": "assistant", "content": []})
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
@@ -226,7 +223,6 @@ class ResponseBuilder:
         self._items.append(begun)
 
     def _close(self, status: str) -> Iterator[dict[str, Any]]:
-        """The last item ends."""
         item = self._items[-1]
         item["status"] = status
         if item["type"] == "message":
@@ -240,7 +236,6 @@ class ResponseBuilder:
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _within(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """An event of the last item."""
         place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
         return self._event(kind, **place, **fields)
 
@@ -249,7 +244,6 @@ class ResponseBuilder:
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
     def _begun(self, status: str) -> dict[str, Any]:
-        """The response before its output."""
         body = self._body
         chosen = body.tool_choice or "auto"
         return {

@@ -234,7 +234,6 @@ class Sampled(Sent):
 
     @property
     def structured(self) -> bool:
-        """Not any text will do."""
         return self.structured_outputs is not None or self.format[1] is not None
 
     def constraint(self, engine: Engine) -> Grammar | None:
@@ -393,7 +392,6 @@ class CompletionRequest(Sampled):
             raise FieldError("stream", "a prompt with logprobs, or alone, is not streamed: leave stream out")
 
     def prompts(self) -> Sequence[Prompt]:
-        """Each prompt as text or ids."""
         given: Any = self.prompt
         if isinstance(given, str) or (given and isinstance(given[0], int)):
             return [given]

@@ -76,7 +76,6 @@ class CallParser:
 
     @classmethod
     def of(cls, chunks: Iterable[Chunk], tags: Mapping[int, str]) -> Self:
-        """Of an answer that has ended."""
         parser = cls(tags)
         for chunk in chunks:
             parser.push(chunk)
@@ -89,7 +88,6 @@ class CallParser:
         return bool(self.calls) and self.calls[-1].whole and not self._inside
 
     def push(self, chunk: Chunk) -> Parsed:
-        """Take one more token."""
         self._held += chunk.text + self._tags.get(chunk.token, "")
         found = Parsed()
         while self._step(found):
@@ -112,7 +110,6 @@ class CallParser:
         return self.calls[-1] if self.calls and not self.calls[-1].whole else None
 
     def _step(self, found: Parsed) -> bool:
-        """Take from what is held; whether there may be more."""
         if (call := self._open) is not None:
             text, call.whole = self._until(_END)
             self._argue(found, call, text)

@@ -78,19 +78,16 @@ class Tool(DescribedFunction):
         return f"tools[{at}].{'function.' if self.function is not None else ''}{name}"
 
     def template(self) -> dict[str, Any]:
-        """As chat templates take it."""
         function = self.described
         found: dict[str, Any] = {"name": function.name, "description": function.description or ""}
         return {"type": "function", "function": found | {"parameters": function.parameters or _NO_PARAMETERS}}
 
     def echoed(self) -> dict[str, Any]:
-        """As a response has it."""
         function = self.described
         fields = {"name": function.name, "description": function.description, "parameters": function.parameters}
         return {"type": "function", **fields, "strict": bool(function.strict)}
 
     def compiled(self) -> Function:
-        """As grammars take it."""
         function = self.described
         return Function(function.name, closed(function.parameters or _NO_PARAMETERS, DEEPEST if function.strict else 0))
 

@@ -184,7 +184,6 @@ def _solve(acceptance: Acceptance, nodes: int) -> tuple[NDArray[np.float64], Num
 
 
 def _unfold(choices: Numbers, nodes: int) -> list[Ranks]:
-    """The tree behind a maximum."""
     paths: list[Ranks] = []
     open_nodes: list[tuple[Ranks, int]] = [((), nodes)]
     while open_nodes:

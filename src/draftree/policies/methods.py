@@ -110,7 +110,6 @@ class Method:
 
     @property
     def complete(self) -> bool:
-        """Works with its defaults."""
         return "" not in self.settings.values()
 
     @property

@@ -102,7 +102,6 @@ class AsyncHandle:
         return self.handle.generation
 
     def cancel(self) -> None:
-        """End it, if it has not ended."""
         if not self.handle.done:
             self.handle.cancel()
 
@@ -126,7 +125,6 @@ class EngineLoop:
 
     @property
     def alive(self) -> bool:
-        """The engine makes steps."""
         return self._running is not None and not self._running.done()
 
     def start(self) -> None:
@@ -143,7 +141,6 @@ class EngineLoop:
             await asyncio.wrap_future(self._running)
 
     def cancel(self) -> None:
-        """End all that runs or waits; who waits for it gets what is there."""
         for handle in self._handles:
             handle.cancel()
 
@@ -163,7 +160,6 @@ class EngineLoop:
         return self.engine.target, *(drafter.source.models if isinstance(drafter, TreeDrafter) else ())
 
     def _stepped(self) -> None:
-        """A step is over: in the engine's thread."""
         if not self._due and self._loop is not None and not self._loop.is_closed():
             self._due = True
             self._loop.call_soon_threadsafe(self._look)

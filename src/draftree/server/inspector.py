@@ -80,7 +80,6 @@ class Inspector:
         return policy.target.points if isinstance(policy, AutoTree) and policy.target is not None else None
 
     async def spell(self, body: SpellRequest) -> dict[str, list[str]]:
-        """The text of each token alone."""
         return {"texts": await asyncio.to_thread(lambda: [self._spell(token) for token in body.tokens])}
 
 

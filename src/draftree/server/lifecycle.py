@@ -57,7 +57,6 @@ class PatientProtocol(H11Protocol):
         self._expect()
 
     def _expect(self) -> None:
-        """Go on waiting for a request, or stop when it is whole."""
         if self._coming is None:
             self._coming = self.loop.call_later(self.patience, self.transport.abort)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):

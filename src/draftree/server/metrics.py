@@ -74,11 +74,9 @@ class Metrics(Observer):
         self._prompt.inc(request.prompt_length)
 
     def rejected(self) -> None:
-        """A request was turned away."""
         self._rejected.inc()
 
     def opened(self, request: Request) -> None:
-        """The first token is there."""
         clock, now = self._clocks.get(request), time.monotonic()
         if clock is None:
             self._clocks[request] = _Clock(now, now)
@@ -129,7 +127,6 @@ class Metrics(Observer):
         self._finished.labels(request.finish_reason or "cancelled").inc()
 
     def text(self, engine: Engine) -> bytes:
-        """The page that Prometheus reads."""
         running, kept = engine.scheduler.running, engine.stepper.prefixes.lengths
         self._running.set(len(running))
         self._waiting.set(engine.scheduler.waiting)

@@ -137,7 +137,6 @@ def check_labels(accepted: Tensor) -> None:
 
 
 def _folded(net: nn.Sequential, recipe: ClassifierRecipe, mean: Tensor, scale: Tensor, negatives: float) -> Classifier:
-    """The net on features as they are."""
     weight, bias, output, last = (p.detach().double() for p in net.parameters())
     hidden = weight / scale.double()
     return Classifier(

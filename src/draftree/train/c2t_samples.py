@@ -61,7 +61,6 @@ class Samples(NamedTuple):
     numbers: Tensor
 
     def take(self, which: Tensor) -> Samples:
-        """Those of a mask [M]."""
         return Samples(*(column[which] for column in self))
 
     def columns(self, names: Sequence[str]) -> Tensor:
@@ -71,7 +70,6 @@ class Samples(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Samples]) -> Samples:
-        """One after the other."""
         none = torch.zeros(0).bool()
         empty = cls(torch.zeros(0, len(FEATURES)), none, none, torch.zeros(0).long())
         return cls(*(torch.cat(columns) for columns in zip(empty, *parts, strict=True)))

@@ -49,7 +49,6 @@ class TruePath(GrowthPolicy):
         self.truth, self.ranks = truth, []
 
     def width_for(self, nodes: int) -> int:
-        """The widest of any policy."""
         return MAX_WIDTH
 
     def grow(self, frontier: Frontier) -> Growth:
@@ -119,7 +118,6 @@ class AcceptanceMeasurement:
 
     @property
     def key(self) -> str:
-        """Identifies the calibration."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
 
 
@@ -179,14 +177,12 @@ class Tally:
         return fresh
 
     def add(self, ranks: Sequence[int | None]) -> None:
-        """Count one draft."""
         for d, rank in enumerate(ranks):
             self.trials[d] += 1
             if rank is not None:
                 self.accepted[d][rank] += 1
 
     def save(self) -> None:
-        """Write the file."""
         fields = {"key": self.key, "done": self.done, "trials": self.trials, "accepted": self.accepted}
         write_whole(self.path, json.dumps(fields) + "\n")
 

@@ -61,7 +61,6 @@ def _paths(tree: DraftTree) -> dict[int, list[int]]:
 
 
 def _followed(tree: DraftTree, drawn: Mapping[int, int]) -> Verdict:
-    """The walk along the tokens that were drawn at the root and at each node."""
     edges = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
     node_of = {edge: node for node, edge in reversed(list(enumerate(edges)))}
     path, tokens, node = list[int](), [drawn[ROOT]], ROOT

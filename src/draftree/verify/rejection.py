@@ -56,7 +56,6 @@ class Visit(NamedTuple):
 
     @property
     def p(self) -> NDArray[np.float64]:
-        """[V] target distribution."""
         return softmax(self.logits)
 
     @property
@@ -98,7 +97,6 @@ def residual(p: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.f
 
 
 def log(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """log p, -inf where p is 0."""
     with np.errstate(divide="ignore"):
         return np.log(p)
 
@@ -159,7 +157,6 @@ def relaxed(visit: Visit, draws: UniformDraws, *, allowed: Callable[[float], int
 
 
 def _ratio(p: NDArray[np.float64], q: NDArray[np.float64], token: int) -> float:
-    """p(token) / q(token)."""
     theirs = float(q[token])
     return float(p[token]) / theirs if theirs else math.inf
 

@@ -69,7 +69,6 @@ class Benefit:
         return sum(self.profiles[id(model)].seconds(n, n) for model, n in unread if n > self.settings.context_step // 2)
 
     def layer(self, ar: ARPass) -> float:
-        """Seconds of drafting one layer."""
         nodes = self.settings.layer_nodes
         return self._scale * (self.profile.seconds(nodes, ar.context, ar.batch) if self.profile else 1.0)
 
@@ -228,7 +227,6 @@ class Selection:
             drafter.grant(passed)
 
     def credit(self, trial: Trial, outcome: Outcome) -> None:
-        """A trial is over."""
         tokens, ar = trial.price.ar.tokens, float(trial.price.verify[0])
         tried = replace(outcome, tree=trial.tree, path=trial.path, taken=len(trial.path) + 1)
         owners = _owners(tried, trial.price)

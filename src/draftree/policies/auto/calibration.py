@@ -60,7 +60,6 @@ class Calibration:
         return found
 
     def learn(self, tried: Sequence[Tried]) -> None:
-        """Count candidates."""
         keep, most = self._settings.slow_decay, self._settings.max_shift
         for p, hit, kind in tried:
             at, hits, trials = bisect_left(self._settings.bins, p), self._hits[kind], self._trials[kind]
