@@ -11,7 +11,7 @@ right loses no more than its first balance.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ import numpy as np
 
 from ...models.cost_profile import Profile
 from ...request import Outcome, Request, StepCost
-from ...tree import ROOT, DraftTree
 from ..base import SourceInfo
 from .cost_model import ARPass, Floats
 from .settings import DEFAULTS, AutoSettings
@@ -47,7 +46,6 @@ class Benefit:
     seconds: float = 0.0
     _gained: float = field(default=0.0, repr=False)
     _spent: float = field(default=0.0, repr=False)
-    _tried: float = field(default=0.0, repr=False)
     _scale: float = field(init=False, repr=False)  # seconds of a layer over the profile's; without one, seconds
 
     def __post_init__(self) -> None:
@@ -107,13 +105,6 @@ class Benefit:
         self._gained, self._spent = slow * self._gained + gained, slow * self._spent + spent
         self.balance = min(self.settings.max_balance, self.balance + gained / pace - spent)
 
-    def try_out(self, gained: float, spent: float, pace: float) -> None:
-        """It would have gained so many tokens and spent so many AR passes: what trials win may be spent on it."""
-        self._tried = self.settings.fast_decay * self._tried + gained / pace - spent
-        if self._tried > self.settings.trial_gain:
-            self.balance = min(self.settings.max_balance, self.balance + self._tried)
-            self._tried = 0.0
-
     def grant(self, passes: float) -> None:
         """So many AR passes have gone by: some of their time may be spent on it, less where it gains less."""
         self.balance = min(self.settings.max_balance, self.balance + passes * self._share)
@@ -139,32 +130,6 @@ class Price(NamedTuple):
     layers: tuple[float, ...]
     limit: float
     fresh: bool
-
-
-@dataclass(slots=True)
-class Trial:
-    """A tree that was not verified.
-
-    Attributes:
-        price: of the step that it was drafted for.
-        seconds: that verifying it would have added to the pass.
-        path: its nodes that the text has followed so far.
-    """
-
-    tree: DraftTree
-    price: Price
-    seconds: float
-    path: list[int] = field(default_factory=list)
-
-    def goes_on(self, tokens: Sequence[int]) -> bool:
-        """Follow the text by some tokens; whether more of them may still be the tree's."""
-        for token in tokens:
-            children = self.tree.children(self.path[-1] if self.path else ROOT)
-            node = next((child for child in children if int(self.tree.tokens[child]) == token), None)
-            if node is None:
-                return False
-            self.path.append(node)
-        return bool(self.tree.children(self.path[-1]))
 
 
 @dataclass(slots=True)
@@ -225,15 +190,6 @@ class Selection:
         self._passes = keep * self._passes + passed
         for drafter in self.drafters:
             drafter.grant(passed)
-
-    def credit(self, trial: Trial, outcome: Outcome) -> None:
-        tokens, ar = trial.price.ar.tokens, float(trial.price.verify[0])
-        tried = replace(outcome, tree=trial.tree, path=trial.path, taken=len(trial.path) + 1)
-        owners = _owners(tried, trial.price)
-        for index, drafter in enumerate(self.drafters):
-            if own := owners.count(index):
-                shared = max(0.0, trial.seconds) * own / len(owners)
-                drafter.try_out(_gained(tried, owners, index) / tokens, shared / ar, self.pace)
 
     def _took(self, verify: float, price: Price, passes: int, cost: StepCost) -> list[float]:
         """Seconds of drafting by each drafter: its own, and its part of those of growing and learning."""

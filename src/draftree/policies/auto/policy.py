@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import neg
 from typing import cast
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -39,7 +38,7 @@ from ..base import (
     highest,
     least_together,
 )
-from .benefit import Benefit, Price, Selection, Trial
+from .benefit import Benefit, Price, Selection
 from .calibration import Calibration, Tried, first_or_not
 from .cost_model import ARPass, CostModel, Floats, convex_below
 from .explain import Report
@@ -61,7 +60,6 @@ class AutoPlan(Plan):
         passes: layers that the drafters made a pass for.
         pools, chosen: what was drafted, and how many nodes in all are verified.
         expected: tokens of what is verified, the target's own included, summed over requests.
-        wished: [B] the trees that gain most, where they are more than the drafters may lose; and all their nodes.
     """
 
     price: Price
@@ -75,7 +73,6 @@ class AutoPlan(Plan):
     pools: Sequence[DraftTree] = ()
     chosen: int = 0
     expected: float = field(init=False)
-    wished: tuple[Sequence[DraftTree], int] = ((), 0)
 
     @property
     def together(self) -> int | None:
@@ -153,9 +150,6 @@ class AutoTree(GrowthPolicy):
     calibration: Calibration = field(init=False, repr=False, compare=False)
     selection: Selection = field(init=False, repr=False, compare=False)
     report: Report = field(default_factory=Report, init=False, repr=False, compare=False)
-    _trials: WeakKeyDictionary[Request, Trial] = field(
-        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
-    )
     _models: list[Capabilities] | None = field(default=None, repr=False, compare=False)
     _costs: CostModel | None = field(default=None, repr=False, compare=False)
 
@@ -199,8 +193,6 @@ class AutoTree(GrowthPolicy):
         together = least_together(budgets)
         verify = self._costs.curve(most if together is None else min(most, together), ar)
         depth = self.depth if any(budget.depth != 0 for budget in budgets) else 0
-        if self._trials and all(request in self._trials for request in requests):
-            depth = 0  # no tree can be afforded before it is known what became of these
         price = self.selection.begin(requests, verify, ar, depth)
         drafted = budgets if any(price.enabled) else [Budget(0, budget.depth) for budget in budgets]
         weights = np.array([budget.weight for budget in budgets])
@@ -254,9 +246,6 @@ class AutoTree(GrowthPolicy):
         verify = price.verify[: len(expected)]
         lost = verify - verify[0] + (plan.passes - 1) * sum(price.layers)  # where none is accepted
         net = expected - plan.rate(expected - len(pools), verify) * verify
-        if (size := int(net.argmax())) > 1 and lost[size] > price.limit:
-            kept = np.split(highest(values, size), ends)
-            plan.wished = [pool.subset(keep) for pool, keep in zip(pools, kept, strict=True)], size
         net[2:][lost[2:] > price.limit] = -np.inf  # one node may always be tried while there is anything to lose
         plan.chosen = int(net.argmax()) if price.limit > 0 else 0
         found = highest(values, plan.chosen)
@@ -269,23 +258,9 @@ class AutoTree(GrowthPolicy):
         for row, outcome in enumerate(outcomes if plan.proposed else ()):
             self._calibrate(plan, row, outcome.tokens[: outcome.taken])
         self.selection.learn(plan.price, plan.passes, plan.chosen, outcomes)
-        self._try(plan, outcomes)
         if self._costs is not None:
             self._costs.learn(plan.chosen, plan.price.ar, cost.verify)
         self.report.add(plan.chosen, plan.expected / batch, sum(outcome.taken for outcome in outcomes) / batch, cost)
-
-    def _try(self, plan: AutoPlan, outcomes: Sequence[Outcome]) -> None:
-        """What a tree would have gained that the drafters cannot afford yet: the text that follows shows it."""
-        trees, nodes = plan.wished
-        for row, outcome in enumerate(outcomes):
-            trial = self._trials.pop(outcome.request, None)
-            if trial is None and trees and len(trees[row]):
-                more = float(plan.price.verify[nodes] - plan.price.verify[0])
-                trial = Trial(trees[row], plan.price, len(trees[row]) / nodes * more)
-            if trial and trial.goes_on(outcome.tokens[: outcome.taken]):
-                self._trials[outcome.request] = trial
-            elif trial:
-                self.selection.credit(trial, outcome)
 
     def _calibrate(self, plan: AutoPlan, row: int, tokens: Sequence[int]) -> None:
         """Walk down what was proposed along the target's tokens.

@@ -23,7 +23,6 @@ class AutoSettings:
         learning_share: part of the time of AR decoding that may be lost to learning what a drafter gains.
         first_balance: AR passes that new drafters may lose together before they are disabled.
         max_balance: the same of a drafter that has gained.
-        trial_gain: AR passes that trees which were not verified would have won before they count as won.
     """
 
     bins: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
@@ -39,7 +38,6 @@ class AutoSettings:
     learning_share: float = 0.02
     first_balance: float = 0.2
     max_balance: float = 16.0
-    trial_gain: float = 1.0
 
 
 DEFAULTS = AutoSettings()
