@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from .errors import ConfigError, RunError
@@ -157,6 +156,8 @@ def locked(path: Path, what: str, *, folder: bool) -> Iterator[None]:
         return
     if folder:
         make_folder(path)
+    from filelock import FileLock, Timeout
+
     place = path / _LOCK if folder else path.with_name(f".{path.name}{_LOCK}")
     lock = FileLock(place, blocking=False)
     try:

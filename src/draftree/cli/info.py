@@ -1,4 +1,4 @@
-"""The commands ``draftree info``, ``draftree profile`` and ``draftree methods``."""
+"""The commands ``draftree info`` and ``draftree profile``."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ import typer
 from rich.table import Table
 
 from ..artifacts import user_path
-from ..config import DEFAULT_NODES
-from ..drafters.registry import DRAFTERS, is_head
-from ..drafters.spec import LOOPS
+from ..drafters.registry import is_head
 from ..errors import ConfigError
 from ..models.base import Capabilities, LanguageModel
 from ..models.cost_profile import FULL, Grid, Identity, Profile, load_profile, measure_and_keep, profile_folder
 from ..models.protocols import abilities, tokenizer_of
-from ..policies.methods import METHODS
 from ..progress import out
-from ..verify.schemes import SCHEMES
 from .console import plot_file
 from .options import ComputeOptions, whole, with_options
 
@@ -150,28 +146,3 @@ def _draw(measured: Profile, file: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.legend()
     figure.savefig(file, dpi=150)
-
-
-def methods() -> None:
-    """List the ways to shape draft trees, the verification schemes, and the drafters."""
-    out.print(f"methods [settings]; --nodes is {DEFAULT_NODES} where a method names no other:", markup=False)
-    for method in METHODS.values():
-        settings = " ".join(f"{key}={'FILE' if value == '' else value}" for key, value in method.settings.items())
-        nodes = "" if method.nodes == DEFAULT_NODES else f" --nodes {method.nodes}"
-        out.print(f"{method.name:20} {method.summary}{f' [{settings}]' if settings else ''}{nodes}", markup=False)
-    out.print(
-        f"{'':20} width_of, depth_of: steps of the entropy H, such as 0.02:1,1:2,inf:7: 1 below 0.02 nats, 2 below 1"
-    )
-    out.print("\nverification:")
-    for scheme in SCHEMES.values():
-        settings = "".join(f":{key}={value}" for key, value in scheme.settings.items())
-        out.print(f"{scheme.name:23} {scheme.summary}{f' [{settings}]' if settings else ''}", markup=False)
-    out.print("\ndrafters:")
-    for name, summary in DRAFTERS.items():
-        out.print(f"{name:20} {summary}")
-    out.print(f"{'FOLDER':20} a draft head that 'draftree train head' wrote")
-    out.print(f"{'MODEL':20} any model with the target's vocabulary")
-    out.print(f"{'A+B':20} an ensemble: one tree out of what A and B propose")
-    out.print(f"{'A>B':20} a cascade: A proposes to B, B verifies, corrects and lets A go on, before the target")
-    loop = f"loop={'|'.join(LOOPS)}:tau=H:memory=N:pending=N"
-    out.print(f"{'':20} A:method=M:... shapes proposals; B:{loop} sets when", markup=False)

@@ -21,7 +21,6 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from ..errors import DraftreeWarning, InputError, RunError, first_line, needs_extra
-from ..progress import complain
 from .interrupt import INTERRUPTED, Interrupted
 
 
@@ -43,7 +42,7 @@ COMMANDS = {
     "batch": Command("batch", "Answer a file of requests, many at a time."),
     "serve": Command("serve", "Serve a model over HTTP as OpenAI's API does."),
     "info": Command("info", "Print what a model can do, or what a draft head is for."),
-    "methods": Command("info", "List methods, verification schemes and drafters."),
+    "methods": Command("main", "List methods, verification schemes and drafters."),
     "bench": Command("bench", "Measure methods and drafters on prompts."),
     "report": Command("bench", "Report on runs of bench."),
     "profile": Command("info", "Measure what passes of a model cost on this machine."),
@@ -127,9 +126,48 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+
+def methods() -> None:
+    """List the ways to shape draft trees, the verification schemes, and the drafters."""
+    from ..config import DEFAULT_NODES
+    from ..drafters.registry import DRAFTERS
+    from ..drafters.spec import LOOPS
+    from ..policies.methods import METHODS
+    from ..verify.schemes import SCHEMES
+
+    typer.echo(f"methods [settings]; --nodes is {DEFAULT_NODES} where a method names no other:")
+    for method in METHODS.values():
+        settings = " ".join(f"{key}={'FILE' if value == '' else value}" for key, value in method.settings.items())
+        nodes = "" if method.nodes == DEFAULT_NODES else f" --nodes {method.nodes}"
+        typer.echo(f"{method.name:20} {method.summary}{f' [{settings}]' if settings else ''}{nodes}")
+    typer.echo(
+        f"{'':20} width_of, depth_of: steps of the entropy H, such as 0.02:1,1:2,inf:7: 1 below 0.02 nats, 2 below 1"
+    )
+    typer.echo("\nverification:")
+    for scheme in SCHEMES.values():
+        settings = "".join(f":{key}={value}" for key, value in scheme.settings.items())
+        typer.echo(f"{scheme.name:23} {scheme.summary}{f' [{settings}]' if settings else ''}")
+    typer.echo("\ndrafters:")
+    for name, summary in DRAFTERS.items():
+        typer.echo(f"{name:20} {summary}")
+    typer.echo(f"{'FOLDER':20} a draft head that 'draftree train head' wrote")
+    typer.echo(f"{'MODEL':20} any model with the target's vocabulary")
+    typer.echo(f"{'A+B':20} an ensemble: one tree out of what A and B propose")
+    typer.echo(f"{'A>B':20} a cascade: A proposes to B, B verifies, corrects and lets A go on, before the target")
+    loop = f"loop={'|'.join(LOOPS)}:tau=H:memory=N:pending=N"
+    typer.echo(f"{'':20} A:method=M:... shapes proposals; B:{loop} sets when")
+
+
 _ClickError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """What typer raises for unusable arguments; typer carries its own click, so click's class would not do."""
 _OUT_OF_MEMORY = "out of memory: use a smaller --nodes, a shorter prompt, or --dtype bfloat16"
+
+
+def complain(message: str) -> None:
+    """Print one line to standard error."""
+    from ..progress import complain as show
+
+    show(message)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:

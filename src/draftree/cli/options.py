@@ -21,7 +21,6 @@ from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load
 from ..policies.base import node_budget, unbounded
 from ..progress import complain
-from ..tracing.trace import Trace
 
 _LARGEST = 2**63
 """What an int64 tensor and a seed no longer hold."""
@@ -243,5 +242,7 @@ class TraceOptions:
             if self.force:
                 raise ConfigError("--force overwrites the file of --trace: name one with --trace FILE")
             return []
+        from ..tracing.trace import Trace
+
         trace = Trace(self.trace, force=self.force, labels={"method": method}, warn=complain)
         return [context.with_resource(trace)]

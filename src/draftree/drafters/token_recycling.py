@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from ..artifacts import write_whole
 from ..errors import ConfigError, DraftreeWarning, RunError
@@ -75,6 +73,8 @@ def write_entries(path: Path, entries: Entries, vocabulary: str) -> None:
     Raises:
         RunError: it cannot be written.
     """
+    from safetensors.numpy import save
+
     about = {"format": FORMAT, "version": VERSION, "vocabulary": vocabulary}
     write_whole(path, save(entries._asdict(), metadata=about))
 
@@ -85,6 +85,8 @@ def read_entries(path: Path, vocab: int, vocabulary: str) -> Entries | None:
     Raises:
         ConfigError: it cannot be read, is no such file, or is of another vocabulary; or its folder is not there.
     """
+    from safetensors import SafetensorError, safe_open
+
     if not path.exists() and path.parent.is_dir():
         return None
     try:

@@ -16,18 +16,21 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..config import SamplingParams, typed
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
 from ..request import Chunk, Stats
-from ..sampling.grammar import Grammars
 from ..text.tokenizer import Prompt, Tokenizer
 from .input_processor import InputProcessor, each_params
 from .observer import EngineRequest, Observer, Setup
 from .scheduler import Job, Scheduler, SchedulerParams
 from .speculation import Speculation, SpeculationParams, Speculations
 from .step import Stepper
+
+if TYPE_CHECKING:
+    from ..sampling.grammar import Grammars
 
 _IDLE_SECONDS = 2.0
 """Without work for so long, the engine is idle."""

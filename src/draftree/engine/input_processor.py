@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..config import SamplingParams
 from ..errors import ConfigError, ContextError, FieldError, InputError, PromptError
 from ..models.base import Capabilities, LanguageModel, check_text
-from ..sampling.grammar import Grammars
 from ..sampling.token_rules import TokenRules
 from ..text.detokenizer import Detokenizer, NoText, TextStream
 from ..text.encoding import encode
 from ..text.tokenizer import Conversation, Prompt, Tokenizer
 from .observer import EngineRequest
+
+if TYPE_CHECKING:
+    from ..sampling.grammar import Grammars
 
 
 class InputProcessor:
@@ -52,6 +54,8 @@ class InputProcessor:
         """As ``Engine.grammars``; made at the first use."""
         with self._compiling:
             if self._grammars is None:
+                from ..sampling.grammar import Grammars
+
                 if self.tokenizer is None:
                     raise ConfigError("grammars are of text but the model has no tokenizer: load one with it")
                 can = self._target.capabilities

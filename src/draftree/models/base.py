@@ -12,7 +12,6 @@ from threading import RLock
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
 from numpy.typing import ArrayLike
 
 from ..errors import CacheError, ModelFileError, PromptError
@@ -310,6 +309,8 @@ text of those alone can be so large that 16 bits leave nothing of the logits (Sm
 
 def free_memory() -> int:
     """Bytes of the machine's memory that nobody uses."""
+    import psutil  # type: ignore[import-untyped]
+
     return int(psutil.virtual_memory().available)
 
 

@@ -16,14 +16,11 @@ from pathlib import Path
 from random import Random
 from typing import Annotated
 
-import platformdirs
-from annotated_types import Interval
-from pydantic import Field, PositiveFloat, PositiveInt
+from annotated_types import Interval, MinLen
 
 from ..artifacts import JsonFormat
-from ..config import MAX_NODES, Count, check_fields
+from ..config import MAX_NODES, Count, Positive, check_fields
 from ..errors import ConfigError, DraftreeWarning, RunError
-from ..progress import err, progress_reporter
 from ..tree import ROOT
 from .base import LanguageModel, Nodes, Row, prefill
 from .cost_table import shipped_table
@@ -88,10 +85,10 @@ class Point:
         ValueError: the sizes do not ascend from 1, or are not as many as the seconds.
     """
 
-    batch: PositiveInt
-    context: PositiveInt
+    batch: Count
+    context: Count
     sizes: tuple[int, ...]
-    seconds: tuple[PositiveFloat, ...]
+    seconds: tuple[Positive, ...]
 
     def __post_init__(self) -> None:
         if len(self.sizes) != len(self.seconds) or self.sizes[:1] != (1,) or not _ascend(self.sizes):
@@ -119,7 +116,7 @@ class Profile:
     """Pass times of one model on one machine: curves over nodes, one for each batch size and context."""
 
     identity: Identity
-    points: Annotated[tuple[Point, ...], Field(min_length=1)]
+    points: Annotated[tuple[Point, ...], MinLen(1)]
 
     def seconds(self, nodes: float, context: int, batch: int = 1) -> float:
         """Seconds of a pass over ``nodes`` nodes in each of ``batch`` rows behind ``context`` tokens.
@@ -162,6 +159,8 @@ _FORMAT = JsonFormat("draftree-profile", 6, "profile", _AGAIN, content=Profile)
 
 def profile_folder() -> Path:
     """Where measured profiles are kept."""
+    import platformdirs
+
     return platformdirs.user_cache_path("draftree") / "profiles"
 
 
@@ -342,6 +341,8 @@ def kept_or_measured(model: LanguageModel) -> Profile:
 
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
     """A new profile, measured with a progress bar and kept for later starts."""
+    from ..progress import err, progress_reporter
+
     grid = _shortened(grid, model)
     what = f"measuring passes of {model.capabilities.name}"
     if not err.is_terminal:  # a log shows no bar

@@ -16,9 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat
+from annotated_types import Ge
 
 from ..artifacts import JsonFormat
+from ..config import Positive
 from .base import Capabilities
 
 FOLDER = Path(__file__).parents[1] / "costs"
@@ -38,11 +39,11 @@ class CostTable:
     """
 
     source: str
-    reading: PositiveFloat
-    products: PositiveFloat
-    overlap: Annotated[float, Field(ge=1)]
-    cache_reading: PositiveFloat
-    cache_products: PositiveFloat
+    reading: Positive
+    products: Positive
+    overlap: Annotated[float, Ge(1)]
+    cache_reading: Positive
+    cache_products: Positive
 
     def seconds(self, can: Capabilities, tokens: float, context: float) -> float:
         """Seconds of a model's pass over so many tokens behind ``context`` others."""

@@ -6,16 +6,18 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from ..artifacts import processes
 from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, MissingPackageError, NotNativeError, needs_extra
 from .base import LanguageModel
 from .llama.library import has_library
-from .llama.llama_model import LlamaModel
 from .model_files import DEFAULT_MODEL, checkpoint, gguf_path
-from .native.native_model import NativeModel
+
+if TYPE_CHECKING:
+    from .llama.llama_model import LlamaModel
+    from .native.native_model import NativeModel
 
 AUTO = "auto"
 """The backend that fits a name and the options."""
@@ -114,6 +116,8 @@ def load_native(name: str, *, threads: int | None = None) -> NativeModel:
         ConfigError: the name is no GGUF file's.
         NotNativeError: the engine does not know something of the file, or was not built.
     """
+    from .native.native_model import NativeModel
+
     return NativeModel(_gguf_file(name, "native"), name=name, threads=threads)
 
 
@@ -123,6 +127,8 @@ def load_llama(name: str, *, library: str | None = None, threads: int | None = N
     Raises:
         ConfigError: the name is no GGUF file's, or no library can be used.
     """
+    from .llama.llama_model import LlamaModel
+
     return LlamaModel(_gguf_file(name, "llama.cpp"), name=name, library=library, threads=threads)
 
 
