@@ -224,6 +224,9 @@ int draftree_logits(Model *model, int32_t slot, float *logits) {
 
 /* ---- draws */
 
+/* Tokens that are looked at together. */
+enum { DRAW_BLOCK = 256 };
+
 /* A token that may be drawn. */
 typedef struct {
     float logit; /* divided by the temperature */
@@ -247,18 +250,38 @@ static int compare_candidates(const void *left, const void *right) {
     return (a->token > b->token) - (a->token < b->token);
 }
 
-/* Tokens whose warped logit is at least `edge`, in memory that the caller frees. NULL: no memory. */
+/* The largest warped logit of some tokens. */
+static float largest(const Draw *draw, int64_t first, int64_t size) {
+    return draw->logits[first + vector(draw->question)->argmax(draw->logits + first, size)] /
+           draw->warping->temperature;
+}
+
+/* Tokens whose warped logit is at least `edge`, in memory that the caller frees. NULL: no memory. Most blocks of tokens
+ * hold none: their largest one tells. */
 static Candidate *collect(const Draw *draw, float edge, int64_t *count) {
     const int64_t length = vocabulary(draw->question);
-    const float temperature = draw->warping->temperature;
-    int64_t found = 0;
-    for (int64_t token = 0; token < length; token++)
-        found += draw->logits[token] / temperature >= edge;
-    Candidate *candidates = malloc((size_t)(found ? found : 1) * sizeof *candidates);
+    int64_t room = DRAW_BLOCK;
+    Candidate *candidates = malloc((size_t)room * sizeof *candidates);
     *count = 0;
-    for (int64_t token = 0; candidates && token < length; token++)
-        if (draw->logits[token] / temperature >= edge)
-            candidates[(*count)++] = (Candidate){draw->logits[token] / temperature, (int32_t)token};
+    for (int64_t block = 0; candidates && block < length; block += DRAW_BLOCK) {
+        const int64_t size = length - block < DRAW_BLOCK ? length - block : DRAW_BLOCK;
+        if (!(largest(draw, block, size) >= edge))
+            continue;
+        if (*count + size > room) {
+            room = 2 * room + size;
+            Candidate *more = realloc(candidates, (size_t)room * sizeof *candidates);
+            if (!more) {
+                free(candidates);
+                return NULL;
+            }
+            candidates = more;
+        }
+        for (int64_t token = block; token < block + size; token++) {
+            const float logit = draw->logits[token] / draw->warping->temperature;
+            candidates[*count] = (Candidate){logit, (int32_t)token};
+            *count += logit >= edge;
+        }
+    }
     return candidates;
 }
 
@@ -292,10 +315,10 @@ static double mass(const Draw *draw) {
         return sum;
     }
     const int64_t length = vocabulary(draw->question);
-    float block[256];
+    float block[DRAW_BLOCK];
     double total = 0;
-    for (int64_t at = 0; at < length; at += 256) {
-        const int64_t size = length - at < 256 ? length - at : 256;
+    for (int64_t at = 0; at < length; at += DRAW_BLOCK) {
+        const int64_t size = length - at < DRAW_BLOCK ? length - at : DRAW_BLOCK;
         double sum, weighted;
         for (int64_t i = 0; i < size; i++)
             block[i] = draw->logits[at + i] / draw->warping->temperature;
@@ -305,26 +328,62 @@ static double mass(const Draw *draw) {
     return total;
 }
 
+/* Move what is above the pivot to the front and what is below it to the end; returns how many are above, and in `same`
+ * how many equal it. */
+static int64_t partition(Candidate *candidates, int64_t count, float pivot, int64_t *same) {
+    int64_t above = 0, next = 0, end = count;
+    while (next < end) {
+        const Candidate candidate = candidates[next];
+        if (candidate.logit > pivot) {
+            candidates[next++] = candidates[above];
+            candidates[above++] = candidate;
+        } else if (candidate.logit < pivot) {
+            candidates[next] = candidates[--end];
+            candidates[end] = candidate;
+        } else
+            next++;
+    }
+    *same = end - above;
+    return above;
+}
+
+/* The smallest logit of the fewest largest candidates whose masses reach `wanted`; -INFINITY: all do not. */
+static float edge_of_mass(Candidate *candidates, int64_t count, double wanted, double unit, float most) {
+    double held = 0; /* by candidates that are certainly kept */
+    while (count) {
+        const float pivot = candidates[count / 2].logit;
+        int64_t same;
+        const int64_t above = partition(candidates, count, pivot, &same);
+        double sum = 0;
+        for (int64_t i = 0; i < above; i++)
+            sum += exp((double)candidates[i].logit - most) / unit;
+        if (held + sum >= wanted && above) {
+            count = above;
+            continue;
+        }
+        held += sum + (double)same * exp((double)pivot - most) / unit;
+        if (held >= wanted)
+            return pivot;
+        candidates += above + same;
+        count -= above + same;
+    }
+    return -INFINITY;
+}
+
 /* The smallest logit of the smallest set that holds `top_p` of the mass: a token stays if those before it hold less. */
 static float nucleus_edge(const Draw *draw) {
     const double total = mass(draw);
     for (float width = 4;; width *= 2) {
-        int64_t count, kept = 0;
+        int64_t count;
         const float lowest = width < 1e4f ? draw->most - width : -INFINITY;
         const float edge = lowest > draw->edge ? lowest : draw->edge;
         Candidate *candidates = collect(draw, edge, &count);
         if (!candidates)
             return draw->edge;
-        qsort(candidates, (size_t)count, sizeof *candidates, compare_candidates);
-        double before = 0;
-        while (kept < count && before < draw->warping->top_p) {
-            before += exp((double)candidates[kept].logit - draw->most) / total;
-            kept++;
-        }
-        const float value = candidates[kept ? kept - 1 : 0].logit;
+        const float value = edge_of_mass(candidates, count, draw->warping->top_p, total, draw->most);
         free(candidates);
-        if (before >= draw->warping->top_p || edge == draw->edge)
-            return value;
+        if (value > -INFINITY || edge == draw->edge)
+            return value > draw->edge ? value : draw->edge;
     }
 }
 
@@ -352,15 +411,13 @@ static uint64_t luck_needed(double wanted) {
 /* argmax of logit + noise. Only a token whose noise makes up for its logit can win: blocks of tokens are searched for
  * numbers that are small enough, and only those become logarithms. */
 static int32_t draw_token(const Draw *draw, int32_t favourite) {
-    enum { BLOCK = 256 };
     const int64_t length = vocabulary(draw->question);
     const float temperature = draw->warping->temperature;
     double best = (double)draw->most + noise(draw->key, favourite);
-    int32_t winner = favourite, tokens[BLOCK];
-    for (int64_t block = 0; block < length; block += BLOCK) {
-        const int64_t size = length - block < BLOCK ? length - block : BLOCK;
-        const float top =
-            draw->logits[block + vector(draw->question)->argmax(draw->logits + block, size)] / temperature;
+    int32_t winner = favourite, tokens[DRAW_BLOCK];
+    for (int64_t block = 0; block < length; block += DRAW_BLOCK) {
+        const int64_t size = length - block < DRAW_BLOCK ? length - block : DRAW_BLOCK;
+        const float top = largest(draw, block, size);
         if (!(top >= draw->edge) || top == -INFINITY)
             continue;
         const int count =

@@ -52,6 +52,8 @@ class Edit(NamedTuple):
         return self.changes is None and self.mask is None
 
 
+NO_EDIT = Edit()
+
 Edits = Sequence[Edit]
 """One for each slot of a call."""
 

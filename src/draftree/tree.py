@@ -124,7 +124,7 @@ class DraftTree:
     @classmethod
     def empty(cls) -> DraftTree:
         """The tree without nodes: its verification is one AR step."""
-        return cls.of([], [], [], [], [])
+        return _EMPTY
 
     @classmethod
     def chain(cls, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> DraftTree:
@@ -171,6 +171,9 @@ class DraftTree:
         """Numbers of the children of ``node`` (ROOT for the root), in rank order."""
         found: list[int] = np.flatnonzero(self.parents == node).tolist()
         return found
+
+
+_EMPTY = DraftTree.of([], [], [], [], [])
 
 
 def ancestors(parents: Ints, start: int = 0) -> tuple[NDArray[np.bool_], Ints]:

@@ -388,19 +388,20 @@ class Engine:
         """
         worked = self._load() | self._end()
         running = self._admit()
-        prompt_tokens, streams = self.scheduler.prompt_tokens, self.scheduler.streams
-        unread = sum(request.unread for request in running if not request.decodes)
+        prompt_tokens = self.scheduler.prompt_tokens
+        unread = sum([request.unread for request in running if not request.decodes])
         began, failure = time.perf_counter(), None
         try:
-            self.stepper.step(running, prompt_tokens, self.scheduler.weights, self.scheduler.batch_nodes)
-            if streams:
+            if self.stepper.step(running, prompt_tokens, self.scheduler.weights, self.scheduler.batch_nodes):
                 self.scheduler.chunk.observe(min(unread, prompt_tokens), time.perf_counter() - began)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
             failure = error
         if failure is not None:  # outside the handler, or its error would be the context of theirs
             for request in running:
                 self._step_alone(request, prompt_tokens, failure if len(running) == 1 else None)
-        return self._end() or worked or bool(running)
+        if any([request.finish_reason is not None for request in running]):
+            self._end()
+        return worked or bool(running)
 
     def _load(self) -> bool:
         """Load the drafters that other threads wait for; whether there were any."""

@@ -231,7 +231,9 @@ class Scheduler:
 
     @property
     def weights(self) -> dict[Request, float]:
-        """What the tokens of requests that run count (``Job.weight``)."""
+        """What the tokens of requests that run count beside one another (``Job.weight``)."""
+        if len(self.running) < 2:
+            return {}
         now = time.monotonic()
         return {job.request: job.weight(now) for job in self.running}
 
@@ -243,9 +245,5 @@ class Scheduler:
     @property
     def prompt_tokens(self) -> int:
         """How many tokens of prompts the next step may read."""
-        return self.chunk.size if self.streams and len(self.running) > 1 else _ALONE
-
-    @property
-    def streams(self) -> bool:
-        """Some request that runs waits for its next token, not for its first."""
-        return any(job.request.decodes for job in self.running)
+        beside = len(self.running) > 1 and any(job.request.decodes for job in self.running)
+        return self.chunk.size if beside else _ALONE

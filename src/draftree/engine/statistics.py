@@ -16,20 +16,17 @@ class StepTimer:
     """Is notified as the phases of a step end."""
 
     def begun(self) -> None:
-        self._began = self._phase = time.perf_counter()
+        self._began = time.perf_counter()
 
     def drafted(self) -> None:
-        self._end_phase()
+        self._phase = time.perf_counter()
 
     def verified(self) -> None:
-        self._verify = self._end_phase()
+        now = time.perf_counter()
+        self._verify, self._phase = now - self._phase, now
 
     def committed(self) -> None:
-        self._other = self._end_phase()
-
-    def _end_phase(self) -> float:
-        began, self._phase = self._phase, time.perf_counter()
-        return self._phase - began
+        self._other = time.perf_counter() - self._phase
 
     def cost(self, batch: int, drafter: Drafter, passes: int) -> StepCost:
         """Of the requests of one drafter, which made so many passes in the step."""

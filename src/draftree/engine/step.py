@@ -21,6 +21,7 @@ from ..request import Logprobs, Outcome, Request, StepCost
 from ..scores import Scores
 from ..tree import ROOT, DraftTree
 from ..verify.match import Verdict
+from ..verify.schemes import Scheme
 from .observer import EngineRequest, Observer
 from .statistics import StepTimer, count
 
@@ -37,6 +38,7 @@ class _Part:
     Attributes:
         head: tokens that its row has not: of a prompt as many as are read now, else the last token alone.
         decodes: its prompt has been read.
+        ends: the head ends with the request's last token: the next one is drawn.
         weight: what its tokens count beside those of other requests (``Budget.weight``).
         tree: drafted below the last token of the head, its root.
         first: slot of node 0 of the tree; node n has slot first + n, ROOT included.
@@ -49,17 +51,13 @@ class _Part:
     row: Row
     head: list[int]
     decodes: bool
+    ends: bool
     weight: float = 1.0
     tree: DraftTree = field(default_factory=DraftTree.empty)
     first: int = 0
     verdict: Verdict | None = None
     logprobs: list[Logprobs] = field(default_factory=list)
     taken: int = 0
-
-    @property
-    def ends(self) -> bool:
-        """The head ends with the request's last token: the next one is drawn."""
-        return self.row.length + len(self.head) == len(self.request.ids)
 
     @property
     def scored(self) -> int | None:
@@ -275,8 +273,9 @@ def _parts(
             left = None if left is None else left - unread
         if unread:
             head = request.ids[row.length : row.length + unread]
-            parts.append(_Part(request, row, head, decodes, weights.get(request, 1.0)))
-    return sorted(parts, key=lambda part: part.row.slot)
+            ends = row.length + unread == len(request.ids)
+            parts.append(_Part(request, row, head, decodes, ends, weights.get(request, 1.0)))
+    return sorted(parts, key=lambda part: part.row.slot) if len(parts) > 1 else parts
 
 
 def _row(request: EngineRequest) -> Row:
@@ -294,8 +293,9 @@ def _draft(parts: Sequence[_Part], reading: int | None, batch_nodes: int | None)
         if part.decodes:
             drafter = part.request.speculation.drafter
             groups.setdefault(id(drafter), _Group(drafter)).parts.append(part)
-    left, waiting = batch_nodes, sum(part.decodes for part in parts)
-    for group in groups.values():
+    drafting = [group for group in groups.values() if group.drafter.policy is not None]
+    left, waiting = batch_nodes, sum([len(group.parts) for group in drafting])
+    for group in drafting:
         others = sum(len(part.head) + len(part.tree) for part in parts if part not in group.parts)
         group.draft(others, reading, None if left is None else left * len(group.parts) // waiting)
         waiting -= len(group.parts)
@@ -315,10 +315,10 @@ def _read(parts: Sequence[_Part], scores: Scores) -> list[_Part]:
 
 def _verify(parts: Sequence[_Part], scores: Scores) -> None:
     """Find the verdicts, by one scheme after the other."""
-    while parts:
-        scheme = parts[0].request.speculation.scheme
-        own = [part for part in parts if part.request.speculation.scheme == scheme]
-        parts = [part for part in parts if part.request.speculation.scheme != scheme]
+    groups: dict[Scheme, list[_Part]] = {}
+    for part in parts:
+        groups.setdefault(part.request.speculation.scheme, []).append(part)
+    for scheme, own in groups.items():
         draws = [part.request.draws for part in own]
         verdicts = scheme.verify(scores, [part.first for part in own], [part.tree for part in own], draws)
         for part, verdict in zip(own, verdicts, strict=True):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import SamplingParams
-from ..scores import Edit, Scores, draw_warped
+from ..scores import NO_EDIT, Edit, Scores, draw_warped
 from .constraint import ConstraintState, followed
 from .noise import derive_seed, stream_key, uniform
 from .penalties import Penalties
@@ -59,6 +59,8 @@ class Draws:
 
     def edit(self, drawn: Sequence[int]) -> Edit:
         """What penalties, biases and the constraint change after tokens of this step."""
+        if self._penalties is None and self.state is None:
+            return NO_EDIT
         changes = None if self._penalties is None else self._penalties.after(drawn)
         return Edit(changes, None if self.state is None else followed(self.state, drawn).mask)
 
@@ -100,24 +102,19 @@ class DrawPlace(NamedTuple):
 
 def draw_at(scores: Scores, places: Sequence[DrawPlace]) -> list[int]:
     """The target's own next token at each place; without processors of users in one call of ``scores``."""
-    edits = [draws.edit(drawn) for draws, _, drawn in places]
-    tokens = [0] * len(places)
-    plain = [i for i, place in enumerate(places) if not place.draws.params.processors]
-    if plain:
-        own = [places[i] for i in plain]
-        slots = [place.slot for place in own]
-        some = None if all(edits[i].is_empty for i in plain) else [edits[i] for i in plain]
-        if any(place.draws.params.temperature for place in own):
-            keys = [place.draws.key(len(place.drawn)) for place in own]
-            found = scores.draw(slots, keys, [place.draws.params.warping for place in own], some)
-        else:
-            found = scores.argmax(slots, some)
-        for i, token in zip(plain, found.tolist(), strict=True):
-            tokens[i] = token
-    processed = [i for i in range(len(places)) if i not in set(plain)] if len(plain) < len(places) else []
-    if processed:
-        rows = scores.logits([places[i].slot for i in processed], [edits[i] for i in processed])
-        for i, row in zip(processed, rows, strict=True):
-            draws, _, drawn = places[i]
-            tokens[i] = draw_warped(draws.processed(row, drawn), draws.key(len(drawn)), draws.params.warping)
-    return tokens
+    if any([place.draws.params.processors for place in places]):
+        return [_draw_processed(scores, p) if p.draws.params.processors else draw_at(scores, [p])[0] for p in places]
+    slots, edits = [place.slot for place in places], [draws.edit(drawn) for draws, _, drawn in places]
+    some = None if all([edit.is_empty for edit in edits]) else edits
+    if not any([place.draws.params.temperature for place in places]):
+        found: list[int] = scores.argmax(slots, some).tolist()
+        return found
+    keys = [draws.key(len(drawn)) for draws, _, drawn in places]
+    drawn_tokens: list[int] = scores.draw(slots, keys, [p.draws.params.warping for p in places], some).tolist()
+    return drawn_tokens
+
+
+def _draw_processed(scores: Scores, place: DrawPlace) -> int:
+    draws, slot, drawn = place
+    row = draws.processed(scores.logits([slot], [draws.edit(drawn)])[0], drawn)
+    return draw_warped(row, draws.key(len(drawn)), draws.params.warping)

@@ -43,25 +43,30 @@ def match(scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], dra
         draws: [B] of their requests.
     """
     batch = range(len(trees))
-    together = [b for b in batch if not draws[b].walks]
-    verdicts = _walked(scores, firsts, trees, draws, [b for b in batch if draws[b].walks])
-    places = [DrawPlace(draws[b], firsts[b] + n, path) for b in together for n, path in _paths(trees[b]).items()]
+    walking = [b for b in batch if draws[b].walks]
+    verdicts = _walked(scores, firsts, trees, draws, walking) if walking else {}
+    together = [b for b in batch if b not in verdicts]
+    edges = {b: list(zip(trees[b].parents.tolist(), trees[b].tokens.tolist(), strict=True)) for b in together}
+    places = [DrawPlace(draws[b], firsts[b] + n, path) for b in together for n, path in _paths(edges[b]).items()]
     drawn = iter(draw_at(scores, places) if places else [])
     for b in together:
-        verdicts[b] = _followed(trees[b], dict(zip(range(ROOT, len(trees[b])), drawn, strict=False)))
+        verdicts[b] = _followed(edges[b], dict(zip(range(ROOT, len(edges[b])), drawn, strict=False)))
     return [verdicts[b] for b in batch]
 
 
-def _paths(tree: DraftTree) -> dict[int, list[int]]:
+_Edges = Sequence[tuple[int, int]]
+"""Of each node of a tree, its parent and its token."""
+
+
+def _paths(edges: _Edges) -> dict[int, list[int]]:
     """Tokens on the way to the root (none), and then to each node."""
     paths = dict[int, list[int]]({ROOT: []})
-    for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+    for node, (parent, token) in enumerate(edges):
         paths[node] = [*paths[parent], token]
     return paths
 
 
-def _followed(tree: DraftTree, drawn: Mapping[int, int]) -> Verdict:
-    edges = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+def _followed(edges: _Edges, drawn: Mapping[int, int]) -> Verdict:
     node_of = {edge: node for node, edge in reversed(list(enumerate(edges)))}
     path, tokens, node = list[int](), [drawn[ROOT]], ROOT
     while (child := node_of.get((node, tokens[-1]))) is not None:

@@ -127,6 +127,31 @@ def _ints(values: Numbers) -> NDArray[np.int32]:
     return np.ascontiguousarray(values, dtype=np.int32)
 
 
+class _Scratch:
+    """Memory for numbers that a call passes to C: to find the address of a new array takes longer than to fill this."""
+
+    def __init__(self, kind: type[np.generic] = np.int32) -> None:
+        self._numbers = np.empty(64, kind)
+        self._address: int = self._numbers.ctypes.data
+
+    def filled(self, numbers: Numbers) -> int:
+        """Address of these numbers, valid until the next call."""
+        address = self.sized(len(numbers))
+        self._numbers[: len(numbers)] = numbers
+        return address
+
+    def sized(self, count: int) -> int:
+        """Address of room for so many numbers."""
+        if count > len(self._numbers):
+            self._numbers = np.empty(2 * count, self._numbers.dtype)
+            self._address = self._numbers.ctypes.data
+        return self._address
+
+    def first(self, count: int) -> NDArray[Any]:
+        """A copy of the first numbers."""
+        return self._numbers[:count].copy()
+
+
 class LoadedModel:
     """A model that C has loaded; one thread at a time may call it.
 
@@ -159,6 +184,8 @@ class LoadedModel:
         numbers = description.hyperparameters
         self.vocabulary, self.hidden_size, self.context = numbers.vocabulary, numbers.hidden, numbers.context
         self._tracked = 0
+        self._rows, self._counts, self._tokens, self._parents = (_Scratch() for _ in range(4))
+        self._wanted, self._slots, self._found = _Scratch(np.uint8), _Scratch(), _Scratch()
         architecture = _Architecture(*(getattr(numbers, each.name) for each in fields(Hyperparameters)))
         arrays = [
             np.ascontiguousarray(each)
@@ -251,28 +278,26 @@ class LoadedModel:
         counts: Numbers,
         tokens: Numbers,
         parents: Numbers,
-        wanted: NDArray[np.uint8],
+        wanted: Numbers,
     ) -> None:
         """One pass over new nodes of rows: ``counts`` of each, [N] tokens, parents and whether scores are wanted."""
-        rows, counts, tokens, parents = map(_ints, (rows, counts, tokens, parents))
-        if not len(rows) == len(counts) or not counts.sum() == len(tokens) == len(parents) == len(wanted):
+        if not len(rows) == len(counts) or not sum(counts) == len(tokens) == len(parents) == len(wanted):
             raise CacheError(f"{len(tokens)} nodes of {len(rows)} rows: their numbers do not go together")
         self._check(
             self._library.draftree_extend(
                 self._pointer,
                 len(rows),
-                rows.ctypes.data,
-                counts.ctypes.data,
-                tokens.ctypes.data,
-                parents.ctypes.data,
-                wanted.ctypes.data,
+                self._rows.filled(rows),
+                self._counts.filled(counts),
+                self._tokens.filled(tokens),
+                self._parents.filled(parents),
+                self._wanted.filled(wanted),
             )
         )
 
     def commit(self, row: int, path: Numbers) -> None:
         """Keep uncommitted nodes, a path from the last committed token down."""
-        nodes = _ints(path)
-        self._check(self._library.draftree_commit(self._pointer, row, nodes.ctypes.data, len(nodes)))
+        self._check(self._library.draftree_commit(self._pointer, row, self._slots.filled(path), len(path)))
 
     def prune(self, row: int, keep: Numbers, trunk: int) -> None:
         """Keep uncommitted nodes and commit the first ``trunk`` of them."""
@@ -293,14 +318,10 @@ class LoadedModel:
 
     def argmax(self, slots: Numbers, edits: CEdits | None = None) -> NDArray[np.int32]:
         """[w] the most probable token of each slot."""
-        slots = _ints(slots)
-        tokens = np.empty(len(slots), np.int32)
-        self._check(
-            self._library.draftree_argmax(
-                self._pointer, len(slots), slots.ctypes.data, _reference(edits), tokens.ctypes.data
-            )
-        )
-        return tokens
+        count = len(slots)
+        arguments = self._slots.filled(slots), _reference(edits), self._found.sized(count)
+        self._check(self._library.draftree_argmax(self._pointer, count, *arguments))
+        return self._found.first(count)
 
     def top(
         self, slots: Numbers, count: int, edits: CEdits | None = None

@@ -237,14 +237,12 @@ class NativeModel:
         else:
             tokens = np.concatenate([new.tokens for new in nodes])
             parents = np.concatenate([new.parents for new in nodes])
-        wanted = np.ones(len(tokens), np.uint8)
-        at = 0
+        wanted = list[int]()
         for count, last in zip(counts, scored, strict=True):
-            wanted[at : at + count - last] = 0
-            at += count
+            wanted += [0] * (count - last) + [1] * last
         began = time.perf_counter()
         self._loaded.extend(slots, counts, tokens, parents, wanted)
-        if any(row.length for row in rows):
+        if any([row.length for row in rows]):
             self.pass_seconds += time.perf_counter() - began
         at = 0
         for row, new, count in zip(rows, nodes, counts, strict=True):

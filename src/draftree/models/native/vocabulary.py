@@ -177,8 +177,8 @@ class GGUFTokenizer:
         Args:
             clean_up_tokenization_spaces: without effect: no space is removed.
         """
-        pieces = map(self._piece, token_ids)
-        text = b"".join(piece.text for piece in pieces if not (skip_special_tokens and piece.special))
+        pieces = [self._pieces.get(token) or self._piece(token) for token in token_ids]
+        text = b"".join([piece.text for piece in pieces if not (skip_special_tokens and piece.special)])
         return text[self._prefixed and text.startswith(b" ") :].decode(errors="replace")
 
     def _piece(self, token: int) -> _Spelling:
