@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pkgutil
+import subprocess
+import sys
 
 import draftree
 
@@ -83,3 +85,21 @@ def test_no_module_hides_a_public_name() -> None:
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     assert not hasattr(draftree, "no_such_name") and "load_engine" in dir(draftree)
+
+
+def test_an_import_loads_nothing_and_changes_nothing_for_the_program() -> None:
+    code = """
+import os, signal, sys, threading, warnings
+def state():
+    handlers = {s: signal.getsignal(s) for s in signal.valid_signals()}
+    return dict(os.environ), handlers, list(warnings.filters), list(sys.path), threading.active_count()
+before, modules = state(), set(sys.modules)
+import draftree
+assert state() == before
+print(*{name.partition(".")[0] for name in set(sys.modules) - modules} - sys.stdlib_module_names)
+draftree.load_engine, draftree.SamplingParams, draftree.user
+assert state()[0] == before[0]
+assert not {"torch", "transformers"} & sys.modules.keys()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)  # noqa: S603 - the code above
+    assert (done.returncode, done.stdout) == (0, "draftree\n"), done.stderr

@@ -14,14 +14,14 @@ import pytest
 
 from draftree.cli.main import run
 
-from ..tiny import save_tiny
+from .. import tiny_gguf
 
 Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+    return str(tiny_gguf.write(tmp_path_factory.mktemp("models") / "tiny.gguf"))
 
 
 def write(path: Path, lines: int, tokens: int = 8) -> Path:

@@ -14,27 +14,32 @@ from typing import Any
 import pytest
 
 from ..tiny import save_tiny
+from ..tiny_gguf import write
 
 COMMANDS = {
-    "generate": "generate hello --target MODEL --max-tokens 100 --ignore-eos",
-    "batch": "batch SOURCE OUT --target MODEL --method chain --drafter lookup --rows 2",
-    "bench": "bench --suite SOURCE --out OUT --target MODEL --methods chain --drafters lookup --max-tokens 20",
+    "generate": "generate hello --target GGUF --max-tokens 100 --ignore-eos",
+    "batch": "batch SOURCE OUT --target GGUF --method chain --drafter lookup --rows 2",
+    "bench": "bench --suite SOURCE --out OUT --target GGUF --methods chain --drafters lookup --max-tokens 20",
     "train": "train head --prompts SOURCE --out OUT --target MODEL",
     "methods": "methods",
 }
 TOKENS, LINES = 20, 16
+SLOW = {"bench": 8.0, "train": 8.0}
+"""Seconds that commands which load torch may take at most; others take one or two."""
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A model of transformers, and one that needs no torch."""
+    folder = tmp_path_factory.mktemp("models")
+    return {"MODEL": str(save_tiny(folder / "tiny")), "GGUF": str(write(folder / "tiny.gguf"))}
 
 
-def _words(command: str, model: str, folder: Path, out: str = "out") -> list[str]:
+def _words(command: str, models: dict[str, str], folder: Path, out: str = "out") -> list[str]:
     source = folder / "source.jsonl"
     lines = [{"id": str(n), "prompt": f"a b a b {n}", "max_tokens": TOKENS} for n in range(LINES)]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    places = {"MODEL": model, "SOURCE": str(source), "OUT": str(folder / out)}
+    places = {**models, "SOURCE": str(source), "OUT": str(folder / out)}
     return [places.get(word, word) for word in command.split()]
 
 
@@ -64,13 +69,13 @@ start.main()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_ctrl_c_at_any_moment_is_one_line(command: str, model: str, tmp_path: Path) -> None:
+def test_ctrl_c_at_any_moment_is_one_line(command: str, models: dict[str, str], tmp_path: Path) -> None:
     """It was dozens of lines of traceback while modules were imported, and an abort where torch's threads ran.
 
     The interpreter's own start is not draftree's: moments count from where its first module is imported.
     """
-    moment = random.Random(command).uniform(0.05, 8)
-    with _started(START, _words(COMMANDS[command], model, tmp_path), tmp_path) as process:
+    moment = random.Random(command).uniform(0.05, SLOW.get(command, 2.0))
+    with _started(START, _words(COMMANDS[command], models, tmp_path), tmp_path) as process:
         assert process.stdout is not None and process.stdout.readline() == b"started\n"
         try:
             process.wait(moment)
@@ -115,9 +120,9 @@ sys.exit(run(alone))
 
 @pytest.mark.parametrize(("command", "file", "answers"), [("batch", "", LINES), ("bench", "results.jsonl", 2 * LINES)])
 def test_killed_at_any_moment_it_goes_on_and_gives_each_answer_once(
-    command: str, file: str, answers: int, model: str, tmp_path: Path
+    command: str, file: str, answers: int, models: dict[str, str], tmp_path: Path
 ) -> None:
-    words, alone = (_words(COMMANDS[command], model, tmp_path, out) for out in ("out", "alone"))
+    words, alone = (_words(COMMANDS[command], models, tmp_path, out) for out in ("out", "alone"))
     given = json.dumps([words, alone, str(tmp_path / "out" / file), 6])
     with _started(KILLED, [given], tmp_path) as process:
         printed, complaint = process.communicate()

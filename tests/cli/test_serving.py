@@ -18,18 +18,19 @@ import pytest
 from draftree.cli.main import run
 from draftree.errors import ConfigError
 
-from ..tiny import MAX_LENGTH, save_tiny
+from ..tiny import MAX_LENGTH
+from ..tiny_gguf import write
 
 SLOW = """
 import sys, time
 from draftree.cli.main import run
-from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.native.native_model import NativeModel
 
-fast = HFModel.extend
+fast = NativeModel.extend
 def slow(self, rows, nodes):
     time.sleep(0.03)
     return fast(self, rows, nodes)
-HFModel.extend = slow
+NativeModel.extend = slow
 sys.exit(run(sys.argv[1:]))
 """
 """A server whose answers take long enough to be ended in between."""
@@ -75,7 +76,7 @@ class _Served(_Address):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+    return str(write(tmp_path_factory.mktemp("models") / "tiny.gguf", context=MAX_LENGTH))
 
 
 @contextmanager

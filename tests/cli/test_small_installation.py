@@ -88,3 +88,9 @@ def test_what_needs_torch_names_the_extra(found: dict[str, tuple[int, str]], com
     assert (code, text.count("\n")) == (2, 1), text
     assert REFUSED[command] in text
     assert "needs" not in REFUSED[command] or "pip install 'draftree[torch]'" in text
+
+
+def test_help_loads_no_command() -> None:
+    code = "import sys; from draftree.cli.main import run; run(['--help']); run(['--nope']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603 - the code above
+    assert not {"numpy", "pydantic", "draftree.config"} & set(done.stdout.split())
