@@ -29,7 +29,7 @@ from draftree.models.huggingface import attention
 from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.model_files import DEFAULT_MODEL
-from draftree.policies.base import Candidates, Frontier, Plan
+from draftree.policies.base import Candidates, Frontier
 from draftree.policies.c2t import ClassifierTree, Score
 from draftree.policies.methods import METHODS, find_policy
 from draftree.request import Stats
@@ -121,7 +121,7 @@ def _build_trees(repeats: int = 200) -> None:
         scorer, seconds = _RandomScorer(policy.width_for(64)), []
         for _ in range(repeats):
             began = time.perf_counter()
-            tree, numbers = grow(scorer, policy, Plan([Budget(64)]))[0]
+            tree, numbers = grow(scorer, policy, policy.plan([], [Budget(64)]))[0]
             seconds.append(time.perf_counter() - began)
         drafted = int(numbers.max()) + 1
         print(f"{method:36} {tree.depth:6} {drafted:14} {1e3 * statistics.median(seconds) / tree.depth:11.2f}")

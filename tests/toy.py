@@ -15,7 +15,7 @@ from draftree.drafters.grow import grow
 from draftree.errors import CacheError
 from draftree.models.base import FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, Nodes, Row
 from draftree.models.huggingface.features import FeatureRow, feature_row
-from draftree.policies.base import Candidates, GrowthPolicy, Plan
+from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.scores import LastScores, NumpyScores, Scores
 from draftree.tree import ROOT, DraftTree
 
@@ -262,7 +262,7 @@ class ScriptedScorer(Scorer):
 
 def trees_of(scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget]) -> list[DraftTree]:
     """The trees alone of what ``grow`` gives."""
-    return [grown.tree for grown in grow(scorer, policy, Plan(budgets))]
+    return [grown.tree for grown in grow(scorer, policy, policy.plan([], budgets))]
 
 
 def chi_square(counts: Tensor, distribution: Tensor) -> float:

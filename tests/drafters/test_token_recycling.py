@@ -12,14 +12,23 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from draftree.config import Budget, SamplingParams
+from draftree.drafters.distributions import candidates_of
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.drafters.token_recycling import ANY, SuccessorTable, TokenRecyclingSource, read_entries, vocabulary_of
+from draftree.drafters.token_recycling import (
+    ANY,
+    Context,
+    SuccessorTable,
+    TokenRecyclingSource,
+    read_entries,
+    vocabulary_of,
+)
 from draftree.engine.engine import Engine
 from draftree.engine.observer import Observer
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, DraftreeWarning
+from draftree.policies.base import Candidates
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request, StepCost
@@ -52,10 +61,15 @@ def scores_of(*distributions: list[tuple[int, float]]) -> NumpyScores:
     return NumpyScores(np.log(rows), [len(rows)])
 
 
+def after(table: SuccessorTable, contexts: Sequence[Context], width: int) -> Candidates:
+    """Candidates after contexts."""
+    return candidates_of([table.after(context) for context in contexts], width)
+
+
 class TestTable:
     def test_unseen_tokens_have_no_successors(self) -> None:
-        said = SuccessorTable(2).after([(1, 3)], 2)
-        assert said.logprobs.tolist() == [[NEVER, NEVER]]
+        said = after(SuccessorTable(2), [(1, 3)], 2)
+        assert said.logprobs.tolist() == [[NEVER]]
         assert said.entropies.tolist() == [0.0]
 
     def test_the_last_ones_seen_stay(self) -> None:
@@ -63,25 +77,25 @@ class TestTable:
         table.put(
             [(ANY, 3), (ANY, 4), (ANY, 3)], *found([(1, 0.5), (2, 0.25)], [(5, 0.8), (6, 0.2)], [(7, 0.6), (8, 0.4)])
         )
-        said = table.after([(9, 4), (9, 3)], 2)
+        said = after(table, [(9, 4), (9, 3)], 2)
         assert said.tokens.tolist() == [[5, 6], [7, 8]]
         assert np.exp(said.logprobs).tolist() == [pytest.approx([0.44, 0.11]), pytest.approx([0.33, 0.22])]
 
     def test_two_tokens_say_more_than_one_and_both_are_blended(self) -> None:
         table = SuccessorTable(2)
         table.put([(ANY, 3), (4, 3)], *found([(1, 0.8), (2, 0.2)], [(2, 0.6), (7, 0.4)]))
-        said = table.after([(4, 3)], 4)
+        said = after(table, [(4, 3)], 4)
         own, common = 0.75, 0.25 * 0.55
         want = {2: own * 0.6 + common * 0.2, 7: own * 0.4, 1: common * 0.8}
         assert said.tokens.tolist()[0][:3] == [2, 7, 1]
-        assert np.exp(said.logprobs).tolist() == [pytest.approx([*want.values(), 0.0])]
+        assert np.exp(said.logprobs).tolist() == [pytest.approx([*want.values()])]
 
     def test_the_entropy_is_of_the_whole_distribution_whatever_the_width(self) -> None:
         table = SuccessorTable(2)
         table.put([(ANY, 3)], *found([(1, 0.5), (2, 0.25)]))
         distribution = [0.275, 0.1375, 0.5875]
         for width in (1, 2):
-            said = table.after([(0, 3)], width)
+            said = after(table, [(0, 3)], width)
             assert said.tokens.shape == (1, width)
             assert float(said.entropies[0]) == pytest.approx(-sum(p * math.log(p) for p in distribution))
 
@@ -89,12 +103,12 @@ class TestTable:
         table = SuccessorTable(1, capacity=2)
         for token in (3, 4, 3, 5):
             table.put([(ANY, token)], *found([(token + 1, 0.5)]))
-        found_now = np.exp(table.after([(0, 3), (0, 4), (0, 5)], 1).logprobs[:, 0]).tolist()
+        found_now = np.exp(after(table, [(0, 3), (0, 4), (0, 5)], 1).logprobs[:, 0]).tolist()
         assert found_now == pytest.approx([0.275, 0, 0.275])
         again = SuccessorTable(1, capacity=1)
         again.fill(table.entries)
         assert [c for c, _ in again.entries.contexts.tolist()] == [ANY]
-        assert again.after([(0, 5)], 1).tokens.tolist() == [[6]]
+        assert after(again, [(0, 5)], 1).tokens.tolist() == [[6]]
 
 
 def request_of(*ids: int) -> Request:
@@ -205,7 +219,7 @@ class Distributions(Observer):
             for parent, token in zip(outcome.tree.parents.tolist(), outcome.tree.tokens.tolist(), strict=True):
                 paths.append([*paths[parent + 1], token])
             assert len(told.tokens) == len(paths)
-            for path, tokens, logprobs in zip(paths, told.tokens, told.logprobs, strict=True):
+            for path, tokens, logprobs in zip([*paths[1:], paths[0]], told.tokens, told.logprobs, strict=True):
                 want = causal_logits(tiny(), [*before, *path])[-1].log_softmax(-1).topk(self.count)
                 assert tokens.tolist() == want.indices.tolist()
                 assert np.allclose(logprobs, want.values.numpy(), atol=1e-4)

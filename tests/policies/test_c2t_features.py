@@ -10,7 +10,7 @@ import pytest
 
 from draftree.config import Budget
 from draftree.drafters.grow import grow
-from draftree.policies.base import Frontier, Growth, Plan
+from draftree.policies.base import Frontier, Growth
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.policies.c2t import FEATURES, Columns, features, of_frontier, of_tree
 from draftree.tree import DraftTree, Floats
@@ -41,7 +41,7 @@ def distribution(row: int, path: Path) -> tuple[list[int], list[float], float]:
 def test_growing_and_finished_trees_have_the_same_features() -> None:
     policy = Watched(width=4, depth=3)
     object.__setattr__(policy, "seen", [])
-    tree = grow(ScriptedScorer(distribution), policy, Plan([Budget(100)]))[0].tree
+    tree = grow(ScriptedScorer(distribution), policy, policy.plan([], [Budget(100)]))[0].tree
     assert len(tree) == 4 + 16 + 16
     assert np.allclose(np.concatenate(policy.seen), features(of_tree(tree), NAMES), atol=1e-6)
 

@@ -14,7 +14,7 @@ from draftree.config import Budget
 from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.distributions import Drawn
 from draftree.drafters.grow import grow
-from draftree.policies.base import Candidates, GrowthPolicy, Numbers, Plan
+from draftree.policies.base import Candidates, GrowthPolicy, Numbers
 from draftree.sampling.warping import softmax
 from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
 from draftree.verify.match import Verdict
@@ -114,7 +114,7 @@ def drawn_batches(
     """Every batch of trees that the growth loop can draw, with its probability."""
 
     def drawn(chance: Chance) -> list[DraftTree]:
-        grown = grow(DrawingScorer(drafter, drawing, chance), policy, Plan(budgets), drawing)
+        grown = grow(DrawingScorer(drafter, drawing, chance), policy, policy.plan([], budgets), drawing)
         return [each.tree for each in grown]
 
     return outcomes(drawn)

@@ -151,6 +151,12 @@ class Scorer(ABC):
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
         """Candidates after new nodes, in order of their rows; each of them comes after its parent, and a root first."""
 
+    def predict(self, nodes: Sequence[UnscoredNode], width: int) -> list[dict[int, float]]:
+        """As ``score``: for each node its candidates, the most probable first, and their probabilities."""
+        found = self.score(nodes, width)
+        rows = zip(found.tokens.tolist(), np.exp(found.logprobs).tolist(), strict=True)
+        return [{token: p for token, p in zip(*row, strict=True) if p} for row in rows]
+
     def draw(self, counts: Numbers) -> Drawn:
         """Draw ``counts`` ([F]) children for the nodes that were scored last, in that order.
 

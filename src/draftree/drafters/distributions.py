@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,17 +39,16 @@ def candidates_of(blends: Sequence[Mapping[int, float]], width: int) -> Candidat
         blends: [F] token -> probability, in descending order; what is missing from 1 is one outcome of the entropy.
         width: most candidates of a node.
     """
-    tokens = [list(blend)[:width] + [0] * (width - len(blend)) for blend in blends]
-    probabilities = [list(blend.values())[:width] + [0.0] * (width - len(blend)) for blend in blends]
-    entropies = [_entropy(blend) for blend in blends]
-    with np.errstate(divide="ignore"):  # log 0 = -inf: no candidate
-        logprobs = np.log(np.array(probabilities, np.float32))
-    return Candidates(np.array(tokens), logprobs, np.array(entropies, np.float32))
-
-
-def _entropy(blend: Mapping[int, float]) -> float:
-    rest = 1 - sum(blend.values())
-    return -sum(p * math.log(p) for p in blend.values()) - (rest * math.log(rest) if rest > 0 else 0.0)
+    width = min(width, max(1, *map(len, blends)))
+    tokens, logprobs, entropies = list[list[int]](), list[list[float]](), list[float]()
+    for blend in blends:
+        logs = [*map(math.log, blend.values())]
+        missing = width - len(blend)
+        tokens.append([*blend, *[0] * missing][:width])
+        logprobs.append([*logs, *[-math.inf] * missing][:width])
+        rest = 1 - sum(blend.values())
+        entropies.append(-sum(map(mul, blend.values(), logs)) - (rest * math.log(rest) if rest > 0 else 0.0))
+    return Candidates(np.array(tokens), np.array(logprobs, np.float32), np.array(entropies, np.float32))
 
 
 def split(found: Candidates) -> list[Candidates]:

@@ -162,10 +162,12 @@ class _EnsembleScorer(Scorer):
             own = [i for i, n in enumerate(nodes) if self._limits[n.row][kind] > depths[i]]
             if scorer is not None and own:
                 began = time.perf_counter()
-                found = scorer.score([nodes[i] for i in own], max(width, _WIDTH))
+                most = max(width, _WIDTH)
+                found = scorer.predict([nodes[i] for i in own], most)
                 self.seconds[kind] += time.perf_counter() - began
-                for i, likely in zip(own, _likely(found), strict=True):
-                    predictions[i][kind] = likely
+                for i, blend in zip(own, found, strict=True):
+                    likely = {token: p for token, p in islice(blend.items(), most) if p > _LEAST}
+                    predictions[i][kind] = [*likely], [*likely.values()]
         self._predicted |= {(n.row, n.node): parts for n, parts in zip(nodes, predictions, strict=True)}
         return self._merged(predictions, width)
 
@@ -175,8 +177,7 @@ class _EnsembleScorer(Scorer):
             _, probabilities, kinds = _flat(parts)
             accepted = iter(self._calibration.acceptance(probabilities, kinds))
             merged.append(merge([(tokens, list(islice(accepted, len(tokens)))) for tokens, _ in parts]))
-        widest = max(len(blend) for blend, _ in merged)
-        found = candidates_of([blend for blend, _ in merged], min(width, max(1, widest)))
+        found = candidates_of([blend for blend, _ in merged], width)
         rows = zip(found.tokens.tolist(), merged, strict=True)
         origins = [[bits.get(token, 0) for token in tokens] for tokens, (_, bits) in rows]
         return replace(found, origins=np.array(origins))
@@ -202,15 +203,6 @@ def _flat(parts: Sequence[_Prediction]) -> tuple[list[int], list[float], list[in
         probabilities += given
         kinds += [2 * part + kind for kind in first_or_not(len(own))]
     return tokens, probabilities, kinds
-
-
-def _likely(found: Candidates) -> list[_Prediction]:
-    """The candidates of each node that are likely enough: the first ones, since they descend."""
-    probabilities = np.exp(found.logprobs)
-    counts = (probabilities > _LEAST).sum(1).tolist()
-    return [
-        (tokens[:n], p[:n]) for tokens, p, n in zip(found.tokens.tolist(), probabilities.tolist(), counts, strict=True)
-    ]
 
 
 def merge(parts: Sequence[_Prediction]) -> tuple[dict[int, float], dict[int, int]]:

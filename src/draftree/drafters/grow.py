@@ -275,14 +275,16 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
         rows, numbers = layer.rows[more], layer.nodes[more]
         columns = (rows, numbers, layer.parents[more], layer.tokens[more])
         unscored = map(UnscoredNode, *(column.tolist() for column in columns))
-        frontier = replace(
-            frontier,
+        frontier = Frontier(
+            plan=plan,
             depth=depth,
             rows=rows,
             nodes=numbers,
             path_logprobs=layer.path_logprobs[more],
             tags=layer.tags[more],
             candidates=scorer.score([*unscored], width),
+            budgets=frontier.budgets,
+            limits=limits,
             pool=frontier.pool.plus(layer.rows, layer.path_logprobs, layer.tags),
         )
 

@@ -95,6 +95,9 @@ class NgramScorer(Scorer):
         self._scored: list[tuple[int, int, dict[int, float]]] = []
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+        return candidates_of(self.predict(nodes, width), width)
+
+    def predict(self, nodes: Sequence[UnscoredNode], width: int) -> list[dict[int, float]]:
         for b, node, parent, token in nodes:
             last = self._requests[b].ids[-self._longest :]
             self._tails[b, node] = tuple(last) if node == ROOT else (*self._tails[b, parent], token)
@@ -102,7 +105,7 @@ class NgramScorer(Scorer):
             (b, node, self._predict(b, node, state))
             for (b, node, _, _), state in zip(nodes, self._states.of(nodes), strict=True)
         ]
-        return candidates_of([blend for _, _, blend in self._scored], width)
+        return [blend for _, _, blend in self._scored]
 
     def _predict(self, b: int, node: int, state: ConstraintState | None) -> dict[int, float]:
         """What a constraint forces; else what has followed, as far as the constraint allows it."""

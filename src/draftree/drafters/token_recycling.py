@@ -149,12 +149,11 @@ class SuccessorTable:
         self._rows[context] = row
         return row
 
-    def after(self, contexts: Sequence[Context], width: int) -> Candidates:
-        """The blend after [F] contexts, blended of the last two tokens' and the last one's; the rest is one outcome."""
-        return candidates_of([self._blend(context) for context in contexts], min(width, 2 * self._tokens.shape[1]))
+    def after(self, context: Context) -> dict[int, float]:
+        """Probabilities of all that is known to follow in descending order; of equal ones the surer source's first.
 
-    def _blend(self, context: Context) -> dict[int, float]:
-        """Probabilities of all that is known to follow in descending order; of equal ones the surer source's first."""
+        They are blended of what followed the last two tokens and what followed the last one; the rest is one outcome.
+        """
         before, token = context
         pair, one = None if before == ANY else self._rows.get(context), self._rows.get((ANY, token))
         blend: dict[int, float] = {}
@@ -263,7 +262,10 @@ class _RecyclingScorer(Scorer):
         self._tokens: dict[tuple[int, int], int] = {}
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
-        contexts = []
+        return candidates_of(self.predict(nodes, width), width)
+
+    def predict(self, nodes: Sequence[UnscoredNode], width: int) -> list[dict[int, float]]:
+        found = []
         for b, node, parent, token in nodes:
             if node == ROOT:
                 ids = self._requests[b].ids
@@ -271,5 +273,5 @@ class _RecyclingScorer(Scorer):
             else:
                 context = self._tokens[b, parent], token
             self._tokens[b, node] = context[1]
-            contexts.append(context)
-        return self._table.after(contexts, width)
+            found.append(self._table.after(context))
+        return found

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from heapq import heappush, heapreplace
+from typing import Annotated, cast
 
 import numpy as np
 from annotated_types import Interval
-from numpy.typing import NDArray
 
-from ..config import MAX_NODES, Checked, Count
-from ..request import Outcome
-from ..tree import DraftTree, Floats
+from ..config import MAX_NODES, Budget, Checked, Count
+from ..request import Outcome, Request
+from ..tree import DraftTree
 from .base import (
     Flags,
     Frontier,
     Growth,
     GrowthPolicy,
-    Numbers,
     Plan,
-    Pool,
     Tags,
     best_per_row,
+    descending,
     highest_in_budget,
 )
 
@@ -78,21 +78,31 @@ class OptTree(Checked, BestPaths):
         depth = min(self.depth, nodes)
         return nodes * depth - depth * (depth - 1) // 2
 
+    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], beside: int = 0) -> Plan:
+        return _BestSoFar(budgets, best=[[] for _ in budgets])
+
     def grow(self, frontier: Frontier) -> Growth:
-        """What enters the best n so far; go on where that has gained more than the threshold, or takes no pass."""
-        pool, scores = frontier.pool, frontier.scores
-        before = best_per_row(pool.path_logprobs, pool.rows, frontier.budgets)
-        flat, rows = scores.ravel(), frontier.rows.repeat(scores.shape[1])
-        rising = np.flatnonzero(flat > _least_of_the_best(frontier, before)[rows])
-        risen = flat[rising]
-        every = pool.plus(rows[rising], risen, np.zeros_like(risen))
-        after = best_per_row(every.path_logprobs, every.rows, frontier.budgets)
-        keep = np.zeros(scores.shape, np.bool_)
-        keep.flat[rising] = after[len(pool.rows) :]
+        """What enters the best n so far; go on where E(A) has gained more than the threshold."""
+        best, scores, rows = cast(_BestSoFar, frontier.plan).best, frontier.scores, frontier.rows.tolist()
+        keep, gain = np.zeros(scores.shape, np.bool_), [0.0] * len(best)
+        flat, width, budgets = scores.ravel(), scores.shape[1], frontier.budgets.tolist()
+        entered, growing = list[int](), set(rows)
+        for at in descending(flat).tolist():
+            row, score = rows[at // width], float(flat[at])
+            if row in growing:
+                dropped = _enter(best[row], score, budgets[row])
+                if dropped is None:
+                    growing.remove(row)
+                else:
+                    entered.append(at)
+                    gain[row] += math.exp(score) - dropped
+            if not growing:
+                break
+        keep.flat[entered] = True
         if frontier.depth + 1 >= self.depth:
             return Growth(keep, np.zeros_like(keep))
-        gain = _mass(every, after, frontier.budgets) - _mass(pool, before, frontier.budgets)
-        return Growth(keep, keep & (gain > self.threshold)[frontier.rows, None])
+        more = np.array([own > self.threshold for own in gain])
+        return Growth(keep, keep & more[frontier.rows, None])
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn the tokens a second and the seconds of a layer for the automatic threshold.
@@ -110,18 +120,28 @@ class OptTree(Checked, BestPaths):
         self._layers = _DECAY * self._layers + layers
 
 
-def _mass(pool: Pool, keep: Flags, budgets: Numbers) -> NDArray[np.float64]:
-    """[B] sum of the path probabilities of the entries to keep."""
-    return np.bincount(pool.rows, np.exp(pool.path_logprobs) * keep, len(budgets)).astype(np.float64)
+@dataclass(slots=True)
+class _BestSoFar(Plan):
+    """A plan of ``OptTree``.
+
+    Attributes:
+        best: for each request the path log-probabilities of its most probable nodes, a heap.
+    """
+
+    best: list[list[float]] = field(default_factory=list)
 
 
-def _least_of_the_best(frontier: Frontier, best: Flags) -> Floats:
-    """[B] path log-prob that a newcomer must exceed: of the least of ``best``, -inf while budget is left."""
-    rows, scores = frontier.pool.rows[best], frontier.pool.path_logprobs[best]
-    full = np.bincount(rows, minlength=len(frontier.budgets)) >= frontier.budgets
-    least = np.full(len(full), np.inf, np.float32)
-    np.minimum.at(least, rows, scores)
-    return np.where(full, least, np.float32(-np.inf))
+def _enter(best: list[float], score: float, most: int) -> float | None:
+    """Take a path into the ``most`` best ones; the probability of the one that it drops, None: it is none of them.
+
+    Of equal paths the earlier one stays.
+    """
+    if score == -math.inf:
+        return None
+    if len(best) < most:
+        heappush(best, score)
+        return 0.0
+    return math.exp(heapreplace(best, score)) if score > best[0] else None
 
 
 @dataclass(frozen=True, slots=True)
