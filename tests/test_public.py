@@ -38,6 +38,7 @@ def test_the_public_names_are_these() -> None:
         "HFModel",
         "Hypothesis",
         "InputError",
+        "LearnedWidth",
         "StageStats",
         "Observer",
         "OptTree",

@@ -107,6 +107,16 @@ def test_torch_is_imported_where_it_computes() -> None:
             assert not [n for n in names if n.split(".")[0] in ("torch", "transformers")], name
 
 
+def test_drafters_know_no_torch() -> None:
+    """Not even lazily, or for typing: models give them arrays."""
+    for name, tree in MODULES.items():
+        if name.startswith("drafters."):
+            nodes = list(ast.walk(tree))
+            names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+            names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+            assert not [n for n in names if n.split(".")[0] == "torch" or "huggingface" in n], name
+
+
 def test_the_package_does_not_import_benchmarks() -> None:
     for name, tree in MODULES.items():
         for node in ast.walk(tree):

@@ -180,7 +180,7 @@ class _EnsembleScorer(Scorer):
         found = candidates_of([blend for blend, _ in merged], width)
         rows = zip(found.tokens.tolist(), merged, strict=True)
         origins = [[bits.get(token, 0) for token in tokens] for tokens, (_, bits) in rows]
-        return replace(found, origins=np.array(origins))
+        return Candidates(found.tokens, found.logprobs, found.entropies, np.array(origins))
 
     def tried(self, row: int, tokens: Sequence[int]) -> list[Tried]:
         """The candidates of a request along the target's tokens."""

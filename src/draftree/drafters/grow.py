@@ -158,7 +158,6 @@ class _Layer(NamedTuple):
     extend: Flags
     tags: Tags
     origins: Numbers | None
-    counts: Numbers
     ranking: Floats  # in which requests share nodes (``_Share``)
 
 
@@ -237,11 +236,11 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
     if not active:
         return [NOTHING_GROWN for _ in budgets]
     nodes = [budget.nodes for budget in budgets]
-    limits = np.array([n if budget.depth is None else budget.depth for n, budget in zip(nodes, budgets, strict=True)])
-    room = np.array([policy.pool(n) for n in nodes])
+    limits = [n if budget.depth is None else budget.depth for n, budget in zip(nodes, budgets, strict=True)]
+    room = [policy.pool(n) for n in nodes]
     width = policy.width_for(max(nodes))
     share = _Share.of(plan, drawing)
-    size = np.zeros(len(budgets), np.int64)
+    size = [0] * len(budgets)
     roots, none = np.array(active), np.zeros(len(active), np.float32)
     frontier = Frontier(
         plan=plan,
@@ -252,8 +251,8 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
         tags=np.zeros_like(roots),
         candidates=scorer.score([UnscoredNode(b, ROOT, ROOT, 0) for b in active], width),
         budgets=np.array(nodes),
-        limits=limits,
-        pool=Pool(roots[:0], none[:0], none[:0]),
+        limits=np.array(limits),
+        layers=[Pool(roots[:0], none[:0], none[:0])],
     )
     layers: list[_Layer] = []
     drawn_from: list[dict[int, DraftDistribution]] = [{} for _ in budgets]
@@ -261,58 +260,65 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
         growth = policy.grow(frontier)
         if not layers and not growth.keep.any():
             return [NOTHING_GROWN for _ in budgets]
-        layer = _next_layer(frontier, growth, room - size, size, share, layers)
+        layer = _next_layer(frontier, growth, room, size, share, layers)
         if not layers and not len(layer.rows):
             return [NOTHING_GROWN for _ in budgets]
         if drawing.random:
             layer = _drawn(layer, frontier, scorer, drawn_from)
         layers.append(layer)
-        size = size + layer.counts
         depth = frontier.depth + 1
-        more = np.flatnonzero(layer.extend & ((limits > depth) & (room > size))[layer.rows])
-        if not len(more):
+        pairs = enumerate(zip(layer.rows.tolist(), layer.extend.tolist(), strict=True))
+        more = [at for at, (row, extend) in pairs if extend and limits[row] > depth and room[row] > size[row]]
+        if not more:
             return _finish(layers, drawn_from, policy, plan, share)
-        rows, numbers = layer.rows[more], layer.nodes[more]
-        columns = (rows, numbers, layer.parents[more], layer.tokens[more])
+        where = slice(None) if len(more) == len(layer.rows) else np.array(more)
+        rows, numbers = layer.rows[where], layer.nodes[where]
+        columns = (rows, numbers, layer.parents[where], layer.tokens[where])
         unscored = map(UnscoredNode, *(column.tolist() for column in columns))
         frontier = Frontier(
             plan=plan,
             depth=depth,
             rows=rows,
             nodes=numbers,
-            path_logprobs=layer.path_logprobs[more],
-            tags=layer.tags[more],
+            path_logprobs=layer.path_logprobs[where],
+            tags=layer.tags[where],
             candidates=scorer.score([*unscored], width),
             budgets=frontier.budgets,
-            limits=limits,
-            pool=frontier.pool.plus(layer.rows, layer.path_logprobs, layer.tags),
+            limits=frontier.limits,
+            layers=[*frontier.layers, Pool(layer.rows, layer.path_logprobs, layer.tags)],
         )
 
 
 def _next_layer(
-    frontier: Frontier, growth: Growth, room: Numbers, size: Numbers, share: _Share, layers: Sequence[_Layer]
+    frontier: Frontier,
+    growth: Growth,
+    room: Sequence[int],
+    size: list[int],
+    share: _Share,
+    layers: Sequence[_Layer],
 ) -> _Layer:
-    """Turn a policy's choice into nodes, numbered on from ``size`` in each request."""
-    found = frontier.candidates
-    scores = frontier.scores
+    """Turn a policy's choice into nodes, numbered on from ``size`` in each request, which grows, up to ``room``."""
+    found, scores = frontier.candidates, frontier.scores
     chosen = np.flatnonzero(growth.keep & (scores > -np.inf))  # flat over parents and ranks
-    path_logprobs = scores.take(chosen)
-    parent = chosen // scores.shape[1]
+    path_logprobs, parent = scores.take(chosen), chosen // scores.shape[1]
     rows = frontier.rows[parent]
-    counts = np.bincount(rows, minlength=len(room))
-    if (counts > room).any():
-        stay = best_per_row(path_logprobs, rows, room)
+    left = [most - own for most, own in zip(room, size, strict=True)]
+    if len(chosen) > min(left):
+        stay = best_per_row(path_logprobs, rows, np.array(left))
         chosen, parent, path_logprobs, rows = chosen[stay], parent[stay], path_logprobs[stay], rows[stay]
-        counts = np.minimum(counts, room)
     ranking = share.ranking(rows, path_logprobs, scores[parent, 0])
     if share.most is not None and len(rows):
         stay = share.stay(layers, ranking, rows, frontier.budgets)
         chosen, parent, path_logprobs, rows = chosen[stay], parent[stay], path_logprobs[stay], rows[stay]
-        ranking, counts = ranking[stay], np.bincount(rows, minlength=len(room))
+        ranking = ranking[stay]
+    nodes = []
+    for row in rows.tolist():
+        nodes.append(size[row])
+        size[row] += 1
     return _Layer(
         chosen=chosen,
         rows=rows,
-        nodes=size[rows] + count_within(rows, counts),
+        nodes=np.array(nodes, np.int64),
         tokens=found.tokens.take(chosen),
         parents=frontier.nodes[parent],
         path_logprobs=path_logprobs,
@@ -320,7 +326,6 @@ def _next_layer(
         extend=growth.extend.take(chosen),
         tags=np.zeros_like(rows) if growth.tags is None else growth.tags.take(chosen),
         origins=None if found.origins is None else found.origins.take(chosen),
-        counts=counts,
         ranking=ranking,
     )
 

@@ -418,10 +418,9 @@ class Engine:
         """All requests that run, those included whose turn has come."""
         with self._changed:
             admitted = self.scheduler.admit()
-        jobs = self.scheduler.running
+        jobs, kept = self.scheduler.running, len(self.stepper.prefixes.lengths)
         for job in admitted:
             try:  # the cache grows once for all
-                kept = len(self.stepper.prefixes.lengths)
                 self.target.reserve(len(jobs) + kept, max(self.stepper.slots(each.request) for each in jobs))
                 self.stepper.begin(job.request)
             except Exception as error:  # noqa: BLE001

@@ -58,13 +58,6 @@ class Pool(NamedTuple):
     path_logprobs: Floats
     tags: Tags
 
-    def plus(self, rows: Numbers, path_logprobs: Floats, tags: Tags) -> Pool:
-        return Pool(
-            np.concatenate([self.rows, rows]),
-            np.concatenate([self.path_logprobs, path_logprobs]),
-            np.concatenate([self.tags, tags]),
-        )
-
 
 @dataclass(slots=True)
 class Plan:
@@ -98,7 +91,7 @@ class Frontier:
         candidates: what may follow.
         budgets: [B] int64, nodes of each request's finished tree, whatever has been drafted so far.
         limits: [B] int64, deepest level that each request's tree may have.
-        pool: what has been drafted so far, these nodes included.
+        layers: what has been drafted so far, layer by layer, these nodes included.
     """
 
     plan: Plan
@@ -110,7 +103,12 @@ class Frontier:
     candidates: Candidates
     budgets: Numbers
     limits: Numbers
-    pool: Pool
+    layers: Sequence[Pool]
+
+    @property
+    def pool(self) -> Pool:
+        """What has been drafted so far."""
+        return Pool(*map(np.concatenate, zip(*self.layers, strict=True)))
 
     @property
     def scores(self) -> Floats:

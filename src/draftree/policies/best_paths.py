@@ -85,10 +85,10 @@ class OptTree(Checked, BestPaths):
         """What enters the best n so far; go on where E(A) has gained more than the threshold."""
         best, scores, rows = cast(_BestSoFar, frontier.plan).best, frontier.scores, frontier.rows.tolist()
         keep, gain = np.zeros(scores.shape, np.bool_), [0.0] * len(best)
-        flat, width, budgets = scores.ravel(), scores.shape[1], frontier.budgets.tolist()
+        flat, width, budgets = scores.ravel().tolist(), scores.shape[1], frontier.budgets.tolist()
         entered, growing = list[int](), set(rows)
-        for at in descending(flat).tolist():
-            row, score = rows[at // width], float(flat[at])
+        for at in descending(scores.ravel()).tolist():
+            row, score = rows[at // width], flat[at]
             if row in growing:
                 dropped = _enter(best[row], score, budgets[row])
                 if dropped is None:
@@ -101,7 +101,7 @@ class OptTree(Checked, BestPaths):
         keep.flat[entered] = True
         if frontier.depth + 1 >= self.depth:
             return Growth(keep, np.zeros_like(keep))
-        more = np.array([own > self.threshold for own in gain])
+        more = np.array(gain) > self.threshold
         return Growth(keep, keep & more[frontier.rows, None])
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
