@@ -22,7 +22,7 @@ from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.auto.policy import AutoTree
 from draftree.policies.base import GrowthPolicy, Provenance
-from draftree.policies.c2t import DEFAULT, DEFAULT_WIDTH, ClassifierTree, LearnedTree, LearnedWidth, read_classifier
+from draftree.policies.c2t import DEFAULT, ClassifierTree, read_classifier
 from draftree.policies.fixed import Counts, RankTree, TreeFile, expected_acceptance_length
 from draftree.policies.methods import METHODS
 from draftree.request import Request
@@ -119,8 +119,6 @@ def policy(method: str) -> GrowthPolicy:
         return AutoTree(width=1, target=costs(1.0), drafter=costs(0.01))
     if method == "c2t":
         return ClassifierTree(read_classifier(DEFAULT).classifier)
-    if method == "learned-width":
-        return LearnedTree(LearnedWidth(read_classifier(DEFAULT_WIDTH).classifier))
     made = METHODS[method]
     return made.policy() if made.complete else RankTree(TREE)
 

@@ -38,7 +38,6 @@ def test_the_public_names_are_these() -> None:
         "HFModel",
         "Hypothesis",
         "InputError",
-        "LearnedWidth",
         "StageStats",
         "Observer",
         "OptTree",

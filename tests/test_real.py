@@ -164,7 +164,7 @@ def test_ctrl_c_keeps_and_prints_what_was_generated(model: HFModel) -> None:
     assert b"Traceback" not in complaint
 
 
-@pytest.mark.parametrize("method", ["c2t", "learned-width"])
+@pytest.mark.parametrize("method", ["c2t"])
 def test_the_shipped_classifiers_learned_from_the_default_model_and_its_head(method: str, model: HFModel) -> None:
     """Of other weights they would warn, and a warning is an error here."""
     Engine(model, Speculation(draftree.load_drafter("head", model, METHODS[method].policy())))

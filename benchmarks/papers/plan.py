@@ -71,7 +71,7 @@ GRID = ",".join(
 """The paper's settings of a dynamic width: W_S, t and W_min."""
 EVERY = (
     "auto,chain,early-stop,naive-width,static,binary,eagle,sequoia:tree={sequoia}:nodes=25,dynamic-width,"
-    "dynamic-width-budget,dynamic-width-depth,learned-width,opt-tree,eagle2,dynamic-window,hsddw,c2t"
+    "dynamic-width-budget,dynamic-width-depth,opt-tree,eagle2,dynamic-window,hsddw,c2t"
 )
 SCHEMES = (
     "chain,static,chain:verify=multi-round,static:verify=multi-round,static:verify=multi-round-replacement,"

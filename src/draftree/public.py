@@ -20,7 +20,7 @@ from .models.loading import load
 from .policies.auto.policy import AutoTree
 from .policies.base import GrowthPolicy
 from .policies.best_paths import Eagle2Tree, OptTree
-from .policies.c2t import ClassifierTree, LearnedWidth, read_classifier
+from .policies.c2t import ClassifierTree, read_classifier
 from .policies.chains import DynamicWindow, EntropyStop, Window
 from .policies.entropy import BranchingSteps, BudgetTree, EntropyTree
 from .policies.fixed import RankTree, StaticTree
@@ -64,7 +64,6 @@ __all__ = [
     "HFModel",
     "Hypothesis",
     "InputError",
-    "LearnedWidth",
     "StageStats",
     "Observer",
     "OptTree",

@@ -85,9 +85,6 @@ def test_a_second_fit_takes_the_same_samples(model: str, prompts: Path, tmp_path
     assert run(asked(model, prompts, other, *data, *more)) == 0
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "data").iterdir()} == before
     assert read_classifier(str(other)).classifier.features == ("probability", "rank")
-    width = tmp_path / "width.json"
-    assert run(asked(model, prompts, width, *data, "--features", "entropy,rank", "--given-parent")) == 0
-    assert f"draft with it by --method learned-width --set classifier={width}" in capsys.readouterr().out
     assert read_classifier(str(other)).held_out["prompts"] == len(QUESTIONS) // 5
     assert len(read_classifier(str(other)).classifier.hidden) == 12
 

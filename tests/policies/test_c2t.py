@@ -27,7 +27,7 @@ from draftree.models.huggingface.inspection import fingerprint
 from draftree.models.loading import BACKENDS, load
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.policies.base import Frontier
-from draftree.policies.c2t import DEFAULT, DEFAULT_WIDTH, Classifier, ClassifierTree, Score, read_classifier
+from draftree.policies.c2t import DEFAULT, Classifier, ClassifierTree, Score, read_classifier
 from draftree.policies.methods import find_policy
 from draftree.tree import ROOT, DraftTree, Floats
 
@@ -257,7 +257,7 @@ def test_names_do_not_matter_where_weights_are_the_same() -> None:
     check_made_for(replace(used, target="tiny", drafter="it"), used)
 
 
-@pytest.mark.parametrize("name", [DEFAULT, DEFAULT_WIDTH])
+@pytest.mark.parametrize("name", [DEFAULT])
 def test_the_shipped_classifiers_belong_to_the_shipped_head(name: str) -> None:
     """They once were of the head before it."""
     made_for = read_classifier(name).made_for
@@ -273,7 +273,7 @@ def test_the_shipped_classifiers_belong_to_the_shipped_head(name: str) -> None:
 def test_a_gguf_file_is_the_same_target_on_every_backend(backend: str) -> None:
     """The shipped classifiers once warned of another target where it was only another backend."""
     found = load(DEFAULT_MODEL, backend=backend).capabilities.fingerprint
-    assert {read_classifier(name).made_for.target_weights for name in (DEFAULT, DEFAULT_WIDTH)} == {found}
+    assert {read_classifier(name).made_for.target_weights for name in (DEFAULT,)} == {found}
 
 
 def test_a_target_without_a_head_gets_lookup_and_a_warning() -> None:

@@ -174,9 +174,8 @@ def _report(found: Classifier, figures: ClassifierFigures, path: Path, folder: P
         output.print(f"calibration error {figures.calibration_error:.3f}, loss {figures.loss:.3f} for an accepted node")
     else:
         output.print("no prompt kept apart was drafted for: no figures; use larger --samples")
-    method = "learned-width" if found.given_parent and set(found.features) == {"entropy", "rank"} else "c2t"
     output.print(
-        f"{path}: {found.parameters} parameters; draft with it by --method {method} --set classifier={path}; "
+        f"{path}: {found.parameters} parameters; draft with it by --method c2t --set classifier={path}; "
         f"{folder} may be deleted",
         markup=False,
     )

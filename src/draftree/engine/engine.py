@@ -418,9 +418,10 @@ class Engine:
         """All requests that run, those included whose turn has come."""
         with self._changed:
             admitted = self.scheduler.admit()
-        jobs, kept = self.scheduler.running, len(self.stepper.prefixes.lengths)
+        jobs = self.scheduler.running
         for job in admitted:
             try:  # the cache grows once for all
+                kept = len(self.stepper.prefixes.lengths)
                 self.target.reserve(len(jobs) + kept, max(self.stepper.slots(each.request) for each in jobs))
                 self.stepper.begin(job.request)
             except Exception as error:  # noqa: BLE001

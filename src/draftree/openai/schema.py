@@ -9,7 +9,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -343,15 +343,14 @@ class Sampled(Sent):
 
 def chosen_with(default: SpeculationParams, chosen: Speculative) -> SpeculationParams:
     """What a request has chosen, and the rest as it is by default; a method of its own has its own settings."""
-    own = chosen.method is None
-    return SpeculationParams(
-        drafter=default.drafter if chosen.drafter is None else chosen.drafter,
-        method=default.method if chosen.method is None else chosen.method,
-        settings=chosen.settings if chosen.settings is not None or not own else default.settings,
-        nodes=chosen.nodes if chosen.nodes is not None or not own else default.nodes,
-        verification=default.verification if chosen.verification is None else chosen.verification,
-        corpus=default.corpus if chosen.drafter != NONE else None,
-    )
+    values = {field.name: getattr(default, field.name) for field in fields(SpeculationParams) if field.init}
+    if chosen.method is not None:
+        values |= {"settings": None, "nodes": None}
+    if chosen.verification is not None:
+        values["candidates"] = None
+    if chosen.drafter == NONE:
+        values |= {"corpus": None, "recycle_file": None}
+    return SpeculationParams(**values | chosen.model_dump(exclude_none=True))
 
 
 def _biases(given: Mapping[str, float]) -> dict[int, float]:

@@ -1,22 +1,20 @@
-"""Classifiers in policies: their features and files, C2T's trees (Huo et al. 2025), and learned widths."""
+"""Classifiers in policies: their features and files, and C2T's trees (Huo et al. 2025)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from annotated_types import Interval
 from numpy.typing import NDArray
 
 from ..artifacts import JsonFormat, user_path
-from ..config import DEFAULT_NODES, Checked, Count, Probability, check_fields, typed
+from ..config import Checked, Count, Probability, typed
 from ..errors import ConfigError, UnknownNameError
 from ..tree import DraftTree, Floats
 from .base import (
-    MAX_WIDTH,
     Flags,
     Frontier,
     Growth,
@@ -29,7 +27,6 @@ from .base import (
     count_within,
     highest_in_budget,
 )
-from .entropy import EntropyTree
 
 
 class Columns(NamedTuple):
@@ -171,8 +168,6 @@ SHIPPED = Path(__file__).parent.parent / "classifiers"
 """Folder of the classifiers that come with the package."""
 DEFAULT = "smollm2-head"
 """The one for SmolLM2-135M-Instruct and its head."""
-DEFAULT_WIDTH = "smollm2-head-width"
-"""Of entropy and rank, for the same pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,46 +293,3 @@ class ClassifierTree(Checked, GrowthPolicy):
     def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tags]) -> list[Flags | None]:
         """The budget's best nodes by least C on the path: none exceeds its parent, so parents stay."""
         return highest_in_budget(tags, plan.budgets)
-
-
-@dataclass(frozen=True, slots=True)
-class LearnedWidth:
-    """A learned B(H): as many children at entropy H as there are first ranks with C(H, rank) >= ``beta``.
-
-    Attributes:
-        classifier: of entropy and rank, given the parent.
-        beta: least probability of acceptance.
-
-    Raises:
-        ConfigError: the classifier sees other features, or scores whole paths.
-    """
-
-    classifier: Classifier
-    beta: Annotated[float, Interval(gt=0, le=1)] = 0.1
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if set(self.classifier.features) != {"entropy", "rank"} or not self.classifier.given_parent:
-            raise ConfigError(
-                f"the classifier sees {','.join(self.classifier.features)}: for a width train one with "
-                "'draftree train classifier --features entropy,rank --given-parent'"
-            )
-
-    def __call__(self, entropies: Floats) -> NDArray[np.integer]:
-        """[F] entropies in nats -> [F] numbers of children."""
-        entropies, ranks = np.broadcast_arrays(entropies[:, None], np.arange(MAX_WIDTH))
-        columns = Columns(entropies, entropies, ranks, ranks)  # it sees no paths and no depths
-        scores = self.classifier.scores(features(columns, self.classifier.features))
-        children: NDArray[np.integer] = np.logical_and.accumulate(scores >= self.beta, axis=1).sum(1)
-        return children
-
-
-@dataclass(frozen=True, slots=True)
-class LearnedTree(EntropyTree):
-    """``EntropyTree`` with a width that was learned from the drafts of two models."""
-
-    made_for: Provenance | None = None
-
-    @property
-    def default_nodes(self) -> int:
-        return DEFAULT_NODES

@@ -12,7 +12,7 @@ from ..errors import ConfigError, unknown_name
 from .auto.policy import AutoTree
 from .base import MAX_WIDTH, GrowthPolicy, read_number
 from .best_paths import Eagle2Tree, OptTree
-from .c2t import BETA, DEFAULT, DEFAULT_WIDTH, ClassifierTree, LearnedTree, LearnedWidth, read_classifier
+from .c2t import BETA, DEFAULT, ClassifierTree, read_classifier
 from .chains import FIRST, DynamicWindow, EntropyStop, Window, read_start
 from .entropy import BranchingSteps, BudgetTree, EntropyFunction, EntropyTree, StepFunction
 from .fixed import EAGLE, RankTree, StaticTree, read_tree
@@ -63,11 +63,6 @@ def _sequoia(tree: str) -> GrowthPolicy:
             "method sequoia needs a tree: make one with 'draftree calibrate' and give it with --tree FILE"
         )
     return read_tree(tree).policy
-
-
-def _learned_width(classifier: str, beta: float, width: int, depth: int) -> GrowthPolicy:
-    found = read_classifier(classifier)
-    return LearnedTree(LearnedWidth(found.classifier, beta), None, width, depth, found.made_for)
 
 
 def _opt_tree(delta: str, depth: int) -> GrowthPolicy:
@@ -186,12 +181,6 @@ _METHODS = (
         "dynamic-width, and no children at all where the entropy exceeds STOP nats",
         partial(_by_entropy, EntropyTree, BY_ENTROPY_WITH_STOP),
         BY_ENTROPY_WITH_STOP,
-    ),
-    Method(
-        "learned-width",
-        "dynamic-width with learned B(H): the children to which CLASSIFIER (of entropy and rank) gives BETA and more",
-        _learned_width,
-        {"classifier": DEFAULT_WIDTH, "beta": 0.1, "width": 7, "depth": 4},
     ),
     Method(
         "opt-tree",
