@@ -7,6 +7,7 @@ that help comes at once.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -235,4 +236,5 @@ def main() -> None:
     else:
         code = run()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done
+    gc.freeze()  # nor is garbage looked for in all that is loaded
     sys.exit(code)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 
 import regex  # type: ignore[import-untyped]
 
@@ -31,7 +31,7 @@ class BytePairs:
     """
 
     def __init__(self, ids: Mapping[str, int], merges: Sequence[tuple[str, str]], whole: bool = False) -> None:
-        for tokens in ({token for pair in merges for token in pair}, set(map("".join, merges))):
+        for tokens in (set(chain.from_iterable(merges)), set(map("".join, merges))):
             if unknown := tokens - ids.keys():
                 raise ValueError(f"{min(unknown)!r} is merged but no token")
         self._ids, self._whole = ids, whole
