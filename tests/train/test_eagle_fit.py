@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     "wrong", [{"batch": 0}, {"unroll": 0}, {"learning_rate": 0.0}, {"learning_rate": float("nan")}]
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", " ")):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
         FitRecipe(**wrong)  # type: ignore[arg-type]
 
 
