@@ -50,6 +50,7 @@ REFUSED = {
     "generate the --target folder": "folder on backend transformers needs torch",
     "generate the --target tiny.gguf --backend transformers": "tiny.gguf on backend transformers needs torch",
     "generate the --target smolm2": "did you mean smollm2?",
+    "generate the --target tiny.gguf --drafter tiny.gguf": "drafter tiny.gguf needs torch",
     "generate the --target tiny.gguf --drafter head": "drafter head needs torch",
     "generate the --target tiny.gguf --drafter folder": "the folder folder needs torch",
     "info folder": "the folder folder needs torch",
