@@ -59,7 +59,7 @@ def assert_equal(index: CorpusIndex, texts: Texts, tails: Texts) -> None:
 text_of = st.lists(st.integers(0, 2), min_size=2, max_size=30)
 texts_of = st.lists(text_of, max_size=8)
 tails_of = st.lists(st.lists(st.integers(0, 2), max_size=LONGEST + 2), min_size=10, max_size=10)
-examples = settings(max_examples=150, deadline=None, derandomize=True)
+examples = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 @given(kept=texts_of, added=texts_of, tails=tails_of)

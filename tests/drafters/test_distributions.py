@@ -130,7 +130,7 @@ def test_a_draft_model_with_more_tokens_drafts_the_targets_alone(random: bool) -
 def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
     """With errors of its logits as large as it allows for, the first candidate comes true as often as it claims;
     without the noise it would claim less and be right less often."""
-    count, hits, claimed, blind = 3000, 0, 0.0, 0
+    count, hits, claimed, blind = 1000, 0, 0.0, 0
     for seed in range(count):
         params = SamplingParams(temperature=1.0, seed=seed)
         guess = logits(VOCAB, seed=seed)

@@ -13,6 +13,7 @@ from draftree.train.c2t_fit import ClassifierRecipe, best_of, check_labels, chec
 from draftree.train.c2t_samples import Samples
 
 NAMES = list(FEATURES)
+QUICK = ClassifierRecipe(batch=128, learning_rate=0.01)
 P, H, D = (NAMES.index(name) for name in ("probability", "entropy", "depth"))
 
 
@@ -36,18 +37,18 @@ def scores(net: Classifier, samples: Samples) -> torch.Tensor:
 
 
 def test_the_net_learns_a_known_rule() -> None:
-    net = fit(synthetic(40_000), ClassifierRecipe(batch=128), negatives=1.0)
+    net = fit(synthetic(8000), QUICK, negatives=1.0)
     held = synthetic(5000, seed=1)
     assert float((scores(net, held) - truth(held.features)).abs().mean()) < 0.04
-    blind = fit(synthetic(40_000), ClassifierRecipe(features=("probability", "depth"), batch=128), negatives=1.0)
+    blind = fit(synthetic(8000), replace(QUICK, features=("probability", "depth")), negatives=1.0)
     assert float((scores(blind, held) - truth(held.features)).abs().mean()) > 0.1
 
 
 def test_scores_are_probabilities_whatever_share_of_the_negatives_was_kept() -> None:
-    whole = synthetic(200_000)
+    whole = synthetic(40_000)
     kept = torch.rand(len(whole.accepted), generator=torch.Generator().manual_seed(2)) < 0.2
     some = whole.take(whole.accepted | kept)
-    net = fit(some, ClassifierRecipe(batch=128), negatives=0.2)
+    net = fit(some, QUICK, negatives=0.2)
     held = synthetic(5000, seed=1)
     assert float((scores(net, held) - truth(held.features)).abs().mean()) < 0.04
     assert float((scores(net, held) - truth(held.features)).mean()) == pytest.approx(0.0, abs=0.02)
@@ -55,12 +56,12 @@ def test_scores_are_probabilities_whatever_share_of_the_negatives_was_kept() -> 
 
 def test_given_parents_only_nodes_that_the_target_verified_count() -> None:
     """Behind rejected parents everything is rejected, however probable: nodes there show nothing of a node's own."""
-    samples = synthetic(40_000)
+    samples = synthetic(10_000)
     reached = torch.rand(len(samples.accepted), generator=torch.Generator().manual_seed(5)) < 0.5
     mixed = samples._replace(accepted=samples.accepted & reached, reached=reached)
     held = synthetic(5000, seed=1)
-    own = fit(mixed, ClassifierRecipe(batch=128, given_parent=True), 1.0)
-    whole = fit(mixed, ClassifierRecipe(batch=128), 1.0)
+    own = fit(mixed, replace(QUICK, given_parent=True), 1.0)
+    whole = fit(mixed, QUICK, 1.0)
     assert own.given_parent and not whole.given_parent
     assert float((scores(own, held) - truth(held.features)).abs().mean()) < 0.07
     assert float((scores(whole, held) - truth(held.features) / 2).abs().mean()) < 0.07
@@ -77,7 +78,7 @@ def test_the_same_seed_gives_the_same_classifier_and_leaves_the_global_one_alone
 
 
 def test_fine_tuning_starts_from_the_other_classifiers_scores() -> None:
-    init = fit(synthetic(20_000), ClassifierRecipe(epochs=3), negatives=1.0)
+    init = fit(synthetic(5000), ClassifierRecipe(epochs=3), negatives=1.0)
     held = synthetic(1000, seed=1)
     still = fit(synthetic(5000, seed=3), ClassifierRecipe(epochs=1, learning_rate=1e-12), 0.5, init)
     assert torch.allclose(scores(still, held), scores(init, held), atol=1e-3)
@@ -101,7 +102,7 @@ def test_the_net_with_the_best_recall_is_chosen_then_the_lowest_positive_rate_th
 def test_an_epoch_that_recalls_less_of_the_prompts_kept_apart_is_not_chosen() -> None:
     """The last epoch was kept, whatever came before it. Here the net starts from the opposite rule, which the prompts
     kept apart follow, so that each epoch of learning the rule recalls less of them."""
-    samples, held = (s._replace(accepted=s.features[:, P] > 0.5) for s in (synthetic(20_000), synthetic(2000, seed=1)))
+    samples, held = (s._replace(accepted=s.features[:, P] > 0.5) for s in (synthetic(12_000), synthetic(2000, seed=1)))
     opposite, held = (s._replace(accepted=~s.accepted) for s in (samples, held))
     recipe = ClassifierRecipe(features=("probability",), epochs=3, batch=64)
     init = fit(opposite, replace(recipe, epochs=2), 1.0)

@@ -244,6 +244,6 @@ def test_a_drafter_that_reads_hidden_states_or_distributions_gets_them(name: str
     drafts = TreeDrafter(full_trees(), EagleSource(trained(model), VOCAB) if name == "head" else source(name, model))
     drafts.prepare(model)
     store = SampleStore.open(tmp_path / "data", recipe())
-    collect(store, model, drafts, PROMPTS, most=10**6, rows=2, progress=lambda count: None)
-    assert store.done == {0, 1, 2, 3}
+    collect(store, model, drafts, PROMPTS[:2], most=10**6, rows=2, progress=lambda count: None)
+    assert store.done == {0, 1}
     assert bool(store.samples().accepted.any())

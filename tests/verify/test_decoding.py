@@ -35,7 +35,8 @@ LOSSLESS = [name for name, scheme in SCHEMES.items() if not scheme.lossy]
 DRAWING = [name for name in LOSSLESS if name != "match"]
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 TOKENS = 30
-VOCAB, LENGTH, PROMPT, BATCH = 4, 3, [1, 2], 2000
+VOCAB, LENGTH, PROMPT, BATCH = 3, 3, [1, 2], 700
+"""Draws: a total variation of 0.12 over the 27 texts is found with a chance of 0.96 (chi-square at 1e-4)."""
 
 
 def policy_for(scheme: str) -> GrowthPolicy:
@@ -67,7 +68,7 @@ class Warped(ToyModel):
 
 @pytest.mark.parametrize("scheme", DRAWING)
 def test_sampled_text_follows_the_targets_warped_distribution(scheme: str) -> None:
-    params = {"temperature": 1.3, "top_k": 3}
+    params = {"temperature": 1.3, "top_k": 2}
     made = TreeDrafter(policy_for(scheme), ModelSource(ToyModel(VOCAB, seed=8, spread=1.0), VOCAB))
     counts = counts_of(scheme, made, params)
     assert chi_square(counts, distribution(Warped(params), PROMPT, LENGTH).flatten()) > 1e-4
