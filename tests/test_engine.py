@@ -35,8 +35,10 @@ from .tiny import MAX_LENGTH, VOCAB, tiny
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 TOKENS = 28
 EVERY = [(method, name) for method in METHODS for name in DRAFTERS]
-EACH = {*((method, "relative") for method in METHODS), *(("static", name) for name in DRAFTERS)}
+EACH = sorted({*((method, "relative") for method in METHODS), *(("static", name) for name in DRAFTERS)})
 """Each method and each drafter once: the second architecture and temperature meet them all, not all pairs of them."""
+OF = [*(("llama", *pair) for pair in EVERY), *(("gpt2", *pair) for pair in EACH)]
+AT = [*((1.0, *pair) for pair in EVERY), *((0.4, *pair) for pair in EACH)]
 
 
 def opened(engine: Engine, prompt: list[int], params: SamplingParams | None = None) -> EngineRequest:
@@ -63,18 +65,14 @@ def _ar(params: SamplingParams) -> list[list[int]]:
     return [_decode("chain", "none", [p], params)[0].token_ids for p in PROMPTS]
 
 
-@pytest.mark.parametrize(
-    ("kind", "method", "name"), [*(("llama", *pair) for pair in EVERY), *(("gpt2", *pair) for pair in sorted(EACH))]
-)
+@pytest.mark.parametrize(("kind", "method", "name"), OF)
 def test_greedy_ids_equal_transformers_generate_alone_and_batched(kind: str, method: str, name: str) -> None:
     params = SamplingParams(max_tokens=TOKENS)
     assert _decode(method, name, PROMPTS[:1], params, kind)[0].token_ids == _stock(kind)[0]
     assert [g.token_ids for g in _decode(method, name, PROMPTS, params, kind)] == _stock(kind)
 
 
-@pytest.mark.parametrize(
-    ("temperature", "method", "name"), [*((1.0, *pair) for pair in EVERY), *((0.4, *pair) for pair in sorted(EACH))]
-)
+@pytest.mark.parametrize(("temperature", "method", "name"), AT)
 def test_sampled_ids_equal_ar_decoding_under_the_same_seed(temperature: float, method: str, name: str) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=11)
     assert [g.token_ids for g in _decode(method, name, PROMPTS, params)] == _ar(params)
