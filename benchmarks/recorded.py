@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from draftree.artifacts import write_whole
 from draftree.bench.suites import choose, load_suite
 from draftree.config import MAX_NODES, Budget, SamplingParams
-from draftree.drafters.base import Grown, NoDrafter, Scorer, TokenSource, UnscoredNode
+from draftree.drafters.base import DraftSource, Grown, NoDrafter, Scorer, UnscoredNode
 from draftree.drafters.distributions import Drawn, joined
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
@@ -106,10 +106,10 @@ class _Recorder(Scorer):
         return self._scorer.draw(counts)
 
 
-class _RecordingSource(TokenSource):
+class _RecordingSource(DraftSource):
     """A source whose scorers are recorded."""
 
-    def __init__(self, source: TokenSource) -> None:
+    def __init__(self, source: DraftSource) -> None:
         self._source = source
         self.recorder: _Recorder | None = None
 
@@ -139,7 +139,7 @@ class _RecordingSource(TokenSource):
 
 def record(
     target: HFModel,
-    source: TokenSource,
+    source: DraftSource,
     prompts: Sequence[list[int]],
     max_tokens: int,
     file: Path | None = None,
@@ -223,7 +223,7 @@ def _read(file: Path) -> Iterator[KnownText]:
         yield known
 
 
-class RecordedSource(TokenSource):
+class RecordedSource(DraftSource):
     """Drafts what was recorded along one text.
 
     Attributes:
@@ -277,7 +277,7 @@ class Recording:
     """A target, what drafts for it, and texts with the drafts along them, suite by suite."""
 
     target: HFModel
-    source: TokenSource
+    source: DraftSource
     suites: dict[str, list[KnownText]]
 
     @property

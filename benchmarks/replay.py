@@ -32,7 +32,7 @@ from rich.progress import track
 from draftree.bench.contestants import AR, entries, split_names
 from draftree.bench.summary import markdown, ratio
 from draftree.config import DEFAULT_NODES, SamplingParams
-from draftree.drafters.base import Scorer, TokenSource
+from draftree.drafters.base import DraftSource, Scorer
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.replay import Replay
 from draftree.errors import InputError
@@ -87,10 +87,10 @@ class Speed(NamedTuple):
 
 
 @dataclass(slots=True)
-class ReadSource(TokenSource):
+class ReadSource(DraftSource):
     """The recorded source as a policy sees it while drafts are replayed: its model has no text left to read."""
 
-    source: TokenSource
+    source: DraftSource
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import Scorer, TokenSource, UnscoredNode
+from draftree.drafters.base import DraftSource, Scorer, UnscoredNode
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -81,7 +81,7 @@ class WrongScorer(Scorer):
         return replace(found, tokens=(found.tokens + 1) % self._vocab)
 
 
-def spoil(source: TokenSource, vocab: int) -> None:
+def spoil(source: DraftSource, vocab: int) -> None:
     """Make all that a source drafts wrong."""
     if isinstance(source, EnsembleSource):
         for part in source.parts:
@@ -89,7 +89,7 @@ def spoil(source: TokenSource, vocab: int) -> None:
         return
     kind: Any = type(source)
 
-    def begin(self: TokenSource, requests: Sequence[Request], drawing: Drawing) -> WrongScorer:
+    def begin(self: DraftSource, requests: Sequence[Request], drawing: Drawing) -> WrongScorer:
         return WrongScorer(kind.begin(self, requests, drawing), vocab)
 
     source.__class__ = type(f"Wrong{kind.__name__}", (kind,), {"begin": begin, "__slots__": ()})

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from draftree.drafters.base import Drafter, NoDrafter, TokenSource
+from draftree.drafters.base import Drafter, DraftSource, NoDrafter
 from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.draft_model import ModelSource
@@ -52,7 +52,7 @@ def relative(kind: str = "llama", noise: float = 0.03) -> PreTrainedModel:
     return model
 
 
-def source(name: str, model: HFModel, kind: str = "llama") -> TokenSource:
+def source(name: str, model: HFModel, kind: str = "llama") -> DraftSource:
     """A source for ``model`` by name (``DRAFTERS``, "recycle", or several joined by "+")."""
     if "+" in name:
         return EnsembleSource(tuple(source(part, model, kind) for part in name.split("+")))

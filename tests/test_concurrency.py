@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import Drafter, TokenSource
+from draftree.drafters.base import Drafter, DraftSource
 from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.draft_model import ModelSource
@@ -52,7 +52,7 @@ def made_speculation(way: str, method: str = "chain", scheme: str = "match") -> 
     """With drafters of its own."""
     if way == "none":
         return Speculation()
-    sources: dict[str, Callable[[], TokenSource]] = {
+    sources: dict[str, Callable[[], DraftSource]] = {
         "lookup": partial(NgramSource, shortest=1),
         "corpus": lambda: CorpusSource(Corpus(outputs=True)),
         "recycle": TokenRecyclingSource,

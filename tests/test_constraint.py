@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
 from draftree.drafters import grow as growing
-from draftree.drafters.base import Scorer, TokenSource
+from draftree.drafters.base import DraftSource, Scorer
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -82,7 +82,7 @@ def model(seed: int = 0) -> ToyModel:
     return ToyModel(VOCAB, seed=seed, spread=1.0, eos_ids=frozenset({EOS}))
 
 
-def sources() -> dict[str, TokenSource]:
+def sources() -> dict[str, DraftSource]:
     return {
         "lookup": NgramSource(1, 3),
         "model": ModelSource(model(8), VOCAB),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import Drafter, TokenSource
+from draftree.drafters.base import Drafter, DraftSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -54,7 +54,7 @@ class Steps(Observer):
         self.seen += [Step(o.tree.expected_acceptance_length, o.taken) for o in outcomes]
 
 
-def made(name: str, model: HFModel) -> TokenSource:
+def made(name: str, model: HFModel) -> DraftSource:
     if name == "head":
         return EagleSource(trained(model), VOCAB)
     if "+" in name:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from draftree.beams.params import BeamParams
 from draftree.config import Processor, SamplingParams
-from draftree.drafters.base import TokenSource
+from draftree.drafters.base import DraftSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine, Generation
@@ -180,7 +180,7 @@ def test_where_nothing_may_come_that_request_ends_alone_and_no_draft_runs_into_i
 @pytest.mark.parametrize("verification", ["multi-round", "top1-residual"])
 def test_drawn_children_are_allowed_ones(verification: str) -> None:
     seen = Drafted()
-    source: TokenSource = sources()["model"]
+    source: DraftSource = sources()["model"]
     drafter = TreeDrafter(StaticTree(width=2, depth=2), source)
     engine = Engine(model(), Speculation(drafter, 6, find_scheme(verification)), observers=[seen])
     params = SamplingParams(max_tokens=12, temperature=1.0, allowed_token_ids=(0, 3), seed=3)

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from .beams.beam_engine import BeamEngine
 from .config import typed
-from .drafters.base import TokenSource
+from .drafters.base import DraftSource
 from .drafters.registry import load_source, shipped_for
 from .drafters.spec import AUTO, CORPUS, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine.engine import Engine
@@ -87,7 +87,7 @@ def beam_drafter(name: str | DrafterSpec | LanguageModel, sampled: bool) -> Draf
 @typed
 def load_beam_source(
     name: str | DrafterSpec | LanguageModel, target: LanguageModel, *, sampled: bool = False
-) -> TokenSource | None:
+) -> DraftSource | None:
     """Make what drafts beams, by name; None drafts nothing.
 
     Args:

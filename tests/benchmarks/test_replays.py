@@ -12,7 +12,7 @@ from benchmarks.c2t import held_against, joint
 from benchmarks.recorded import Drafts, KnownText, RecordedSource, record
 from benchmarks.replay import Costs, ReadSource, Speed, along, foresight, hindsight, main
 from draftree.config import SamplingParams
-from draftree.drafters.base import TokenSource
+from draftree.drafters.base import DraftSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.replay import Replay
@@ -32,7 +32,7 @@ PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 
 POLICIES = [Eagle2Tree(4, 5), OptTree(0.01, 6), ClassifierTree(joint, 0.05, 6, 6, 6), ClassifierTree(joint, 0.05, 1)]
 
 
-def made(name: str, model: HFModel) -> TokenSource:
+def made(name: str, model: HFModel) -> DraftSource:
     return EagleSource(trained(model), VOCAB) if name == "head" else source(name, model)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import TokenSource, UnscoredNode
+from draftree.drafters.base import DraftSource, UnscoredNode
 from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.distributions import joined, split
 from draftree.drafters.draft_model import ModelSource
@@ -54,7 +54,7 @@ PAIRS = (
 )
 
 
-def cascade(name: str, model: HFModel, policy: GrowthPolicy | None = None, loop: LoopBack | None = None) -> TokenSource:
+def cascade(name: str, model: HFModel, policy: GrowthPolicy | None = None, loop: LoopBack | None = None) -> DraftSource:
     """A cascade by names of ``pairs.source``."""
     lower, _, upper = name.partition(">")
     if not upper:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import Scorer, TokenSource, UnscoredNode
+from draftree.drafters.base import DraftSource, Scorer, UnscoredNode
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -44,7 +44,7 @@ TOKENS = 18
 Distribution = dict[int, float]
 
 
-class Says(TokenSource):
+class Says(DraftSource):
     """Says the same after every node that it is asked about.
 
     Attributes:

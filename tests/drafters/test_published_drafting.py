@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import TokenSource
+from draftree.drafters.base import DraftSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -38,7 +38,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: saved(recipe, place / kind.replace(" ", "-")) for kind, recipe in KINDS.items()}
 
 
-def engine(target: HFModel, source: TokenSource, method: str, scheme: str = "match") -> Engine:
+def engine(target: HFModel, source: DraftSource, method: str, scheme: str = "match") -> Engine:
     return Engine(target, Speculation(TreeDrafter(policy(method), source), 9, find_scheme(scheme)))
 
 

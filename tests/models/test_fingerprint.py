@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftree.drafters.base import TokenSource
+from draftree.drafters.base import DraftSource
 from draftree.models.huggingface.inspection import fingerprint
 
 from ..pairs import relative, source, target
@@ -40,5 +40,5 @@ def test_an_entry_beyond_the_sample_of_a_large_tensor_is_reached() -> None:
 
 def test_sources_without_a_model_go_by_their_names_and_joined_ones_by_their_parts() -> None:
     model = target()
-    joined: TokenSource = source("lookup+relative", model)
+    joined: DraftSource = source("lookup+relative", model)
     assert joined.fingerprint == f"lookup+{fingerprint(relative().parameters())}"

@@ -12,7 +12,7 @@ import torch
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
-from draftree.drafters.base import TokenSource
+from draftree.drafters.base import DraftSource
 from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.draft_model import ModelSource
@@ -53,7 +53,7 @@ VOCAB = 6
 PROMPTS = [[1, 2, 3, 1, 2], [4, 0, 5]]
 PARAMS = SamplingParams(max_tokens=14, ignore_eos=True)
 
-SOURCES: dict[str, Callable[[], TokenSource]] = {
+SOURCES: dict[str, Callable[[], DraftSource]] = {
     "lookup": NgramSource,
     "corpus": lambda: CorpusSource(Corpus(outputs=True)),
     "recycle": TokenRecyclingSource,

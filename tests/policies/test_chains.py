@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from draftree.config import Budget
-from draftree.drafters.base import Scorer, TokenSource
+from draftree.drafters.base import DraftSource, Scorer
 from draftree.drafters.grow import TreeDrafter
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.auto.policy import AutoTree
@@ -23,7 +23,7 @@ from ..toy import Path, ScriptedScorer
 STEP = StepCost(batch=1, draft=1.0, verify=1.0, other=0.0, draft_passes=0)
 
 
-class Unsure(TokenSource):
+class Unsure(DraftSource):
     """Says token 0, then 1, ... after every node, with entropies from a script by path."""
 
     def __init__(self, entropy: Callable[[Path], float]) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from draftree.cli.main import app
 from draftree.config import MAX_NODES, Budget, SamplingParams
-from draftree.drafters.base import Scorer, TokenSource
+from draftree.drafters.base import DraftSource, Scorer
 from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
@@ -42,7 +42,7 @@ Rule = Callable[[Nodes], tuple[int, float]]
 """Path from the root -> the next token, and the entropy of its distribution."""
 
 
-class Scripted(TokenSource):
+class Scripted(DraftSource):
     """Predicts by a rule, which may be replaced between steps."""
 
     def __init__(self, rule: Rule) -> None:

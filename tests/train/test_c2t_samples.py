@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import Drafter, Scorer, TokenSource
+from draftree.drafters.base import Drafter, DraftSource, Scorer
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
@@ -46,7 +46,7 @@ PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 
 P = list(FEATURES).index("probability")
 
 
-class TwoTokens(TokenSource):
+class TwoTokens(DraftSource):
     """Drafts token 1 with probability 0.7 and token 2 with 0.3, after any text."""
 
     @property

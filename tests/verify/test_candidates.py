@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from draftree.bench.contestants import EngineContestant, entries
 from draftree.cli.main import app
 from draftree.config import SamplingParams
-from draftree.drafters.base import TokenSource
+from draftree.drafters.base import DraftSource
 from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.eagle import EagleSource
@@ -112,7 +112,7 @@ def test_policies_see_the_warped_draft_distribution_or_the_coupled_one(
     """There was no switch: the papers' settings at T > 0, with entropies of q, could not be repeated."""
     params = SamplingParams(max_tokens=9, seed=3, **warping)  # type: ignore[arg-type]
     drafting, spy = ToyModel(SIZE, seed=8), Spy()
-    source: TokenSource = ModelSource(drafting, SIZE)
+    source: DraftSource = ModelSource(drafting, SIZE)
     if cascade:
         source = endless(CascadeSource(NgramSource(), source, StaticTree(1, 2)))
     engine = Engine(ToyModel(SIZE), Speculation(TreeDrafter(spy, source), 4, find_scheme(DEFAULT_SCHEME, kind)))

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..config import SamplingParams, typed
-from ..drafters.base import BeamSource, TokenSource
+from ..drafters.base import BeamSource, DraftSource
 from ..engine.input_processor import each_params, fitted, with_token_rules
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel, prefill_scored
@@ -102,7 +102,7 @@ class BeamEngine:
     def __init__(
         self,
         target: LanguageModel,
-        source: TokenSource | None = None,
+        source: DraftSource | None = None,
         *,
         tokenizer: Tokenizer | None = None,
         name: str | None = None,

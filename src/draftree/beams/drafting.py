@@ -1,4 +1,4 @@
-"""Draft forests, grown from a token source, and their depth."""
+"""Draft forests, grown from a draft source, and their depth."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class BeamRequest:
 
     Attributes:
         ids: the prompt's tokens.
-        trunk: what a token source sees of it: the prompt, and the tokens that the target has committed since; to draw
+        trunk: what a draft source sees of it: the prompt, and the tokens that the target has committed since; to draw
             from its distributions they are warped here with the token warp alone.
         limit: most tokens of a beam.
         tree: its tree in the target's cache; None once it is closed.

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from ..beams.beam_engine import BeamEngine
 from ..beams.params import BeamParams
 from ..config import MAX_NODES, SamplingParams, named_settings
-from ..drafters.base import TokenSource
+from ..drafters.base import DraftSource
 from ..drafters.corpus import Corpus
 from ..drafters.grow import TreeDrafter
 from ..drafters.registry import is_model, load_draft_model
@@ -396,7 +396,7 @@ def beam_params(text: str, settings: Mapping[str, str]) -> BeamParams:
 class BeamContestant:
     """An engine for beams; without a source nothing is drafted."""
 
-    def __init__(self, target: LanguageModel, source: TokenSource | None, beams: BeamParams) -> None:
+    def __init__(self, target: LanguageModel, source: DraftSource | None, beams: BeamParams) -> None:
         self._engine, self._beams = BeamEngine(target, source), beams
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:

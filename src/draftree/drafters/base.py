@@ -4,7 +4,7 @@ A source shapes nothing: the growth loop and its policy choose among its candida
 
 A node has one number while a proposal grows: that of the pool (``grow.py``), or of the proposal's trie in a cascade
 (``cascade.py``). In the finished tree it has another. ``Grown.numbers`` maps the second to the first, and
-``TokenSource.settle`` is where a source changes over.
+``DraftSource.settle`` is where a source changes over.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class Drafter(Protocol):
         requests: Sequence[Request],
         budgets: Sequence[Budget],
         drawing: Drawing = Drawing.COUPLED,
-        beside: int = 0,
+        other_tokens: int = 0,
         reading: int | None = None,
     ) -> list[DraftTree]:
         """One tree for each request, rooted at its last token and within its budget.
 
         Args:
             drawing: how children come out of the draft distribution; at temperature 0 they are the most probable ones.
-            beside: tokens that the pass which verifies the trees computes for other requests.
+            other_tokens: tokens that the pass which verifies the trees computes for other requests.
             reading: most tokens of a text that draft models may read of a request now; one of which more is unread gets
                 no tree yet. None: all.
         """
@@ -117,7 +117,7 @@ class NoDrafter:
         requests: Sequence[Request],
         budgets: Sequence[Budget],
         drawing: Drawing = Drawing.COUPLED,
-        beside: int = 0,
+        other_tokens: int = 0,
         reading: int | None = None,
     ) -> list[DraftTree]:
         """Empty trees."""
@@ -227,7 +227,7 @@ class Grown(NamedTuple):
 NOTHING_GROWN = Grown(DraftTree.empty(), np.zeros(0, np.int64))
 
 
-class TokenSource(ABC):
+class DraftSource(ABC):
     """Predicts what may follow, and keeps what state that takes for each request.
 
     Attributes:
@@ -246,12 +246,12 @@ class TokenSource(ABC):
         return self.name
 
     @property
-    def sources(self) -> tuple[TokenSource, ...]:
+    def sources(self) -> tuple[DraftSource, ...]:
         """The sources that it is made of: the parts of an ensemble, A and B of a cascade."""
         return ()
 
     @property
-    def parts(self) -> tuple[TokenSource, ...]:
+    def parts(self) -> tuple[DraftSource, ...]:
         """What a policy enables or disables: the sources that an ensemble joins; else itself."""
         return (self,)
 
@@ -338,7 +338,7 @@ class TokenSource(ABC):
             source.close(request)
 
 
-class BeamSource(TokenSource):
+class BeamSource(DraftSource):
     """A source that can draft for beams: a request that goes on with several paths below its last token.
 
     The target has read the last token of ``request.ids`` and some nodes below it; these have the numbers that they have

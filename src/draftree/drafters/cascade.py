@@ -27,7 +27,7 @@ from ..policies.base import Candidates, GrowthPolicy, Plan
 from ..policies.chains import Memory, Threshold
 from ..request import Outcome, Request, StageStats, StepCost
 from ..tree import ROOT, DraftTree, Drawing
-from .base import Grown, Scorer, TokenSource, UnscoredNode
+from .base import DraftSource, Grown, Scorer, UnscoredNode
 from .distributions import joined, split
 from .grow import grow
 
@@ -100,7 +100,7 @@ class _Stage:
         found: for each row, node -> what follows it.
     """
 
-    def __init__(self, source: TokenSource, requests: Sequence[Request], tries: Sequence[TokenTrie], drawing: Drawing):
+    def __init__(self, source: DraftSource, requests: Sequence[Request], tries: Sequence[TokenTrie], drawing: Drawing):
         self._tries, self._scorer = tries, source.begin(requests, drawing)
         self.found: list[dict[int, Candidates]] = [{} for _ in requests]
 
@@ -294,7 +294,7 @@ def _logprob(found: Candidates, token: int) -> float:
 
 
 @dataclass(slots=True)
-class CascadeSource(TokenSource):
+class CascadeSource(DraftSource):
     """Predicts what B predicts, sooner.
 
     Attributes:
@@ -308,8 +308,8 @@ class CascadeSource(TokenSource):
 
     learns = True
 
-    lower: TokenSource = field()
-    upper: TokenSource = field()
+    lower: DraftSource = field()
+    upper: DraftSource = field()
     policy: GrowthPolicy = field()
     settings: LoopBack = LoopBack()
     called: tuple[str, str] = ("", "")
@@ -319,7 +319,7 @@ class CascadeSource(TokenSource):
     """Of the proposal."""
 
     @property
-    def sources(self) -> tuple[TokenSource, ...]:
+    def sources(self) -> tuple[DraftSource, ...]:
         return self.lower, self.upper
 
     @property

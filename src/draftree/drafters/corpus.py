@@ -15,7 +15,7 @@ from ..models.base import LanguageModel
 from ..models.protocols import tokenizer_of
 from ..request import Request
 from ..tree import Drawing
-from .base import Scorer, TokenSource
+from .base import DraftSource, Scorer
 from .indexes import LONGEST, TOKEN_BYTES, CorpusIndex, Tail, read_texts
 from .ngram import NgramScorer
 from .token_recycling import vocabulary_of
@@ -87,7 +87,7 @@ class Corpus:
 
 
 @dataclass(slots=True)
-class CorpusSource(TokenSource):
+class CorpusSource(DraftSource):
     """Predicts what followed the last tokens in a corpus.
 
     Attributes:

@@ -22,7 +22,7 @@ from ..policies.auto.calibration import Calibration, Tried, first_or_not
 from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT, Drawing
-from .base import NOTHING_GROWN, Grown, Scorer, TokenSource, UnscoredNode
+from .base import NOTHING_GROWN, DraftSource, Grown, Scorer, UnscoredNode
 from .distributions import candidates_of
 
 _LEAST = 0.005
@@ -34,7 +34,7 @@ _WIDTH = 8
 
 
 @dataclass(slots=True)
-class EnsembleSource(TokenSource):
+class EnsembleSource(DraftSource):
     """Predicts what its parts predict, with calibrated probabilities.
 
     Attributes:
@@ -46,7 +46,7 @@ class EnsembleSource(TokenSource):
 
     learns = True
 
-    parts: tuple[TokenSource, ...] = field()
+    parts: tuple[DraftSource, ...] = field()
     _calibration: Calibration = field(init=False, repr=False)
     _limits: dict[Request, list[float]] = field(default_factory=dict, repr=False)
     """How deep each part drafts for the requests of the proposal."""
@@ -71,7 +71,7 @@ class EnsembleSource(TokenSource):
         return "+".join(part.fingerprint for part in self.parts)
 
     @property
-    def sources(self) -> tuple[TokenSource, ...]:
+    def sources(self) -> tuple[DraftSource, ...]:
         return self.parts
 
     def enable(self, parts: Sequence[bool]) -> None:

@@ -28,13 +28,13 @@ from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..policies.base import (
+    DraftedNodes,
     Flags,
     Frontier,
     Growth,
     GrowthPolicy,
     Numbers,
     Plan,
-    Pool,
     Tags,
     best_per_row,
     count_within,
@@ -42,7 +42,7 @@ from ..policies.base import (
 )
 from ..request import Outcome, Request
 from ..tree import ROOT, DraftDistribution, DraftTree, Drawing, Floats
-from .base import NOTHING_GROWN, AllowedScorer, Grown, Scorer, TokenSource, UnscoredNode
+from .base import NOTHING_GROWN, AllowedScorer, DraftSource, Grown, Scorer, UnscoredNode
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class TreeDrafter:
     """
 
     policy: GrowthPolicy
-    source: TokenSource
+    source: DraftSource
     name: str = ""
     seconds: float = field(default=0.0, init=False, repr=False)
     _learning: float = field(default=0.0, init=False, repr=False)
@@ -97,12 +97,12 @@ class TreeDrafter:
         requests: Sequence[Request],
         budgets: Sequence[Budget],
         drawing: Drawing = Drawing.COUPLED,
-        beside: int = 0,
+        other_tokens: int = 0,
         reading: int | None = None,
     ) -> list[DraftTree]:
         """Plan, grow, and settle."""
         began = time.perf_counter()
-        trees = self._propose(requests, budgets, drawing, beside, reading)
+        trees = self._propose(requests, budgets, drawing, other_tokens, reading)
         self.seconds, self._learning = self._learning + time.perf_counter() - began, 0.0
         return trees
 
@@ -111,10 +111,10 @@ class TreeDrafter:
         requests: Sequence[Request],
         budgets: Sequence[Budget],
         drawing: Drawing,
-        beside: int,
+        other_tokens: int,
         reading: int | None,
     ) -> list[DraftTree]:
-        plan = self._plan = self.policy.plan(requests, budgets, beside)
+        plan = self._plan = self.policy.plan(requests, budgets, other_tokens)
         if plan.enabled is not None:
             self.source.enable(plan.enabled)
         if not any(budget.nodes for budget in plan.budgets):
@@ -252,7 +252,7 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
         candidates=scorer.score([UnscoredNode(b, ROOT, ROOT, 0) for b in active], width),
         budgets=np.array(nodes),
         limits=np.array(limits),
-        layers=[Pool(roots[:0], none[:0], none[:0])],
+        layers=[DraftedNodes(roots[:0], none[:0], none[:0])],
     )
     layers: list[_Layer] = []
     drawn_from: list[dict[int, DraftDistribution]] = [{} for _ in budgets]
@@ -285,7 +285,7 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
             candidates=scorer.score([*unscored], width),
             budgets=frontier.budgets,
             limits=frontier.limits,
-            layers=[*frontier.layers, Pool(layer.rows, layer.path_logprobs, layer.tags)],
+            layers=[*frontier.layers, DraftedNodes(layer.rows, layer.path_logprobs, layer.tags)],
         )
 
 

@@ -18,7 +18,7 @@ from ..models.protocols import DraftHead, TrainableModel, tokenizer_of, twin_of
 from ..policies.auto.policy import AutoTree
 from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
-from .base import Drafter, NoDrafter, TokenSource
+from .base import Drafter, DraftSource, NoDrafter
 from .cascade import CascadeSource
 from .corpus import Corpus, CorpusSource
 from .draft_model import ModelSource
@@ -126,12 +126,12 @@ class SourceKind:
         summary: one line for ``draftree methods``.
         source: makes the source from what the caller gives.
         model: makes the model from the name, or a loaded model, and the target.
-        learns: see ``TokenSource``.
+        learns: see ``DraftSource``.
     """
 
     names: tuple[str, ...]
     summary: str
-    source: Callable[[Stores], TokenSource] | None = None
+    source: Callable[[Stores], DraftSource] | None = None
     model: Callable[[str | LanguageModel, LanguageModel], LanguageModel] = _folder_or_model
     learns: bool = False
 
@@ -187,7 +187,7 @@ def is_model(drafter: DrafterSpec) -> bool:
 
 
 def learns(drafter: DrafterSpec, corpus: Corpus | None = None) -> bool:
-    """As ``TokenSource.learns``; "auto" is chosen so that it may."""
+    """As ``DraftSource.learns``; "auto" is chosen so that it may."""
     return len(drafter.sources) > 1 or kind_of(drafter.sources[0]).learns or (corpus is not None and corpus.outputs)
 
 
@@ -270,7 +270,7 @@ def load_source(
     recycle_file: str | Path | None = None,
     corpus: Corpus | None = None,
     window: Window | None = None,
-) -> TokenSource:
+) -> DraftSource:
     """Make the source of any drafter but "auto" and "none"; it raises the errors of ``load_drafter``.
 
     Args:
@@ -279,7 +279,7 @@ def load_source(
     """
     stages = DrafterSpec.parse(name).stages
     stores = Stores(None if recycle_file is None else user_path(recycle_file), corpus)
-    made: list[TokenSource] = []
+    made: list[DraftSource] = []
     for number, stage in enumerate(stages, start=1):
         try:
             parts = tuple(_source(part, target, stores) for part in stage.sources)
@@ -295,7 +295,7 @@ def load_source(
     return CascadeSource(lower, upper, below.policy(window), stage.loop_back(), (below.name, stage.name))
 
 
-def _source(name: str | LanguageModel, target: LanguageModel, stores: Stores) -> TokenSource:
+def _source(name: str | LanguageModel, target: LanguageModel, stores: Stores) -> DraftSource:
     """The source of one name."""
     kind, vocab = kind_of(name), target.capabilities.vocab_size
     if kind.source is not None:
@@ -304,7 +304,7 @@ def _source(name: str | LanguageModel, target: LanguageModel, stores: Stores) ->
     return EagleSource(model, vocab) if isinstance(model, DraftHead) else ModelSource(model, vocab)
 
 
-def provenance(target: LanguageModel, source: TokenSource, drafter: str) -> Provenance:
+def provenance(target: LanguageModel, source: DraftSource, drafter: str) -> Provenance:
     """The models behind drafts of this source, which people call ``drafter``."""
     return Provenance(target.capabilities.name, drafter, target.capabilities.fingerprint, source.fingerprint)
 

@@ -21,7 +21,7 @@ from ..models.base import LanguageModel
 from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT, Drawing
-from .base import Scorer, TokenSource, UnscoredNode
+from .base import DraftSource, Scorer, UnscoredNode
 from .distributions import candidates_of
 
 FORMAT = "draftree recycled successors"
@@ -179,7 +179,7 @@ class SuccessorTable:
 
 
 @dataclass(slots=True)
-class TokenRecyclingSource(TokenSource):
+class TokenRecyclingSource(DraftSource):
     """Predicts what the target found probable when it last saw the same one or two tokens; requests share the table.
 
     Attributes:

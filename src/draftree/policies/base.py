@@ -45,7 +45,7 @@ class Candidates:
     distributions: Sequence[DraftDistribution] = ()
 
 
-class Pool(NamedTuple):
+class DraftedNodes(NamedTuple):
     """Every node that has been drafted so far, over all requests, layer by layer.
 
     Attributes:
@@ -103,12 +103,12 @@ class Frontier:
     candidates: Candidates
     budgets: Numbers
     limits: Numbers
-    layers: Sequence[Pool]
+    layers: Sequence[DraftedNodes]
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> DraftedNodes:
         """What has been drafted so far."""
-        return Pool(*map(np.concatenate, zip(*self.layers, strict=True)))
+        return DraftedNodes(*map(np.concatenate, zip(*self.layers, strict=True)))
 
     @property
     def scores(self) -> Floats:
@@ -205,7 +205,7 @@ class GrowthPolicy(ABC):
         """Most children of a node in a tree of ``nodes`` nodes: the K of the scorers' candidates."""
         return nodes
 
-    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], beside: int = 0) -> Plan:
+    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> Plan:
         """Begin a proposal; without nodes in the plan's budgets the drafter is not run.
 
         ``beside``: tokens that the pass which verifies the trees computes for other requests.

@@ -78,7 +78,7 @@ class OptTree(Checked, BestPaths):
         depth = min(self.depth, nodes)
         return nodes * depth - depth * (depth - 1) // 2
 
-    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], beside: int = 0) -> Plan:
+    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> Plan:
         return _BestSoFar(budgets, best=[[] for _ in budgets])
 
     def grow(self, frontier: Frontier) -> Growth:

@@ -165,7 +165,7 @@ class DynamicWindow(Checked, GrowthPolicy):
     def width_for(self, nodes: int) -> int:
         return 1
 
-    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], beside: int = 0) -> WindowPlan:
+    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> WindowPlan:
         thresholds = [self.threshold(request) for request in requests]
         return WindowPlan(budgets, thresholds=thresholds, crossed=np.full(len(requests), np.inf, np.float32))
 

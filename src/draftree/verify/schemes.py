@@ -72,7 +72,7 @@ class Scheme(ABC):
         """Raise ConfigError unless trees that ``policy`` shapes, of up to ``nodes`` nodes, can be verified.
 
         Args:
-            learns: what the drafter predicts depends on other requests (``TokenSource.learns``).
+            learns: what the drafter predicts depends on other requests (``DraftSource.learns``).
         """
         if self.drawing.random and learns:
             raise ConfigError(

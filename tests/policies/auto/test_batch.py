@@ -38,21 +38,21 @@ def chains(*probabilities: float) -> Callable[[int, Path], tuple[Sequence[int], 
     return lambda row, path: ([len(path) + 1], [math.log(probabilities[row])], 1.0)
 
 
-def drafted(policy: AutoTree, *probabilities: float, budget: Budget, beside: int = 0) -> list[DraftTree]:
+def drafted(policy: AutoTree, *probabilities: float, budget: Budget, other_tokens: int = 0) -> list[DraftTree]:
     """The trees of one proposal for as many requests."""
-    plan = policy.plan([Fake() for _ in probabilities], [budget] * len(probabilities), beside)
+    plan = policy.plan([Fake() for _ in probabilities], [budget] * len(probabilities), other_tokens)
     return [grown.tree for grown in grow(ScriptedScorer(chains(*probabilities)), policy, plan)]
 
 
-def decoded(policy: AutoTree, batch: int, steps: int, says: float, beside: int = 0) -> list[int]:
+def decoded(policy: AutoTree, batch: int, steps: int, says: float, other_tokens: int = 0) -> list[int]:
     """How many nodes in all each step verifies where all that is drafted is right."""
     chosen, requests = [], [Fake() for _ in range(batch)]
     for _ in range(steps):
-        plan = policy.plan(requests, [Budget(8)] * batch, beside)
+        plan = policy.plan(requests, [Budget(8)] * batch, other_tokens)
         trees = [grown.tree for grown in grow(ScriptedScorer(chains(*[says] * batch)), policy, plan)]
         chosen.append(sum(map(len, trees)))
         assert policy.target is not None
-        cost = StepCost(batch, 1e-6, policy.target.seconds(batch + beside + chosen[-1], 64), 0.0, 0)
+        cost = StepCost(batch, 1e-6, policy.target.seconds(batch + other_tokens + chosen[-1], 64), 0.0, 0)
         policy.observe(
             plan,
             [
@@ -92,31 +92,31 @@ def test_a_large_batch_on_a_steep_curve_is_decoded_without_drafts() -> None:
 
 def test_tokens_beside_the_trees_leave_less_for_drafts_and_at_last_nothing() -> None:
     policy = AutoTree(target=affine(1.0, 0.1), settings=RICH)
-    sizes = [len(drafted(policy, 0.8, budget=Budget(16), beside=beside)[0]) for beside in (0, 4, 16, 64, 256)]
+    sizes = [len(drafted(policy, 0.8, budget=Budget(16), other_tokens=beside)[0]) for beside in (0, 4, 16, 64, 256)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[2] > sizes[-1] == 0
 
 
 def test_tokens_beside_cost_nothing_where_passes_cost_the_same() -> None:
-    alone, beside = (decoded(AutoTree(target=affine(1.0, 0.0)), 2, 30, says=0.8, beside=b) for b in (0, 40))
+    alone, beside = (decoded(AutoTree(target=affine(1.0, 0.0)), 2, 30, says=0.8, other_tokens=b) for b in (0, 40))
     assert alone[-1] == beside[-1] == 16
 
 
 def test_load_that_has_passed_leaves_no_mark() -> None:
     policy = AutoTree(target=affine(1.0, 0.1))
     before = decoded(policy, 1, 30, says=0.8)[-1]
-    assert set(decoded(policy, 1, 100, says=0.8, beside=400)[-50:]) == {0}
+    assert set(decoded(policy, 1, 100, says=0.8, other_tokens=400)[-50:]) == {0}
     assert decoded(policy, 1, 30, says=0.8)[-1] >= before - 1 > 0
 
 
 def test_a_pass_is_priced_by_its_tokens() -> None:
     costs = CostModel(affine(1.0, 0.5))
-    for ar in (ARPass(64, 1), ARPass(64, 3), ARPass(64, 3, beside=7), ARPass(64, 1)):
+    for ar in (ARPass(64, 1), ARPass(64, 3), ARPass(64, 3, other_tokens=7), ARPass(64, 1)):
         assert costs.curve(4, ar).tolist() == pytest.approx([1.0 + 0.5 * (ar.tokens + n) for n in range(5)])
 
 
 def test_what_ragged_passes_take_is_no_drift() -> None:
-    model, ar = CostModel(affine(1.0, 0.5)), ARPass(64, 3, beside=7)
+    model, ar = CostModel(affine(1.0, 0.5)), ARPass(64, 3, other_tokens=7)
     for nodes in (0, 5) * 20:
         model.learn(nodes, ar, 1.0 + 0.5 * (ar.tokens + nodes))
     assert model.drift == pytest.approx(0.0)
@@ -142,7 +142,7 @@ def test_ties_between_requests_never_break_a_tree() -> None:
 def test_a_plan_is_priced_beside_what_its_engine_computes() -> None:
     policy = AutoTree(target=affine(1.0, 0.1), settings=RICH)
     drafter = TreeDrafter(policy, ModelSource(ToyModel(), 5))
-    drafter.propose([Fake()], [Budget(0)], beside=9)
+    drafter.propose([Fake()], [Budget(0)], other_tokens=9)
     assert isinstance(drafter._plan, AutoPlan)
     assert drafter._plan.price.ar == ARPass(64, 1, 9)
 
@@ -239,9 +239,9 @@ def test_the_engine_gives_drafters_what_the_scheduler_makes_of_priorities() -> N
     seen = list[float]()
 
     class Noting(AutoTree):
-        def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], beside: int = 0) -> AutoPlan:
+        def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> AutoPlan:
             seen.append(budgets[0].weight / budgets[-1].weight)
-            return AutoTree.plan(self, requests, budgets, beside)
+            return AutoTree.plan(self, requests, budgets, other_tokens)
 
     drafter = TreeDrafter(Noting(target=affine(1.0, 0.2), drafter=affine(0.01, 0.0)), ModelSource(ToyModel(6), 6))
     engine = Engine(ToyModel(6, seed=1), Speculation(drafter))

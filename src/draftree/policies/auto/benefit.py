@@ -186,7 +186,9 @@ class Selection:
                 drafter.learn(gained / tokens, (drafting + shared) / ar, pace)
         passed = (seconds + sum(took)) / ar
         keep = self.settings.fast_decay**passed
-        self._tokens = keep * self._tokens + (sum(outcome.taken for outcome in outcomes) + price.ar.beside) / tokens
+        self._tokens = (
+            keep * self._tokens + (sum(outcome.taken for outcome in outcomes) + price.ar.other_tokens) / tokens
+        )
         self._passes = keep * self._passes + passed
         for drafter in self.drafters:
             drafter.grant(passed)

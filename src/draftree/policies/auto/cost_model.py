@@ -18,16 +18,16 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 class ARPass(NamedTuple):
-    """A pass without drafts: over ``batch`` requests of up to ``context`` tokens, and ``beside`` tokens of others."""
+    """A pass without drafts: over ``batch`` requests of up to ``context`` tokens, and ``other_tokens`` of others."""
 
     context: int
     batch: int
-    beside: int = 0
+    other_tokens: int = 0
 
     @property
     def tokens(self) -> int:
         """That it computes, and as many it yields: one read of a prompt counts as one generated."""
-        return self.batch + self.beside
+        return self.batch + self.other_tokens
 
 
 def convex_below(curve: Floats) -> Floats:
@@ -80,7 +80,7 @@ class CostModel:
 
     def learn(self, nodes: int, ar: ARPass, measured: float) -> None:
         """A pass over ``nodes`` nodes in all took ``measured`` seconds; one that mostly reads prompts tells nothing."""
-        if ar.beside > ar.batch:
+        if ar.other_tokens > ar.batch:
             return
         most, keep = math.log(self.settings.max_drift), self.settings.fast_decay
         expected = self.profile.seconds((ar.tokens + nodes) / ar.batch, ar.context, ar.batch)

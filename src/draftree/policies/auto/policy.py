@@ -182,12 +182,12 @@ class AutoTree(GrowthPolicy):
         """Several times what is verified: unlikely paths are drafted too, for their outcome teaches."""
         return 4 * nodes + self.width
 
-    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], beside: int = 0) -> AutoPlan:
+    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> AutoPlan:
         """Look up the costs and choose the drafters; no nodes where drafting cannot win."""
         if self.target is None:
             raise ConfigError("auto has no costs: give its drafter to an Engine, which finds them")
         self._costs = self._costs or CostModel(self.target, self.settings)
-        ar = ARPass(max(len(request.ids) for request in requests), len(requests), beside)
+        ar = ARPass(max(len(request.ids) for request in requests), len(requests), other_tokens)
         nodes = [budget.nodes for budget in budgets]
         most = min(sum(nodes), max(*nodes, self.settings.most_nodes))
         together = least_together(budgets)
