@@ -106,7 +106,7 @@ def enumerate_draws(
     """Every verdict that draws can lead to, with its exact probability; the same verdict may come several times."""
     rows = logits_over(model, PROMPT, drafted)
     draws = Draws(SamplingParams(temperature=1.0), 0, PROMPT, state=WALKING)
-    return list(outcomes(lambda chance: match(kind(rows, drafted, chance), [0], [drafted], [draws])[0]))
+    return list(outcomes(lambda chance: match(kind(rows, drafted, chance), [1], [drafted], [draws])[0]))
 
 
 def emitted_distribution(model: ToyModel, drafted: DraftTree, kind: type[Scripted]) -> Tensor:
@@ -197,7 +197,7 @@ def test_at_temperature_zero_the_walk_follows_the_argmax() -> None:
     other = (first + 1) % 5
     drafted = tree([ROOT, ROOT, 1, 1, 2, 3], [other, first, (second + 1) % 5, second, third, third])
     draws = Draws(SamplingParams(), 0, PROMPT)
-    verdict = match(NumpyScores(logits_over(model, PROMPT, drafted), [7]), [0], [drafted], [draws])[0]
+    verdict = match(NumpyScores(logits_over(model, PROMPT, drafted), [7]), [1], [drafted], [draws])[0]
     assert verdict == Verdict(path=[1, 3, 5], tokens=greedy[3:])
 
 
@@ -241,7 +241,7 @@ def test_the_first_of_equal_siblings_is_taken() -> None:
     rows[range(5), [3, 1, 0, 4, 0]] = 9.0
     for state in (None, WALKING):
         draws = Draws(SamplingParams(), 0, [0], state=state)
-        assert match(NumpyScores(rows, [5]), [0], [drafted], [draws]) == [Verdict(path=[0, 2], tokens=[3, 1, 4])]
+        assert match(NumpyScores(rows, [5]), [1], [drafted], [draws]) == [Verdict(path=[0, 2], tokens=[3, 1, 4])]
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -253,7 +253,7 @@ def test_a_walk_draws_only_where_it_comes_to(shape: list[int]) -> None:
 
     def run(chance: Chance) -> Verdict:
         made.append(Scripted(rows, drafted, chance))
-        return match(made[-1], [0], [drafted], [draws])[0]
+        return match(made[-1], [1], [drafted], [draws])[0]
 
     for verdict, _ in outcomes(run):
         assert made[-1].drawn == [0, *(node + 1 for node in verdict.path)]
@@ -288,7 +288,7 @@ def test_a_processor_sees_what_was_drawn_before_and_only_where_the_walk_goes() -
     rows[:4, 4] = 9.0  # the first request draws 4 at once
     rows[range(4, 8), [1, 2, 3, 4]] = 9.0  # the second accepts everything
     draws = [Draws(SamplingParams(processors=(note_in(each),)), 0, [0]) for each in (seen, other)]
-    found = match(NumpyScores(rows, [4, 4]), [0, 4], [drafted, drafted], draws)
+    found = match(NumpyScores(rows, [4, 4]), [1, 5], [drafted, drafted], draws)
     assert [v.tokens for v in found] == [[4], [1, 2, 3, 4]]
     assert seen == [[0]]
     assert other == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
