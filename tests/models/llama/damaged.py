@@ -22,6 +22,9 @@ import gguf
 import numpy as np
 from gguf import GGUFValueType
 
+import draftree.cli.generate  # what a command loads, once for all the processes that are forked
+import draftree.models.llama.llama_model
+import draftree.models.native.native_model  # noqa: F401
 from draftree.cli.main import run
 from draftree.models.llama.library import open_library
 from draftree.models.loading import AUTO
