@@ -117,7 +117,7 @@ def test_the_reader_gives_sequences_and_their_ends(count: int, tmp_path: Path) -
     )
     assert records[0].target["dtype"] == "float32"
     assert records[0].drafter["policy"]["width_of"] == pytest.approx(
-        {"class": "BranchingSteps", "sure": 0.02, "unsure": 1.0, "slope": 4.0, "most": 7, "stop": "Infinity"}
+        {"class": "BranchingSteps", "sure": 0.02, "unsure": 1.0, "slope": 4.0, "width": 7, "stop": "Infinity"}
     )
     begun = [r for r in records if isinstance(r, RequestRecord)]
     ended = {r.request: r for r in records if isinstance(r, EndRecord)}

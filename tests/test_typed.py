@@ -220,7 +220,7 @@ def test_the_loaders_refuse_arguments_of_wrong_types(model: str) -> None:
         ):
             with pytest.raises(InputError):
                 call(*arguments)
-        for name in ("drafter", "method", "settings", "nodes", "verification", "dtype", "device", "observers"):
+        for name in ("speculation", "dtype", "device", "observers"):
             with pytest.raises(InputError):
                 d.load_engine(model, **{name: value})
 
