@@ -24,6 +24,8 @@ from draftree.verify.match import Verdict, match
 from .toy import ToyModel, chi_square, distribution
 
 VOCAB, LENGTH, PROMPT, BATCH = 4, 3, [1, 2], 4000
+REQUESTS = 12_000
+"""Of three draws each: as many as find the bias of ``test_a_verification_that_prefers_drafts_is_caught``."""
 
 
 def _counts(policy: GrowthPolicy, requests: int) -> torch.Tensor:
@@ -41,7 +43,7 @@ def _counts(policy: GrowthPolicy, requests: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("policy", [StaticTree(width=2, depth=2), EntropyTree(depth=2)], ids=["static", "entropy"])
 def test_sampled_text_through_trees_follows_the_targets_distribution(policy: GrowthPolicy) -> None:
-    counts = _counts(policy, 36_000)  # of three draws each, twice: 2e5 draws
+    counts = _counts(policy, REQUESTS)
     assert chi_square(counts.flatten(), distribution(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) > 1e-4
 
 
@@ -57,5 +59,5 @@ def test_a_verification_that_prefers_drafts_is_caught(monkeypatch: pytest.Monkey
         return verdicts
 
     monkeypatch.setattr(schemes, "match", biased)
-    counts = _counts(StaticTree(width=2, depth=2), 12_000)
+    counts = _counts(StaticTree(width=2, depth=2), REQUESTS)
     assert chi_square(counts.flatten(), distribution(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) < 1e-4
