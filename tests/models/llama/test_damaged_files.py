@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from draftree.errors import ModelFileError
-from draftree.models.llama.gguf_checks import check
+from draftree.models.gguf.gguf_checks import check
 
 from ...tiny_gguf import write
 from .damaged import TOKENS, Change, of_kind, of_length, overwritten, renamed, with_item, with_tensor

@@ -19,9 +19,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from draftree.drafters.registry import check_vocabulary
 from draftree.errors import PromptError, VocabularyError
+from draftree.models.gguf.gguf_checks import check
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.llama import llama_tokenizer
-from draftree.models.llama.gguf_checks import check
 from draftree.models.llama.library import open_library
 from draftree.models.llama.llama_tokenizer import LlamaTokenizer, read_tokenizer
 from draftree.models.model_files import DEFAULT_MODEL, EMBEDDED

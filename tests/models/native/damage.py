@@ -13,8 +13,8 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from draftree.errors import CacheError, InputError
-from draftree.models.llama.gguf_checks import check
-from draftree.models.llama.gguf_file import read
+from draftree.models.gguf.gguf_checks import check
+from draftree.models.gguf.gguf_file import read
 from draftree.models.native import binding
 from draftree.models.native.architecture import describe
 

@@ -12,8 +12,8 @@ import torch
 from gguf import GGMLQuantizationType
 
 from draftree.errors import ModelFileError, UnsupportedModelError
-from draftree.models.llama.gguf_checks import check
-from draftree.models.llama.gguf_file import GGUFHeader, Value
+from draftree.models.gguf.gguf_checks import check
+from draftree.models.gguf.gguf_file import GGUFHeader, Value
 from draftree.models.native.architecture import describe
 from draftree.models.native.header_reader import FORMATS
 from tests import tiny_gguf

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftree.errors import CacheError, ConfigError, ModelFileError, NotNativeError
-from draftree.models.llama.gguf_checks import check
+from draftree.models.gguf.gguf_checks import check
 from draftree.models.native import binding
 from draftree.models.native.architecture import describe
 from draftree.models.native.binding import LoadedModel

@@ -11,8 +11,8 @@ import pytest
 from draftree.errors import CacheError, ConfigError, UnsupportedModelError
 from draftree.models.base import FINAL, FeatureSpec, Nodes, prefill, prefill_scored
 from draftree.models.cost_profile import Identity
+from draftree.models.gguf.gguf_checks import check
 from draftree.models.huggingface.features import feature_row
-from draftree.models.llama.gguf_checks import check
 from draftree.models.native.binding import VERSION, tiers
 from draftree.models.native.native_model import NativeModel, NativeScores
 from draftree.sampling.noise import stream_key

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from draftree.errors import CacheError
-from draftree.models.llama.gguf_checks import check
+from draftree.models.gguf.gguf_checks import check
 from draftree.models.native.architecture import describe
 from draftree.models.native.binding import LoadedModel, tiers
 from draftree.models.native.header_reader import FORMATS

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from draftree.errors import DraftreeWarning, ModelFileError, NotNativeError, PromptError
-from draftree.models.llama.gguf_checks import check
+from draftree.models.gguf.gguf_checks import check
 from draftree.models.llama.library import open_library
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.llama.llama_tokenizer import LlamaTokenizer

@@ -33,8 +33,8 @@ from ...errors import (
 )
 from ...progress import err
 from ..base import EAGER, LanguageModel
-from ..llama.gguf_checks import check as check_gguf
-from ..llama.gguf_file import fingerprint
+from ..gguf.gguf_checks import check as check_gguf
+from ..gguf.gguf_file import fingerprint
 from ..model_files import DEFAULT_MODEL, EMBEDDED, checkpoint, gguf_path
 from .hf_model import HFModel
 from .pretrained import quiet, read_gguf, read_pretrained

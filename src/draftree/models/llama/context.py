@@ -12,9 +12,9 @@ from weakref import finalize
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import CacheError, RunError
-from .gguf_checks import check
-from .gguf_file import refuse, unloadable
+from ...errors import CacheError, DraftreeError, ModelFileError, RunError, UnsupportedModelError
+from ..gguf.gguf_checks import check
+from ..gguf.gguf_file import AGAIN, GGUFHeader
 from .library import BF16, F16, Q8_0, BatchStruct, Library
 
 IDS = 256
@@ -185,3 +185,44 @@ class Context:
         self.clear()
         if not self._weights.library.state_set_data(self._pointer, state.ctypes.data, len(state)):
             raise CacheError(f"llama.cpp cannot restore its cache: {self._weights.library.complaint()}")
+
+
+def unloadable(library: Library, path: Path) -> DraftreeError:
+    """The error of a model that llama.cpp has just failed to load, with the reason out of its complaints."""
+    why = "error loading model: "
+    reasons = [line.split(why)[-1] for line in library.complaints if why in line]
+    reason = reasons[-1] if reasons else "it gives no reason"
+    if not reasons or "failed to load model" in reason:  # the reason came first
+        reason = next(iter(library.complaints), reason)
+    library.complaints = []
+    if "unknown model architecture" in reason:
+        return UnsupportedModelError(f"{path}: {reason} to {library.name}: {_OTHER_BACKEND}")
+    return ModelFileError(f"llama.cpp cannot load {path}: {reason}: {AGAIN}, or use backend 'transformers'")
+
+
+_OTHER_BACKEND = "use backend 'transformers', if transformers knows it"
+
+
+def refuse(library: Library, model: int, header: GGUFHeader) -> None:
+    """Reject a loaded model whose cache cannot hold trees.
+
+    Args:
+        model: the pointer to it.
+
+    Raises:
+        UnsupportedModelError: it cannot be given draft trees.
+    """
+    own = "use llama.cpp itself for it"
+    why = None
+    if library.model_has_encoder(model):
+        why = "it is an encoder-decoder model: load a decoder-only one"
+    elif (
+        not library.model_has_decoder(model) or header.metadata.get(f"{header.architecture}.attention.causal") is False
+    ):
+        why = "it is an encoder, which generates no text: load a decoder-only one"
+    elif library.model_is_hybrid(model) or library.model_is_recurrent(model):
+        why = f"it keeps a recurrent state that cannot branch: {own}"
+    elif window := library.model_n_swa(model):
+        why = f"its cache forgets what lies beyond a window of {window} tokens: use backend 'transformers', or {own}"
+    if why:
+        raise UnsupportedModelError(f"{header.path} ({header.architecture}) cannot verify draft trees: {why}")

@@ -24,13 +24,13 @@ from ...scores import LastScores, NumpyScores, Scores
 from ...text.tokenizer import Tokenizer
 from ...tree import ROOT
 from ..base import FINAL_STATE, NO_NODES, PROMPT, Capabilities, FeatureSpec, Nodes, Row, exclusive, free_memory
+from ..gguf.gguf_file import fingerprint, slot_bytes
+from ..gguf.gguf_weights import GGUFWeights
 from ..huggingface.features import FeatureRow
-from ..native.processors import default_threads
+from ..processors import default_threads
 from .branches import Branches
 from .context import IDS, Context, Tokens, Weights
 from .exactness import exactness
-from .gguf_file import fingerprint, slot_bytes
-from .gguf_weights import GGUFWeights
 from .library import open_library
 from .llama_tokenizer import read_tokenizer
 

@@ -15,7 +15,7 @@ from gguf.constants import GGMLQuantizationType as Format
 from gguf.constants import Keys
 from numpy.typing import NDArray
 
-from ..llama.gguf_file import GGUFHeader
+from ..gguf.gguf_file import GGUFHeader
 from .header_reader import ABSENT, WINDOW_PATTERN, HeaderReader, Place, damaged, unsupported
 from .rope import frequencies, scaled_frequencies
 

@@ -11,7 +11,7 @@ from gguf.constants import Keys
 from numpy.typing import NDArray
 
 from ...errors import ModelFileError, NotNativeError
-from ..llama.gguf_file import GGUFHeader
+from ..gguf.gguf_file import GGUFHeader
 
 FORMATS = frozenset(
     Format[name].value

@@ -25,18 +25,18 @@ from ...progress import progress_reporter
 from ...sampling.warping import Warping
 from ...scores import Draft, Edits, LastScores, NumpyScores, Scores, Slots, Top, edited
 from ..base import FINAL, FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, Nodes, Row, exclusive, free_memory
-from ..llama.gguf_checks import check
-from ..llama.gguf_file import GGUFHeader, fingerprint
+from ..gguf.gguf_checks import check
+from ..gguf.gguf_file import GGUFHeader, fingerprint
+from ..processors import default_threads
 from .architecture import Description, describe
 from .binding import VERSION, WARPING, CEdits, LoadedModel
-from .processors import default_threads
 from .vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..gguf.gguf_weights import GGUFWeights
     from ..huggingface.features import FeatureRow
-    from ..llama.gguf_weights import GGUFWeights
 
 _MOST_TOP = 1024
 """Tokens that C sorts for one slot."""
@@ -193,7 +193,7 @@ class NativeModel:
 
     @cached_property
     def _matrices(self) -> GGUFWeights:
-        from ..llama.gguf_weights import GGUFWeights
+        from ..gguf.gguf_weights import GGUFWeights
 
         return GGUFWeights(self._header)
 

@@ -12,7 +12,7 @@ import regex  # type: ignore[import-untyped]
 from gguf.constants import Keys, TokenType
 
 from ...errors import PromptError
-from ..llama.gguf_file import GGUFHeader
+from ..gguf.gguf_file import GGUFHeader
 from .bpe import AddedTokens, BytePairs, split
 from .header_reader import damaged, unsupported
 from .pre_tokenizers import PRE_TOKENIZERS, PreTokenizer

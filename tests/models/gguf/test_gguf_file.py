@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from draftree.errors import DraftreeError, ModelFileError, UnsupportedModelError
-from draftree.models.llama.gguf_checks import check
-from draftree.models.llama.gguf_file import fingerprint, refuse, slot_bytes, unloadable
+from draftree.models.gguf.gguf_checks import check
+from draftree.models.gguf.gguf_file import fingerprint, slot_bytes
+from draftree.models.llama.context import refuse, unloadable
 from draftree.models.llama.library import F16, Q8_0, open_library
 
 from ...tiny_gguf import HEAD, WINDOW, byte_level, write

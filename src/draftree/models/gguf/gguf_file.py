@@ -1,4 +1,4 @@
-"""What is read of a GGUF file beside llama.cpp: whether it holds a model that can be run, and its fingerprint.
+"""The header of a GGUF file, and its fingerprint.
 
 The header alone is parsed, and texts of the vocabulary stay bytes: ``gguf.GGUFReader`` makes an array of each token,
 which takes 7 s for 150,000 of them.
@@ -20,8 +20,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, Keys
 from numpy.typing import NDArray
 
-from ...errors import DraftreeError, ModelFileError, UnsupportedModelError
-from .library import Library
+from ...errors import ModelFileError, UnsupportedModelError
 
 Value = int | float | bool | str | tuple[int | float | bool, ...]
 
@@ -361,44 +360,3 @@ def slot_bytes(header: GGUFHeader, keys: int, values: int) -> int:
         raise ModelFileError(f"{header.path} does not give its {header.architecture}.attention.head_count: {AGAIN}")
     total = sum(_bytes((n * w,), kind) for n in shared for w, kind in zip(widths, (keys, values), strict=True))
     return total * layers // len(shared)
-
-
-def unloadable(library: Library, path: Path) -> DraftreeError:
-    """The error of a model that llama.cpp has just failed to load, with the reason out of its complaints."""
-    why = "error loading model: "
-    reasons = [line.split(why)[-1] for line in library.complaints if why in line]
-    reason = reasons[-1] if reasons else "it gives no reason"
-    if not reasons or "failed to load model" in reason:  # the reason came first
-        reason = next(iter(library.complaints), reason)
-    library.complaints = []
-    if "unknown model architecture" in reason:
-        return UnsupportedModelError(f"{path}: {reason} to {library.name}: {_OTHER_BACKEND}")
-    return ModelFileError(f"llama.cpp cannot load {path}: {reason}: {AGAIN}, or use backend 'transformers'")
-
-
-_OTHER_BACKEND = "use backend 'transformers', if transformers knows it"
-
-
-def refuse(library: Library, model: int, header: GGUFHeader) -> None:
-    """Reject a loaded model whose cache cannot hold trees.
-
-    Args:
-        model: the pointer to it.
-
-    Raises:
-        UnsupportedModelError: it cannot be given draft trees.
-    """
-    own = "use llama.cpp itself for it"
-    why = None
-    if library.model_has_encoder(model):
-        why = "it is an encoder-decoder model: load a decoder-only one"
-    elif (
-        not library.model_has_decoder(model) or header.metadata.get(f"{header.architecture}.attention.causal") is False
-    ):
-        why = "it is an encoder, which generates no text: load a decoder-only one"
-    elif library.model_is_hybrid(model) or library.model_is_recurrent(model):
-        why = f"it keeps a recurrent state that cannot branch: {own}"
-    elif window := library.model_n_swa(model):
-        why = f"its cache forgets what lies beyond a window of {window} tokens: use backend 'transformers', or {own}"
-    if why:
-        raise UnsupportedModelError(f"{header.path} ({header.architecture}) cannot verify draft trees: {why}")

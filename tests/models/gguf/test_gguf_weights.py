@@ -22,12 +22,12 @@ from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import UnsupportedModelError
 from draftree.models.base import LanguageModel, difference
+from draftree.models.gguf.gguf_file import GGUFHeader, read
+from draftree.models.gguf.gguf_weights import GGUFWeights
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.heads.eagle_network import EagleConfig
 from draftree.models.heads.head_folder import SHIPPED, shipped_for
 from draftree.models.huggingface.features import feature_row
-from draftree.models.llama.gguf_file import GGUFHeader, read
-from draftree.models.llama.gguf_weights import GGUFWeights
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.loading import load
 from draftree.train.head_architectures import new_eagle
