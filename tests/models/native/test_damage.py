@@ -19,9 +19,10 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The engine with another number of threads at each task, and the library to load before it."""
-    _, runtime = sanitizer.compiler_and_runtime()
     files = ("[!p]*.c", "pass.c", "platform.c", "check/fickle_pool.c")
-    return sanitizer.link(tmp_path_factory.mktemp("sanitized") / "libdraftree.so", "-shared", files=files), runtime
+    return sanitizer.link(
+        tmp_path_factory.mktemp("sanitized") / "libdraftree.so", "-shared", files=files
+    ), sanitizer.runtime()
 
 
 @pytest.mark.parametrize("weights", ["F16", "Q4_K"])
