@@ -40,7 +40,7 @@ from ..heads import random_head
 from ..pairs import costs, endless, source, target
 from ..pairs import policy as policy_of
 from ..tiny import MAX_LENGTH, VOCAB
-from .test_ensemble import Says, request_of
+from .test_ensemble import Says, request_of, walked
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 TOKENS = 16
@@ -325,12 +325,7 @@ def test_auto_leaves_a_cascade_out_where_it_loses_and_keeps_it_where_it_wins(
         began = clock.now
         tree = drafter.propose([one], [Budget(8)])[0]
         draft = clock.now - began
-        path, tokens = list[int](), list[int]()
-        node: int | None = ROOT
-        while node is not None:
-            tokens.append(rng.choices(list(truth), list(truth.values()))[0])
-            node = next((c for c in tree.children(node) if int(tree.tokens[c]) == tokens[-1]), None)
-            path += [] if node is None else [node]
+        path, tokens = walked(tree, truth, rng)
         one.ids += tokens
         one.stats.steps += 1
         drafter.observe([Outcome(one, tree, path, tokens, len(tokens), StepCost(1, draft, 1.0, 0.0, 0))])

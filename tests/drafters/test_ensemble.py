@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -75,6 +75,17 @@ class Says(DraftSource):
         return [t for t, _ in self._distribution], [math.log(p) for _, p in self._distribution], 1.0
 
     def close(self, request: Request) -> None: ...
+
+
+def walked(tree: DraftTree, truth: Mapping[int, float], rng: Random) -> tuple[list[int], list[int]]:
+    """The nodes that a target accepts whose tokens are drawn from ``truth``, and its tokens."""
+    path, tokens = list[int](), list[int]()
+    node: int | None = ROOT
+    while node is not None:
+        tokens.append(rng.choices(list(truth), list(truth.values()))[0])
+        node = next((c for c in tree.children(node) if int(tree.tokens[c]) == tokens[-1]), None)
+        path += [] if node is None else [node]
+    return path, tokens
 
 
 def request_of(*ids: int) -> Request:
@@ -160,12 +171,7 @@ def decode(
         if ensemble._scorer is not None:
             ensemble._scorer.seconds = [part.took for part in ensemble.parts]  # type: ignore[attr-defined]
         draft = seconds + sum(ensemble.seconds)
-        path, tokens = list[int](), list[int]()
-        node: int | None = ROOT
-        while node is not None:
-            tokens.append(rng.choices(list(truth), list(truth.values()))[0])
-            node = next((c for c in tree.children(node) if int(tree.tokens[c]) == tokens[-1]), None)
-            path += [] if node is None else [node]
+        path, tokens = walked(tree, truth, rng)
         request.ids += tokens
         made.observe([Outcome(request, tree, path, tokens, len(tokens), StepCost(1, draft, 1.0, 0.0, 0))])
         request.stats.steps += 1
