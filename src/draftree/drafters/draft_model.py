@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import cast
 
 import numpy as np
@@ -271,6 +272,7 @@ class ModelScorer(Scorer):
         return draw_children(nodes, self._distributions, counts, self._drawing)
 
 
+@cache
 def _mask(tokens: int, words: int) -> NDArray[np.uint32]:
     """[words] the mask of an ``Edit`` that allows the first so many tokens."""
     allowed = np.zeros(32 * words, np.bool_)
