@@ -159,11 +159,6 @@ class Chunk:
     logprobs: Logprobs | None = None
 
 
-FINISH_REASONS = ("eos", "stop", "length", "criteria", "cancelled", "deadline", "error")
-"""Why a request ended: an end-of-sequence token, a stop string or token, ``max_tokens`` or the context, one of its
-stopping criteria, ``cancel``, its deadline, an exception."""
-
-
 class Request:
     """A prompt and what has been generated after it.
 
@@ -174,7 +169,9 @@ class Request:
         row: its row in the target; None once it is closed.
         state: of its constraint after what has been generated; None: it has no constraint.
         prediction: token ids that its answer is likely to have in common with this; drafters by n-grams read them.
-        finish_reason: None while it runs; then one of ``FINISH_REASONS``.
+        finish_reason: None while it runs; then "eos" (an end-of-sequence token), "stop" (a stop string or token),
+            "length" (``max_tokens`` or the context), "criteria" (one of its stopping criteria), "cancelled", "deadline"
+            or "error" (an exception).
         error: what ended it where that is "error".
         chunks: one for each generated token.
         prompt_logprobs: of each token of the prompt but the first, as far as it is read, where they were asked for.

@@ -43,7 +43,7 @@ class Generation:
     Attributes:
         text: generated text, without what ended it unless that was wanted.
         token_ids: generated tokens, the end-of-request token included.
-        finish_reason: one of ``draftree.request.FINISH_REASONS``.
+        finish_reason: why it ended (``draftree.request.Request``).
         seed: reproduces it.
         lossy: the verification was a lossy one: the tokens do not follow the target distribution.
     """

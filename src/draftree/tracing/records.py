@@ -174,7 +174,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecord:
-    """A request ends; ``finish_reason`` is "eos", "stop", "length" or "criteria", or None when it was left early."""
+    """A request ends; ``finish_reason`` is as in ``Request``, or None when it was left early."""
 
     kind: Literal["end"] = "end"
     request: Whole
