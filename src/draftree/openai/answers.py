@@ -270,25 +270,21 @@ class CompletionBuilder:
     def _piece(self, index: int, part: Any, finish_reason: str | None, chunks: Sequence[Chunk] = ()) -> dict[str, Any]:
         choice = {"index": index, "logprobs": self._logprobs(index, chunks), "finish_reason": finish_reason}
         choice["delta" if self._chat else "text"] = part
+        return self._streamed([choice])
+
+    def _streamed(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """A piece of a stream; ``more``: what it has beside choices."""
         kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return {**self._common, "object": kind, "choices": [choice]}
+        return {**self._common, "object": kind, "choices": choices, **more}
 
     def records(self, records: Sequence[Any]) -> dict[str, Any]:
         """A piece with lines of a trace, as ``--trace`` writes them."""
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return {**self._common, "object": kind, "choices": [], "trace": records}
+        return self._streamed([], trace=records)
 
     def last(self, usage: Usage, requests: Sequence[Request]) -> dict[str, Any]:
         """The piece behind the last choice: usage, and what drafting did."""
-        stats = [request.stats for request in requests]
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return {
-            **self._common,
-            "object": kind,
-            "choices": [],
-            "usage": usage.of_choices,
-            "metrics": {"speculative_decoding": speculative_decoding(stats)},
-        }
+        metrics = {"speculative_decoding": speculative_decoding([request.stats for request in requests])}
+        return self._streamed([], usage=usage.of_choices, metrics=metrics)
 
 
 def finish(reason: str, parser: CallParser | None = None) -> str:
