@@ -16,8 +16,6 @@ MAX_PENALTY = 20
 DEEPEST = 5
 """Most layers that are drafted where nobody has said how many."""
 
-EarlyStopping = bool | Literal["never"]
-
 BeamWarp = Literal["joint", "token"]
 """What temperature, top-k, top-p and min-p act on where beams are sampled (``beam_distribution``)."""
 

@@ -63,7 +63,7 @@ class _Commands(MutableMapping[str, Any]):
         if name not in self._made:
             with needs_extra("torch", f"draftree {name}"):
                 module = import_module(f".{COMMANDS[name].module}", __package__)
-            made = getattr(module, name.replace("-", "_"))
+            made = getattr(module, name)
             if not isinstance(made, typer.Typer):
                 single = typer.Typer(add_completion=False, rich_markup_mode=None)
                 single.command(name)(made)

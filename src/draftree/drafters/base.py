@@ -169,7 +169,7 @@ class Scorer(ABC):
 class NodeStates:
     """The states of a proposal's nodes.
 
-    Attributes:
+    Args:
         requests: of the proposal.
     """
 

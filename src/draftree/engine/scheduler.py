@@ -1,6 +1,6 @@
 """Which requests run: a queue, admission by cache room, and how much of waiting prompts a step reads.
 
-Knows no model and makes no step: it keeps the books of requests that an engine runs.
+Knows no model and makes no step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SchedulerParams(Checked):
         rows: most requests that run together; others wait.
         queue: most requests that wait; more are rejected.
         chunk: most prompt tokens that a step reads while other requests wait for their next token; None: as many as
-            take ``ChunkSize.pause`` times as long as a step without them, as far as steps have been measured.
+            take ``ChunkSize.longest`` times as long as a step without them, as far as steps have been measured.
         prefixes: rows of ended requests that are kept, for prompts that begin as they do.
         batch_nodes: most drafted nodes of a step, over all requests that run: those that the drafter finds most
             probable are verified, and ``auto`` chooses by what they gain and cost. None: each request has its own node

@@ -208,7 +208,7 @@ class GrowthPolicy(ABC):
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> Plan:
         """Begin a proposal; without nodes in the plan's budgets the drafter is not run.
 
-        ``beside``: tokens that the pass which verifies the trees computes for other requests.
+        ``other_tokens``: those that the pass which verifies the trees computes for other requests.
         """
         return Plan(budgets)
 

@@ -1,7 +1,7 @@
-"""The embeddings and the output layer of a GGUF file by rows: what a draft head needs of a model that llama.cpp runs.
+"""The embeddings and the output layer of a GGUF file by rows: what a draft head needs of a model that runs from one.
 
 Quantized blocks run along a row, so that single rows are dequantized out of the mapped file, whose pages are those that
-llama.cpp has mapped: the float32 matrix (933 MB of a model of 1.5 billion weights) is never made.
+the engine has mapped: the float32 matrix (933 MB of a model of 1.5 billion weights) is never made.
 """
 
 from __future__ import annotations

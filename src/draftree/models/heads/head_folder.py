@@ -323,9 +323,10 @@ def find_head(folder: Path) -> HeadFolder | None:
     for kind, pattern in _ARCHITECTURES.items():
         if pattern.fullmatch(architecture):
             return HeadFolder(folder, document, kind)
-    other = next((key for key in _OTHER_KEYS if key in document), None)
-    if other or _OTHER_HEADS.search(architecture):
-        raise _unknown(folder, architecture if _OTHER_HEADS.search(architecture) else other)
+    if _OTHER_HEADS.search(architecture):
+        raise _unknown(folder, architecture)
+    if other := next((key for key in _OTHER_KEYS if key in document), None):
+        raise _unknown(folder, other)
     if "draft_vocab_size" in document or "eagle_config" in document:
         return HeadFolder(folder, document, EAGLE3)
     layers = document.get("num_hidden_layers")
