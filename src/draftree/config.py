@@ -31,6 +31,7 @@ _WAYS_OUT = {
     "greater_than": "use more than {gt}",
     "less_than": "use less than {lt}",
     "too_short": "give at least one entry",
+    "literal_error": "choose from {expected}",
 }
 """What pydantic finds -> what to do."""
 
@@ -208,7 +209,7 @@ class SamplingParams:
             where the backend is exact (``Capabilities.rounding`` is 0), elsewhere by rounding.
         prompt_logprobs: the same of the prompt's tokens but the first (``Request.prompt_logprobs``); the prompt is read
             in small pieces then, and from its beginning.
-        constraint: what the text may be, such as JSON of a schema (``draftree.grammar``); comes before the processors.
+        constraint: what the text may be, such as JSON of a schema (``sampling/grammar.py``); comes before processors.
         processors: change logits (``Processor``); each tree node is processed with its own path as history.
         criteria: end a text (``Criterion``); they run after every token.
 

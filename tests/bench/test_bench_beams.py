@@ -52,7 +52,7 @@ def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
         ("beams:width=4:draft=2", 0.0, "2 draft beams are fewer than the 4 beams"),
         ("beams:threshold=0.9", 0.0, "is for sampled beams"),
         ("beams:warp=token", 0.0, "is for sampled beams"),
-        ("beams:warp=beams", 1.0, "warp is 'beams': Input should be"),
+        ("beams:warp=beams", 1.0, "warp is 'beams': choose from"),
         ("beams:drafter=lookup", 1.0, "gives no probabilities"),
         ("beams:drafter=lookup+recycle", 0.0, "one sequence, not beams"),
         ("peer:hf-beam-search:speed=1", 0.0, "no setting 'speed'"),

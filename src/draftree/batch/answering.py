@@ -1,7 +1,7 @@
 """Lines of a batch to records of answers, by one engine that decodes many at once.
 
-A body means what it means to the server (``server/schema.py``, ``server/choices.py``), and its text is that of the same
-request alone. A line that cannot be answered gives a record that says why.
+A body means what it means to the server (``openai/schema.py``, ``openai/request_mapping.py``), and its text is that of
+the same request alone. A line that cannot be answered gives a record that says why.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class BeamParams:
         "Beams score their log-probability over length to this power; 1 by default.", 1.0, metavar="P"
     )
     early_stopping: bool | Literal["never"] = option(
-        "Of beam search, as in transformers.", False, choices={"yes": True, "no": False, "never": "never"}
+        "When beam search ends, as in transformers.", False, choices={"yes": True, "no": False, "never": "never"}
     )
     single_cache: bool = option("Sampled beams: only the best goes on after each target pass.", False)
     warp: BeamWarp = option(

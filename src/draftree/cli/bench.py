@@ -64,7 +64,9 @@ def bench(
     context: typer.Context,
     suite: Annotated[str, typer.Option(metavar="NAME|FILE", help=f"Prompts: {', '.join(SUITES)}, or JSON lines.")],
     out_folder: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the run; the same goes on there.")],
-    categories: Annotated[str | None, typer.Option(help="Of the suite, with commas; all by default.")] = None,
+    categories: Annotated[
+        str | None, typer.Option(help="Categories of the suite, with commas; all by default.")
+    ] = None,
     limit: Annotated[int | None, whole("N", "Most prompts, taken from the categories in turn.")] = None,
     turns: Annotated[int | None, whole("N", "Most turns of a conversation; all by default.")] = None,
     methods: Annotated[
@@ -77,11 +79,13 @@ def bench(
     temperature: Annotated[str, typer.Option(metavar="T", help="One or more, with commas; 0 is greedy.")] = "0",
     max_tokens: Annotated[int, whole("N", "Most tokens of an answer.")] = 128,
     repeats: Annotated[int, whole("N", "Answers of each contestant to each prompt.")] = 1,
-    seed: Annotated[int, whole("S", "Of the first repeat.")] = 11,
+    seed: Annotated[int, whole("S", "Seed of the first repeat.")] = 11,
     nodes: Nodes = None,
     candidates: Candidates = None,
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of prompt sets; else DRAFTREE_DATA.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines and prompts that do not do.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out lines and prompts that cannot be used.")
+    ] = False,
     replay: Annotated[
         bool,
         typer.Option("--replay", help="Draft along AR decoding's answers; a pass takes what the cost profile says."),

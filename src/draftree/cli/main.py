@@ -50,7 +50,7 @@ COMMANDS = {
     "calibrate": Command("calibrate", "Make a tree for two models out of measured acceptance."),
     "train": Command("train_classifier", "Train draft heads and classifiers."),
 }
-"""In the order of the help."""
+"""All commands, in the order of the help."""
 
 
 class _Commands(MutableMapping[str, Any]):

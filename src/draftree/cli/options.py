@@ -168,11 +168,13 @@ def _like(made: Any, name: str) -> Any:
 class ComputeOptions:
     """Where and how models compute."""
 
-    backend: str | None = option("native, llama.cpp or transformers; by default native for GGUF files that it knows.")
-    threads: int | None = option("Of a pass over a GGUF file; by default one a core.", metavar="N")
+    backend: str | None = option(
+        "What runs the model: native, llama.cpp or transformers; by default native for GGUF files that it knows."
+    )
+    threads: int | None = option("CPU threads of a pass over a GGUF file; by default one a core.", metavar="N")
     library: str | None = option("llama.cpp's shared library; by default that of an installed package.", metavar="FILE")
-    dtype: str | None = option("float32, float16 or bfloat16.")
-    device: str | None = option("cpu, cuda, cuda:N.")
+    dtype: str | None = option("Type of the weights: float32, float16 or bfloat16.")
+    device: str | None = option("Where the model runs: cpu, cuda or cuda:N.")
     runner: str | None = option("What makes passes: eager, or graph, CUDA graphs of few shapes.")
 
     @property
@@ -190,14 +192,14 @@ class SpeculationOptions(SpeculationParams):
     """As on the command line: a cascade may lose its loop, and a tree file is a setting of the method."""
 
     tree: str | None = option("A tree that 'draftree calibrate' wrote, for sequoia.", metavar="FILE")
-    no_loop_back: bool = option("Of cascades A>B: one round a draft (the ablation).", False)
+    no_loop_back: bool = option("In a cascade A>B, let A propose once a draft (the paper's ablation).", False)
     corpus_files: tuple[str, ...] = option(
         'Drafter corpus drafts from this file: text, or .jsonl with "text", "prompt" or "completion"; may be repeated.',
         (),
         name="--corpus",
         metavar="FILE",
     )
-    corpus_outputs: bool = option("It drafts from outputs of ended requests too, whoever made them.", False)
+    corpus_outputs: bool = option("Drafter corpus drafts from outputs of ended requests too, whoever made them.", False)
     corpus_memory: int | None = option(
         f"MiB that it may take, 8 bytes a token; the oldest outputs are forgotten. {MEMORY} by default.", metavar="N"
     )

@@ -34,7 +34,7 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Where a server listens, and who may ask."""
+    """Where a server listens, and who may send requests."""
 
     host: str = option("Address to listen at; 0.0.0.0 is all of this machine's.", "127.0.0.1")
     port: Annotated[int, Interval(ge=0, le=65535)] = option("Port to listen at; 0 takes a free one.", 8000, metavar="N")
@@ -43,8 +43,10 @@ class ServerOptions:
         f"Clients must send it; may be repeated. Better: --api-key-file, or ${KEY}.", (), metavar="KEY"
     )
     api_key_file: str | None = option("A file with a key a line.", metavar="FILE")
-    origin: tuple[str, ...] = option("Web pages from here may ask (CORS); may be repeated.", (), metavar="URL")
-    timeout: Timer | None = option("Seconds in which each request has to end; any by default.", metavar="S")
+    origin: tuple[str, ...] = option(
+        "Web pages from this origin may send requests (CORS); may be repeated.", (), metavar="URL"
+    )
+    timeout: Timer | None = option("Seconds in which each request has to end; no limit by default.", metavar="S")
     client_timeout: Timer = option(
         "Seconds in which a request has to come and an answer to be taken, or its connection is closed.",
         60.0,
@@ -142,7 +144,9 @@ def serve(
             log_prompts=server.log_prompts,
         )
         if not keys and server.host not in ("127.0.0.1", "localhost", "::1"):
-            err.print(f"anybody who reaches {server.host} may ask: set a key with --api-key-file", style="yellow")
+            err.print(
+                f"anybody who reaches {server.host} may send requests: set a key with --api-key-file", style="yellow"
+            )
         served = Server(engine, settings, metrics, thread)
         config = uvicorn.Config(
             served.app,

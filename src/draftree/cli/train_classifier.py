@@ -61,7 +61,7 @@ def classifier(
     features: Annotated[str, typer.Option(help="What it sees of a node, with commas.")] = ",".join(DEFAULT_FEATURES),
     recipe: ClassifierRecipe,
     learning_rate: Annotated[
-        float | None, number("R", f"Of Adam; {RATE:g}, or {FINE_RATE:g} with --fine-tune.")
+        float | None, number("R", f"Learning rate of Adam; {RATE:g}, or {FINE_RATE:g} with --fine-tune.")
     ] = None,
     fine_tune: Annotated[
         str | None, typer.Option("--fine-tune", metavar="FROM", help="Start from this classifier, not afresh.")

@@ -40,10 +40,10 @@ class PromptOptions:
 
     prompts: tuple[str, ...] = option("Prompts: one a line, .jsonl or .csv; may be repeated.", (), metavar="FILE")
     licence: tuple[str, ...] = option(
-        "Of each prompt file, in their order; it is kept with the result.", (), metavar="TEXT"
+        "Licence of each prompt file, in their order; it is kept with the result.", (), metavar="TEXT"
     )
     raw: bool = option("Take prompts as they are, without the chat template.", False)
-    seed: Annotated[int, Interval(ge=0, lt=2**62)] = option("Of responses, order and weights.", 0, metavar="S")
+    seed: Annotated[int, Interval(ge=0, lt=2**62)] = option("Seed of responses, order and weights.", 0, metavar="S")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -74,7 +74,10 @@ def head(
     out: Annotated[str, typer.Option(metavar="DIR", help="Folder for the head, and for what training needs.")],
     target: Target = DEFAULT_MODEL,
     arch: Annotated[
-        str, typer.Option(metavar="|".join(ARCHITECTURES), help="draftree's own, or EAGLE-3 in speculators' format.")
+        str,
+        typer.Option(
+            metavar="|".join(ARCHITECTURES), help="Kind of head: EAGLE-1, or EAGLE-3 with an output layer of its own."
+        ),
     ] = "eagle",
     max_tokens: Annotated[int, whole("N", "Most tokens of a response.")] = 160,
     limits: TrainingLimits,

@@ -256,7 +256,7 @@ class _Rounds:
         return Budget(min(upper.nodes, lower.nodes), max(0, most - 1 - self.tries[row].depth(anchor)))
 
     def _outcome(self, proposal: _Proposal, cost: StepCost) -> Outcome:
-        """B accepts its own most probable tokens while they were proposed."""
+        """What B accepted of a proposal: its own most probable token after each node, while A had proposed it."""
         row, node, tree, nodes = proposal
         at, path, tokens = ROOT, list[int](), list[int]()
         while True:
@@ -288,7 +288,7 @@ def _best(found: Candidates) -> int:
 
 
 def _logprob(found: Candidates, token: int) -> float:
-    """Of a candidate after one node; -inf for any other token."""
+    """Log-probability of a token after one node; -inf where it is no candidate."""
     matching = found.logprobs[found.tokens == token]
     return float(matching[0]) if len(matching) else -math.inf
 
@@ -299,7 +299,7 @@ class CascadeSource(DraftSource):
 
     Attributes:
         lower: A, which proposes.
-        upper: B, the intermediate verifier: a model.
+        upper: B, the intermediate verifier: a draft model or a head.
         policy: shapes the proposals.
         settings: when the pending run goes to the target.
         called: names of A and B; by default their own.
@@ -316,7 +316,7 @@ class CascadeSource(DraftSource):
     fits: dict[Request, tuple[Budget, Budget]] = field(default_factory=dict, init=False, repr=False)
     _thresholds: dict[Request, Threshold] = field(default_factory=dict, init=False, repr=False)
     _rounds: _Rounds | None = field(default=None, init=False, repr=False)
-    """Of the proposal."""
+    """Those of the proposal under way."""
 
     @property
     def sources(self) -> tuple[DraftSource, ...]:
@@ -379,7 +379,7 @@ class CascadeSource(DraftSource):
         return _TrieScorer(rounds.predict, rounds.tries, [(row, ROOT) for row in range(len(requests))])
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
-        """Both know a node by its number in the trie."""
+        """Settle the trees on A and B, which know a node by its number in the trie."""
         if self._rounds is not None:
             numbers = [trie.nodes_of(g.tree) for trie, g in zip(self._rounds.tries, grown, strict=True)]
             ours = [Grown(g.tree, np.array(own, np.int64)) for g, own in zip(grown, numbers, strict=True)]

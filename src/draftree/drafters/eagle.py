@@ -34,11 +34,11 @@ class EagleSource(ModelSource):
         """Keep no rows: what a head has read of a text, it reads again in one pass of one layer."""
 
     def read(self, request: Request, most: int) -> bool:
-        """It reads all at once, by one layer."""
+        """Read nothing ahead: one pass of one layer reads the whole prompt."""
         return True
 
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
-        """Nothing that counts: of a prompt it needs keys and values alone, of one layer."""
+        """Nothing that costs: of a prompt the head computes keys and values of one layer."""
         return []
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
@@ -49,17 +49,17 @@ class EagleSource(ModelSource):
         return self.model.vocabulary_of(row)
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
-        """Of what was drafted nothing is kept."""
+        """Do nothing: no drafted node is kept."""
 
     def has_read(self, request: Request, node: int) -> bool:
-        """Never for long: each proposal begins with what the target has read, and its hidden states."""
+        """False: no drafted node is kept; each proposal begins with what the target has read."""
         return False
 
     def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:
-        """Of what was drafted nothing is kept."""
+        """Do nothing: no drafted node is kept."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """What was accepted comes with the target's hidden states."""
+        """Do nothing: accepted tokens are read again, with the target's hidden states."""
 
 
 class _EagleScorer(ModelScorer):
@@ -107,7 +107,7 @@ class _EagleScorer(ModelScorer):
         return row
 
     def _is_read(self, b: int, node: int) -> bool:
-        """The target has read it, for beams."""
+        """Whether the target has read a node, which it has for beams alone."""
         row = self._target(b)
         return row.length == len(self._requests[b].ids) and 0 <= node < len(row.parents)
 

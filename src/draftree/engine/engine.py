@@ -331,7 +331,7 @@ class Engine:
 
     @contextmanager
     def _at_work(self) -> Iterator[bool]:
-        """Be the thread that works on the models; false, with the condition held, where another is."""
+        """Become the thread that works on the models; yields false, with the condition held, where another one is."""
         self._changed.acquire()
         try:
             if self._worker is not None:

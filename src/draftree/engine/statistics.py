@@ -29,7 +29,7 @@ class StepTimer:
         self._other = time.perf_counter() - self._phase
 
     def cost(self, batch: int, drafter: Drafter, passes: int) -> StepCost:
-        """Of the requests of one drafter, which made so many passes in the step."""
+        """The cost of the step for the requests of one drafter, which made so many passes in it."""
         return StepCost(batch, drafter.seconds, self._verify, self._other, passes)
 
     def ended(self, reading: Sequence[Request]) -> None:

@@ -82,7 +82,7 @@ class OptTree(Checked, BestPaths):
         return _BestSoFar(budgets, best=[[] for _ in budgets])
 
     def grow(self, frontier: Frontier) -> Growth:
-        """What enters the best n so far; go on where E(A) has gained more than the threshold."""
+        """Keep the nodes that are among the best n so far; go on where E(A) has gained more than the threshold."""
         best, scores, rows = cast(_BestSoFar, frontier.plan).best, frontier.scores, frontier.rows.tolist()
         keep, gain = np.zeros(scores.shape, np.bool_), [0.0] * len(best)
         flat, width, budgets = scores.ravel().tolist(), scores.shape[1], frontier.budgets.tolist()

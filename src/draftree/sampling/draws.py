@@ -48,7 +48,7 @@ class Penalties:
 
     @classmethod
     def of(cls, params: SamplingParams, history: Sequence[int], prompt_length: int) -> Penalties | None:
-        """None where nothing is penalised."""
+        """The penalties of a request; None where its parameters set none."""
         values = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         return cls(params, history, prompt_length) if values != (1.0, 0.0, 0.0) or params.logit_bias else None
 

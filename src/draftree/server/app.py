@@ -50,7 +50,7 @@ class ServerSettings:
         name: of the model, as clients call it.
         speculation: how requests are drafted for that do not say.
         keys: any of these opens the endpoints; none: everybody may.
-        origins: of web pages that may ask (CORS).
+        origins: of web pages that may send requests (CORS).
         most_body: bytes of a request.
         timeout: seconds in which a request has to end that names no fewer; None: any.
         log_prompts: prompts and texts are logged too.

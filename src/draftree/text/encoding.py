@@ -1,4 +1,4 @@
-"""Prompts to token ids."""
+"""Encodes prompts: a text, a conversation or token ids becomes token ids."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class FitRecipe(Checked):
     """
 
     batch: Count = option("Responses of one training step.", 8, metavar="N")
-    learning_rate: LearningRate = option("The highest; it falls to 0.", 1e-3, metavar="R")
+    learning_rate: LearningRate = option("The highest learning rate; it falls to 0.", 1e-3, metavar="R")
     weight_decay: float = 0.01
     clip: float = 1.0
     unroll: Count = option("Drafting steps that are trained.", 3, metavar="N")

@@ -44,7 +44,7 @@ _TIMED = 6
 _EVERY = 120.0
 """Seconds between checkpoints."""
 _MOST_RESPONSES = 1024
-"""To a prompt: beyond them a machine does nothing but hand out memory."""
+"""Most responses to one prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

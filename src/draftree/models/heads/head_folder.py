@@ -45,7 +45,7 @@ SHIPPED = Path(__file__).parents[2] / "heads"
 """Folder of the heads that come with the package."""
 EAGLE3, EAGLE = "eagle3", "eagle"
 KINDS = {EAGLE3: "EAGLE-3", EAGLE: "EAGLE-1, EAGLE-2 or HASS"}
-"""By the name of speculators."""
+"""Kind of head -> its name for users."""
 _BASES = "(Llama|Mistral|Qwen2|Qwen3)"
 _ARCHITECTURES = {
     EAGLE3: re.compile(rf"{_BASES}ForCausalLMEagle3|Eagle3{_BASES}ForCausalLM|Eagle3(Speculator|DraftModel)"),
@@ -54,7 +54,7 @@ _ARCHITECTURES = {
 _OTHER_HEADS = re.compile("eagle|medusa|hydra|dflash|dspark|speculator|mtp|draft", re.IGNORECASE)
 _OTHER_KEYS = ("dflash_config", "dspark_config", "hydra_num_heads", "medusa_num_heads")
 _MOST_LAYERS = 2
-"""A model with more is no head whose config says nothing of it."""
+"""A folder whose config names no kind of head is a head only where it has at most so many layers."""
 _UNUSED = re.compile(
     r"verifier_(norm|lm_head)\..*|.*rotary_emb\.inv_freq|[td]2[td]|target_sample|.*self_attn\.rotary.*"
 )

@@ -15,7 +15,7 @@ from ..huggingface.torch_scores import TorchScores
 
 
 class HeadScores(TorchScores):
-    """Scores over the draft vocabularies of rows; edits are masks alone.
+    """Scores over the draft vocabulary of each row; of an edit only the mask counts.
 
     Args:
         tensor: [W, K] logits by slot.

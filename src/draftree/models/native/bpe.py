@@ -13,9 +13,9 @@ from itertools import chain, count, pairwise
 import regex  # type: ignore[import-untyped]
 
 _WORD = 64
-"""Letters of a word that is kept with its tokens."""
+"""A word of at most so many letters is kept with its tokens."""
 _KEPT = 1 << 14
-"""Such words."""
+"""Most words that are kept."""
 
 
 class BytePairs:
@@ -97,7 +97,7 @@ class AddedTokens:
         self._first = regex.compile(f"[{''.join(map(regex.escape, sorted({t[0] for t in ids})))}]" if ids else "(?!)")
 
     def split(self, text: str) -> Iterator[tuple[str, int | None]]:
-        """A text's parts: what stands before a token, and the token; None: the end."""
+        """A text in parts: what stands before a token, and that token; None behind the last one."""
         at = 0
         for found in self._first.finditer(text):
             start = found.start()

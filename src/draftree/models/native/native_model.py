@@ -133,7 +133,7 @@ class NativeModel:
         self, path: str | Path, *, name: str | None = None, threads: int | None = None, tier: str | None = None
     ) -> None:
         if threads is not None and threads < 1:
-            raise ConfigError(f"threads is {threads}: give 1 or more")
+            raise ConfigError(f"threads is {threads}: use at least 1")
         path, self.threads = Path(path), threads or default_threads()
         self._header = check(path)
         description = describe(self._header)
