@@ -62,9 +62,9 @@ def test_a_plot_is_drawn(model: str, tmp_path: Path) -> None:
     [
         (["--sizes", "2,4"], "start at 1"),
         (["--sizes", "1,x"], "--sizes is '1,x'"),
-        (["--contexts", "0"], "contexts is (0,)"),
+        (["--contexts", "0"], "--contexts is (0,)"),
         (["--batches", "2,1"], "batches are (2, 1)"),
-        (["--repeats", "0"], "repeats is 0"),
+        (["--repeats", "0"], "--repeats is 0"),
         (["--plot", "curve.jpg"], "ends in .png, .svg or .pdf"),
         (["--plot", "nowhere/curve.png"], "folder nowhere is not there"),
         (["--sizes", "1,4000"], "passes over 4000 tokens do not fit"),

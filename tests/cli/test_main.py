@@ -290,6 +290,8 @@ BAD = {
     "unknown device": (["--device", "abacus"], "abacus"),
     "json and trees": (["--json", "--show-trees"], "--show-trees"),
     "unknown option": (["--tempreature", "1"], "--tempreature"),
+    "unknown option, and where its command's are listed": (["--tempreature", "1"], "see 'draftree generate --help'"),
+    "no thread": (["--threads", "0"], "--threads is 0"),
 }
 
 

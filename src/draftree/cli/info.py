@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..artifacts import user_path
 from ..drafters.registry import is_head
-from ..errors import ConfigError
+from ..errors import ConfigError, FieldError
 from ..models.base import Capabilities, LanguageModel
 from ..models.cost_profile import FULL, Grid, Identity, Profile, load_profile, measure_and_keep, profile_folder
 from ..models.protocols import abilities, tokenizer_of
@@ -34,12 +34,16 @@ def profile(
     compute: ComputeOptions,
 ) -> None:
     """Measure what passes of a model cost on this machine, and keep it for the method auto."""
-    grid = Grid(
-        _numbers("sizes", sizes, FULL.sizes),
-        _numbers("contexts", contexts, FULL.contexts),
-        _numbers("batches", batches, FULL.batches),
-        repeats,
-    )
+    try:
+        grid = Grid(
+            _numbers("sizes", sizes, FULL.sizes),
+            _numbers("contexts", contexts, FULL.contexts),
+            _numbers("batches", batches, FULL.batches),
+            repeats,
+        )
+    except FieldError as error:
+        error.rename(f"--{error.field}")
+        raise
     if len(grid.sizes) < 2:
         raise ConfigError(f"--sizes is {sizes!r}: give at least two, such as 1,2,4,8")
     drawn = None if plot is None else plot_file(plot)

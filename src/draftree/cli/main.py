@@ -191,7 +191,8 @@ def _run_command(arguments: list[str] | None) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except _ClickError as error:
-        complain(f"{error.format_message().rstrip('.')}: see 'draftree --help'")  # type: ignore[attr-defined]
+        command = context.command_path if (context := getattr(error, "ctx", None)) else "draftree"
+        complain(f"{error.format_message().rstrip('.')}: see '{command} --help'")  # type: ignore[attr-defined]
         return 2
     except InputError as error:
         complain(str(error))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
 
-from ..config import DEFAULT_NODES, SamplingParams, option
+from ..config import DEFAULT_NODES, Checked, Count, SamplingParams, option
 from ..drafters.corpus import MEMORY, Corpus
 from ..engine.observer import Observer
 from ..engine.speculation import SpeculationParams
@@ -165,13 +165,13 @@ def _like(made: Any, name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeOptions:
+class ComputeOptions(Checked):
     """Where and how models compute."""
 
     backend: str | None = option(
         "What runs the model: native, llama.cpp or transformers; by default native for GGUF files that it knows."
     )
-    threads: int | None = option("CPU threads of a pass over a GGUF file; by default one a core.", metavar="N")
+    threads: Count | None = option("CPU threads of a pass over a GGUF file; by default one a core.", metavar="N")
     library: str | None = option("llama.cpp's shared library; by default that of an installed package.", metavar="FILE")
     dtype: str | None = option("Type of the weights: float32, float16 or bfloat16.")
     device: str | None = option("Where the model runs: cpu, cuda or cuda:N.")
@@ -201,7 +201,8 @@ class SpeculationOptions(SpeculationParams):
     )
     corpus_outputs: bool = option("Drafter corpus drafts from outputs of ended requests too, whoever made them.", False)
     corpus_memory: int | None = option(
-        f"MiB that it may take, 8 bytes a token; the oldest outputs are forgotten. {MEMORY} by default.", metavar="N"
+        f"MiB that the corpus may take, 8 bytes a token; the oldest outputs are forgotten. {MEMORY} by default.",
+        metavar="N",
     )
 
     def __post_init__(self) -> None:
