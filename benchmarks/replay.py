@@ -144,7 +144,7 @@ def foresight(texts: Sequence[KnownText], costs: Costs, width: int, nodes: int =
         rest = [(0.0, 0)] * (last + 1)  # from each position on: seconds, steps
         for at in reversed(range(last)):
             context = len(known.prompt) + at + 1
-            verify, ways = costs.target.curve(nodes, context), []
+            verify, ways = [costs.target.seconds(n, context) for n in range(1, nodes + 2)], []
             for depth in range(min(nodes, _right(known, at, width)) + 1):
                 seconds, steps = rest[at + depth + 1]
                 ways.append((seconds + depth * costs.layer(context) + min(verify[depth:]), steps + 1))

@@ -113,7 +113,7 @@ def test_seconds_are_linear_between_points() -> None:
     assert profile.seconds(2, 50) == 3.0  # before the first context and behind the last: theirs
     assert profile.seconds(2, 900) == 5.0
     assert profile.seconds(7, 100) == pytest.approx(2.0 + 3 * (1.0 / 3))  # on with the mean slope
-    assert profile.curve(3, 100) == [1.0, 3.0, 2.5, 2.0]
+    assert [profile.seconds(n, 100) for n in (1, 2, 3, 4)] == [1.0, 3.0, 2.5, 2.0]
 
 
 def test_rows_of_an_unmeasured_batch_count_as_more_nodes() -> None:

@@ -135,10 +135,6 @@ class Profile:
         share = (context - low.context) / (curves[above].context - low.context)
         return low.at(tokens) + share * (last - low.at(tokens))
 
-    def curve(self, nodes: int, context: int, batch: int = 1) -> list[float]:
-        """[nodes + 1] seconds of passes over 1, 2, ... nodes + 1 tokens: the root, and so many drafted nodes."""
-        return [self.seconds(n, context, batch) for n in range(1, nodes + 2)]
-
     def save(self) -> None:
         """Write it to the cache directory.
 

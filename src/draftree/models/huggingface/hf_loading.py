@@ -98,10 +98,10 @@ def wrap(model: PreTrainedModel) -> LanguageModel:
 
 
 def load_stock(
-    name: str = DEFAULT_MODEL, *, dtype: str | None = None, device: str | None = None, attention: str | None = None
+    name: str = DEFAULT_MODEL, *, dtype: str | None = None, device: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model as transformers has it, to compare with or to train with (``ModelOptions`` for the arguments)."""
-    return _load(name, *_place(dtype, device), attention)
+    """A model as transformers has it, to compare with (``ModelOptions`` for the arguments)."""
+    return _load(name, *_place(dtype, device), None)
 
 
 def _load(

@@ -135,9 +135,9 @@ class Context:
         """Let the cells of ``source`` at positions from start to end, -1 for all, belong to ``target`` too."""
         self._weights.library.memory_seq_cp(self._memory, source, target, start, end)
 
-    def drop(self, sequence: int, start: int, end: int = -1) -> None:
-        """Let the cells of a sequence at positions from start to end belong to it no more; nobody's are free."""
-        self._weights.library.memory_seq_rm(self._memory, sequence, start, end)
+    def drop(self, sequence: int, start: int) -> None:
+        """Let the cells of a sequence at positions from start on belong to it no more; nobody's are free."""
+        self._weights.library.memory_seq_rm(self._memory, sequence, start, -1)
 
     def clear(self) -> None:
         """Free all cells."""
