@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused_before_any_work() -> None:
     engine = BeamEngine(ToyModel(5, max_length=8))
     with pytest.raises(PromptError, match="8 tokens but .* is 8 tokens .toy"):
         engine.generate([[1, 2], [1] * 8])
-    with pytest.raises(ConfigError, match="max_tokens is 7 .* ask for at most 6"):
+    with pytest.raises(ConfigError, match="max_tokens is 7 .* use at most 6"):
         engine.generate([[1, 2]], SamplingParams(max_tokens=7))
     with pytest.raises(PromptError, match="the prompt is empty"):
         engine.generate([[]])

@@ -82,7 +82,7 @@ def test_the_joint_warp_is_the_default_and_the_token_warp_another(model: str, ca
     [
         (["--beams", "0"], "--beams is 0: use at least 1"),
         (["--beams", "two"], "'two' is not a whole number"),
-        (["--beams", "4", "-n", "5"], "5 best sequences of 4 beams: ask for at most 4"),
+        (["--beams", "4", "-n", "5"], "5 best sequences of 4 beams: use at most 4"),
         (["--beams", "4", "--draft-beams", "3"], "3 draft beams are fewer than the 4 beams: draft at least 4"),
         (
             [

@@ -82,7 +82,7 @@ class BeamParams:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.returned > self.width:
-            raise ConfigError(f"{self.returned} best sequences of {self.width} beams: ask for at most {self.width}")
+            raise ConfigError(f"{self.returned} best sequences of {self.width} beams: use at most {self.width}")
         if self.drafted < self.width:
             raise ConfigError(
                 f"{self.drafted} draft beams are fewer than the {self.width} beams: draft at least {self.width}"

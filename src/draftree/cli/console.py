@@ -135,7 +135,7 @@ def read_file(name: str, flag: str) -> str:
         text = read_text(user_path(name))
     except (OSError, UnicodeError) as error:
         reason = "it is not valid UTF-8" if isinstance(error, UnicodeError) else error.strerror or error
-        raise PromptError(f"{flag} {name} cannot be read: {reason}") from None
+        raise PromptError(f"{flag} {name} cannot be read: {reason}: give a text file in UTF-8") from None
     if not text.strip():
         raise PromptError(f"{flag} {name} is empty: give it at least one character")
     return text

@@ -29,7 +29,7 @@ class Command(NamedTuple):
     """A command.
 
     Attributes:
-        module: in this room, that has it.
+        module: of this folder, which has it.
         summary: the first line of its help.
     """
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 from annotated_types import Interval
 
-from ..artifacts import read_text, user_path
 from ..config import check_fields, option
 from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
@@ -22,6 +21,7 @@ from ..errors import ConfigError, RunError
 from ..models.model_files import DEFAULT_MODEL
 from ..models.protocols import tokenizer_of
 from ..progress import err
+from .console import read_file
 from .options import ComputeOptions, SpeculationOptions, TraceOptions, with_options
 
 KEY = "DRAFTREE_API_KEY"
@@ -79,13 +79,7 @@ class ServerOptions:
         """
         found = [*self.api_key, *filter(None, [os.environ.get(KEY)])]
         if self.api_key_file is not None:
-            try:
-                lines = read_text(user_path(self.api_key_file)).split()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"--api-key-file {self.api_key_file} cannot be read: {error}") from None
-            if not lines:
-                raise ConfigError(f"--api-key-file {self.api_key_file} is empty: write a key a line")
-            found += lines
+            found += read_file(self.api_key_file, "--api-key-file").split()
         if not all(key and key.isascii() and key.isprintable() for key in found):
             raise ConfigError("a key is empty or has characters beyond ASCII: use letters, digits and signs")
         return found

@@ -1,7 +1,7 @@
 """A cascade A>B: A proposes, the intermediate verifier B scores all of a proposal in one pass.
 
 Source: Syu & Lee, *Hierarchical Speculative Decoding with Dynamic Window* (HSDDW; Findings of NAACL 2025). B's
-distributions are the cascade's. A drafts what B is likely to be asked for next, so that B scores many nodes in one
+distributions are the cascade's. A drafts the nodes that B is likely to score next, so that B scores many of them in one
 pass: it keeps what it finds right, gives its own token where it does not, and adds what else it finds probable.
 
 Both score nodes of the proposal's tries. A node that B has scored keeps its candidates. Below any other node a round

@@ -155,7 +155,7 @@ def fitted(target: LanguageModel, ids: list[int], params: SamplingParams) -> tup
     check_text(can, ids)
     if params.max_tokens is not None and params.max_tokens > left:
         raise ContextError(
-            f"max_tokens is {params.max_tokens} but {most} and the prompt has {len(ids)}: ask for at most {left}",
+            f"max_tokens is {params.max_tokens} but {most} and the prompt has {len(ids)}: use at most {left}",
             "max_tokens",
         )
     return ids, params.max_tokens or left

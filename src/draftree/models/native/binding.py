@@ -141,7 +141,7 @@ class _Scratch:
         return address
 
     def sized(self, count: int) -> int:
-        """Address of room for so many numbers."""
+        """Address of memory for so many numbers."""
         if count > len(self._numbers):
             self._numbers = np.empty(2 * count, self._numbers.dtype)
             self._address = self._numbers.ctypes.data
