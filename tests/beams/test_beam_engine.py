@@ -146,6 +146,8 @@ def test_what_does_not_fit_is_refused_before_any_work() -> None:
         engine.generate("text")
     with pytest.raises(ConfigError, match="2 sampling params for 1 prompts"):
         engine.generate([[1]], [SamplingParams(), SamplingParams()])
+    with pytest.raises(ConfigError, match="give SamplingParams"):
+        engine.generate([[1]], {"temperature": 1.0})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["lookup+self", "lookup>self", "recycle"])

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, DraftSource
-from ..engine.input_processor import each_params, fitted, with_token_rules
+from ..engine.input_processor import check_params, each_params, fitted, with_token_rules
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel, prefill_scored
 from ..models.protocols import DraftHead
@@ -160,6 +160,7 @@ class BeamEngine:
         return [self._generation(request) for request in requests]
 
     def _check(self, params: SamplingParams, beams: BeamParams) -> None:
+        check_params(params)
         if not isinstance(beams, BeamParams):
             raise ConfigError(f"beams are {beams!r}: give BeamParams")
         beams.check(params)

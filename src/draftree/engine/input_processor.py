@@ -139,9 +139,7 @@ def fitted(target: LanguageModel, ids: list[int], params: SamplingParams) -> tup
     Raises:
         PromptError: the prompt is empty, or has other tokens than the model.
         ContextError: it does not fit the context, or ``max_tokens`` do not fit behind it.
-        ConfigError: ``params`` are something else.
     """
-    check_params(params)
     can = target.capabilities
     if (last := params.truncate_prompt_tokens) is not None:
         ids = ids[-(max(1, can.max_length - (params.max_tokens or 1)) if last < 0 else last) :]
