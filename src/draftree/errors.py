@@ -163,10 +163,10 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Around imports of packages that an extra of draftree installs.
+    """A context for imports of packages that an extra of draftree installs.
 
     Args:
-        what: needs them, in the message.
+        what: what needs them, as the message names it.
 
     Raises:
         MissingPackageError: one is missing.

@@ -170,7 +170,7 @@ class NodeStates:
     """The states of a proposal's nodes.
 
     Args:
-        requests: of the proposal.
+        requests: the requests that the proposal is for.
     """
 
     def __init__(self, requests: Sequence[Request]) -> None:

@@ -151,7 +151,7 @@ class _Proposal(NamedTuple):
     """What A proposed below one node.
 
     Attributes:
-        row: of the request.
+        row: the request's row in the batch.
         anchor: the node.
         tree: the proposal.
         nodes: of the tree, in the trie.
@@ -167,7 +167,7 @@ class _Rounds:
     """The rounds of one proposal of the cascade.
 
     Attributes:
-        tries: of the requests.
+        tries: the requests' tries.
         proposed: for each row, the nodes whose tokens A proposed.
         refused: for each row, the least entropy of a distribution of B whose token was too unsure to be drafted
             further.
@@ -295,7 +295,7 @@ def _logprob(found: Candidates, token: int) -> float:
 
 @dataclass(slots=True)
 class CascadeSource(DraftSource):
-    """Predicts what B predicts, sooner.
+    """A draft source that predicts what B predicts, in fewer passes of B.
 
     Attributes:
         lower: A, which proposes.

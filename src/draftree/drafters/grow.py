@@ -297,7 +297,7 @@ def _next_layer(
     share: _Share,
     layers: Sequence[_Layer],
 ) -> _Layer:
-    """Turn a policy's choice into nodes, numbered on from ``size`` in each request, which grows, up to ``room``."""
+    """Turn a policy's choice into nodes; in each request numbers go on from ``size``, which grows up to ``room``."""
     found, scores = frontier.candidates, frontier.scores
     chosen = np.flatnonzero(growth.keep & (scores > -np.inf))  # flat over parents and ranks
     path_logprobs, parent = scores.take(chosen), chosen // scores.shape[1]

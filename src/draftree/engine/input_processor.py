@@ -188,7 +188,7 @@ def with_token_rules(
     What comes out may be given again, for another prompt too.
 
     Args:
-        can: of the target.
+        can: the target's capabilities.
         spell: the token ids of a text, of which ``bad_words`` are made.
 
     Raises:

@@ -28,7 +28,7 @@ class Setup:
 
 
 class Observer:
-    """Is notified of what an engine does; a subclass overrides what it observes."""
+    """An object that is notified of what an engine does; a subclass overrides what it observes."""
 
     def begin(self, setup: Setup) -> None:
         """An engine has been built with this observer."""

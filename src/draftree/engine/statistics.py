@@ -13,7 +13,7 @@ from ..request import DrafterStats, Outcome, Request, StepCost
 
 
 class StepTimer:
-    """Is notified as the phases of a step end."""
+    """An observer that is notified as the phases of a step end."""
 
     def begun(self) -> None:
         self._began = time.perf_counter()

@@ -352,9 +352,9 @@ class HeadPasses:
     """Makes the passes of one head (``EagerRunner``): of each wanted token they give the state that it predicts.
 
     Args:
-        network: of the head.
+        network: the head's network.
         target: whose embeddings it reads where it has none of its own.
-        device: that it computes on.
+        device: the device that it computes on.
     """
 
     splits, masks = False, torch.bool

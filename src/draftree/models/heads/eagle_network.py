@@ -40,8 +40,8 @@ class EagleConfig:
         vocab_size: V of the target.
         rope_theta, rope_scaling, rope_parameters: of transformers' configs, of which files hold one or the other.
         attention_bias: queries, keys, values and the output of attention have biases.
-        target_hidden_size: of the target's hidden states; None: H.
-        draft_vocab_size: of the head's vocabulary; None: V.
+        target_hidden_size: size of the target's hidden states; None: H.
+        draft_vocab_size: size of the head's vocabulary; None: V.
         norm_before_residual: the first layer's residual is the normed state.
         norm_before_fc: one norm of all hidden states side by side comes before ``fc``.
         fc_norm: a norm of each of them does (EAGLE-3.1).
@@ -49,7 +49,7 @@ class EagleConfig:
         logit_scale: logits are multiplied by it.
         embedding_scale: embeddings are multiplied by it before ``fc`` of EAGLE-1, so that they weigh as much as states.
         use_aux_hidden_state: it reads hidden states of layers; else the final one.
-        eagle_aux_hidden_state_layer_ids: of which layers, as the file counts them; None: ``default_layers``.
+        eagle_aux_hidden_state_layer_ids: layers that it reads, as the file counts them; None: ``default_layers``.
 
     Raises:
         ConfigError: heads cannot share key heads so, the size of a head is odd, there is no such activation or kind of

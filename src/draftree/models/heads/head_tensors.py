@@ -49,7 +49,7 @@ def tensor_names(folder: Path) -> set[str]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, by the names of speculators; of pickles only where there are no safetensors.
+    """All tensors of a folder, by the names of speculators; pickles are read only where there are no safetensors.
 
     Raises:
         ValueError: there are none, or a pickle holds other things, or a number is not finite.

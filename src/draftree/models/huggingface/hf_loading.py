@@ -230,10 +230,10 @@ def _clean(cache: Path) -> None:
 
 
 def _identity(gguf: Path) -> str:
-    """Tells files apart by path, size and time of change.
+    """The key of a file's conversion: a digest of its path, size and time of change.
 
-    Not by content: to read gigabytes would hold up every start, and a part of them misses weights that differ
-    elsewhere. So a file that is copied or touched is converted once more.
+    Its content does not count: to read gigabytes would hold up every start, and a part of them misses weights that
+    differ elsewhere. So a file that is copied or touched is converted once more.
     """
     stat = gguf.stat()
     known = [str(gguf.resolve()), stat.st_size, stat.st_mtime_ns]

@@ -77,7 +77,7 @@ class LlamaModel:
         path: of the file.
         name: what the user calls it.
         library: path of llama.cpp's shared library (``open_library``).
-        threads: of a pass; by default one for each core that this process may use.
+        threads: number of threads of a pass; by default one for each core that this process may use.
 
     Raises:
         ConfigError: there is no library, or none that is supported.

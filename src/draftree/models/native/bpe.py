@@ -19,7 +19,7 @@ _KEPT = 1 << 14
 
 
 class BytePairs:
-    """Words to tokens.
+    """Encodes words as tokens.
 
     Args:
         ids: of the tokens.
@@ -88,7 +88,7 @@ class AddedTokens:
 
     Args:
         ids: of the tokens.
-        strips: those that take white space behind them away.
+        strips: tokens that take away the white space behind them.
     """
 
     def __init__(self, ids: Mapping[str, int], strips: frozenset[str]) -> None:
