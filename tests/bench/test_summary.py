@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from draftree.bench.contestants import entries
+from draftree.bench.results import RunFolder, read_results
 from draftree.bench.summary import interval, load_runs, ratio
 from draftree.cli.main import run
 
@@ -102,3 +103,10 @@ def test_a_run_without_answers_is_one_line_and_one_that_goes_on_is_reported(tmp_
     save(tmp_path / "half", [plain, chain], [*records, record(plain, 1, turn([1, 1, 1], 1.0))])
     assert run(["report", str(tmp_path / "half")]) == 0
     assert "**Not finished**: 1 answers are left" in capsys.readouterr().out
+
+
+def test_a_run_reports_what_it_has_written(tmp_path: Path) -> None:
+    """Seconds are written with six digits: a figure at the edge of its rounding was another one when read again."""
+    folder = RunFolder(tmp_path / "run", {}, [])
+    folder.append(record(entries(["chain"], ["lookup"], [0.0], 8)[0], 0, turn([2, 1, 2], 1.23456789)))
+    assert folder.records == read_results(tmp_path / "run")

@@ -219,7 +219,7 @@ class RunFolder:
         line = RECORD_LINE.dump_json(record) + b"\n"
         append_line(self.path / RESULTS, line, self._whole)
         self._whole += len(line)
-        self.records.append(record)
+        self.records.append(RECORD_LINE.validate_json(line))  # with the digits that a later report reads
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json`` in one piece, or raise RunError."""
