@@ -1,7 +1,8 @@
 /* The C interface of draftree's native engine: what Python calls.
  *
  * The caller allocates all output, and C keeps no pointer of the caller's. Every function returns 0 or an error code; a
- * call that fails changes nothing. One thread at a time calls into a model; its pool shares the work of a call.
+ * call that fails changes nothing. One thread at a time calls into a model; its pool shares the work of a call. Models
+ * that share a pool may be called from different threads.
  */
 #ifndef DRAFTREE_H
 #define DRAFTREE_H
@@ -103,6 +104,9 @@ int draftree_load(const char *path, const Architecture *architecture, const doub
                   const TensorPlace *model_tensors, int threads, const char *tier, int (*progress)(double),
                   char message[256], Model **model);
 void draftree_free(Model *model);
+
+/* Run a model's passes on the threads of another one, which has as many; its own end. Both may be freed in any order. */
+int draftree_share_threads(Model *model, const Model *other);
 
 /* The tier in use; bytes that keys and values of the open rows take now; bytes of a token's. */
 const char *draftree_tier(const Model *model);

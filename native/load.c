@@ -364,6 +364,15 @@ int draftree_load(const char *path, const Architecture *architecture, const doub
     return DRAFTREE_OK;
 }
 
+int draftree_share_threads(Model *model, const Model *other) {
+    if (pool_threads(model->pool) != pool_threads(other->pool))
+        return DRAFTREE_BAD_ARGUMENT;
+    Pool *own = model->pool;
+    model->pool = hold_pool(other->pool);
+    free_pool(own);
+    return DRAFTREE_OK;
+}
+
 void draftree_free(Model *model) {
     if (!model)
         return;

@@ -41,11 +41,13 @@ struct Pool {
     int active;  /* that work: the first ones */
     Worker **workers;
     Signal *signal;
+    Signal *turn; /* its lock: of the model whose task runs */
     void (*task)(void *, int, int);
     void *argument;
     double late, total; /* nanoseconds of the last tasks: lost by waits, and all */
     int rest;           /* tasks with fewer threads from one trial to the next */
     int until_trial;    /* of them are left */
+    atomic_int holders; /* models that run on it */
     atomic_int stopping;
     _Alignas(CACHE_LINE) atomic_int finished;
     _Alignas(CACHE_LINE) atomic_int arrived;
@@ -118,9 +120,11 @@ Pool *new_pool(int threads) {
     if (!pool)
         return NULL;
     pool->rest = FIRST_REST;
+    pool->holders = 1;
     pool->signal = new_signal();
+    pool->turn = new_signal();
     pool->workers = calloc((size_t)threads, sizeof(Worker *));
-    int error = !pool->signal || !pool->workers;
+    int error = !pool->signal || !pool->turn || !pool->workers;
     while (!error && pool->threads < threads)
         error = add_worker(pool);
     if (error) {
@@ -131,8 +135,13 @@ Pool *new_pool(int threads) {
     return pool;
 }
 
+Pool *hold_pool(Pool *pool) {
+    atomic_fetch_add(&pool->holders, 1);
+    return pool;
+}
+
 void free_pool(Pool *pool) {
-    if (!pool)
+    if (!pool || atomic_fetch_sub(&pool->holders, 1) > 1)
         return;
     atomic_store(&pool->stopping, 1);
     begin_generation(pool, pool->threads);
@@ -142,6 +151,7 @@ void free_pool(Pool *pool) {
         release(pool->workers[number], sizeof(Worker));
     }
     free_signal(pool->signal);
+    free_signal(pool->turn);
     free(pool->workers);
     release(pool, sizeof *pool);
 }
@@ -197,6 +207,7 @@ void pool_run(Pool *pool, void (*task)(void *argument, int thread, int threads),
         task(argument, 0, 1);
         return;
     }
+    lock_signal(pool->turn);
     const int others = pool->active - 1;
     int64_t began = nanoseconds(), waiting = 0;
     pool->task = task;
@@ -208,6 +219,7 @@ void pool_run(Pool *pool, void (*task)(void *argument, int thread, int threads),
         keep_waiting(pause, &waiting);
     end_waiting(pool->workers[0], waiting);
     choose_threads(pool, nanoseconds() - began);
+    unlock_signal(pool->turn);
 }
 
 void pool_barrier(Pool *pool, int thread) {

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..config import Budget
 from ..models.base import ForestModel, LanguageModel, Nodes, Row
 from ..models.prefixes import PrefixCache
+from ..models.protocols import PooledModel
 from ..policies.base import Candidates, Numbers
 from ..request import Outcome, Request
 from ..sampling.noise import stream_key
@@ -74,7 +75,9 @@ class ModelSource(BeamSource):
         self._prefixes = PrefixCache(self.model, 0)
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
-        """Keep so many rows."""
+        """Keep so many rows; share the target's threads."""
+        if isinstance(self.model, PooledModel):
+            self.model.share_threads(target)
         self._prefixes = PrefixCache(self.model, prefixes)
 
     @property

@@ -14,6 +14,7 @@ from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyE
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
 from ..models.loading import ModelOptions, load_here
+from ..models.model_files import gguf_path
 from ..models.protocols import DraftHead, TrainableModel, tokenizer_of, twin_of
 from ..policies.auto.policy import AutoTree
 from ..policies.base import GrowthPolicy, Provenance
@@ -75,7 +76,7 @@ def shipped_for(target: LanguageModel) -> Path | None:
 
 
 def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
-    """A model that drafts for a target: on its device.
+    """A model that drafts for a target: on its device, with as many threads.
 
     Raises:
         UnknownNameError: nothing of that name was found.
@@ -84,6 +85,8 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
     can, options = target.capabilities, ModelOptions()
     if can.device != "cpu":
         options["device"] = can.device
+    elif gguf_path(name) is not None:
+        options["threads"] = can.threads
     try:
         model = load_here(name, **options)
     except UnknownNameError as error:

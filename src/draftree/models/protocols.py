@@ -168,6 +168,14 @@ def twin_of(model: LanguageModel) -> LanguageModel:
 
 
 @runtime_checkable
+class PooledModel(LanguageModel, Protocol):
+    """A language model whose passes run on threads of its own."""
+
+    def share_threads(self, other: LanguageModel) -> None:
+        """Run on another model's threads from now on, where both can: two models of a step make passes in turn."""
+
+
+@runtime_checkable
 class DraftHead(LanguageModel, Protocol):
     """A model that drafts from a target's hidden states and its own predictions.
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from draftree.errors import CacheError, ConfigError, UnsupportedModelError
-from draftree.models.base import FINAL, FeatureSpec, Nodes, prefill, prefill_scored
+from draftree.models.base import FINAL, FINAL_STATE, FeatureSpec, Nodes, prefill, prefill_scored
 from draftree.models.cost_profile import Identity
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.huggingface.features import feature_row
@@ -152,6 +154,58 @@ def test_the_cache_keeps_to_its_memory(path: Path) -> None:
     assert row.length == 8 and not len(row.parents)
     model.cache_bytes *= 10
     model.extend([row], [Nodes.chain([1] * 120)])
+
+
+def threads_of_this_process() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted where Linux lists them")
+def test_two_models_share_the_threads_of_one(path: Path) -> None:
+    """Those of the other end, and the shared ones with the last model; models with other threads keep their own."""
+    before = threads_of_this_process()
+    one, two, alone = (NativeModel(path, threads=threads) for threads in (3, 3, 2))
+    assert threads_of_this_process() == before + 2 + 2 + 1
+    two.share_threads(one)
+    alone.share_threads(one)
+    assert threads_of_this_process() == before + 2 + 1
+    expected = prefill_scored(one, TEXT)[1].logits([0])
+    del one
+    assert np.array_equal(prefill_scored(two, TEXT)[1].logits([0]), expected)
+    assert np.array_equal(prefill_scored(alone, TEXT)[1].logits([0]), expected)
+    del two, alone
+    assert threads_of_this_process() == before
+
+
+def test_models_on_shared_threads_take_turns(path: Path) -> None:
+    """Each gets what it computes alone, while another thread calls the other one."""
+    models = [NativeModel(path, threads=2) for _ in range(2)]
+    models[1].share_threads(models[0])
+    expected = prefill_scored(models[0], TEXT)[1].logits([0])
+
+    def repeat(model: NativeModel) -> bool:
+        return all(np.array_equal(prefill_scored(model, TEXT)[1].logits([0]), expected) for _ in range(100))
+
+    with ThreadPoolExecutor() as pool:
+        assert all(pool.map(repeat, models))
+
+
+def test_a_twin_has_rows_of_its_own(path: Path) -> None:
+    """On the same weights, cache and threads; a pass of one ends the scores of both."""
+    model = NativeModel(path)
+    twin, row = model.twin(), prefill(model, TEXT)
+    other, scores = prefill_scored(twin, TEXT[:3])
+    assert (model.rows, twin.rows) == (1, 1)
+    with pytest.raises(CacheError, match="closed, or another model's"):
+        twin.extend([row], [Nodes.chain([1])])
+    expected = prefill_scored(NativeModel(path), [*TEXT, 1])[1].logits([0])
+    assert np.array_equal(model.extend([row], [Nodes.chain([1])]).logits([0]), expected)
+    with pytest.raises(CacheError, match="earlier pass"):
+        scores.argmax([0])
+    twin.track_features()
+    assert model.tracked == twin.tracked == FINAL_STATE
+    twin.close(other)
+    assert (model.rows, twin.rows) == (1, 0)
 
 
 def test_hidden_states_follow_rows(path: Path) -> None:

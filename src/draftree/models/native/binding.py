@@ -69,6 +69,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "tiers": (c_char_p, []),
     "load": (c_int, [c_char_p, POINTER(_Architecture), *[_P] * 5, c_int, c_char_p, _P, _P, POINTER(_P)]),
     "free": (None, [_P]),
+    "share_threads": (c_int, [_P, _P]),
     "tier": (c_char_p, [_P]),
     "cache_bytes": (_L, [_P]),
     "token_bytes": (_L, [_P]),
@@ -157,6 +158,7 @@ class LoadedModel:
 
     Attributes:
         vocabulary, hidden_size, context: V, H and the most tokens of a row.
+        tracked: layers whose hidden states are kept (``track``).
 
     Args:
         path: of the GGUF file.
@@ -183,7 +185,7 @@ class LoadedModel:
         self._pointer = c_void_p()
         numbers = description.hyperparameters
         self.vocabulary, self.hidden_size, self.context = numbers.vocabulary, numbers.hidden, numbers.context
-        self._tracked = 0
+        self.tracked: tuple[int, ...] = ()
         self._rows, self._counts, self._tokens, self._parents = (_Scratch() for _ in range(4))
         self._wanted, self._slots, self._found = _Scratch(np.uint8), _Scratch(), _Scratch()
         architecture = _Architecture(*(getattr(numbers, each.name) for each in fields(Hyperparameters)))
@@ -230,6 +232,10 @@ class LoadedModel:
     def __del__(self) -> None:
         if pointer := getattr(self, "_pointer", None):
             self._library.draftree_free(pointer)
+
+    def share_threads(self, other: LoadedModel) -> None:
+        """Run on the threads of another model, which has as many, in place of its own."""
+        self._check(self._library.draftree_share_threads(self._pointer, other._pointer))
 
     def _check(self, code: int) -> None:
         if code:
@@ -308,11 +314,11 @@ class LoadedModel:
         """Keep the hidden states of these layers in every pass from now on (``FeatureSpec.layers``)."""
         wanted = _ints(layers)
         self._check(self._library.draftree_track(self._pointer, wanted.ctypes.data, len(wanted)))
-        self._tracked = len(wanted)
+        self.tracked = tuple(layers)
 
     def hidden(self, first: int, count: int) -> NDArray[np.float32]:
         """[count, layers x hidden] of nodes of the last pass, from the ``first`` on."""
-        states = np.empty((count, self._tracked * self.hidden_size), np.float32)
+        states = np.empty((count, len(self.tracked) * self.hidden_size), np.float32)
         self._check(self._library.draftree_hidden(self._pointer, first, count, states.ctypes.data))
         return states
 

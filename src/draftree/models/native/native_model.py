@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,18 @@ from ...errors import CacheError, ConfigError, UnsupportedModelError
 from ...progress import progress_reporter
 from ...sampling.warping import Warping
 from ...scores import Draft, Edits, LastScores, NumpyScores, Scores, Slots, Top, edited
-from ..base import FINAL, FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, Nodes, Row, exclusive, free_memory
+from ..base import (
+    FINAL,
+    FINAL_STATE,
+    NO_NODES,
+    Capabilities,
+    FeatureSpec,
+    LanguageModel,
+    Nodes,
+    Row,
+    exclusive,
+    free_memory,
+)
 from ..gguf.gguf_checks import check
 from ..gguf.gguf_file import GGUFHeader, fingerprint
 from ..processors import default_threads
@@ -141,11 +153,28 @@ class NativeModel:
         self._loaded = _load(path, description, self.threads, tier or "")
         self.capabilities = _capabilities(self._header, self._loaded, name or str(path), self.threads, eos_ids)
         self.cache_bytes = free_memory() // 2
-        self.pass_seconds = 0.0
         self._lock = RLock()
-        self._open: dict[int, Row] = {}
         self._scores = LastScores()
-        self._tracked = FeatureSpec()
+        self._start()
+
+    def _start(self) -> None:
+        self.pass_seconds = 0.0
+        self._open: dict[int, Row] = {}
+
+    def twin(self) -> NativeModel:
+        """A second model with rows of its own on the same weights, cache and threads (``TwinModel``).
+
+        A pass of one ends the scores of both.
+        """
+        other = copy(self)
+        other._start()
+        return other
+
+    @exclusive
+    def share_threads(self, other: LanguageModel) -> None:
+        """Run passes on another native model's threads from now on, if it has as many (``PooledModel``)."""
+        if isinstance(other, NativeModel) and other.threads == self.threads:
+            self._loaded.share_threads(other._loaded)
 
     @property
     def rows(self) -> int:
@@ -165,7 +194,7 @@ class NativeModel:
     @property
     def tracked(self) -> FeatureSpec:
         """Which hidden states are kept."""
-        return self._tracked
+        return FeatureSpec(self._loaded.tracked)
 
     @exclusive
     def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
@@ -179,8 +208,7 @@ class NativeModel:
                 f"{self.capabilities.name} has {self.layers} layers, and the head reads those of layers "
                 f"{', '.join(map(str, missing))}: use a head that was made for it"
             )
-        self._tracked |= wanted
-        self._loaded.track(self._tracked.layers)
+        self._loaded.track((self.tracked | wanted).layers)
 
     def embeddings(self, ids: Tensor) -> Tensor:
         """[n, H] embeddings of tokens (``FeatureModel.embeddings``), dequantized."""
@@ -208,7 +236,7 @@ class NativeModel:
     def open(self) -> Row:
         """A new row (``LanguageModel.open``)."""
         row = Row()
-        if self._tracked:
+        if self._loaded.tracked:
             from ..huggingface.features import FeatureRow
 
             row = FeatureRow()
@@ -248,13 +276,13 @@ class NativeModel:
         for row, new, count in zip(rows, nodes, counts, strict=True):
             row.parents = np.append(row.parents, new.parents) if len(row.parents) else new.parents
             if (kept := self._feature_row(row)) is not None:
-                kept.add_features(self._states(at, count), self._tracked)
+                kept.add_features(self._states(at, count), self.tracked)
             at += count
         return self._scores.keep(NativeScores(self._loaded, self.capabilities.vocab_size, scored))
 
     def _feature_row(self, row: Row) -> FeatureRow | None:
         """The row, if it was opened since hidden states are tracked."""
-        if not self._tracked:
+        if not self._loaded.tracked:
             return None
         from ..huggingface.features import FeatureRow
 
