@@ -105,7 +105,8 @@ int draftree_load(const char *path, const Architecture *architecture, const doub
                   char message[256], Model **model);
 void draftree_free(Model *model);
 
-/* Run a model's passes on the threads of another one, which has as many; its own end. Both may be freed in any order. */
+/* Run a model's passes on the threads of another one, which has as many; its own end. Both may be freed in any order.
+ */
 int draftree_share_threads(Model *model, const Model *other);
 
 /* The tier in use; bytes that keys and values of the open rows take now; bytes of a token's. */
@@ -163,8 +164,11 @@ typedef struct {
 
 /* Of slots of the last extend; ties go to the lower token. */
 int draftree_argmax(Model *model, int32_t count, const int32_t *slots, const Edits *edits, int32_t *tokens);
-int draftree_top(Model *model, int32_t count, const int32_t *slots, int32_t k, const Edits *edits, int32_t *tokens,
-                 float *log_probabilities, float *entropies);
+/* Where there are warpings: of warped logits; where there are keys too, of temperature x (warped logits + noise). At
+ * temperature 0: of the logits. */
+int draftree_top(Model *model, int32_t count, const int32_t *slots, int32_t k, const Edits *edits,
+                 const Warping *warpings, const uint64_t *keys, int32_t *tokens, float *log_probabilities,
+                 float *entropies);
 int draftree_log_probabilities(Model *model, int32_t count, const int32_t *slots, const int32_t *tokens,
                                float *log_probabilities);
 int draftree_draw(Model *model, int32_t count, const int32_t *slots, const uint64_t *keys, const Warping *warpings,

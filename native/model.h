@@ -103,7 +103,7 @@ struct Model {
     float *logits;        /* [slots][logit_stride] of the last extend */
     int64_t logit_capacity;
     int32_t slot_count;
-    float **edited; /* [threads][logit_stride] */
+    float **edited; /* [threads][2][logit_stride]: edited logits, and warped ones */
 };
 
 /* Prepare the memory that passes and scores need; 0 or an error code. */

@@ -509,7 +509,7 @@ static void lay_out(Model *model) {
         work->residual[thread] = take_floats(work, (int64_t)CHUNK * a->hidden);
         work->normed[thread] = take_floats(work, (int64_t)CHUNK * a->hidden);
         work->groups[thread] = (uint8_t *)take_floats(work, groups);
-        model->edited[thread] = take_floats(work, model->logit_stride);
+        model->edited[thread] = take_floats(work, 2 * model->logit_stride);
     }
     work->rotation = take_floats(work, (int64_t)ROPE_TABLES * CHUNK * (a->rope_size ? a->rope_size : 1));
     work->query = take_floats(work, CHUNK * query_size(a));

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "model.h"
+#include "noise.h"
 
 enum { MOST_TOP = 1024, BEST_BLOCK = 64 };
 
@@ -156,65 +157,6 @@ int draftree_log_probabilities(Model *model, int32_t count, const int32_t *slots
     return answer(&question);
 }
 
-/* Put a token among the k best, the best first; of equal logits the lower token. Tokens come in ascending order. */
-static void insert_best(float *values, int32_t *tokens, int32_t k, float value, int32_t token) {
-    int32_t place = k - 1;
-    while (place > 0 && values[place - 1] < value) {
-        values[place] = values[place - 1];
-        tokens[place] = tokens[place - 1];
-        place--;
-    }
-    values[place] = value;
-    tokens[place] = token;
-}
-
-static void answer_top(const Question *question, int32_t entry, const float *logits, int thread) {
-    const int64_t length = vocabulary(question);
-    float *values = question->log_probabilities + (int64_t)entry * question->k;
-    int32_t *tokens = question->tokens + (int64_t)entry * question->k;
-    const int32_t k = question->k;
-    (void)thread;
-    for (int32_t i = 0; i < k; i++) {
-        values[i] = -INFINITY;
-        tokens[i] = i; /* stays where logits are no numbers */
-    }
-    for (int64_t block = 0; block < length; block += BEST_BLOCK) {
-        const int64_t size = length - block < BEST_BLOCK ? length - block : BEST_BLOCK;
-        const int64_t best = block + vector(question)->argmax(logits + block, size);
-        if (!(logits[best] > values[k - 1]))
-            continue;
-        for (int64_t token = block; token < block + size; token++)
-            if (logits[token] > values[k - 1])
-                insert_best(values, tokens, k, logits[token], (int32_t)token);
-    }
-    int32_t possible = 0;
-    while (possible < k && values[possible] > -INFINITY)
-        possible++;
-    for (int32_t token = 0; token < length && possible < k; token++)
-        if (logits[token] == -INFINITY)
-            tokens[possible++] = token;
-    const Normaliser found = normaliser(question, logits);
-    for (int32_t i = 0; i < k; i++)
-        values[i] = (float)(values[i] - found.log_sum);
-    question->entropies[entry] = (float)found.entropy;
-}
-
-int draftree_top(Model *model, int32_t count, const int32_t *slots, int32_t k, const Edits *edits, int32_t *tokens,
-                 float *log_probabilities, float *entropies) {
-    if (k < 1 || k > MOST_TOP || k > model->architecture.vocabulary)
-        return DRAFTREE_BAD_ARGUMENT;
-    Question question = {.model = model,
-                         .count = count,
-                         .slots = slots,
-                         .edits = edits,
-                         .answer = answer_top,
-                         .k = k,
-                         .tokens = tokens,
-                         .log_probabilities = log_probabilities,
-                         .entropies = entropies};
-    return answer(&question);
-}
-
 int draftree_logits(Model *model, int32_t slot, float *logits) {
     if (slot < 0 || slot >= model->slot_count)
         return DRAFTREE_BAD_ARGUMENT;
@@ -239,8 +181,9 @@ typedef struct {
     const float *logits;
     const Warping *warping;
     uint64_t key;
-    float most; /* the largest warped logit */
-    float edge; /* tokens below it are dropped */
+    int32_t favourite; /* the most probable token */
+    float most;        /* the largest warped logit */
+    float edge;        /* tokens below it are dropped */
 } Draw;
 
 static int compare_candidates(const void *left, const void *right) {
@@ -387,19 +330,6 @@ static float nucleus_edge(const Draw *draw) {
     }
 }
 
-/* The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). */
-static uint64_t mixed(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
-/* Standard Gumbel noise of a token: a function of (key, token) alone. */
-static double noise(uint64_t key, int32_t token) {
-    const uint64_t bits = mixed(key + (uint64_t)token * 0x9E3779B97F4A7C15u) >> 12;
-    return -log(-log1p(-(((double)bits + 0.5) * 0x1p-52)));
-}
-
 /* Noise of at least `wanted` needs a uniform number (52 bits) below this: noise >= r <=> u <= 1 - exp(-exp(-r)). */
 static uint64_t luck_needed(double wanted) {
     if (wanted < -30)
@@ -410,11 +340,11 @@ static uint64_t luck_needed(double wanted) {
 
 /* argmax of logit + noise. Only a token whose noise makes up for its logit can win: blocks of tokens are searched for
  * numbers that are small enough, and only those become logarithms. */
-static int32_t draw_token(const Draw *draw, int32_t favourite) {
+static int32_t draw_token(const Draw *draw) {
     const int64_t length = vocabulary(draw->question);
     const float temperature = draw->warping->temperature;
-    double best = (double)draw->most + noise(draw->key, favourite);
-    int32_t winner = favourite, tokens[DRAW_BLOCK];
+    double best = (double)draw->most + gumbel_noise(draw->key, draw->favourite);
+    int32_t winner = draw->favourite, tokens[DRAW_BLOCK];
     for (int64_t block = 0; block < length; block += DRAW_BLOCK) {
         const int64_t size = length - block < DRAW_BLOCK ? length - block : DRAW_BLOCK;
         const float top = largest(draw, block, size);
@@ -426,7 +356,7 @@ static int32_t draw_token(const Draw *draw, int32_t favourite) {
             const float logit = draw->logits[tokens[i]] / temperature;
             if (!(logit >= draw->edge))
                 continue;
-            const double value = (double)logit + noise(draw->key, tokens[i]);
+            const double value = (double)logit + gumbel_noise(draw->key, tokens[i]);
             if (value > best || (value == best && tokens[i] < winner)) {
                 best = value;
                 winner = tokens[i];
@@ -436,14 +366,17 @@ static int32_t draw_token(const Draw *draw, int32_t favourite) {
     return winner;
 }
 
-static void answer_draw(const Question *question, int32_t entry, const float *logits, int thread) {
-    (void)thread;
+/* The warping of an entry whose temperature is positive. */
+static Draw warped_draw(const Question *question, int32_t entry, const float *logits) {
     const Warping *warping = &question->warpings[entry];
     const int32_t favourite = (int32_t)vector(question)->argmax(logits, vocabulary(question));
-    question->tokens[entry] = favourite;
-    if (warping->temperature == 0)
-        return;
-    Draw draw = {question, logits, warping, question->keys[entry], logits[favourite] / warping->temperature, -INFINITY};
+    Draw draw = {.question = question,
+                 .logits = logits,
+                 .warping = warping,
+                 .key = question->keys ? question->keys[entry] : 0,
+                 .favourite = favourite,
+                 .most = logits[favourite] / warping->temperature,
+                 .edge = -INFINITY};
     if (warping->top_k > 0 && warping->top_k < vocabulary(question))
         draw.edge = kth_largest(&draw, warping->top_k);
     if (warping->top_p < 1)
@@ -452,14 +385,30 @@ static void answer_draw(const Question *question, int32_t entry, const float *lo
         const float lowest = draw.most + (float)log((double)warping->min_p);
         draw.edge = lowest > draw.edge ? lowest : draw.edge;
     }
-    question->tokens[entry] = draw_token(&draw, favourite);
+    return draw;
+}
+
+static int check_warpings(const Warping *warpings, int32_t count) {
+    for (int32_t entry = 0; warpings && entry < count; entry++)
+        if (!(warpings[entry].temperature >= 0) || !(warpings[entry].top_p > 0) || !(warpings[entry].min_p >= 0))
+            return 0;
+    return 1;
+}
+
+static void answer_draw(const Question *question, int32_t entry, const float *logits, int thread) {
+    (void)thread;
+    if (question->warpings[entry].temperature == 0) {
+        question->tokens[entry] = (int32_t)vector(question)->argmax(logits, vocabulary(question));
+        return;
+    }
+    const Draw draw = warped_draw(question, entry, logits);
+    question->tokens[entry] = draw_token(&draw);
 }
 
 int draftree_draw(Model *model, int32_t count, const int32_t *slots, const uint64_t *keys, const Warping *warpings,
                   const Edits *edits, int32_t *tokens) {
-    for (int32_t entry = 0; entry < count; entry++)
-        if (!(warpings[entry].temperature >= 0) || !(warpings[entry].top_p > 0) || !(warpings[entry].min_p >= 0))
-            return DRAFTREE_BAD_ARGUMENT;
+    if (!check_warpings(warpings, count))
+        return DRAFTREE_BAD_ARGUMENT;
     Question question = {.model = model,
                          .count = count,
                          .slots = slots,
@@ -468,5 +417,123 @@ int draftree_draw(Model *model, int32_t count, const int32_t *slots, const uint6
                          .keys = keys,
                          .warpings = warpings,
                          .tokens = tokens};
+    return answer(&question);
+}
+
+/* ---- the most probable tokens */
+
+/* Put a token among the k best, the best first; of equal logits the lower token. Tokens come in ascending order. */
+static void insert_best(float *values, int32_t *tokens, int32_t k, float value, int32_t token) {
+    int32_t place = k - 1;
+    while (place > 0 && values[place - 1] < value) {
+        values[place] = values[place - 1];
+        tokens[place] = tokens[place - 1];
+        place--;
+    }
+    values[place] = value;
+    tokens[place] = token;
+}
+
+/* The k best tokens and their logits; those of -INFINITY come last. */
+static void find_best(const Question *question, const float *logits, int32_t k, float *values, int32_t *tokens) {
+    const int64_t length = vocabulary(question);
+    for (int32_t i = 0; i < k; i++) {
+        values[i] = -INFINITY;
+        tokens[i] = i; /* stays where logits are no numbers */
+    }
+    for (int64_t block = 0; block < length; block += BEST_BLOCK) {
+        const int64_t size = length - block < BEST_BLOCK ? length - block : BEST_BLOCK;
+        const int64_t best = block + vector(question)->argmax(logits + block, size);
+        if (!(logits[best] > values[k - 1]))
+            continue;
+        for (int64_t token = block; token < block + size; token++)
+            if (logits[token] > values[k - 1])
+                insert_best(values, tokens, k, logits[token], (int32_t)token);
+    }
+    int32_t possible = 0;
+    while (possible < k && values[possible] > -INFINITY)
+        possible++;
+    for (int32_t token = 0; token < length && possible < k; token++)
+        if (logits[token] == -INFINITY)
+            tokens[possible++] = token;
+}
+
+/* What the thread's memory holds then: the warped logits of an entry, with the noise of its draw where there is a key.
+ */
+static const float *warp_logits(const Draw *draw, int thread) {
+    const int64_t length = vocabulary(draw->question);
+    const float temperature = draw->warping->temperature;
+    const int noisy = draw->question->keys != NULL;
+    float *warped = draw->question->model->edited[thread] + draw->question->model->logit_stride;
+    for (int64_t block = 0; block < length; block += DRAW_BLOCK) {
+        const int size = length - block < DRAW_BLOCK ? (int)(length - block) : DRAW_BLOCK;
+        const int any = largest(draw, block, size) >= draw->edge;
+        for (int64_t token = block; token < block + size; token++) {
+            const float logit = draw->logits[token] / temperature;
+            warped[token] = any && logit >= draw->edge ? logit : -INFINITY;
+        }
+        if (any && noisy)
+            vector(draw->question)->add_noise(draw->key, block, size, temperature, warped + block);
+    }
+    return warped;
+}
+
+/* The k best of logits with noise, by its exact values: it is among a few more by those that are about right. */
+static void find_noisy_best(const Draw *draw, const float *warped, int32_t k, float *values, int32_t *tokens) {
+    enum { MORE = 8 };
+    const float temperature = draw->warping->temperature;
+    const int64_t length = vocabulary(draw->question);
+    const int32_t some = k + MORE < length ? k + MORE : (int32_t)length;
+    float about[MOST_TOP + MORE];
+    int32_t which[MOST_TOP + MORE];
+    Candidate candidates[MOST_TOP + MORE];
+    find_best(draw->question, warped, some, about, which);
+    for (int32_t i = 0; i < some; i++) {
+        const float noise = (float)gumbel_noise(draw->key, which[i]);
+        const float exact = (draw->logits[which[i]] / temperature + noise) * temperature;
+        candidates[i] = (Candidate){about[i] > -INFINITY ? exact : -INFINITY, which[i]};
+    }
+    qsort(candidates, (size_t)some, sizeof *candidates, compare_candidates);
+    for (int32_t i = 0; i < k; i++) {
+        values[i] = candidates[i].logit;
+        tokens[i] = candidates[i].token;
+    }
+}
+
+static void answer_top(const Question *question, int32_t entry, const float *logits, int thread) {
+    const int32_t k = question->k;
+    float *values = question->log_probabilities + (int64_t)entry * k;
+    int32_t *tokens = question->tokens + (int64_t)entry * k;
+    const int warped = question->warpings && question->warpings[entry].temperature > 0;
+    if (warped) {
+        const Draw draw = warped_draw(question, entry, logits);
+        logits = warp_logits(&draw, thread);
+        if (question->keys)
+            find_noisy_best(&draw, logits, k, values, tokens);
+    }
+    if (!warped || !question->keys)
+        find_best(question, logits, k, values, tokens);
+    const Normaliser found = normaliser(question, logits);
+    for (int32_t i = 0; i < k; i++)
+        values[i] = (float)(values[i] - found.log_sum);
+    question->entropies[entry] = (float)found.entropy;
+}
+
+int draftree_top(Model *model, int32_t count, const int32_t *slots, int32_t k, const Edits *edits,
+                 const Warping *warpings, const uint64_t *keys, int32_t *tokens, float *log_probabilities,
+                 float *entropies) {
+    if (!check_warpings(warpings, count) || k < 1 || k > MOST_TOP || k > model->architecture.vocabulary)
+        return DRAFTREE_BAD_ARGUMENT;
+    Question question = {.model = model,
+                         .count = count,
+                         .slots = slots,
+                         .edits = edits,
+                         .answer = answer_top,
+                         .k = k,
+                         .warpings = warpings,
+                         .keys = keys,
+                         .tokens = tokens,
+                         .log_probabilities = log_probabilities,
+                         .entropies = entropies};
     return answer(&question);
 }

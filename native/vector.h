@@ -70,8 +70,10 @@ struct VectorKernels {
     int64_t (*argmax)(const float *x, int64_t length);
     /* sum of exp(x - shift), and of (x - shift) exp(x - shift), in float64 over blocks of 256; any count. */
     void (*exponential_sums)(const float *x, int64_t length, float shift, double *sum, double *weighted);
-    /* Of tokens first..first + count - 1 those whose uniform number is below `limit`: see draw.c; any count. */
+    /* Of tokens first..first + count - 1 those whose uniform number (noise.h) is below `limit`; any count. */
     int (*lucky_tokens)(uint64_t key, int64_t first, int count, uint64_t limit, int32_t *tokens);
+    /* x = (x + noise) * scale for these tokens, the noise within 1e-6; any count. */
+    void (*add_noise)(uint64_t key, int64_t first, int count, float scale, float *x);
 };
 
 typedef struct VectorKernels VectorKernels;

@@ -1,6 +1,7 @@
 /* The kernels of vector.h, written once; vector_<tier>.c includes this file, compiled for its instruction set. */
 #include "formats.h"
 #include "lanes.h"
+#include "noise.h"
 #include "vector.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -449,22 +450,16 @@ static void exponential_sums(const float *x, int64_t length, float shift, double
     *weighted = total_weighted;
 }
 
-/* The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). */
-INLINE uint64_t mixed(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
+enum { TOGETHER = 64 }; /* tokens whose numbers are computed side by side */
 
 static int lucky_tokens(uint64_t key, int64_t first, int count, uint64_t limit, int32_t *tokens) {
-    enum { TOGETHER = 64 };
     int found = 0;
     for (int start = 0; start < count; start += TOGETHER) {
         uint64_t numbers[TOGETHER];
         const int some = count - start < TOGETHER ? count - start : TOGETHER;
         int any = 0;
         for (int i = 0; i < TOGETHER; i++) {
-            numbers[i] = mixed(key + (uint64_t)(first + start + i) * 0x9E3779B97F4A7C15u) >> 12;
+            numbers[i] = uniform_bits(key, first + start + i);
             any |= numbers[i] < limit;
         }
         if (any)
@@ -475,6 +470,55 @@ static int lucky_tokens(uint64_t key, int64_t first, int count, uint64_t limit, 
     return found;
 }
 
+/* ln(x) of a positive number, within 2 units in the last place: of its power of two, and a polynomial (Cephes, logf).
+ */
+INLINE float logarithm(float x) {
+    int32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits -= 0x3f3504f3; /* sqrt(1/2): the rest is from there to sqrt(2) */
+    const float power = (float)(bits >> 23);
+    bits = (bits & 0x7fffff) + 0x3f3504f3;
+    memcpy(&x, &bits, sizeof x);
+    x -= 1;
+    float p = 7.0376836292e-2f;
+    p = p * x - 1.1514610310e-1f;
+    p = p * x + 1.1676998740e-1f;
+    p = p * x - 1.2420140846e-1f;
+    p = p * x + 1.4249322787e-1f;
+    p = p * x - 1.6668057665e-1f;
+    p = p * x + 2.0000714765e-1f;
+    p = p * x - 2.4999993993e-1f;
+    p = p * x + 3.3333331174e-1f;
+    p = p * x * x * x - 2.12194440e-4f * power - 0.5f * x * x;
+    return x + p + 0.693359375f * power;
+}
+
+static void add_noise(uint64_t key, int64_t first, int count, float scale, float *x) {
+    enum { LUCKY = 1 << 22 }; /* of 2^31: so small a number needs all its bits */
+    for (int start = 0; start < count; start += TOGETHER) {
+        int32_t numbers[TOGETHER];
+        float noise[TOGETHER];
+        const int some = count - start < TOGETHER ? count - start : TOGETHER;
+        int any = 0;
+        for (int i = 0; i < TOGETHER; i++) {
+            numbers[i] = (int32_t)(uniform_bits(key, first + start + i) >> 21);
+            any |= numbers[i] < LUCKY;
+        }
+        for (int i = 0; i < TOGETHER; i++) {
+            const float u = ((float)numbers[i] + 0.5f) * 0x1p-31f;
+            const float rest = ((float)(INT32_MAX - numbers[i]) + 0.5f) * 0x1p-31f;
+            /* -log1p(-u), of which the rounded rest would leave few digits where u is small (Kahan) */
+            noise[i] = -logarithm(-logarithm(rest) * (u / (1 - rest)));
+        }
+        if (any)
+            for (int i = 0; i < some; i++)
+                if (numbers[i] < LUCKY)
+                    noise[i] = (float)gumbel_noise(key, first + start + i);
+        for (int i = 0; i < some; i++)
+            x[start + i] = (x[start + i] + noise[i]) * scale;
+    }
+}
+
 #define VECTOR_KERNELS                                                                                                 \
-    {rms_norm, add,     scale,  silu_gate, gelu_gate,        store_cell,                                               \
-     score,    softmax, values, argmax,    exponential_sums, lucky_tokens}
+    {rms_norm, add,    scale,  silu_gate,        gelu_gate,    store_cell, score,                                      \
+     softmax,  values, argmax, exponential_sums, lucky_tokens, add_noise}

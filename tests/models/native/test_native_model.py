@@ -19,7 +19,7 @@ from draftree.models.native.binding import VERSION, tiers
 from draftree.models.native.native_model import NativeModel, NativeScores
 from draftree.sampling.noise import stream_key
 from draftree.sampling.warping import Warping
-from draftree.scores import Changes, Edit, NumpyScores, Scores
+from draftree.scores import Changes, Draft, Edit, NumpyScores, Scores, Top
 from tests import tiny_gguf
 
 TEXT = [5, 200, 31, 7, 90, 4, 4, 150]
@@ -62,10 +62,7 @@ def test_scores_are_those_of_numpy_over_the_same_logits(seed: int | None, model:
     np.testing.assert_array_equal(found.argmax(slots, edits), expected.argmax(slots, edits))
     np.testing.assert_array_equal(found.logits(slots, edits), expected.logits(slots, edits))
     for count in (1, 7, vocab, vocab + 5):
-        ours, theirs = found.top(slots, count, edits), expected.top(slots, count, edits)
-        np.testing.assert_array_equal(ours.tokens, theirs.tokens)
-        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=2e-5)
-        np.testing.assert_allclose(ours.entropies, theirs.entropies, atol=2e-5)
+        same_top(found.top(slots, count, edits), expected.top(slots, count, edits))
     if edits is None:
         tokens = [1, 100, 7, 0, vocab - 1]
         np.testing.assert_allclose(
@@ -73,22 +70,21 @@ def test_scores_are_those_of_numpy_over_the_same_logits(seed: int | None, model:
         )
 
 
-@pytest.mark.parametrize(
-    "warping",
-    [
-        Warping(0.0),
-        Warping(1.0),
-        Warping(0.6),
-        Warping(3.0),
-        Warping(1.0, top_k=5),
-        Warping(1.0, top_k=1),
-        Warping(1.5, top_p=0.9),
-        Warping(3.0, top_p=0.5),
-        Warping(1.0, min_p=0.05),
-        Warping(2.0, top_k=40, top_p=0.95, min_p=0.02),
-    ],
-    ids=str,
-)
+WARPINGS = [
+    Warping(0.0),
+    Warping(1.0),
+    Warping(0.6),
+    Warping(3.0),
+    Warping(1.0, top_k=5),
+    Warping(1.0, top_k=1),
+    Warping(1.5, top_p=0.9),
+    Warping(3.0, top_p=0.5),
+    Warping(1.0, min_p=0.05),
+    Warping(2.0, top_k=40, top_p=0.95, min_p=0.02),
+]
+
+
+@pytest.mark.parametrize("warping", WARPINGS, ids=str)
 def test_draws_are_those_of_numpy(warping: Warping, model: NativeModel) -> None:
     found, expected = scored(model)
     edits = random_edits(model.capabilities.vocab_size, 3)
@@ -97,6 +93,40 @@ def test_draws_are_those_of_numpy(warping: Warping, model: NativeModel) -> None:
         for given in (None, edits):
             ours = found.draw(range(5), keys, [warping] * 5, given)
             np.testing.assert_array_equal(ours, expected.draw(range(5), keys, [warping] * 5, given))
+
+
+def same_top(ours: Top, theirs: Top) -> None:
+    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+    np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=2e-5)
+    np.testing.assert_allclose(ours.entropies, theirs.entropies, atol=2e-5)
+
+
+@pytest.mark.parametrize("warping", WARPINGS, ids=str)
+def test_drafts_are_ranked_as_by_numpy(warping: Warping, model: NativeModel) -> None:
+    """By warped logits, with the noise of the target's draw or without; at temperature 0 by the logits alone."""
+    found, expected = scored(model)
+    vocab = model.capabilities.vocab_size
+    warpings = [warping, Warping(0.0), warping, Warping(0.8), warping]
+    for position in range(20):
+        keys = [stream_key(slot, position) for slot in range(5)]
+        for edits in (None, random_edits(vocab, position)):
+            for draft in (Draft(warpings), Draft(warpings, keys)):
+                for count in (1, 6, vocab):
+                    same_top(found.top(range(5), count, edits, draft), expected.top(range(5), count, edits, draft))
+
+
+def test_drafts_of_a_large_vocabulary_are_ranked_as_by_numpy(tmp_path: Path) -> None:
+    """More tokens than C sorts at once, some with noise that one in ten thousand has; all tiers give the same bits."""
+    vocabulary = tiny_gguf.byte_level(extra=[f"<{i}>" for i in range(10_000)])
+    path = tiny_gguf.write(tmp_path / "large.gguf", layers=1, vocabulary=vocabulary, context=64)
+    models = [NativeModel(path, tier=tier) for tier in tiers()]
+    expected = scored(models[0])[1]
+    for position in range(40):
+        draft = Draft([Warping(1.0)] * 5, [stream_key(slot, position) for slot in range(5)])
+        first, *others = [scored(model)[0].top(range(5), 8, None, draft) for model in models]
+        same_top(first, expected.top(range(5), 8, None, draft))
+        for other in others:
+            assert all(map(np.array_equal, first, other))
 
 
 def test_scores_of_an_earlier_pass_are_an_error(model: NativeModel) -> None:

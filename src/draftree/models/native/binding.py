@@ -82,7 +82,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "track": (c_int, [_P, _P, _I]),
     "hidden": (c_int, [_P, _I, _I, _P]),
     "argmax": (c_int, [_P, _I, _P, _P, _P]),
-    "top": (c_int, [_P, _I, _P, _I, *[_P] * 4]),
+    "top": (c_int, [_P, _I, _P, _I, *[_P] * 6]),
     "log_probabilities": (c_int, [_P, _I, *[_P] * 3]),
     "draw": (c_int, [_P, _I, *[_P] * 5]),
     "logits": (c_int, [_P, _I, _P]),
@@ -330,9 +330,18 @@ class LoadedModel:
         return self._found.first(count)
 
     def top(
-        self, slots: Numbers, count: int, edits: CEdits | None = None
+        self,
+        slots: Numbers,
+        count: int,
+        edits: CEdits | None = None,
+        warpings: NDArray[np.void] | None = None,
+        keys: NDArray[np.uint64] | None = None,
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-        """[w, count] the most probable tokens of each slot, their log-probabilities, and [w] entropies (nats)."""
+        """[w, count] the most probable tokens of each slot, their log-probabilities, and [w] entropies (nats).
+
+        Args:
+            warpings, keys: of ``Draft``, as for ``draw``.
+        """
         slots = _ints(slots)
         tokens, logprobs = np.empty((len(slots), count), np.int32), np.empty((len(slots), count), np.float32)
         entropies = np.empty(len(slots), np.float32)
@@ -343,6 +352,7 @@ class LoadedModel:
                 slots.ctypes.data,
                 count,
                 _reference(edits),
+                *(None if each is None else each.ctypes.data for each in (warpings, keys)),
                 tokens.ctypes.data,
                 logprobs.ctypes.data,
                 entropies.ctypes.data,

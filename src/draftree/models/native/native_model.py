@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -75,9 +75,12 @@ class NativeScores(Scores):
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
         self.check()
         count = min(count, self._vocab)
-        if count > _MOST_TOP or draft is not None:
+        if count > _MOST_TOP:
             return NumpyScores(self.logits(slots, edits), [len(slots)]).top(range(len(slots)), count, None, draft)
-        return Top(*self._loaded.top(slots, count, _c_edits(edits)))
+        if draft is None:
+            return Top(*self._loaded.top(slots, count, _c_edits(edits)))
+        keys = None if draft.keys is None else np.array(draft.keys, np.uint64)
+        return Top(*self._loaded.top(slots, count, _c_edits(edits), _c_warpings(tuple(draft.warpings)), keys))
 
     def log_probabilities(self, slots: Slots, tokens: Sequence[int]) -> NDArray[np.float32]:
         self.check()
@@ -87,14 +90,18 @@ class NativeScores(Scores):
         self, slots: Slots, keys: Sequence[int], warpings: Sequence[Warping], edits: Edits | None = None
     ) -> NDArray[np.int32]:
         self.check()
-        return self._loaded.draw(
-            slots, np.array(keys, np.uint64), np.array(list(map(tuple, warpings)), WARPING), _c_edits(edits)
-        )
+        return self._loaded.draw(slots, np.array(keys, np.uint64), _c_warpings(tuple(warpings)), _c_edits(edits))
 
     def logits(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.float32]:
         self.check()
         rows = [self._loaded.logits(slot) for slot in slots]
         return np.stack(rows if edits is None else list(map(edited, rows, edits)))
+
+
+@lru_cache(maxsize=256)
+def _c_warpings(warpings: tuple[Warping, ...]) -> NDArray[np.void]:
+    """Warpings as C reads them."""
+    return np.array(list(map(tuple, warpings)), WARPING)
 
 
 def _c_edits(edits: Edits | None) -> CEdits | None:
