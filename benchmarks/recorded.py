@@ -69,13 +69,11 @@ class KnownText:
     Attributes:
         prompt, text: token ids.
         drafts: [len(text) - 2] behind each token.
-        category: of the prompt.
     """
 
     prompt: list[int]
     text: list[int]
     drafts: list[Drafts] = field(default_factory=list)
-    category: str = ""
 
 
 class _Recorder(Scorer):
@@ -229,14 +227,12 @@ class RecordedSource(DraftSource):
     Attributes:
         known: the text.
         scored, missing: nodes that it scored, and those of them that nothing was recorded for.
-        layers: passes of a drafter that scores as many layers.
     """
 
     def __init__(self, known: KnownText) -> None:
         self.known = known
         self.scored = 0
         self.missing = 0
-        self.layers = 0
 
     @property
     def name(self) -> str:
@@ -265,7 +261,6 @@ class _RecordedScorer(Scorer):
             self._paths[node] = () if node == ROOT else (*self._paths[parent], token)
         numbers = [drafts.numbers.get(self._paths[n.node], ROOT) for n in nodes]
         self._source.scored += len(numbers)
-        self._source.layers += 1
         self._source.missing += numbers.count(ROOT)
         known = np.array(numbers)
         logprobs = np.where((known == ROOT)[:, None], np.float32(-np.inf), drafts.logprobs.numpy()[known, :width])
@@ -315,12 +310,9 @@ def recorded(args: argparse.Namespace) -> Recording:
     suites: dict[str, list[KnownText]] = {}
     for suite, chosen in items.items():
         prompts = [encode(target.tokenizer, user(item.turns[0])) for item in chosen]
-        category = {tuple(prompt): item.category for prompt, item in zip(prompts, chosen, strict=True)}
         size = f"{args.limit}-{args.max_tokens}-{args.beam}x{args.layers}"
         file = args.cache and args.cache / f"{args.drafter}-{suite}-{size}.safetensors"
         found = record(target, drafter.source, prompts, args.max_tokens, file, (args.beam, args.layers))
         suites[suite] = list(track(found, f"recording {suite}", len(prompts), transient=True))
-        for known in suites[suite]:
-            known.category = category.get(tuple(known.prompt), suite)
         print(f"{suite}: {len(suites[suite])} prompts, up to {args.max_tokens} tokens, drafter {args.drafter}")
     return Recording(target, drafter.source, suites)

@@ -1,208 +1,190 @@
-"""How fast is each growth policy along recorded drafts, by the measured costs of this machine's passes?
+"""How fast is each method by the costs of passes of a quiet machine, whatever else this one does?
 
-    python -m benchmarks.replay [--methods auto,chain:depth=1,...] [--drafter head] [--limit 13] [--max-tokens 64]
-                                [--suites spec-bench,gsm8k,humaneval] [--categories] [--beam 16] [--layers 10]
+    python -m benchmarks.replay [--target smollm2] [--methods auto,chain:depth=2,opt-tree:nodes=8,...]
+                                [--drafters lookup,head,FILE] [--suites spec-bench] [--limit 39] [--max-tokens 80]
+                                [--temperature 0] [--profile FILE] [--tier avx2] [--draft-ms MS]
+                                [--batch 4] [--batch-nodes 16] [--categories]
 
-Every method decodes along the target's greedy answers, whose draft distributions were recorded once (``recorded.py``):
-its trees and what is accepted of them are exactly those of decoding. A step takes the seconds of this machine's cost
-profiles, so that other load on the machine is in no figure; our own Python between passes, and the AR steps by which
-``auto`` follows the drift of a machine, are left out. ``draftree bench`` measures both by the clock. Prints tokens a
-second over AR decoding, and ``auto``'s over each method's (geometric means of ratios by prompt, 95% bootstrap
-intervals); ``--categories`` adds a table of speed-ups by category.
+Every method decodes every prompt, AR decoding among them, in turn. A pass of the target takes the seconds of its cost
+profile: the kept one ('draftree profile'), or another machine's FILE; the policies see these seconds too. Drafting
+takes what it takes here, or ``--draft-ms`` for each pass of what drafts (for each tree, where it has no model): then
+other load on the machine is in no figure but "other", our own Python. Reading prompts is left out.
 
-``foresight`` is no method: it knows the target's answer, drafts nothing else, and stops where that is fastest. No
-policy that drafts layer by layer can be faster. ``hindsight`` is none either: for each prompt the fastest of the fixed
-methods. Choosing among them prompt by prompt can gain no more.
-
-A sweep over draft windows (Syu & Lee, *HSDDW*) records chains:
-
-    python -m benchmarks.replay --suites spec-bench --limit 26 --beam 1 --layers 20 --categories \\
-        --methods chain:depth=2,chain:depth=4,chain:depth=8,chain:depth=16,hsddw:cap=20
+Prints tokens a second over AR decoding (geometric means of ratios by prompt, 95% bootstrap intervals), and beside it
+two bounds: the same trees drafted for nothing, and those trees with every node accepted, drafted for nothing. In a
+batch of B the prompts are taken B by B. Answers that differ from AR decoding's are counted.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rich.progress import track
 
-from draftree.bench.contestants import AR, entries, split_names
+from draftree.bench.contestants import Entry, Models, entries, split_names
+from draftree.bench.run import encode_turns
+from draftree.bench.suites import Item, choose, load_suite
 from draftree.bench.summary import markdown, ratio
-from draftree.config import DEFAULT_NODES, SamplingParams
-from draftree.drafters.base import DraftSource, Scorer
-from draftree.drafters.grow import TreeDrafter
-from draftree.engine.replay import Replay
+from draftree.config import SamplingParams
+from draftree.engine.engine import Engine
+from draftree.engine.observer import Observer
+from draftree.engine.scheduler import SchedulerParams
+from draftree.engine.speculation import Speculation
 from draftree.errors import InputError
-from draftree.models.base import LanguageModel
-from draftree.models.cost_profile import Profile, kept_or_measured
-from draftree.policies.auto.policy import AutoTree
-from draftree.policies.base import GrowthPolicy
-from draftree.request import Request, StepCost
-from draftree.tree import ROOT, Drawing
+from draftree.models.cost_profile import Profile, kept_or_measured, processor, use_profile
+from draftree.models.model_files import DEFAULT_MODEL, gguf_path
+from draftree.models.native.native_model import NativeModel
+from draftree.request import Outcome, StepCost
 
-from .recorded import BEAM, KnownText, RecordedSource, add_options, recorded
-
-AUTO, FORESIGHT, HINDSIGHT = "auto", "foresight", "hindsight"
-GRID = (
-    AUTO,
-    *(f"chain:depth={depth}" for depth in range(1, 9)),
-    "static",
-    *(f"opt-tree:nodes={nodes}" for nodes in (4, 8, 16, 32, 64)),
-    *(f"opt-tree:delta={delta}" for delta in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)),
-)
-"""The chains, the static tree, the budgets and the thresholds that users choose from."""
-
-_NODES = 1.5
-"""Mean nodes of a drafter's pass: trees are narrow in most layers. Chains have 1."""
+METHODS = ("auto", *(f"chain:depth={depth}" for depth in (1, 2, 4)), *(f"opt-tree:nodes={n}" for n in (4, 6, 8, 16)))
 
 
-class Costs(NamedTuple):
-    """Cost profiles.
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What a step takes.
 
     Attributes:
-        target: of the target.
-        drafter: of what drafts; None: it has no model, and drafting is free.
-        width: most nodes of a layer.
+        target: the target's passes.
+        draft: seconds of a pass that drafts; None: what drafting took.
     """
 
     target: Profile
-    drafter: Profile | None
-    width: int = BEAM
+    draft: float | None = None
 
-    def layer(self, context: int) -> float:
-        """Seconds of drafting one layer."""
-        return 0.0 if self.drafter is None else self.drafter.seconds(min(_NODES, self.width), context)
+    def cost(self, outcomes: Sequence[Outcome]) -> StepCost:
+        """That of a step with these outcomes."""
+        step, rows, nodes = outcomes[0].step, len(outcomes), sum(len(outcome.tree) for outcome in outcomes)
+        context = sum(len(outcome.request.ids) - outcome.taken for outcome in outcomes) // rows
+        verify = self.target.seconds(1 + nodes / rows, context, rows)
+        draft = step.draft if self.draft is None else self.draft * (step.draft_passes or bool(nodes))
+        return replace(step, draft=draft, verify=verify)
 
 
-class Speed(NamedTuple):
-    """One text: tokens gained, steps, seconds by the profiles, and seconds of AR decoding."""
+class Clocked:
+    """A drafter whose policy sees the clock's seconds."""
 
-    tokens: int
-    steps: int
-    seconds: float
-    ar: float
+    def __init__(self, drafter: Any, clock: Clock) -> None:
+        self._drafter, self._clock = drafter, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        step = self._clock.cost(outcomes)
+        self._drafter.observe([replace(outcome, step=step) for outcome in outcomes])
 
 
 @dataclass(slots=True)
-class ReadSource(DraftSource):
-    """The recorded source as a policy sees it while drafts are replayed: its model has no text left to read."""
+class Run:
+    """Sums over the steps of one batch of prompts."""
 
-    source: DraftSource
+    ids: list[list[int]] = field(default_factory=list)
+    tokens: int = 0
+    steps: int = 0
+    nodes: int = 0
+    draft: float = 0.0
+    verify: float = 0.0
+    other: float = 0.0
 
     @property
-    def name(self) -> str:
-        return self.source.name
+    def free(self) -> float:
+        """Seconds, if drafting took none."""
+        return self.verify + self.other
 
     @property
-    def model(self) -> LanguageModel | None:
-        return self.source.model
+    def seconds(self) -> float:
+        return self.draft + self.free
 
-    def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
-        return []
-
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        return self.source.begin(requests, drawing)
-
-    def close(self, request: Request) -> None:
-        pass
-
-
-def along(texts: Sequence[KnownText], costs: Costs, policy: GrowthPolicy, nodes: int = DEFAULT_NODES) -> list[Speed]:
-    """One policy through all texts in turn: what it learns from one it takes to the next."""
-    found = []
-    for known in texts:
-        source, steps, seconds, ar = RecordedSource(known), 0, 0.0, 0.0
-        with Replay(TreeDrafter(policy, source), known.prompt, known.text, SamplingParams()) as replay:
-            while replay.left:
-                context, before = len(known.prompt) + len(known.text) - len(replay.left), source.layers
-                tree = replay.propose(nodes, len(replay.left) - 1)
-                path, layers = replay.accepted(tree), source.layers - before
-                draft = layers * costs.layer(context)
-                verify = costs.target.seconds(len(tree) + 1, context)
-                replay.advance(tree, path, len(path) + 1, StepCost(1, draft, verify, 0.0, layers))
-                steps, seconds = steps + 1, seconds + draft + verify
-                ar += (len(path) + 1) * costs.target.seconds(1, context)
-        found.append(Speed(len(known.text) - 1, steps, seconds, ar))
-    return found
+    def add(self, outcomes: Sequence[Outcome], cost: StepCost) -> None:
+        """A step."""
+        self.steps += len(outcomes)
+        self.tokens += sum(outcome.taken for outcome in outcomes)
+        self.nodes += sum(len(outcome.tree) for outcome in outcomes)
+        self.draft, self.verify, self.other = (
+            self.draft + cost.draft,
+            self.verify + cost.verify,
+            self.other + cost.other,
+        )
 
 
-def foresight(texts: Sequence[KnownText], costs: Costs, width: int, nodes: int = DEFAULT_NODES) -> list[Speed]:
-    """The least seconds that each text can take, if each step drafts the target's own tokens.
+class Contestant(Observer):
+    """An entry's engine, whose steps take the clock's seconds."""
 
-    A pass over more tokens may cost less: it is then taken to verify as many.
+    def __init__(self, entry: Entry, models: Models, clock: Clock, batch: int, batch_nodes: int | None) -> None:
+        self._clock, self._temperature, self._run = clock, entry.temperature, Run()
+        speculation = None
+        if entry.drafter is not None:
+            made = entry.speculation(models.drafter(entry.drafter)).made_for(models.target)
+            drafter: Any = Clocked(made.drafter, clock)
+            speculation = Speculation(drafter, made.nodes, made.scheme)
+        self._engine = Engine(
+            models.target,
+            speculation,
+            observers=[self],
+            scheduling=SchedulerParams(rows=batch, batch_nodes=batch_nodes),
+        )
 
-    Args:
-        texts, costs, nodes: as ``along``.
-        width: most probable candidates of a node that count as drafted.
-    """
-    found = []
-    for known in texts:
-        last, ar = len(known.text) - 1, 0.0
-        rest = [(0.0, 0)] * (last + 1)  # from each position on: seconds, steps
-        for at in reversed(range(last)):
-            context = len(known.prompt) + at + 1
-            verify, ways = [costs.target.seconds(n, context) for n in range(1, nodes + 2)], []
-            for depth in range(min(nodes, _right(known, at, width)) + 1):
-                seconds, steps = rest[at + depth + 1]
-                ways.append((seconds + depth * costs.layer(context) + min(verify[depth:]), steps + 1))
-            rest[at] = min(ways)
-            ar += costs.target.seconds(1, context)
-        seconds, steps = rest[0]
-        found.append(Speed(last, steps, seconds, ar))
-    return found
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        self._run.add(outcomes, self._clock.cost(outcomes))
 
-
-def hindsight(speeds: Sequence[Sequence[Speed]]) -> list[Speed]:
-    """For each text the fastest of several methods.
-
-    Args:
-        speeds: of each method, those of all texts.
-    """
-    return [min(each, key=lambda speed: speed.seconds) for each in zip(*speeds, strict=True)]
+    def decode(self, prompts: Sequence[list[int]], max_tokens: int) -> Run:
+        """Decode these together."""
+        self._run = Run()
+        params = [
+            SamplingParams(max_tokens=max_tokens, temperature=self._temperature, seed=11 + i)
+            for i in range(len(prompts))
+        ]
+        self._run.ids = [found.token_ids for found in self._engine.generate(prompts, params)]
+        return self._run
 
 
-def _right(known: KnownText, at: int, width: int) -> int:
-    """How many tokens the drafter has right in a row behind a position, the step's last token left to the target."""
-    if at >= len(known.drafts):
-        return 0
-    drafts, path = known.drafts[at], list[int]()
-    for token in known.text[at + 1 : -1]:
-        number = drafts.numbers.get(tuple(path), ROOT)
-        if (
-            number == ROOT
-            or token not in drafts.tokens[number, :width][drafts.logprobs[number, :width].isfinite()].tolist()
-        ):
-            break
-        path.append(token)
-    return len(path)
+HEADER = (
+    "method",
+    "over AR",
+    "drafted for nothing",
+    "all accepted",
+    "MAL",
+    "nodes",
+    "draft",
+    "verify",
+    "other",
+    "equal",
+)
 
 
-def print_speeds(speeds: dict[str, list[Speed]]) -> None:
-    """The fastest first: MAL, tokens a second over AR decoding, and ``auto``'s over the method's."""
-    for label, found in sorted(speeds.items(), key=lambda pair: sum(s.seconds for s in pair[1])):
-        over = ratio([s.ar for s in found], [s.seconds for s in found])
-        mal = sum(s.tokens for s in found) / sum(s.steps for s in found)
-        line = f"{label:22} MAL {mal:.3f}  {over.text('.3f')} x AR decoding"
-        if AUTO in speeds and label != AUTO:
-            beside = ratio([s.seconds for s in found], [s.seconds for s in speeds[AUTO]])
-            line += f"  auto {beside.text('.3f')} x this"
-        print(line)
+def row(label: str, runs: Sequence[Run], ar: Sequence[Run]) -> list[str]:
+    """Figures of a method, ms a step."""
+    base = [run.seconds / run.tokens for run in ar]
+    total = Run()
+    for run in runs:
+        for name in ("tokens", "steps", "nodes", "draft", "verify", "other"):
+            setattr(total, name, getattr(total, name) + getattr(run, name))
+    return [
+        label,
+        ratio(base, [run.seconds / run.tokens for run in runs]).text(),
+        ratio(base, [run.free / run.tokens for run in runs]).text(),
+        ratio(base, [run.free / (run.steps + run.nodes) for run in runs]).text(),
+        f"{total.tokens / total.steps:.2f}",
+        f"{total.nodes / total.steps:.1f}",
+        *(f"{1e3 * part / total.steps:.2f}" for part in (total.draft, total.verify, total.other)),
+        f"{sum(run.ids == own.ids for run, own in zip(runs, ar, strict=True))}/{len(ar)}",
+    ]
 
 
-def print_categories(speeds: dict[str, list[Speed]], texts: Sequence[KnownText]) -> None:
-    """Speed-ups over AR decoding by category."""
-    categories = list(dict.fromkeys(known.category for known in texts))
-    rows = []
-    for label, found in speeds.items():
-        row = [label]
+def by_category(runs: dict[str, list[Run]], groups: Sequence[Sequence[Item]], ar: Sequence[Run]) -> str:
+    """Speed over AR decoding by the category of a batch's first prompt."""
+    categories = list(dict.fromkeys(group[0].category for group in groups))
+    lines = []
+    for label, own in runs.items():
+        line = [label]
         for category in categories:
-            own = [s for s, known in zip(found, texts, strict=True) if known.category == category]
-            row.append(f"{ratio([s.ar for s in own], [s.seconds for s in own]).mean:.3f}")
-        rows.append(row)
-    print(markdown(["method", *categories], rows))
+            some = [(a, b) for group, a, b in zip(groups, ar, own, strict=True) if group[0].category == category]
+            line.append(ratio([a.seconds / a.tokens for a, _ in some], [b.seconds / b.tokens for _, b in some]).text())
+        lines.append(line)
+    return markdown(["method", *categories], lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -210,29 +192,44 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--methods", default=",".join(GRID), help="as draftree bench takes them")
-    parser.add_argument("--categories", action="store_true", help="print speed-ups by category too")
-    add_options(parser)
+    parser.add_argument("--target", default=DEFAULT_MODEL)
+    parser.add_argument("--methods", default=",".join(METHODS), help="as draftree bench takes them")
+    parser.add_argument("--drafters", default="lookup", help="with commas")
+    parser.add_argument("--suites", default="spec-bench", help="with commas, or files")
+    parser.add_argument("--limit", type=int, default=39, help="prompts of each suite, from its categories in turn")
+    parser.add_argument("--max-tokens", type=int, default=80)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--profile", help="of another machine or moment: a file of 'draftree profile'")
+    parser.add_argument("--tier", help="instruction set of the native engine; the profile's then")
+    parser.add_argument("--draft-ms", type=float, help="a pass that drafts; measured by default")
+    parser.add_argument("--batch", type=int, default=1, help="prompts that are decoded together")
+    parser.add_argument("--batch-nodes", type=int, help="as draftree serve takes it")
+    parser.add_argument("--categories", action="store_true", help="print speeds by category too")
     args = parser.parse_args(argv)
     try:
-        contestants = [e for e in entries(split_names(args.methods), [args.drafter], [0.0]) if e.method != AR]
-        found = recorded(args)
+        contestants = entries(split_names(args.methods), split_names(args.drafters), [args.temperature])
+        items = [item for suite in args.suites.split(",") for item in choose(load_suite(suite), limit=args.limit)]
+        models = Models(args.target)
+        if args.tier:
+            models.target = NativeModel(gguf_path(args.target) or args.target, name=args.target, tier=args.tier)
+        profile = use_profile(args.profile, models.target) if args.profile else kept_or_measured(models.target)
+        clock = Clock(profile, None if args.draft_ms is None else args.draft_ms / 1e3)
+        made = {e.label: Contestant(e, models, clock, args.batch, args.batch_nodes) for e in contestants}
     except InputError as error:
         parser.error(str(error))
-    texts, target, source = found.texts, found.target, ReadSource(found.source)
-    model = source.model
-    costs = Costs(kept_or_measured(target), None if model is None else kept_or_measured(model), args.beam)
-    speeds: dict[str, list[Speed]] = {}
-    for entry in track(contestants, "replaying", transient=True):
-        policy = AutoTree(target=costs.target, drafter=costs.drafter) if entry.label == AUTO else entry.policy()
-        policy.prepare(target, [source])
-        speeds[entry.label] = along(texts, costs, policy, entry.nodes)
-    if fixed := [own for label, own in speeds.items() if label != AUTO]:
-        speeds[HINDSIGHT] = hindsight(fixed)
-    speeds[FORESIGHT] = foresight(texts, costs, min(args.beam, AutoTree().width))
-    print_speeds(speeds)
+    can, groups = models.target.capabilities, [items[i : i + args.batch] for i in range(0, len(items), args.batch)]
+    print(
+        f"{can.name}, {can.engine}, {can.tier}, {can.threads} threads, {processor()}; {args.profile or 'its profile'}"
+    )
+    runs: dict[str, list[Run]] = {label: [] for label in made}
+    for group in track(groups, "decoding", transient=True):
+        prompts = [encode_turns(models.target, item.turns[:1]) for item in group]
+        for label, contestant in made.items():
+            runs[label].append(contestant.decode(prompts, args.max_tokens))
+    ar = runs[contestants[0].label]
+    print(markdown(HEADER, [row(label, own, ar) for label, own in runs.items()]))
     if args.categories:
-        print_categories(speeds, texts)
+        print(by_category(runs, groups, ar))
 
 
 if __name__ == "__main__":

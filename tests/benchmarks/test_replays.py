@@ -1,16 +1,16 @@
-"""Policies along recorded drafts grow the trees that they grow of the drafter itself."""
+"""Replays: by a cost profile in place of the clock, and of recorded drafts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.c2t import held_against, joint
-from benchmarks.recorded import Drafts, KnownText, RecordedSource, record
-from benchmarks.replay import Costs, ReadSource, Speed, along, foresight, hindsight, main
+from benchmarks.recorded import Drafts, RecordedSource, record
+from benchmarks.replay import HEADER, Clock, Clocked, Run, main, row
 from draftree.config import SamplingParams
 from draftree.drafters.base import DraftSource
 from draftree.drafters.eagle import EagleSource
@@ -19,14 +19,16 @@ from draftree.engine.replay import Replay
 from draftree.models.cost_profile import Point as Size
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.policies.auto.policy import AutoTree
 from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.policies.c2t import ClassifierTree
-from draftree.policies.methods import find_policy
+from draftree.request import Outcome, Request, StepCost
+from draftree.text.detokenizer import NoText
+from draftree.tree import DraftTree
 
+from .. import tiny_gguf
 from ..heads import trained
 from ..pairs import costs, source, target
-from ..tiny import VOCAB, save_tiny
+from ..tiny import VOCAB
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 POLICIES = [Eagle2Tree(4, 5), OptTree(0.01, 6), ClassifierTree(joint, 0.05, 6, 6, 6), ClassifierTree(joint, 0.05, 1)]
@@ -70,118 +72,85 @@ def test_what_was_not_recorded_is_counted_and_has_no_candidates() -> None:
     assert int(less.nodes) < int(whole.nodes)
 
 
-def test_auto_decodes_along_recorded_drafts_by_the_profiles_seconds() -> None:
-    model = target()
-    texts = list(record(model, source("self", model), PROMPTS, 16))
-    policy = AutoTree(target=costs(1.0), drafter=costs(0.01))
-    speeds = along(texts, Costs(costs(1.0), costs(0.01)), policy)
-    for speed, known in zip(speeds, texts, strict=True):
-        assert speed.tokens == speed.ar == len(known.text) - 1
-        assert speed.steps <= speed.seconds < speed.ar  # all that the target drafts for itself is accepted
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "target.gguf", weights="Q8_0", context=256)
 
 
-def rising(seconds: float) -> Profile:
-    """Each token beyond the first takes a tenth of a pass more."""
-    return Profile(costs(1.0).identity, (Size(1, 64, (1, 64), (seconds, 7.3 * seconds)),))
+class Spy:
+    """A drafter's part that hears of outcomes."""
+
+    policy = None
+
+    def __init__(self) -> None:
+        self.steps: list[StepCost] = []
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        self.steps += [outcome.step for outcome in outcomes]
 
 
-def test_no_policy_is_faster_than_foresight() -> None:
-    model = target()
-    texts = list(record(model, source("relative", model), PROMPTS, 16))
-    for layer in (0.01, 0.2, 2.0):
-        machine = Costs(rising(1.0), costs(layer))
-        bound = foresight(texts, machine, 8)
-        for policy in (
-            AutoTree(target=machine.target, drafter=machine.drafter),
-            *POLICIES[:2],
-            *(find_policy("chain", {"depth": d}) for d in (1, 4)),
-        ):
-            for least, speed in zip(bound, along(texts, machine, policy), strict=True):
-                assert least.seconds <= speed.seconds + 1e-9
-                assert least.tokens == speed.tokens
-                assert least.ar == pytest.approx(speed.ar)
-    assert all(speed.steps == speed.tokens for speed in bound)  # so slow a drafter is not used
+def outcome(nodes: int, taken: int, draft: float = 0.5, passes: int = 2) -> Outcome:
+    made = Request([1] * 10, SamplingParams(), 9, frozenset(), NoText())
+    made.ids += [1] * taken
+    tree = DraftTree.chain([1] * nodes) if nodes else DraftTree.empty()
+    return Outcome(made, tree, [], [1] * taken, taken, StepCost(1, draft, 9.0, 0.25, passes))
 
 
-def test_hindsight_takes_the_fastest_method_of_each_text() -> None:
-    slow, fast = (Speed(4, 4, seconds, 4.0) for seconds in (3.0, 2.0))
-    assert hindsight([[slow, fast], [fast, slow]]) == [fast, fast]
-    assert hindsight([[slow, fast]]) == [slow, fast]
+def test_a_step_takes_the_profiles_seconds_and_those_of_drafting_that_are_given() -> None:
+    """So does it for the policy. Nothing is drafted in no time."""
+    profile = Profile(costs(1.0).identity, (Size(1, 10, (1, 5), (1.0, 3.0)), Size(2, 10, (1, 3), (1.5, 4.5))))
+    one, nothing = [outcome(2, 3)], [outcome(0, 1, draft=0.125, passes=0)]
+    assert Clock(profile).cost(one) == StepCost(1, 0.5, 2.0, 0.25, 2)
+    assert Clock(profile, 0.1).cost(one) == StepCost(1, 0.2, 2.0, 0.25, 2)
+    assert Clock(profile, 0.1).cost([outcome(2, 3, passes=0)]).draft == 0.1
+    assert [Clock(profile, given).cost(nothing).draft for given in (None, 0.1)] == [0.125, 0.0]
+    assert Clock(profile).cost([outcome(1, 1), outcome(3, 1)]).verify == pytest.approx(4.5)  # 6 tokens in two rows
+    spy = Spy()
+    Clocked(spy, Clock(profile)).observe(one)
+    assert [step.verify for step in spy.steps] == [2.0]
 
 
-def test_foresight_stops_where_the_drafter_is_wrong() -> None:
-    """By hand: of the text 5 6 7 8 9 1 the drafter has 6, 7 and 9 right, each below the one before."""
-    drafts = [
-        Drafts({(): 0, (6,): 1, (6, 7): 2}, torch.tensor([[6, 2], [3, 7], [4, 4]]), torch.zeros(3, 2), torch.zeros(3)),
-        Drafts({(): 0}, torch.tensor([[4, 4]]), torch.zeros(1, 2), torch.zeros(1)),
-        Drafts({(): 0}, torch.tensor([[4, 4]]), torch.zeros(1, 2), torch.zeros(1)),
-        Drafts({(): 0}, torch.tensor([[9, 4]]), torch.zeros(1, 2), torch.zeros(1)),
+def test_the_figures_of_a_method_are_those_of_its_steps() -> None:
+    """By hand: two prompts, of which AR decoding takes 10 and 20 seconds."""
+    ar = [
+        Run([[1]], tokens=10, steps=10, verify=8.0, other=2.0),
+        Run([[2]], tokens=10, steps=10, verify=18.0, other=2.0),
     ]
-    known = KnownText([1, 2], [5, 6, 7, 8, 9, 1], drafts)
-    machine = Costs(rising(1.0), costs(0.2))
-    (wide,), (narrow,) = (foresight([known], machine, width) for width in (2, 1))
-    assert (wide.tokens, wide.steps, wide.ar) == (5, 2, 5.0)
-    assert wide.seconds == pytest.approx((1.2 + 2 * 0.2) + (1.1 + 0.2))  # 6 7 and the 8 of the target; 9 and its 1
-    assert narrow.seconds == pytest.approx((1.1 + 0.2) + 1.0 + (1.1 + 0.2))  # 7 is its second choice
+    own = [
+        Run([[1]], tokens=10, steps=5, nodes=10, draft=1.0, verify=3.0, other=1.0),
+        Run([[3]], tokens=10, steps=5, nodes=10, draft=6.0, verify=3.0, other=1.0),
+    ]
+    label, over, free, accepted, *others = row("x", own, ar)
+    assert label == "x"
+    assert [text.split()[0] for text in (over, free, accepted)] == ["2.00", "3.54", "5.30"]
+    assert others == ["2.00", "2.0", "700.00", "600.00", "200.00", "1/2"]
 
 
-def test_foresight_verifies_more_nodes_where_that_costs_less() -> None:
-    one = Drafts({(): 0}, torch.tensor([[6, 2]]), torch.zeros(1, 2), torch.zeros(1))
-    dip = Profile(costs(1.0).identity, (Size(1, 64, (1, 2, 4, 64), (1.0, 3.0, 1.5, 9.0)),))
-    (found,) = foresight([KnownText([1, 2], [5, 6, 7], [one])], Costs(dip, costs(0.2)), 2)
-    assert found.steps == 1
-    assert found.seconds == pytest.approx(1.5 + 0.2)
+def printed(capsys: pytest.CaptureFixture[str], *args: str) -> list[list[str]]:
+    main(args)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
-def test_a_model_whose_drafts_are_recorded_has_nothing_to_read() -> None:
-    """Reading the prompt would take longer than the answer, so that ``auto`` would never draft with that model."""
-    model = target()
-    texts = list(record(model, source("self", model), [PROMPTS[0] * 8], 16))
-    slow = Profile(costs(1.0).identity, (Size(1, 64, (1, 16, 64), (0.01, 0.01, 100.0)),))
-    machine, steps = Costs(costs(1.0), slow), []
-    for drafting in (ReadSource(source("self", model)), source("self", model)):
-        policy = AutoTree(target=machine.target, drafter=machine.drafter)
-        policy.prepare(model, [drafting])
-        steps.append(along(texts, machine, policy)[0].steps)
-    assert steps[0] <= steps[1] / 2
-    assert steps[1] == 15
-
-
-def test_a_fixed_method_replays_within_its_nodes() -> None:
-    model = target()
-    texts = list(record(model, source("self", model), PROMPTS, 16))
-    machine = Costs(costs(1.0), costs(0.01))
-    one, four = (along(texts, machine, OptTree(0.01), nodes) for nodes in (1, 4))
-    for short, long, known in zip(one, four, texts, strict=True):
-        gained = len(known.text) - 1
-        assert short.steps == -(-gained // 2)  # a node and the bonus token
-        assert -(-gained // 5) <= long.steps < short.steps
-
-
-@pytest.mark.parametrize("name", ["lookup", "relative"])
-def test_a_chain_replays_the_steps_of_its_drafter(name: str) -> None:
-    """A sweep over windows records one node a layer, as deep as the largest window."""
-    model = target()
-    (known,) = record(model, source(name, model), PROMPTS[1:], 24, size=(1, 12))
-    for policy in (
-        *(find_policy("chain", {"depth": depth}) for depth in (1, 5)),
-        find_policy("hsddw", {"cap": 8, "start": "0.5"}),
-    ):
-        (speed,) = along([known], Costs(costs(1.0), None, 1), policy)
-        drafter, steps = TreeDrafter(policy, source(name, model)), 0
-        with Replay(drafter, known.prompt, known.text, SamplingParams()) as real:
-            while real.left:
-                real.step(31)
-                steps += 1
-        assert speed.steps == steps
-        assert speed.seconds == pytest.approx(steps)  # drafting is free
-
-
-def test_the_command_prints_speeds_and_categories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, suite = save_tiny(tmp_path / "tiny"), tmp_path / "own.jsonl"
+def test_the_command_prints_figures_by_a_given_profile(
+    gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target drafts for itself: every step gains all its nodes, and a pass costs one second."""
+    suite = tmp_path / "own.jsonl"
     suite.write_text("".join(f'{{"prompt": "the cat {word}", "category": "{word}"}}\n' for word in ("hat", "one")))
-    shape = ["--target", str(model), "--drafter", "self", "--suites", str(suite), "--max-tokens", "8"]
-    main([*shape, "--methods", "auto,chain:depth=2", "--categories", "--beam", "2", "--layers", "3"])
-    lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines if " MAL " in line} == {"auto", "chain:depth=2", "hindsight", "foresight"}
-    assert [cell.strip() for cell in lines[-6].split("|")[1:-1]] == ["method", "hat", "one"]
+    monkeypatch.setattr("draftree.models.cost_profile.profile_folder", lambda: tmp_path)
+    costs(1.0).save()
+    profile = str(tmp_path / costs(1.0).identity.file_name)
+    shape = ["--target", str(gguf), "--drafters", "self", "--suites", str(suite), "--max-tokens", "13"]
+    shape += ["--profile", profile, "--draft-ms", "250", "--methods", "auto,chain:depth=2"]
+    table = printed(capsys, *shape, "--categories")
+    assert table[0] == list(HEADER)
+    methods = {cells[0]: dict(zip(HEADER, cells, strict=True)) for cells in table[2:5]}
+    chain = methods["chain:depth=2"]
+    assert float(chain["over AR"].split()[0]) == pytest.approx(3 / 1.5, abs=0.02)
+    assert float(chain["drafted for nothing"].split()[0]) == pytest.approx(3, abs=0.02)
+    assert (chain["MAL"], chain["verify"], chain["draft"], chain["equal"]) == ("3.00", "1000.00", "500.00", "2/2")
+    assert methods["auto"]["equal"] == "2/2"
+    assert table[5] == ["method", "hat", "one"]
+    (both,) = [cells for cells in printed(capsys, *shape, "--batch", "2") if cells[0] == "chain:depth=2"]
+    assert float(both[4]) > 2 and both[-1] == "1/1"

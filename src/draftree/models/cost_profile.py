@@ -18,7 +18,7 @@ from typing import Annotated
 
 from annotated_types import Interval, MinLen
 
-from ..artifacts import JsonFormat
+from ..artifacts import JsonFormat, user_path
 from ..config import MAX_NODES, Count, Positive, check_fields
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..tree import ROOT
@@ -180,6 +180,20 @@ def load_profile(model: LanguageModel) -> Profile | None:
     return profile
 
 
+def use_profile(path: str | Path, model: LanguageModel) -> Profile:
+    """The profile of a file, of another machine or moment, which is a model's from now on in this process.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        profile = replace(_FORMAT.read(user_path(path)), identity=Identity.of(model))
+    except FileNotFoundError:
+        raise ConfigError(f"no profile {path}: 'draftree profile' writes one") from None
+    _UNKEPT[profile.identity] = profile
+    return profile
+
+
 def _warn(message: str) -> None:
     """Warn of measured times that are not used or not kept."""
     warnings.warn(message, DraftreeWarning, stacklevel=3)
@@ -303,7 +317,7 @@ def _shortened(grid: Grid, model: LanguageModel) -> Grid:
 
 
 _UNKEPT: dict[Identity, Profile] = {}
-"""Profiles of this process that could not be written."""
+"""Profiles of this process that are in no file of its own."""
 _ESTIMATED: set[Identity] = set()
 """Of models that this process has no measured profile of and wanted one."""
 
