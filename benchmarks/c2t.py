@@ -19,12 +19,12 @@ between its points, that has the same MAL, and prints time a token over EAGLE-2'
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from rich.progress import track
 from torch import Tensor
@@ -43,7 +43,6 @@ from draftree.policies.base import Frontier, GrowthPolicy
 from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.policies.c2t import DEFAULT, Classifier, ClassifierTree, Score, read_classifier
 from draftree.policies.fixed import StaticTree
-from draftree.tree import Floats
 
 from .papers.plots import check_plots, line_style, plot
 from .recorded import DEPTH, KnownText, RecordedSource, add_options, recorded
@@ -82,9 +81,9 @@ class Point(NamedTuple):
 Curve = list[Point]
 
 
-def joint(frontier: Frontier) -> Floats:
+def joint(frontier: Frontier) -> list[list[float]]:
     """The draft's own probability of each path: EAGLE-2's confidence in a classifier's place."""
-    return np.exp(frontier.scores)
+    return [[*map(math.exp, own)] for own in frontier.scores]
 
 
 def trees(scores: dict[str, Score], *, sizes: bool) -> dict[str, list[Contestant]]:

@@ -11,18 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.progress import track
 from safetensors.torch import load_file, save
 from torch import Tensor
-from torch.nn.functional import pad
 
 from draftree.artifacts import write_whole
 from draftree.bench.suites import choose, load_suite
 from draftree.config import MAX_NODES, Budget, SamplingParams
 from draftree.drafters.base import DraftSource, Grown, NoDrafter, Scorer, UnscoredNode
-from draftree.drafters.distributions import Drawn, joined
+from draftree.drafters.distributions import Drawn, candidates_of_top
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
@@ -33,9 +31,10 @@ from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.models.protocols import tracked
-from draftree.policies.base import Candidates, Numbers
+from draftree.policies.base import NO_CANDIDATES, Candidates
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.request import Outcome, Request
+from draftree.scores import Top
 from draftree.text.encoding import encode, user
 from draftree.train.rank_acceptance import decoded
 from draftree.tree import ROOT, Drawing
@@ -81,7 +80,7 @@ class _Recorder(Scorer):
 
     Attributes:
         above, last: of each distribution, the number of its parent's and the token between them.
-        layers: candidates, layer by layer.
+        found: what follows, of each.
     """
 
     def __init__(self, scorer: Scorer) -> None:
@@ -89,18 +88,18 @@ class _Recorder(Scorer):
         self._numbers: dict[int, int] = {}
         self.above: list[int] = []
         self.last: list[int] = []
-        self.layers: list[Candidates] = []
+        self.found: list[Candidates] = []
 
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         found = self._scorer.score(nodes, width)
         for _, node, parent, token in nodes:
             self.above.append(self._numbers.get(parent, ROOT))
             self.last.append(token)
             self._numbers[node] = len(self.last) - 1
-        self.layers.append(found)
+        self.found += found
         return found
 
-    def draw(self, counts: Numbers) -> Drawn:
+    def draw(self, counts: Sequence[int]) -> list[Drawn]:
         return self._scorer.draw(counts)
 
 
@@ -187,15 +186,18 @@ def record(
 
 
 def _columns(recorder: _Recorder, beam: int) -> dict[str, Tensor]:
-    found = joined(recorder.layers)
-    more = beam - found.tokens.shape[1]
+    found = recorder.found
+
+    def padded(column: Sequence[float], fill: float) -> list[float]:
+        return [*column, *[fill] * (beam - len(column))]
+
     return {
         "counts": torch.tensor([len(recorder.last)]),
         "above": torch.tensor(recorder.above),
         "last": torch.tensor(recorder.last),
-        "tokens": pad(torch.from_numpy(found.tokens), (0, more)),
-        "logprobs": pad(torch.from_numpy(found.logprobs), (0, more), value=float("-inf")),
-        "entropies": torch.from_numpy(found.entropies),
+        "tokens": torch.tensor([padded(each.tokens, 0) for each in found], dtype=torch.int32),
+        "logprobs": torch.tensor([padded(each.logprobs, float("-inf")) for each in found]),
+        "entropies": torch.tensor([each.entropy for each in found]),
     }
 
 
@@ -254,7 +256,7 @@ class _RecordedScorer(Scorer):
         self._source, self._position = source, position
         self._paths: dict[int, Tokens] = {}
 
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """Nodes that were not recorded have no candidates."""
         drafts = self._source.known.drafts[self._position]
         for _, node, parent, token in nodes:
@@ -262,9 +264,12 @@ class _RecordedScorer(Scorer):
         numbers = [drafts.numbers.get(self._paths[n.node], ROOT) for n in nodes]
         self._source.scored += len(numbers)
         self._source.missing += numbers.count(ROOT)
-        known = np.array(numbers)
-        logprobs = np.where((known == ROOT)[:, None], np.float32(-np.inf), drafts.logprobs.numpy()[known, :width])
-        return Candidates(drafts.tokens.numpy()[known, :width], logprobs, drafts.entropies.numpy()[known])
+        top = (
+            column.numpy()[numbers]
+            for column in (drafts.tokens[:, :width], drafts.logprobs[:, :width], drafts.entropies)
+        )
+        pairs = zip(candidates_of_top(Top(*top), []), numbers, strict=True)
+        return [NO_CANDIDATES if number == ROOT else found for found, number in pairs]
 
 
 @dataclass(slots=True)

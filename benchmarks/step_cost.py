@@ -19,6 +19,7 @@ import torch
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import NoDrafter, Scorer, UnscoredNode
+from draftree.drafters.distributions import candidates_of_top
 from draftree.drafters.grow import TreeDrafter, grow
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
@@ -35,7 +36,6 @@ from draftree.policies.methods import METHODS, find_policy
 from draftree.request import Stats
 from draftree.scores import NumpyScores
 from draftree.text.encoding import encode
-from draftree.tree import Floats
 
 _MOST = 128
 """Most nodes that are scored at once."""
@@ -106,11 +106,10 @@ class _RandomScorer(Scorer):
 
     def __init__(self, width: int) -> None:
         logits = 3 * np.random.default_rng(1).standard_normal((_MOST, 1000), np.float32)
-        self._found = Candidates(*NumpyScores(logits, [_MOST]).top(range(_MOST), width))
+        self._found = candidates_of_top(NumpyScores(logits, [_MOST]).top(range(_MOST), width), [])
 
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
-        found, count = self._found, len(nodes)
-        return Candidates(found.tokens[:count], found.logprobs[:count], found.entropies[:count])
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
+        return self._found[: len(nodes)]
 
 
 def _build_trees(repeats: int = 200) -> None:
@@ -123,7 +122,7 @@ def _build_trees(repeats: int = 200) -> None:
             began = time.perf_counter()
             tree, numbers = grow(scorer, policy, policy.plan([], [Budget(64)]))[0]
             seconds.append(time.perf_counter() - began)
-        drafted = int(numbers.max()) + 1
+        drafted = max(numbers) + 1
         print(f"{method:36} {tree.depth:6} {drafted:14} {1e3 * statistics.median(seconds) / tree.depth:11.2f}")
 
 
@@ -134,7 +133,7 @@ class _Timed:
         self._score = score
         self.seconds = 0.0
 
-    def __call__(self, frontier: Frontier) -> Floats:
+    def __call__(self, frontier: Frontier) -> Sequence[Sequence[float]]:
         began = time.perf_counter()
         found = self._score(frontier)
         self.seconds += time.perf_counter() - began

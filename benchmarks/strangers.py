@@ -17,7 +17,6 @@ import os
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -76,9 +75,9 @@ class WrongScorer(Scorer):
     def __init__(self, scorer: Scorer, vocab: int) -> None:
         self._scorer, self._vocab = scorer, vocab
 
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
-        found = self._scorer.score(nodes, width)
-        return replace(found, tokens=(found.tokens + 1) % self._vocab)
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
+        scored = self._scorer.score(nodes, width)
+        return [found._replace(tokens=[(token + 1) % self._vocab for token in found.tokens]) for found in scored]
 
 
 def spoil(source: DraftSource, vocab: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -221,7 +222,7 @@ def distribution(model: ToyModel, prompt: Sequence[int], length: int) -> Tensor:
 
 
 Script = Callable[[int, Path], tuple[Sequence[int], Sequence[float], float]]
-"""(row, path) -> tokens, their log-probs in descending order, and the entropy of the distribution."""
+"""(row, path) -> tokens, their log-probs in descending order, -inf where there is none, and the entropy."""
 
 
 class ScriptedScorer(Scorer):
@@ -241,7 +242,7 @@ class ScriptedScorer(Scorer):
         """All that it was asked about but the roots."""
         return [asked for call in self.calls for asked in call if asked[1]]
 
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """See ``Scorer``."""
         assert [n.row for n in nodes] == sorted(n.row for n in nodes)
         asked = []
@@ -250,14 +251,13 @@ class ScriptedScorer(Scorer):
             asked.append((b, self._paths[b, node]))
         return self._ask(asked, width)
 
-    def _ask(self, asked: list[tuple[int, Path]], width: int) -> Candidates:
+    def _ask(self, asked: list[tuple[int, Path]], width: int) -> list[Candidates]:
         self.calls.append(asked)
-        answers = [self._script(b, path) for b, path in asked]
-        return Candidates(
-            np.array([list(tokens)[:width] for tokens, _, _ in answers]),
-            np.array([list(logprobs)[:width] for _, logprobs, _ in answers], np.float32),
-            np.array([entropy for _, _, entropy in answers], np.float32),
-        )
+        found = []
+        for tokens, logprobs, entropy in (self._script(b, path) for b, path in asked):
+            finite = [logprob for logprob in logprobs[:width] if logprob > -math.inf]
+            found.append(Candidates(list(tokens)[: len(finite)], finite, entropy))
+        return found
 
 
 def trees_of(scorer: Scorer, policy: GrowthPolicy, budgets: Sequence[Budget]) -> list[DraftTree]:

@@ -146,27 +146,6 @@ class DraftTree:
         """E(A) = 1 + sum over nodes of exp(path log-prob) (OPT-Tree, Eq. 4; the root counts as 1)."""
         return 1.0 + float(np.exp(self.path_logprobs).sum())
 
-    def subset(self, keep: NDArray[np.bool_]) -> DraftTree:
-        """The tree of the nodes where ``keep`` ([N]) is true, in the same order.
-
-        Raises:
-            ValueError: a node would stay without its parent.
-        """
-        numbers = np.append(np.cumsum(keep, dtype=np.int32) - 1, ROOT)  # ROOT reads the last
-        nodes = np.flatnonzero(keep).tolist()
-        if not np.append(keep, True)[self.parents[keep]].all():
-            raise ValueError(f"nodes {nodes} are not closed under parents: keep parents too")
-        kept = {ROOT, *nodes}
-        return DraftTree.of(
-            self.tokens[keep],
-            numbers[self.parents[keep]],
-            self.depths[keep],
-            self.path_logprobs[keep],
-            self.entropies[keep],
-            {int(numbers[node]): q for node, q in self.distributions.items() if node in kept},
-            None if self.origins is None else self.origins[keep],
-        )
-
     def children(self, node: int) -> list[int]:
         """Numbers of the children of ``node`` (ROOT for the root), in rank order."""
         found: list[int] = np.flatnonzero(self.parents == node).tolist()

@@ -284,8 +284,8 @@ def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens(drafter:
             assert node.parent is not None
             alone, fresh = Request(request.history(node.parent), SamplingParams(), 9, frozenset(), NoText()), made()
             alone.row = prefill(model, alone.ids[:-1])
-            found = fresh.begin([alone], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], VOCAB)
-            want = float(found.logprobs[0][found.tokens[0] == node.token].max())
+            found = fresh.begin([alone], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], VOCAB)[0]
+            want = found.logprobs[found.tokens.index(node.token)]
             assert node.score - node.parent.score == pytest.approx(want, abs=1e-4)
             fresh.close(alone)
             model.close(alone.row)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,11 +20,11 @@ from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.policies.base import GrowthPolicy, Plan
+from draftree.policies.base import GrowthPolicy
 from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.policies.fixed import RankTree, StaticTree
 from draftree.request import Outcome
-from draftree.tree import DraftTree, Drawing
+from draftree.tree import DraftTree
 from draftree.verify.schemes import SCHEMES, _OneByOne, find_scheme
 
 from ..pairs import drafter, policy, target
@@ -115,10 +114,8 @@ def test_drawn_children_that_share_nodes_leave_the_distribution_as_it_is(name: s
 def test_siblings_that_come_in_one_by_one_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the drawn child gives way to children of the top one, as where all of them are chosen."""
 
-    def one_by_one(plan: Plan, drawing: Drawing) -> growing._Share:
-        return growing._Share(plan.together, np.zeros(2, np.float32), drawn=False)
-
-    monkeypatch.setattr(growing._Share, "of", one_by_one)
+    share = growing._Share
+    monkeypatch.setattr(growing, "_Share", lambda most, budgets, drawn: share(most, budgets, drawn=False))
     model, drafting = ToyModel(3, 3, dtype=torch.float64), ToyModel(3, 54, dtype=torch.float64)
     scheme = SCHEMES["top1-residual"]
     assert isinstance(scheme, _OneByOne)

@@ -8,13 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import DraftSource, UnscoredNode
 from draftree.drafters.cascade import CascadeSource, LoopBack
-from draftree.drafters.distributions import joined, split
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
@@ -25,7 +23,7 @@ from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.auto.policy import AutoTree
-from draftree.policies.base import Candidates, GrowthPolicy
+from draftree.policies.base import GrowthPolicy
 from draftree.policies.chains import DynamicWindow, EntropyStop, Window
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
@@ -367,11 +365,8 @@ def test_candidates_that_pass_through_a_cascade_keep_their_origins() -> None:
     ensemble = EnsembleSource((Says("one", {1: 0.6, 2: 0.2}), Says("other", {3: 0.5})))
     ensemble.fit(request := request_of(), Budget(20))
     found = ensemble.begin([request], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], 4)
-    assert found.origins is not None
-    both = joined([*split(found), found])
-    assert both.origins is not None
-    assert both.origins.tolist() == found.origins.tolist() * 2
-    assert (
-        joined([found, Candidates(np.array([[7]]), np.zeros((1, 1), np.float32), np.zeros(1, np.float32))]).origins
-        is None
-    )
+    cascade = CascadeSource(Says("none", {9: 0.1}), ensemble, StaticTree(1, 1))
+    cascade.open(request)
+    cascade.fit(request, Budget(20))
+    assert cascade.begin([request], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], 4) == found
+    assert [*found[0].origins] == [1, 2, 1]

@@ -18,7 +18,7 @@ from draftree.drafters.ngram import NgramSource
 from draftree.engine.input_processor import text_stream
 from draftree.errors import ConfigError
 from draftree.models.huggingface.torch_sampling import warp
-from draftree.policies.base import Frontier, Growth, GrowthPolicy
+from draftree.policies.base import Child, Frontier, GrowthPolicy
 from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.sampling.warping import softmax
@@ -70,12 +70,13 @@ def test_children_do_not_depend_on_who_else_is_drawn(drawing: Drawing) -> None:
     made = request(SamplingParams(temperature=1.0, seed=9), [1, 2])
     nodes = [(made, f) for f in range(5)]
     every = [DraftDistribution(row) for row in np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)]
-    counts = np.array([3, 1, 0, 4, 2])
+    counts = [3, 1, 0, 4, 2]
     together = draw_children(nodes, every, counts, drawing)
     for f, count in enumerate(counts):
+        assert len(together[f].tokens) == count
         if count:
             alone = draw_children(nodes[f : f + 1], every[f : f + 1], counts[f : f + 1], drawing)
-            assert np.array_equal(alone.tokens[0], together.tokens[f, :count])
+            assert alone[0].tokens == together[f].tokens
 
 
 def request(params: SamplingParams, ids: list[int]) -> Request:
@@ -127,10 +128,8 @@ def test_the_layer_that_overflows_is_cut_before_its_children_are_drawn() -> None
 
 def test_a_policy_that_passes_over_candidates_cannot_have_them_drawn() -> None:
     class Second(GrowthPolicy):
-        def grow(self, frontier: Frontier) -> Growth:
-            keep = np.zeros(frontier.candidates.tokens.shape, np.bool_)
-            keep[:, 1] = True
-            return Growth(keep, np.zeros_like(keep))
+        def grow(self, frontier: Frontier) -> list[Child]:
+            return [Child(parent, 1, extend=False) for parent in range(len(frontier.rows))]
 
     with pytest.raises(ConfigError, match="keep the first ones"):
         model_tree(SamplingParams(temperature=1.0, seed=0), Drawing.WITHOUT_REPLACEMENT, Second())

@@ -366,9 +366,9 @@ def test_what_is_said_in_several_rounds_has_the_depth_of_its_node() -> None:
     scorer.score([UnscoredNode(0, ROOT, ROOT, 0)], 4)
     for number in range(4):  # four siblings, one after another: all of depth 1
         found = scorer.score([UnscoredNode(0, number, ROOT, number + 5)], 4)
-        assert found.tokens[0].tolist()[0] == 1
+        assert found[0].tokens[0] == 1
     found = scorer.score([UnscoredNode(0, 9, 3, 1)], 4)
-    assert 1 not in found.tokens[0].tolist()  # depth 2 is the last one that the part drafts
+    assert 1 not in found[0].tokens  # depth 2 is the last one that the part drafts
 
 
 def test_a_part_that_rests_commits_nothing_that_a_failed_step_left_behind() -> None:

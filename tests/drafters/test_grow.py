@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.config import Budget
-from draftree.policies.base import Frontier, Growth, GrowthPolicy, best_per_row
+from draftree.errors import ConfigError
+from draftree.policies.base import Child, Frontier, GrowthPolicy, Plan, Pool, best_per_row
 from draftree.policies.fixed import StaticTree
 from draftree.tree import ROOT, DraftTree
 
@@ -55,9 +55,14 @@ class Picky(GrowthPolicy):
     def extends(token: int, depth: int) -> bool:
         return (token + depth) % 5 != 1
 
-    def grow(self, frontier: Frontier) -> Growth:
-        tokens, depth = frontier.candidates.tokens, frontier.depth + 1
-        return Growth((tokens + depth) % 4 != 0, (tokens + depth) % 5 != 1)
+    def grow(self, frontier: Frontier) -> list[Child]:
+        depth = frontier.depth + 1
+        return [
+            Child(parent, rank, self.extends(token, depth))
+            for parent, found in enumerate(frontier.candidates)
+            for rank, token in enumerate(found.tokens)
+            if self.keeps(token, depth)
+        ]
 
 
 Node = tuple[int, int, int, float, float]
@@ -243,6 +248,24 @@ def test_best_per_row_equals_sorting_each_row(scores: list[list[float]], limits:
         for row, limit in zip(scores, limits, strict=True)
         for i in range(len(row))
     ]
-    flat = np.array([s for row in scores for s in row])
-    rows = np.array([b for b, row in enumerate(scores) for _ in row], np.int64)
-    assert best_per_row(flat, rows, np.array(limits)).tolist() == best
+    flat, rows = [s for row in scores for s in row], [b for b, row in enumerate(scores) for _ in row]
+    assert best_per_row(flat, rows, limits) == best
+
+
+@pytest.mark.parametrize("keep", [[False, True, False], [True, False, True]])
+def test_a_policy_that_keeps_a_node_without_its_parent_is_refused(keep: list[bool]) -> None:
+    class Orphans(StaticTree):
+        def prune(self, plan: Plan, pools: Sequence[Pool]) -> Sequence[Sequence[bool] | None]:
+            return [keep]
+
+    with pytest.raises(ConfigError, match="without all of their parents"):
+        trees_of(ScriptedScorer(even([-0.5])), Orphans(1, 3), [Budget(3)])
+
+
+def test_a_policy_that_keeps_more_than_the_budget_is_refused() -> None:
+    class Greedy(StaticTree):
+        def pool(self, nodes: int) -> int:
+            return 9
+
+    with pytest.raises(ConfigError, match="the policy kept 4 nodes of 3"):
+        trees_of(ScriptedScorer(even([-0.5])), Greedy(1, 4), [Budget(3, 9)])

@@ -56,7 +56,7 @@ def test_the_distribution_equals_a_recount(text: list[int], tail: list[int], sho
     counted, expected_entropy = recount(text, tail, shortest, shortest + more)
     assert blend == pytest.approx(counted)
     assert list(blend.values()) == sorted(blend.values(), reverse=True)
-    assert float(candidates_of([blend], 1).entropies[0]) == pytest.approx(expected_entropy)
+    assert candidates_of(blend, 1).entropy == pytest.approx(expected_entropy)
 
 
 def test_no_ngram_reaches_across_the_end_of_a_text() -> None:
@@ -94,7 +94,7 @@ def test_the_blend_of_two_match_lengths_by_hand() -> None:
     assert list(blend) == [3, 4, 5]
     assert list(blend.values()) == pytest.approx([three, four, five])
     entropy = -sum(p * math.log(p) for p in (three, four, five, left))
-    assert float(candidates_of([blend], 1).entropies[0]) == pytest.approx(entropy)
+    assert candidates_of(blend, 1).entropy == pytest.approx(entropy)
 
 
 def test_of_equally_frequent_successors_the_most_recent_comes_first() -> None:
@@ -113,11 +113,11 @@ def test_a_successor_after_a_longer_match_comes_before_one_as_frequent_after_a_s
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_no_more_than_the_width_is_predicted_and_the_distribution_is_not_renormalised(width: int) -> None:
     blend = index_of([1, 2, 1, 3, 1, 4], 1, 1).predict((1,))
-    found, whole = candidates_of([blend], width), candidates_of([blend], 5)
-    assert found.tokens.tolist()[0] == list(blend)[:width]
-    assert np.exp(found.logprobs).tolist()[0] == pytest.approx(list(blend.values())[:width])
-    assert found.entropies == whole.entropies
-    assert whole.tokens.shape == (1, 3)
+    found, whole = candidates_of(blend, width), candidates_of(blend, 5)
+    assert found.tokens == list(blend)[:width]
+    assert np.exp(found.logprobs).tolist() == pytest.approx(list(blend.values())[:width])
+    assert found.entropy == whole.entropy
+    assert len(whole.tokens) == 3
 
 
 def test_nothing_is_predicted_from_less_than_the_shortest_match() -> None:
@@ -127,7 +127,7 @@ def test_nothing_is_predicted_from_less_than_the_shortest_match() -> None:
 
 def test_nothing_is_predicted_without_a_text() -> None:
     assert NgramIndex(1, 3).predict((1,)) == {}
-    assert float(candidates_of([{}], 1).entropies[0]) == 0
+    assert candidates_of({}, 1).entropy == 0
 
 
 def test_nothing_is_predicted_across_the_end_of_the_text() -> None:

@@ -61,54 +61,52 @@ def scores_of(*distributions: list[tuple[int, float]]) -> NumpyScores:
     return NumpyScores(np.log(rows), [len(rows)])
 
 
-def after(table: SuccessorTable, contexts: Sequence[Context], width: int) -> Candidates:
-    """Candidates after contexts."""
-    return candidates_of([table.after(context) for context in contexts], width)
+def after(table: SuccessorTable, context: Context, width: int) -> Candidates:
+    return candidates_of(table.after(context), width)
 
 
 class TestTable:
     def test_unseen_tokens_have_no_successors(self) -> None:
-        said = after(SuccessorTable(2), [(1, 3)], 2)
-        assert said.logprobs.tolist() == [[NEVER]]
-        assert said.entropies.tolist() == [0.0]
+        assert after(SuccessorTable(2), (1, 3), 2) == ([], [], 0.0, (), None)
 
     def test_the_last_ones_seen_stay(self) -> None:
         table = SuccessorTable(2)
         table.put(
             [(ANY, 3), (ANY, 4), (ANY, 3)], *found([(1, 0.5), (2, 0.25)], [(5, 0.8), (6, 0.2)], [(7, 0.6), (8, 0.4)])
         )
-        said = after(table, [(9, 4), (9, 3)], 2)
-        assert said.tokens.tolist() == [[5, 6], [7, 8]]
-        assert np.exp(said.logprobs).tolist() == [pytest.approx([0.44, 0.11]), pytest.approx([0.33, 0.22])]
+        for token, tokens, p in ((4, [5, 6], [0.44, 0.11]), (3, [7, 8], [0.33, 0.22])):
+            said = after(table, (9, token), 2)
+            assert said.tokens == tokens
+            assert np.exp(said.logprobs).tolist() == pytest.approx(p)
 
     def test_two_tokens_say_more_than_one_and_both_are_blended(self) -> None:
         table = SuccessorTable(2)
         table.put([(ANY, 3), (4, 3)], *found([(1, 0.8), (2, 0.2)], [(2, 0.6), (7, 0.4)]))
-        said = after(table, [(4, 3)], 4)
+        said = after(table, (4, 3), 4)
         own, common = 0.75, 0.25 * 0.55
         want = {2: own * 0.6 + common * 0.2, 7: own * 0.4, 1: common * 0.8}
-        assert said.tokens.tolist()[0][:3] == [2, 7, 1]
-        assert np.exp(said.logprobs).tolist() == [pytest.approx([*want.values()])]
+        assert said.tokens == [2, 7, 1]
+        assert np.exp(said.logprobs).tolist() == pytest.approx([*want.values()])
 
     def test_the_entropy_is_of_the_whole_distribution_whatever_the_width(self) -> None:
         table = SuccessorTable(2)
         table.put([(ANY, 3)], *found([(1, 0.5), (2, 0.25)]))
         distribution = [0.275, 0.1375, 0.5875]
         for width in (1, 2):
-            said = after(table, [(0, 3)], width)
-            assert said.tokens.shape == (1, width)
-            assert float(said.entropies[0]) == pytest.approx(-sum(p * math.log(p) for p in distribution))
+            said = after(table, (0, 3), width)
+            assert len(said.tokens) == width
+            assert said.entropy == pytest.approx(-sum(p * math.log(p) for p in distribution))
 
     def test_a_full_table_forgets_what_was_seen_longest_ago(self) -> None:
         table = SuccessorTable(1, capacity=2)
         for token in (3, 4, 3, 5):
             table.put([(ANY, token)], *found([(token + 1, 0.5)]))
-        found_now = np.exp(after(table, [(0, 3), (0, 4), (0, 5)], 1).logprobs[:, 0]).tolist()
-        assert found_now == pytest.approx([0.275, 0, 0.275])
+        found_now = [np.exp(after(table, (0, token), 1).logprobs).tolist() for token in (3, 4, 5)]
+        assert found_now == [pytest.approx([0.275]), [], pytest.approx([0.275])]
         again = SuccessorTable(1, capacity=1)
         again.fill(table.entries)
         assert [c for c, _ in again.entries.contexts.tolist()] == [ANY]
-        assert after(again, [(0, 5)], 1).tokens.tolist() == [[6]]
+        assert after(again, (0, 5), 1).tokens == [6]
 
 
 def request_of(*ids: int) -> Request:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +28,7 @@ from draftree.models.model_files import DEFAULT_MODEL
 from draftree.policies.base import Frontier
 from draftree.policies.c2t import DEFAULT, Classifier, ClassifierTree, Score, read_classifier
 from draftree.policies.methods import find_policy
-from draftree.tree import ROOT, DraftTree, Floats
+from draftree.tree import ROOT, DraftTree
 
 from ..heads import DRAFTED, random_network
 from ..pairs import drafter, source, target
@@ -54,13 +53,9 @@ class Scripted:
     def of(self, row: int, path: Tokens) -> float:
         return Random(f"{self.seed} {row} {path}").random()
 
-    def __call__(self, frontier: Frontier) -> Floats:
-        paths = [self.scorer._paths[b, n] for b, n in zip(frontier.rows.tolist(), frontier.nodes.tolist(), strict=True)]
-        tokens = frontier.candidates.tokens.tolist()
-        rows = frontier.rows.tolist()
-        return np.array(
-            [[self.of(b, (*p, t)) for t in own] for b, p, own in zip(rows, paths, tokens, strict=True)], np.float32
-        )
+    def __call__(self, frontier: Frontier) -> list[list[float]]:
+        found = zip(frontier.rows, frontier.nodes, frontier.candidates, strict=True)
+        return [[self.of(b, (*self.scorer._paths[b, node], t)) for t in own.tokens] for b, node, own in found]
 
 
 def grown(seed: int, budgets: list[Budget], script: Script = flat, **settings: float | None) -> list[DraftTree]:
@@ -165,7 +160,7 @@ def test_scores_given_their_parents_are_multiplied_along_a_path(seed: int, nodes
 
 def test_what_cannot_be_in_the_tree_is_not_asked_about() -> None:
     scorer = ScriptedScorer(flat)
-    score: Score = lambda frontier: np.exp(frontier.scores)  # noqa: E731
+    score: Score = lambda frontier: [[*map(math.exp, own)] for own in frontier.scores]  # noqa: E731
     tree = trees_of(scorer, ClassifierTree(score, 0.0, WIDTH, None, 10), [Budget(2)])[0]
     assert paths(tree) == [(1,), (2,)]  # 0.5 and 0.3: both children of (1,) have 0.25 and less
     assert [len(call) for call in scorer.calls] == [1, 2]
@@ -173,7 +168,7 @@ def test_what_cannot_be_in_the_tree_is_not_asked_about() -> None:
 
 def test_a_chain_ends_where_the_score_falls_below_beta() -> None:
     falling = [0.9, 0.8, 0.65, 0.7, 0.1]
-    score: Score = lambda frontier: np.full((1, 1), falling[frontier.depth], np.float32)  # noqa: E731
+    score: Score = lambda frontier: [[falling[frontier.depth]]]  # noqa: E731
     for beta, length in ((0.85, 1), (0.66, 2), (0.6, 4), (0.95, 0)):
         tree = trees_of(ScriptedScorer(flat), ClassifierTree(score, beta, 1), [Budget(9)])[0]
         assert tree.tokens.tolist() == [1] * length

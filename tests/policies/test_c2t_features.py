@@ -10,9 +10,9 @@ import pytest
 
 from draftree.config import Budget
 from draftree.drafters.grow import grow
-from draftree.policies.base import Frontier, Growth
+from draftree.policies.base import Child, Frontier
 from draftree.policies.best_paths import Eagle2Tree
-from draftree.policies.c2t import FEATURES, Columns, features, of_frontier, of_tree
+from draftree.policies.c2t import FEATURES, features, of_frontier, of_tree
 from draftree.tree import DraftTree, Floats
 
 from ..toy import Path, ScriptedScorer
@@ -21,15 +21,13 @@ NAMES = tuple(FEATURES)
 
 
 class Watched(Eagle2Tree):
-    """Keeps the features of all candidates that it keeps, layer by layer."""
+    """Keeps the features of all candidates, layer by layer: all of them become nodes."""
 
     seen: list[Floats]
 
-    def grow(self, frontier: Frontier) -> Growth:
-        growth = super().grow(frontier)
-        kept = growth.keep & (frontier.scores > float("-inf"))
-        self.seen.append(features(of_frontier(frontier), NAMES)[kept])
-        return growth
+    def grow(self, frontier: Frontier) -> list[Child]:
+        self.seen.append(features(of_frontier(frontier), NAMES))
+        return super().grow(frontier)
 
 
 def distribution(row: int, path: Path) -> tuple[list[int], list[float], float]:
@@ -70,11 +68,3 @@ def test_each_feature_is_what_its_name_says() -> None:
 
 def test_the_empty_tree_has_no_features() -> None:
     assert features(of_tree(DraftTree.empty()), NAMES).shape == (0, len(NAMES))
-
-
-def test_what_is_no_candidate_has_finite_features() -> None:
-    none = np.full((1, 2), -math.inf, np.float32)
-    zeros = np.zeros((1, 2), np.float32)
-    ranks = np.zeros((1, 2), np.int64)
-    columns = Columns(none, zeros, ranks + 1, ranks)
-    assert np.isfinite(features(columns, NAMES)).all()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from draftree.config import Budget
 from draftree.drafters.grow import grow
 from draftree.policies.auto.policy import AutoTree
-from draftree.policies.base import Frontier, Growth, GrowthPolicy, Plan
+from draftree.policies.base import Child, Frontier, GrowthPolicy, Plan
 from draftree.policies.chains import DynamicWindow, Window
 from draftree.request import Outcome, Request, StepCost
 from draftree.tree import ROOT, DraftTree
@@ -94,10 +94,9 @@ def test_a_policy_of_one_method_may_read_its_plan() -> None:
     seen = []
 
     class First(GrowthPolicy):
-        def grow(self, frontier: Frontier) -> Growth:
+        def grow(self, frontier: Frontier) -> list[Child]:
             seen.append(frontier.plan)
-            keep = frontier.candidates.logprobs > math.log(0.5)
-            return Growth(keep, keep)
+            return [Child(at, 0) for at, found in enumerate(frontier.candidates) if found.logprobs[0] > math.log(0.5)]
 
     first, _ = groups()
     plan = first.plan(First())

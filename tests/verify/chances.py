@@ -12,10 +12,11 @@ from torch import Tensor
 
 from draftree.config import Budget
 from draftree.drafters.base import Scorer, UnscoredNode
-from draftree.drafters.distributions import Drawn
+from draftree.drafters.distributions import Drawn, candidates_of_top
 from draftree.drafters.grow import grow
-from draftree.policies.base import Candidates, GrowthPolicy, Numbers
+from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.sampling.warping import softmax
+from draftree.scores import Top
 from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
 from draftree.verify.match import Verdict
 from draftree.verify.rejection import TargetLogits, UniformDraws
@@ -76,27 +77,25 @@ class DrawingScorer(Scorer):
         self._paths: dict[tuple[int, int], Path] = {}
         self._distributions: list[Tensor] = []
 
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """See ``Scorer``."""
         for row, node, parent, token in nodes:
             self._paths[row, node] = () if node == ROOT else (*self._paths[row, parent], token)
         return self._ask([self._paths[n.row, n.node] for n in nodes], width)
 
-    def _ask(self, paths: Sequence[Path], width: int) -> Candidates:
+    def _ask(self, paths: Sequence[Path], width: int) -> list[Candidates]:
         self._distributions = [self._model.after([*PROMPT, *path]).double().log_softmax(-1) for path in paths]
         top = torch.stack(self._distributions).topk(min(width, len(self._distributions[0])))
         entropies = torch.special.entr(torch.stack(self._distributions).exp()).sum(-1)
-        return Candidates(top.indices.numpy(), top.values.float().numpy(), entropies.float().numpy())
+        return candidates_of_top(Top(top.indices.numpy(), top.values.float().numpy(), entropies.float().numpy()), [])
 
-    def draw(self, counts: Numbers) -> Drawn:
+    def draw(self, counts: Sequence[int]) -> list[Drawn]:
         """See ``Scorer``."""
-        tokens = torch.zeros((len(counts), int(counts.max())), dtype=torch.int64)
-        for f, count in enumerate(counts.tolist()):
-            tokens[f, :count] = torch.tensor(self._children(self._distributions[f], count), dtype=torch.int64)
-        logprobs = torch.stack(self._distributions).gather(1, tokens)
-        return Drawn(
-            tokens.numpy(), logprobs.float().numpy(), [DraftDistribution(x.numpy()) for x in self._distributions]
-        )
+        drawn = []
+        for x, count in zip(self._distributions, counts, strict=True):
+            tokens = self._children(x, count)
+            drawn.append(Drawn(tokens, x[tokens].float().tolist(), DraftDistribution(x.numpy())))
+        return drawn
 
     def _children(self, logits: Tensor, count: int) -> list[int]:
         logits, out = logits.clone(), list[int]()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError
 from draftree.factory import load_engine
 from draftree.integrations.hf_generate import custom_generate
-from draftree.policies.base import Frontier, Growth, GrowthPolicy
+from draftree.policies.base import Child, Frontier, GrowthPolicy
 from draftree.policies.fixed import StaticTree
 from draftree.sampling.noise import gumbel_noise, stream_key
 from draftree.sampling.warping import warp
@@ -86,11 +85,10 @@ class Spy(GrowthPolicy):
     def width_for(self, nodes: int) -> int:
         return 5
 
-    def grow(self, frontier: Frontier) -> Growth:
-        found = frontier.candidates
-        self.seen.append((found.tokens[0].tolist(), found.logprobs[0].tolist(), float(found.entropies[0])))
-        keep = np.arange(found.tokens.shape[1])[None] == 0
-        return Growth(keep, keep & (frontier.depth < 3))
+    def grow(self, frontier: Frontier) -> list[Child]:
+        found = frontier.candidates[0]
+        self.seen.append(([*found.tokens], [*found.logprobs], found.entropy))
+        return [Child(0, 0, frontier.depth < 3)]
 
 
 def expected(logits: Tensor, params: SamplingParams, position: int, kind: str) -> Tensor:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.errors import ConfigError, UnknownNameError
-from draftree.policies.base import GrowthPolicy, highest
+from draftree.policies.base import GrowthPolicy
 from draftree.policies.chains import EntropyStop
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
@@ -89,9 +89,15 @@ def by_value(tree: DraftTree) -> DraftTree:
     return replace(tree, tokens=tree.tokens[order], path_logprobs=tree.path_logprobs[order])
 
 
+def _first(tree: DraftTree, nodes: list[int]) -> DraftTree:
+    """These nodes alone, whose numbers do not change but for one below the root."""
+    names = ("tokens", "parents", "depths", "path_logprobs", "entropies")
+    return replace(tree, **{name: getattr(tree, name)[nodes] for name in names})
+
+
 def pruned(tree: DraftTree) -> DraftTree:
     """Negative control: the most probable node alone survives."""
-    return tree.subset(highest(tree.path_logprobs, 1))
+    return _first(tree, [int(tree.path_logprobs.argmax())])
 
 
 def unlucky(judge: Judge, tree: DraftTree, distribution: TargetLogits, draws: UniformDraws) -> Verdict:
@@ -129,7 +135,7 @@ def test_a_chain_shortened_for_what_its_last_token_is_is_caught() -> None:
     model, drafter = pair(4, seed=1)
 
     def shortened(tree: DraftTree) -> DraftTree:
-        return tree.subset(np.array([True, float(np.diff(tree.path_logprobs)[0]) > -1.5]))
+        return _first(tree, [0, 1] if float(np.diff(tree.path_logprobs)[0]) > -1.5 else [0])
 
     trees = altered(drawn_trees(drafter, StaticTree(width=1, depth=2), Block.drawing, 9), shortened)
     assert variation(Block().accept, model, trees) > 1e-3

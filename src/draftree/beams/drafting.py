@@ -13,8 +13,7 @@ from ..drafters.base import BeamSource, UnscoredNode
 from ..models.base import LanguageModel
 from ..models.cost_profile import Profile, profile_of
 from ..models.protocols import DraftHead
-from ..policies.base import Candidates
-from ..sampling.warping import largest
+from ..policies.base import Candidates, descending
 from ..tree import ROOT, Drawing
 from .beam_distributions import BeamDraws, beam_distribution
 from .forest import BeamNode, BeamRequest
@@ -142,8 +141,8 @@ def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
                 ends.append((g, len(new)))
         found = scorer.score(new, width)
         for g, end in ends:
-            rows = range(end - len(g.nodes), end)
-            kept = _top(g, found, rows) if g.draws is None else _drawn(g, g.draws, found, rows)
+            own = found[end - len(g.nodes) : end]
+            kept = _top(g, own) if g.draws is None else _drawn(g, g.draws, own)
             g.nodes, g.counts, g.left = list(kept), list(kept.values()), g.left - 1
 
 
@@ -161,10 +160,10 @@ def _unread(source: BeamSource, g: _Growing, b: int) -> list[UnscoredNode]:
     return root + [_unscored(g, b, node) for node in (*unread, *g.nodes)]
 
 
-def _drawn(g: _Growing, draws: BeamDraws, found: Candidates, rows: range) -> Mapping[BeamNode, int]:
+def _drawn(g: _Growing, draws: BeamDraws, found: Sequence[Candidates]) -> Mapping[BeamNode, int]:
     """W_S independent draws from q_beam; those that go on, and how often each was drawn."""
     parents, request, vocab_size = g.nodes, g.request, g.request.open_tree.vocab_size
-    logprobs = np.stack([found.distributions[row].dense(vocab_size) for row in rows])
+    logprobs = np.stack([own.distribution.dense(vocab_size) for own in found if own.distribution])
     cells = beam_distribution([node.score for node in parents], g.counts, logprobs, request.params, request.beams.warp)
     drafts = []
     for row, token in draws.draft_cells(cells, request.beams.drafted, len(g.layers)):
@@ -173,18 +172,17 @@ def _drawn(g: _Growing, draws: BeamDraws, found: Candidates, rows: range) -> Map
     return Counter(node for node in drafts if request.ended(node) is None)
 
 
-def _top(g: _Growing, found: Candidates, rows: range) -> Mapping[BeamNode, int]:
+def _top(g: _Growing, found: Sequence[Candidates]) -> Mapping[BeamNode, int]:
     """The W_S most probable of all continuations that do not end."""
-    parents, tokens = g.nodes, found.tokens[rows.start : rows.stop]
-    logprobs = found.logprobs[rows.start : rows.stop]
-    scores = logprobs + np.array([node.score for node in parents], np.float32)[:, None]
-    scores[np.isin(tokens, list(g.request.eos_ids))] = -np.inf
-    drafts = []
-    for index in largest(scores.ravel(), g.request.beams.drafted):
-        row, column = divmod(int(index), tokens.shape[1])
-        if scores[row, column] > -np.inf:
-            drafts.append(_node(g, parents[row], int(tokens[row, column]), float(logprobs[row, column])))
-    g.layers.append(DraftLayer(parents, _NO_CELLS, drafts))
+    every = [
+        (parent, token, logprob)
+        for parent, own in zip(g.nodes, found, strict=True)
+        for token, logprob in zip(own.tokens, own.logprobs, strict=True)
+        if token not in g.request.eos_ids
+    ]
+    best = descending([parent.score + logprob for parent, _, logprob in every])
+    drafts = [_node(g, *every[at]) for at in best[: g.request.beams.drafted]]
+    g.layers.append(DraftLayer(g.nodes, _NO_CELLS, drafts))
     return dict.fromkeys(drafts, 1)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import compress
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..models.protocols import TimedModel
-from ..policies.base import Candidates, GrowthPolicy, Numbers
+from ..policies.base import Candidates, GrowthPolicy
 from ..request import Outcome, Request
 from ..sampling.constraint import ConstraintState
 from ..tree import ROOT, DraftTree, Drawing
@@ -148,17 +148,14 @@ class Scorer(ABC):
     """Scores the nodes of growing trees."""
 
     @abstractmethod
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
-        """Candidates after new nodes, in order of their rows; each of them comes after its parent, and a root first."""
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
+        """What may follow each of these nodes, at most ``width`` candidates.
 
-    def predict(self, nodes: Sequence[UnscoredNode], width: int) -> list[dict[int, float]]:
-        """As ``score``: for each node its candidates, the most probable first, and their probabilities."""
-        found = self.score(nodes, width)
-        rows = zip(found.tokens.tolist(), np.exp(found.logprobs).tolist(), strict=True)
-        return [{token: p for token, p in zip(*row, strict=True) if p} for row in rows]
+        Nodes come in the order of their rows, each after its parent, and a root first.
+        """
 
-    def draw(self, counts: Numbers) -> Drawn:
-        """Draw ``counts`` ([F]) children for the nodes that were scored last, in that order.
+    def draw(self, counts: Sequence[int]) -> list[Drawn]:
+        """Draw ``counts[f]`` children for each of the nodes that were scored last.
 
         Raises:
             ConfigError: it draws none. Schemes that draw children reject sources that learn from other requests.
@@ -200,16 +197,21 @@ class AllowedScorer(Scorer):
     def __init__(self, scorer: Scorer, requests: Sequence[Request]) -> None:
         self._scorer, self._states = scorer, NodeStates(requests)
 
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
-        found = self._scorer.score(nodes, width)
-        allowed = np.ones(found.tokens.shape, np.bool_)
-        for row, state in enumerate(self._states.of(nodes)):
-            if state is not None:
-                allowed[row] = state.allows(found.tokens[row])
-        return replace(found, logprobs=np.where(allowed, found.logprobs, np.float32(-np.inf)))
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
+        scored = zip(self._scorer.score(nodes, width), self._states.of(nodes), strict=True)
+        return [allowed(found, state) for found, state in scored]
 
-    def draw(self, counts: Numbers) -> Drawn:
+    def draw(self, counts: Sequence[int]) -> list[Drawn]:
         return self._scorer.draw(counts)
+
+
+def allowed(found: Candidates, state: ConstraintState | None) -> Candidates:
+    """The candidates that a constraint allows."""
+    if state is None or not found.tokens:
+        return found
+    flags = state.allows(np.array(found.tokens)).tolist()
+    tokens, origins = [*compress(found.tokens, flags)], [*compress(found.origins, flags)]
+    return Candidates(tokens, [*compress(found.logprobs, flags)], found.entropy, origins, found.distribution)
 
 
 class Grown(NamedTuple):
@@ -217,14 +219,14 @@ class Grown(NamedTuple):
 
     Attributes:
         tree: what is verified.
-        numbers: [N] int64, the number that each node had while it grew.
+        numbers: [N] the number that each node had while it grew.
     """
 
     tree: DraftTree
-    numbers: Numbers
+    numbers: Sequence[int]
 
 
-NOTHING_GROWN = Grown(DraftTree.empty(), np.zeros(0, np.int64))
+NOTHING_GROWN = Grown(DraftTree.empty(), ())
 
 
 class DraftSource(ABC):

@@ -18,20 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
 from ..config import Budget, Checked, Count, Entropy
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..policies.base import Candidates, GrowthPolicy, Plan
+from ..policies.base import NO_CANDIDATES, Candidates, GrowthPolicy, Plan
 from ..policies.chains import Memory, Threshold
 from ..request import Outcome, Request, StageStats, StepCost
 from ..tree import ROOT, DraftTree, Drawing
 from .base import DraftSource, Grown, Scorer, UnscoredNode
-from .distributions import joined, split
 from .grow import grow
-
-_NO_CANDIDATES = Candidates(np.zeros((1, 1), np.int64), np.full((1, 1), -np.inf, np.float32), np.zeros(1, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +103,7 @@ class _Stage:
         """What follows these nodes; those above them that the source has not read are scored with them."""
         if unread := list(dict.fromkeys(place for row, node in nodes for place in self._unread(row, node))):
             scored = self._scorer.score([self._unscored(row, node) for row, node in unread], width)
-            for (row, node), candidates in zip(unread, split(scored), strict=True):
+            for (row, node), candidates in zip(unread, scored, strict=True):
                 self.found[row][node] = candidates
         return [self.found[row][node] for row, node in nodes]
 
@@ -129,14 +124,14 @@ class _TrieScorer(Scorer):
 
     def __init__(
         self,
-        predict: Callable[[Sequence[TrieNode], int], Sequence[Candidates]],
+        predict: Callable[[Sequence[TrieNode], int], list[Candidates]],
         tries: Sequence[TokenTrie],
         anchors: Sequence[TrieNode],
     ) -> None:
         self._predict, self._tries, self._anchors = predict, tries, anchors
         self._nodes: dict[tuple[int, int], int] = {}
 
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         places = []
         for tree, node, parent, token in nodes:
             row, own = self._anchors[tree]
@@ -144,7 +139,7 @@ class _TrieScorer(Scorer):
                 own = self._tries[row].child(self._nodes[tree, parent], token)
             self._nodes[tree, node] = own
             places.append((row, own))
-        return joined(self._predict(places, width))
+        return self._predict(places, width)
 
 
 class _Proposal(NamedTuple):
@@ -194,7 +189,7 @@ class _Rounds:
                     self._ended[row].add(node)
         if wanted:
             self._round(dict(sorted(wanted.items())), width)
-        return [found[row].get(node, _NO_CANDIDATES) for row, node in nodes]
+        return [found[row].get(node, NO_CANDIDATES) for row, node in nodes]
 
     def _goes_on(self, row: int, node: int) -> bool:
         """Whether the run is drafted further below a token that B has chosen and not scored."""
@@ -202,7 +197,7 @@ class _Rounds:
         above = self._upper.found[row].get(trie.parents[node])
         if above is None:
             return False
-        depth, entropy = trie.depth(node), float(above.entropies[0])
+        depth, entropy = trie.depth(node), above.entropy
         if cascade.goes_on(self._requests[row], depth, entropy):
             return True
         if depth < cascade.settings.pending:
@@ -284,13 +279,12 @@ def _count(outcome: Outcome, passes: int) -> None:
 
 def _best(found: Candidates) -> int:
     """The most probable token after one node; -1 where there is no candidate."""
-    return int(found.tokens[0, 0]) if float(found.logprobs[0, 0]) > -math.inf else -1
+    return found.tokens[0] if found.tokens else -1
 
 
 def _logprob(found: Candidates, token: int) -> float:
     """Log-probability of a token after one node; -inf where it is no candidate."""
-    matching = found.logprobs[found.tokens == token]
-    return float(matching[0]) if len(matching) else -math.inf
+    return dict(zip(found.tokens, found.logprobs, strict=True)).get(token, -math.inf)
 
 
 @dataclass(slots=True)
@@ -381,8 +375,8 @@ class CascadeSource(DraftSource):
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Settle the trees on A and B, which know a node by its number in the trie."""
         if self._rounds is not None:
-            numbers = [trie.nodes_of(g.tree) for trie, g in zip(self._rounds.tries, grown, strict=True)]
-            ours = [Grown(g.tree, np.array(own, np.int64)) for g, own in zip(grown, numbers, strict=True)]
+            pairs = zip(self._rounds.tries, grown, strict=True)
+            ours = [Grown(g.tree, trie.nodes_of(g.tree)) for trie, g in pairs]
             super(CascadeSource, self).settle(requests, ours)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:

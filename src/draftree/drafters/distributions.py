@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from operator import mul
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,71 +16,44 @@ from ..request import Request
 from ..sampling.noise import DRAFT_NOISE, derive_seed, gumbel_noise, stream_key
 from ..sampling.warping import draw as draw_one
 from ..sampling.warping import largest
-from ..tree import DraftDistribution, Drawing, Floats
+from ..scores import Top
+from ..tree import DraftDistribution, Drawing
 
 
 class Drawn(NamedTuple):
-    """The children of F nodes.
+    """The children that were drawn for one node.
 
     Attributes:
-        tokens: [F, K] int64 in draw order; entries past a node's count mean nothing.
-        logprobs: [F, K] float32, what the drafter gives each of them (nats).
-        distributions: [F] what they were drawn from; None where nothing was drawn.
+        tokens: in draw order.
+        logprobs: what the drafter gives each of them (nats).
+        distribution: what they were drawn from; None: nothing was drawn at random.
     """
 
-    tokens: Numbers
-    logprobs: Floats
-    distributions: Sequence[DraftDistribution | None]
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    distribution: DraftDistribution | None
 
 
-def candidates_of(blends: Sequence[Mapping[int, float]], width: int) -> Candidates:
-    """Candidates after nodes whose distributions are over few tokens, for which lists are faster than arrays.
+def candidates_of(blend: Mapping[int, float], width: int) -> Candidates:
+    """Candidates of a distribution over few tokens.
 
     Args:
-        blends: [F] token -> probability, in descending order; what is missing from 1 is one outcome of the entropy.
-        width: most candidates of a node.
+        blend: token -> probability, in descending order; what is missing from 1 is one outcome of the entropy.
+        width: most candidates.
     """
-    width = min(width, max(1, *map(len, blends)))
-    tokens, logprobs, entropies = list[list[int]](), list[list[float]](), list[float]()
-    for blend in blends:
-        logs = [*map(math.log, blend.values())]
-        missing = width - len(blend)
-        tokens.append([*blend, *[0] * missing][:width])
-        logprobs.append([*logs, *[-math.inf] * missing][:width])
-        rest = 1 - sum(blend.values())
-        entropies.append(-sum(map(mul, blend.values(), logs)) - (rest * math.log(rest) if rest > 0 else 0.0))
-    return Candidates(np.array(tokens), np.array(logprobs, np.float32), np.array(entropies, np.float32))
+    logs, rest = [*map(math.log, blend.values())], 1 - sum(blend.values())
+    entropy = -sum(map(mul, blend.values(), logs)) - (rest * math.log(rest) if rest > 0 else 0.0)
+    return Candidates([*blend][:width], logs[:width], entropy)
 
 
-def split(found: Candidates) -> list[Candidates]:
-    """Candidates after each of F nodes apart."""
-    return [
-        Candidates(
-            found.tokens[f : f + 1],
-            found.logprobs[f : f + 1],
-            found.entropies[f : f + 1],
-            None if found.origins is None else found.origins[f : f + 1],
-            distributions=found.distributions[f : f + 1],
-        )
-        for f in range(len(found.tokens))
-    ]
-
-
-def joined(parts: Sequence[Candidates]) -> Candidates:
-    """Candidates of several calls as those of one, in their order; origins are lost where a part has none."""
-    width = max(part.tokens.shape[1] for part in parts)
-
-    def column(name: str, fill: float = 0) -> NDArray[Any]:
-        own = [getattr(part, name) for part in parts]
-        return np.concatenate([np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=fill) for x in own])
-
-    return Candidates(
-        column("tokens"),
-        column("logprobs", -np.inf),
-        np.concatenate([part.entropies for part in parts]),
-        None if any(part.origins is None for part in parts) else column("origins"),
-        distributions=[q for part in parts for q in part.distributions],
-    )
+def candidates_of_top(found: Top, distributions: Sequence[DraftDistribution]) -> list[Candidates]:
+    """Candidates of nodes by scores of a pass; ``distributions``: whole ones, or none."""
+    rows = zip(found.tokens.tolist(), found.logprobs.tolist(), found.entropies.tolist(), strict=True)
+    candidates = []
+    for (tokens, logprobs, entropy), q in zip_longest(rows, distributions):
+        count = len(logprobs) if logprobs[-1] > -math.inf else sum([x > -math.inf for x in logprobs])
+        candidates.append(Candidates(tokens[:count], logprobs[:count], entropy, (), q))
+    return candidates
 
 
 class Key(NamedTuple):
@@ -128,19 +102,15 @@ def draw(logits: NDArray[np.floating], count: int, key: Key, drawing: Drawing) -
 def draw_children(
     nodes: Sequence[tuple[Request, int]],
     distributions: Sequence[DraftDistribution],
-    counts: Numbers,
+    counts: Sequence[int],
     drawing: Drawing,
-) -> Drawn:
-    """Draw ``counts`` ([F]) children for nodes, by request and number; at temperature 0 the most probable ones."""
-    width = int(counts.max())
-    tokens, logprobs = np.zeros((len(counts), width), np.int64), np.zeros((len(counts), width), np.float32)
-    drawn: list[DraftDistribution | None] = [None] * len(counts)
-    for f in np.flatnonzero(counts).tolist():
-        (request, node), q, count = nodes[f], distributions[f], int(counts[f])
+) -> list[Drawn]:
+    """Draw ``counts`` children for nodes, by request and number; at temperature 0 the most probable ones."""
+    drawn = []
+    for (request, node), q, count in zip(nodes, distributions, counts, strict=True):
         random = request.params.temperature > 0
         key = Key(request.seed, len(request.ids), node)
-        columns = draw(q.logits, count, key, drawing if random else Drawing.TOP)
-        tokens[f, :count] = columns if q.tokens is None else q.tokens[columns]
-        logprobs[f, :count] = q.logits[columns]
-        drawn[f] = q if random else None
-    return Drawn(tokens, logprobs, drawn)
+        at = draw(q.logits, count, key, drawing if random else Drawing.TOP) if count else np.zeros(0, np.int64)
+        tokens = at if q.tokens is None else q.tokens[at]
+        drawn.append(Drawn(tokens.tolist(), q.logits[at].tolist(), q if random and count else None))
+    return drawn

@@ -27,7 +27,7 @@ from ..sampling.warping import log_sum_exp, warp
 from ..scores import Draft, Edit, Scores
 from ..tree import ROOT, DraftDistribution, Drawing
 from .base import BeamSource, Grown, NodeStates, Scorer, UnscoredNode
-from .distributions import Drawn, draw_children
+from .distributions import Drawn, candidates_of_top, draw_children
 
 log = logging.getLogger("draftree.drafters")
 
@@ -46,10 +46,10 @@ class State:
     slots: dict[int, int] = field(default_factory=dict)
     kept: int = 0
 
-    def settle(self, numbers: Numbers) -> None:
+    def settle(self, numbers: Sequence[int]) -> None:
         """Node i of the finished tree was node ``numbers[i]`` while it grew."""
         old, self.slots = self.slots, {}
-        for new, number in enumerate([ROOT, *numbers.tolist()], start=ROOT):
+        for new, number in enumerate([ROOT, *numbers], start=ROOT):
             if number in old:
                 self.slots[new] = old[number]
 
@@ -209,7 +209,7 @@ class ModelScorer(Scorer):
     def _state(self, row: int) -> State:
         return self._source._states[self._requests[row]]
 
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """Feed nodes, and the waiting tokens of requests whose roots are among them, in one pass."""
         fed: dict[int, tuple[list[int], list[int]]] = {}
         scored_of: Counter[int] = Counter()
@@ -231,7 +231,7 @@ class ModelScorer(Scorer):
         self._source._passes += 1
         return self._candidates(scores, nodes, width)
 
-    def _candidates(self, scores: Scores, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+    def _candidates(self, scores: Scores, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """What follows nodes, which come in the order of their rows, by the scores of a pass over them."""
         slots, edits = range(len(nodes)), self._edits(nodes)
         requests = [self._requests[b] for b, *_ in nodes]
@@ -249,7 +249,7 @@ class ModelScorer(Scorer):
                 own = row[: self._source.vocab_size if ids is None else len(ids)]
                 own = warp(own, warping) if warping.temperature else own
                 self._distributions.append(DraftDistribution(own - np.float32(log_sum_exp(own)), ids))
-        return Candidates(found.tokens, found.logprobs, found.entropies, distributions=self._distributions)
+        return candidates_of_top(found, self._distributions)
 
     def _edits(self, nodes: Sequence[UnscoredNode]) -> list[Edit] | None:
         """What the requests' constraints and the target's vocabulary rule out."""
@@ -270,7 +270,7 @@ class ModelScorer(Scorer):
         """Scores after ``new``: the unscored nodes, and before them what waits in their rows."""
         return self._source.model.extend(rows, new)
 
-    def draw(self, counts: Numbers) -> Drawn:
+    def draw(self, counts: Sequence[int]) -> list[Drawn]:
         nodes = [(self._requests[b], node) for b, node, _, _ in self._scored]
         return draw_children(nodes, self._distributions, counts, self._drawing)
 

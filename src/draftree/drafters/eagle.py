@@ -16,7 +16,6 @@ from ..request import Outcome, Request
 from ..scores import Scores
 from ..tree import ROOT, Drawing
 from .base import Grown, Scorer, UnscoredNode
-from .distributions import joined, split
 from .draft_model import ModelScorer, ModelSource, State
 
 
@@ -67,7 +66,7 @@ class _EagleScorer(ModelScorer):
 
     _source: EagleSource
 
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """Feed nodes in as few passes as it takes: a node that follows a predicted hidden state comes after it."""
         waves: dict[tuple[int, int], int] = {}
         for b, node, parent, _ in nodes:
@@ -80,10 +79,10 @@ class _EagleScorer(ModelScorer):
             scored = super().score(some, width) if wave else self._score_roots(some, width)
             if len(own) == len(nodes):
                 return scored
-            found |= zip(own, split(scored), strict=True)
-        return joined([found[i] for i in range(len(nodes))])
+            found |= zip(own, scored, strict=True)
+        return [found[i] for i in range(len(nodes))]
 
-    def _score_roots(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+    def _score_roots(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """Feed each request's new tokens with the target's hidden states; the last of them is the root."""
         source, texts = self._source, []
         for b, *_ in nodes:

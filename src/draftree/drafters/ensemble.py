@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
 
-import numpy as np
-
 from ..config import Budget
 from ..errors import ConfigError
 from ..policies.auto.calibration import Calibration, Tried, first_or_not
@@ -149,7 +147,7 @@ class _EnsembleScorer(Scorer):
         """Row, parent and token of each scored node but the roots -> its number."""
         self._depths: dict[tuple[int, int], int] = {}
 
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """One distribution of all parts; what none of them predicts is one outcome of its entropy."""
         depths = []
         for row, node, parent, token in nodes:
@@ -163,24 +161,23 @@ class _EnsembleScorer(Scorer):
             if scorer is not None and own:
                 began = time.perf_counter()
                 most = max(width, _WIDTH)
-                found = scorer.predict([nodes[i] for i in own], most)
+                found = scorer.score([nodes[i] for i in own], most)
                 self.seconds[kind] += time.perf_counter() - began
-                for i, blend in zip(own, found, strict=True):
-                    likely = {token: p for token, p in islice(blend.items(), most) if p > _LEAST}
-                    predictions[i][kind] = [*likely], [*likely.values()]
+                for i, each in zip(own, found, strict=True):
+                    likely = [p for p in map(math.exp, each.logprobs) if p > _LEAST]
+                    predictions[i][kind] = [*each.tokens[: len(likely)]], likely
         self._predicted |= {(n.row, n.node): parts for n, parts in zip(nodes, predictions, strict=True)}
         return self._merged(predictions, width)
 
-    def _merged(self, predictions: Sequence[Sequence[_Prediction]], width: int) -> Candidates:
+    def _merged(self, predictions: Sequence[Sequence[_Prediction]], width: int) -> list[Candidates]:
         merged = []
         for parts in predictions:
             _, probabilities, kinds = _flat(parts)
             accepted = iter(self._calibration.acceptance(probabilities, kinds))
-            merged.append(merge([(tokens, list(islice(accepted, len(tokens)))) for tokens, _ in parts]))
-        found = candidates_of([blend for blend, _ in merged], width)
-        rows = zip(found.tokens.tolist(), merged, strict=True)
-        origins = [[bits.get(token, 0) for token in tokens] for tokens, (_, bits) in rows]
-        return Candidates(found.tokens, found.logprobs, found.entropies, np.array(origins))
+            blend, bits = merge([(tokens, list(islice(accepted, len(tokens)))) for tokens, _ in parts])
+            found = candidates_of(blend, width)
+            merged.append(found._replace(origins=[bits[token] for token in found.tokens]))
+        return merged
 
     def tried(self, row: int, tokens: Sequence[int]) -> list[Tried]:
         """The candidates of a request along the target's tokens."""

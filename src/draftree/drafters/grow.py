@@ -5,8 +5,8 @@ Layer by layer, a scorer predicts what may follow and a policy chooses, within a
 A node's number in the pool is its index among the drafted nodes of its request, layer by layer. ``Grown.numbers`` maps
 the nodes of the finished tree to it.
 
-Everything is flat over all requests (no padding) and on the host; the scorer alone touches a model. The last layer is
-never scored: a leaf costs no draft pass.
+Layers are small lists, flat over all requests; the scorer alone touches a model. The last layer is never scored: a leaf
+costs no draft pass.
 
 Where children are drawn at random (``Drawing``), the policy and the budget first settle how many each node of the
 frontier gets. They know the most probable tokens of the draft distribution and what was drawn in the layers above. Only
@@ -16,33 +16,21 @@ trees stand on. ``_Share`` keeps to that where requests share a node budget.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from heapq import nlargest
+from itertools import chain, compress
 
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..policies.base import (
-    DraftedNodes,
-    Flags,
-    Frontier,
-    Growth,
-    GrowthPolicy,
-    Numbers,
-    Plan,
-    Tags,
-    best_per_row,
-    count_within,
-    highest,
-)
+from ..policies.base import Candidates, Child, Frontier, GrowthPolicy, Plan, Pool, best_per_row
 from ..request import Outcome, Request
-from ..tree import ROOT, DraftDistribution, DraftTree, Drawing, Floats
+from ..tree import ROOT, DraftDistribution, DraftTree, Drawing
 from .base import NOTHING_GROWN, AllowedScorer, DraftSource, Grown, Scorer, UnscoredNode
+from .distributions import Drawn
 
 
 @dataclass(slots=True)
@@ -147,21 +135,130 @@ class TreeDrafter:
         self.source.close(request)
 
 
-class _Layer(NamedTuple):
-    chosen: Numbers  # which candidates of the frontier, flat over parents and ranks
-    rows: Numbers
-    nodes: Numbers
-    tokens: NDArray[np.integer]
-    parents: Numbers
-    path_logprobs: Floats
-    entropies: Floats
-    extend: Flags
-    tags: Tags
-    origins: Numbers | None
-    ranking: Floats  # in which requests share nodes (``_Share``)
+def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Drawing.COUPLED) -> list[Grown]:
+    """Grow one tree a request, each within its budget of the policy's plan.
+
+    Raises:
+        ConfigError: the policy kept more than the budget, a node without its parent, or children to be drawn other than
+            by their number.
+    """
+    budgets, nodes = plan.budgets, [budget.nodes for budget in plan.budgets]
+    limits = [budget.nodes if budget.depth is None else budget.depth for budget in budgets]
+    rows = [row for row, limit in enumerate(limits) if limit and nodes[row]]
+    if not rows:
+        return [NOTHING_GROWN for _ in budgets]
+    width, most = policy.width_for(max(nodes)), [policy.pool(count) for count in nodes]
+    share = None if plan.together is None else _Share(plan.together, budgets, drawing.random)
+    trees = [_Draft() for _ in budgets]
+    pools = [tree.pool for tree in trees]
+    found = scorer.score([UnscoredNode(row, ROOT, ROOT, 0) for row in rows], width)
+    roots, zeros = [ROOT] * len(rows), [0] * len(rows)
+    frontier = Frontier(plan, 0, rows, roots, zeros, zeros, found, nodes, limits, pools)
+    while True:
+        children = _fitting(frontier, policy.grow(frontier), most)
+        if share:
+            children = share.stay(frontier, children)
+        added = _add(trees, frontier, children, scorer if drawing.random else None)
+        depth = frontier.depth + 1
+        unscored = [n for n in added if limits[n.row] > depth and most[n.row] > len(pools[n.row].tokens)]
+        if not unscored:
+            break
+        rows, numbers = [n.row for n in unscored], [n.node for n in unscored]
+        paths = [pools[n.row].path_logprobs[n.node] for n in unscored]
+        tags = [pools[n.row].tags[n.node] for n in unscored]
+        found = scorer.score(unscored, width)
+        frontier = Frontier(plan, depth, rows, numbers, paths, tags, found, nodes, limits, pools)
+    if not any(pool.tokens for pool in pools):
+        return [NOTHING_GROWN for _ in budgets]
+    kept = policy.prune(plan, pools)
+    if share:
+        kept = share.divide(pools, kept)
+    return [tree.finished(keep, budget) for tree, keep, budget in zip(trees, kept, budgets, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
+class _Draft:
+    """The tree of one request while it grows.
+
+    Attributes:
+        pool, origins: of what has been drafted.
+        distributions: node (ROOT for the root) -> what its children were drawn from.
+    """
+
+    def __init__(self) -> None:
+        self.pool, self.origins = Pool.empty(), list[int]()
+        self.distributions: dict[int, DraftDistribution] = {}
+
+    def finished(self, keep: Sequence[bool] | None, budget: Budget) -> Grown:
+        """The tree of these nodes of the pool; None: of all."""
+        pool, origins, distributions = self.pool, self.origins, self.distributions
+        numbers = range(len(pool.tokens)) if keep is None else [*compress(range(len(pool.tokens)), keep)]
+        if not numbers:
+            return NOTHING_GROWN
+        if len(numbers) > budget.nodes:
+            raise ConfigError(f"the policy kept {len(numbers)} nodes of {budget.nodes}: prune to the budget")
+        tokens, parents, depths, paths, entropies, _ = pool
+        if keep is not None:
+            new = {number: node for node, number in enumerate([ROOT, *numbers], start=ROOT)}
+            if not new.keys() >= {parents[number] for number in numbers}:
+                raise ConfigError(f"the policy kept nodes {numbers} without all of their parents: keep these too")
+            parents = [new[parents[number]] for number in numbers]
+            tokens, depths, origins = (
+                [column[number] for number in numbers] if column else [] for column in (tokens, depths, origins)
+            )
+            paths, entropies = ([column[number] for number in numbers] for column in (paths, entropies))
+            distributions = {new[node]: q for node, q in distributions.items() if node in new}
+        return Grown(DraftTree.of(tokens, parents, depths, paths, entropies, distributions, origins or None), numbers)
+
+
+def _fitting(frontier: Frontier, children: list[Child], most: Sequence[int]) -> list[Child]:
+    """The children that fit into the pools of ``most`` nodes: of each request the most probable ones."""
+    left = [count - len(pool.tokens) for count, pool in zip(most, frontier.pools, strict=True)]
+    if len(children) <= min([left[row] for row in frontier.rows]):
+        return children
+    paths = [frontier.path_logprob(child) for child in children]
+    return [*compress(children, best_per_row(paths, [frontier.rows[child.parent] for child in children], left))]
+
+
+def _add(
+    trees: Sequence[_Draft], frontier: Frontier, children: Sequence[Child], drawing: Scorer | None
+) -> list[UnscoredNode]:
+    """Add children to their pools, drawn by a scorer or else the candidates; those that may get children in turn."""
+    found: Sequence[Candidates | Drawn] = frontier.candidates
+    if drawing and children:
+        found = drawn = drawing.draw(_counted(children, len(found)))
+        for row, node, (_, _, q) in zip(frontier.rows, frontier.nodes, drawn, strict=True):
+            if q is not None:
+                trees[row].distributions[node] = q
+    added = []
+    for parent, rank, extend, tag in children:
+        row, above, candidates = frontier.rows[parent], frontier.nodes[parent], frontier.candidates[parent]
+        tree, token = trees[row], found[parent].tokens[rank]
+        tokens, parents, depths, paths, entropies, tags = tree.pool
+        if extend:
+            added.append(UnscoredNode(row, len(tokens), above, token))
+        tokens.append(token)
+        parents.append(above)
+        depths.append(frontier.depth + 1)
+        paths.append(frontier.path_logprobs[parent] + found[parent].logprobs[rank])
+        entropies.append(candidates.entropy)
+        tags.append(tag)
+        if candidates.origins:
+            tree.origins.append(candidates.origins[rank])
+    return added
+
+
+def _counted(children: Sequence[Child], parents: int) -> list[int]:
+    """How many children each of the parents gets, which must be its first candidates."""
+    counts = [0] * parents
+    for parent, rank, *_ in children:
+        if rank != counts[parent]:
+            raise ConfigError(
+                "the policy passes over probable candidates: where children are drawn, keep the first ones"
+            )
+        counts[parent] += 1
+    return counts
+
+
 class _Share:
     """Divides a pass's nodes among requests: the most probable paths of all trees are verified (``Plan.together``).
 
@@ -169,215 +266,51 @@ class _Share:
     of one node come in together or not at all, by the probability of the path to the most probable of them: it is known
     before they are drawn, and no path below them has a larger one.
 
-    Attributes:
-        most: nodes of all trees; None: each request has its own budget alone.
-        weights: [B] logarithms of what the requests' tokens count.
-        drawn: children are drawn at random.
+    Args:
+        most: nodes of all trees.
+        budgets: of each request; probabilities count by their weights.
+        drawn: children are.
     """
 
-    most: int | None
-    weights: Floats
-    drawn: bool
+    def __init__(self, most: int, budgets: Sequence[Budget], drawn: bool) -> None:
+        self._most, self._drawn = most, drawn
+        self._weights = [math.log(budget.weight) for budget in budgets]
+        self._nodes = [budget.nodes for budget in budgets]
+        self._ranking = [list[float]() for _ in budgets]
+        """Of each request's pool, weighted path log-probabilities, or those of the best siblings."""
 
-    @classmethod
-    def of(cls, plan: Plan, drawing: Drawing) -> _Share:
-        weights = np.array([budget.weight for budget in plan.budgets], np.float32)
-        return cls(plan.together, np.log(weights), drawing.random)
-
-    def ranking(self, rows: Numbers, paths: Floats, best: Floats) -> Floats:
-        """[N] weighted log-probabilities by which new nodes come in, of their own paths and of their best siblings'."""
-        return paths if self.most is None else self.weights[rows] + (best if self.drawn else paths)
-
-    def stay(self, layers: Sequence[_Layer], ranking: Floats, rows: Numbers, budgets: Numbers) -> Flags:
-        """[N] bool: which nodes of a new layer may still be among the best, each request's own budget kept."""
-        every = np.concatenate([*(layer.ranking for layer in layers), ranking])
-        found = every[best_per_row(every, np.concatenate([*(layer.rows for layer in layers), rows]), budgets)]
-        if self.most is None or len(found) <= self.most:
-            return np.ones(len(rows), np.bool_)
-        may_stay: Flags = ranking >= np.partition(found, -self.most)[-self.most]
-        return may_stay
-
-    def best(self, ranking: Floats, rows: Numbers, parents: Numbers) -> Flags:
-        """[N] bool: the best nodes of all trees; in each, parents come before their children."""
-        if self.most is None or len(rows) <= self.most:
-            return np.ones(len(rows), np.bool_)
-        keep = highest(ranking, self.most)
-        if self.drawn:  # the budget may end among the children of one node
-            cut = np.flatnonzero(~keep)
-            first = cut[ranking[cut].argmax()]
-            keep &= (rows != rows[first]) | (parents != parents[first])
-        return keep
-
-    def divide(
-        self,
-        kept: Sequence[Flags | None],
-        own: Sequence[Flags | slice],
-        ranking: Floats,
-        rows: Numbers,
-        parents: Numbers,
-    ) -> list[Flags]:
-        """What the policy has kept of each request's pool (``GrowthPolicy.prune``), of which the best nodes stay."""
-        found = np.ones(len(rows), np.bool_)
-        for of_row, keep in zip(own, kept, strict=True):
-            if keep is not None:
-                found[of_row] = keep
-        found[found.nonzero()] = self.best(ranking[found], rows[found], parents[found])
-        return [found[of_row] for of_row in own]
-
-
-def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Drawing.COUPLED) -> list[Grown]:
-    """Grow one tree a request, each within its budget of the policy's plan.
-
-    Raises:
-        ConfigError: the policy kept more than the budget, or children to be drawn other than by their number.
-    """
-    budgets = plan.budgets
-    active = [b for b, budget in enumerate(budgets) if budget.nodes and budget.depth != 0]
-    if not active:
-        return [NOTHING_GROWN for _ in budgets]
-    nodes = [budget.nodes for budget in budgets]
-    limits = [n if budget.depth is None else budget.depth for n, budget in zip(nodes, budgets, strict=True)]
-    room = [policy.pool(n) for n in nodes]
-    width = policy.width_for(max(nodes))
-    share = _Share.of(plan, drawing)
-    size = [0] * len(budgets)
-    roots, none = np.array(active), np.zeros(len(active), np.float32)
-    frontier = Frontier(
-        plan=plan,
-        depth=0,
-        rows=roots,
-        nodes=np.full_like(roots, ROOT),
-        path_logprobs=none,
-        tags=np.zeros_like(roots),
-        candidates=scorer.score([UnscoredNode(b, ROOT, ROOT, 0) for b in active], width),
-        budgets=np.array(nodes),
-        limits=np.array(limits),
-        layers=[DraftedNodes(roots[:0], none[:0], none[:0])],
-    )
-    layers: list[_Layer] = []
-    drawn_from: list[dict[int, DraftDistribution]] = [{} for _ in budgets]
-    while True:
-        growth = policy.grow(frontier)
-        if not layers and not growth.keep.any():
-            return [NOTHING_GROWN for _ in budgets]
-        layer = _next_layer(frontier, growth, room, size, share, layers)
-        if not layers and not len(layer.rows):
-            return [NOTHING_GROWN for _ in budgets]
-        if drawing.random:
-            layer = _drawn(layer, frontier, scorer, drawn_from)
-        layers.append(layer)
-        depth = frontier.depth + 1
-        pairs = enumerate(zip(layer.rows.tolist(), layer.extend.tolist(), strict=True))
-        more = [at for at, (row, extend) in pairs if extend and limits[row] > depth and room[row] > size[row]]
-        if not more:
-            return _finish(layers, drawn_from, policy, plan, share)
-        where = slice(None) if len(more) == len(layer.rows) else np.array(more)
-        rows, numbers = layer.rows[where], layer.nodes[where]
-        columns = (rows, numbers, layer.parents[where], layer.tokens[where])
-        unscored = map(UnscoredNode, *(column.tolist() for column in columns))
-        frontier = Frontier(
-            plan=plan,
-            depth=depth,
-            rows=rows,
-            nodes=numbers,
-            path_logprobs=layer.path_logprobs[where],
-            tags=layer.tags[where],
-            candidates=scorer.score([*unscored], width),
-            budgets=frontier.budgets,
-            limits=frontier.limits,
-            layers=[*frontier.layers, DraftedNodes(layer.rows, layer.path_logprobs, layer.tags)],
+    def stay(self, frontier: Frontier, children: Sequence[Child]) -> list[Child]:
+        """Those that may still be among the best, each request's own budget kept."""
+        rows = [frontier.rows[child.parent] for child in children]
+        firsts = [child._replace(rank=0) if self._drawn else child for child in children]
+        ranking = [self._weights[row] + frontier.path_logprob(first) for row, first in zip(rows, firsts, strict=True)]
+        found = [*self._ranking]
+        for row, rank in zip(rows, ranking, strict=True):
+            found[row] = [*found[row], rank]
+        best = sorted(
+            chain.from_iterable(nlargest(nodes, own) for nodes, own in zip(self._nodes, found, strict=True)),
+            reverse=True,
         )
+        least = best[self._most - 1] if len(best) > self._most else -math.inf
+        for row, rank in zip(rows, ranking, strict=True):
+            if rank >= least:
+                self._ranking[row].append(rank)
+        return [child for child, rank in zip(children, ranking, strict=True) if rank >= least]
 
-
-def _next_layer(
-    frontier: Frontier,
-    growth: Growth,
-    room: Sequence[int],
-    size: list[int],
-    share: _Share,
-    layers: Sequence[_Layer],
-) -> _Layer:
-    """Turn a policy's choice into nodes; in each request numbers go on from ``size``, which grows up to ``room``."""
-    found, scores = frontier.candidates, frontier.scores
-    chosen = np.flatnonzero(growth.keep & (scores > -np.inf))  # flat over parents and ranks
-    path_logprobs, parent = scores.take(chosen), chosen // scores.shape[1]
-    rows = frontier.rows[parent]
-    left = [most - own for most, own in zip(room, size, strict=True)]
-    if len(chosen) > min(left):
-        stay = best_per_row(path_logprobs, rows, np.array(left))
-        chosen, parent, path_logprobs, rows = chosen[stay], parent[stay], path_logprobs[stay], rows[stay]
-    ranking = share.ranking(rows, path_logprobs, scores[parent, 0])
-    if share.most is not None and len(rows):
-        stay = share.stay(layers, ranking, rows, frontier.budgets)
-        chosen, parent, path_logprobs, rows = chosen[stay], parent[stay], path_logprobs[stay], rows[stay]
-        ranking = ranking[stay]
-    nodes = []
-    for row in rows.tolist():
-        nodes.append(size[row])
-        size[row] += 1
-    return _Layer(
-        chosen=chosen,
-        rows=rows,
-        nodes=np.array(nodes, np.int64),
-        tokens=found.tokens.take(chosen),
-        parents=frontier.nodes[parent],
-        path_logprobs=path_logprobs,
-        entropies=found.entropies[parent],
-        extend=growth.extend.take(chosen),
-        tags=np.zeros_like(rows) if growth.tags is None else growth.tags.take(chosen),
-        origins=None if found.origins is None else found.origins.take(chosen),
-        ranking=ranking,
-    )
-
-
-def _drawn(layer: _Layer, frontier: Frontier, scorer: Scorer, drawn_from: list[dict[int, DraftDistribution]]) -> _Layer:
-    """The layer with drawn children in place of the most probable ones: as many for each node, and what from."""
-    if not len(layer.chosen):
-        return layer
-    width = frontier.candidates.tokens.shape[1]
-    parents, ranks = layer.chosen // width, layer.chosen % width
-    counts = np.bincount(parents, minlength=len(frontier.rows))
-    if not np.array_equal(ranks, count_within(parents, counts)):
-        raise ConfigError("the policy passes over probable candidates: where children are drawn, keep the first ones")
-    drawn = scorer.draw(counts)
-    for row, node, q in zip(frontier.rows.tolist(), frontier.nodes.tolist(), drawn.distributions, strict=True):
-        if q is not None:
-            drawn_from[row][node] = q
-    paths = frontier.path_logprobs[parents] + drawn.logprobs[parents, ranks]
-    return layer._replace(tokens=drawn.tokens[parents, ranks], path_logprobs=paths)
-
-
-def _finish(
-    layers: list[_Layer],
-    drawn_from: list[dict[int, DraftDistribution]],
-    policy: GrowthPolicy,
-    plan: Plan,
-    share: _Share,
-) -> list[Grown]:
-    columns = ("rows", "tokens", "parents", "path_logprobs", "entropies", "tags", "ranking")
-    rows, tokens, parents, paths, entropies, tags, ranking = (
-        np.concatenate([getattr(x, n) for x in layers]) for n in columns
-    )
-    depths = np.arange(1, len(layers) + 1).repeat([len(x.rows) for x in layers])
-    own: list[Flags | slice] = [rows == b for b in range(len(drawn_from))] if len(drawn_from) > 1 else [slice(None)]
-    found = [x.origins for x in layers if x.origins is not None]
-    every = np.concatenate(found) if found else None
-    origins = [None if every is None else every[m] for m in own]
-    pools = [
-        DraftTree.of(tokens[m], parents[m], depths[m], paths[m], entropies[m], q, parts)
-        for m, q, parts in zip(own, drawn_from, origins, strict=True)
-    ]
-    grown = []
-    kept = policy.prune(plan, pools, [tags[m] for m in own])
-    if share.most is not None:
-        kept = share.divide(kept, own, ranking, rows, parents)
-    for pool, keep, budget in zip(pools, kept, plan.budgets, strict=True):
-        if keep is None:
-            grown.append(Grown(pool, np.arange(len(pool))))
-        elif not keep.any():
-            grown.append(NOTHING_GROWN)
-        else:
-            grown.append(Grown(pool.subset(keep), np.flatnonzero(keep)))
-        if len(grown[-1].tree) > budget.nodes:
-            raise ConfigError(f"the policy kept {len(grown[-1].tree)} nodes of {budget.nodes}: prune to the budget")
-    return grown
+    def divide(self, pools: Sequence[Pool], kept: Sequence[Sequence[bool] | None]) -> list[list[bool]]:
+        """What the policy has kept of each request's pool (``GrowthPolicy.prune``), of which the best nodes stay."""
+        nodes = sorted(
+            (-rank, pool.depths[node], row, node)
+            for row, (pool, keep, ranking) in enumerate(zip(pools, kept, self._ranking, strict=True))
+            for node, rank in enumerate(ranking)
+            if keep is None or keep[node]
+        )
+        best = [(row, node) for *_, row, node in nodes[: self._most]]
+        if self._drawn and len(nodes) > self._most:  # the budget may end among the children of one node
+            *_, row, node = nodes[self._most]
+            parent = pools[row].parents[node]
+            best = [(b, n) for b, n in best if (b, pools[b].parents[n]) != (row, parent)]
+        found = [[False] * len(pool.tokens) for pool in pools]
+        for row, node in best:
+            found[row][node] = True
+        return found

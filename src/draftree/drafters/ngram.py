@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import ConfigError
-from ..policies.base import Candidates, Numbers
+from ..policies.base import Candidates
 from ..request import Request
 from ..sampling.constraint import ConstraintState
 from ..tree import ROOT, DraftDistribution, Drawing
@@ -94,10 +94,7 @@ class NgramScorer(Scorer):
         self._states = NodeStates(requests)
         self._scored: list[tuple[int, int, dict[int, float]]] = []
 
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
-        return candidates_of(self.predict(nodes, width), width)
-
-    def predict(self, nodes: Sequence[UnscoredNode], width: int) -> list[dict[int, float]]:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         for b, node, parent, token in nodes:
             last = self._requests[b].ids[-self._longest :]
             self._tails[b, node] = tuple(last) if node == ROOT else (*self._tails[b, parent], token)
@@ -105,7 +102,7 @@ class NgramScorer(Scorer):
             (b, node, self._predict(b, node, state))
             for (b, node, _, _), state in zip(nodes, self._states.of(nodes), strict=True)
         ]
-        return [blend for _, _, blend in self._scored]
+        return [candidates_of(blend, width) for _, _, blend in self._scored]
 
     def _predict(self, b: int, node: int, state: ConstraintState | None) -> dict[int, float]:
         """What a constraint forces; else what has followed, as far as the constraint allows it."""
@@ -117,7 +114,7 @@ class NgramScorer(Scorer):
         allowed = state.allows(np.array(list(blend))).tolist()
         return {token: p for (token, p), open_ in zip(blend.items(), allowed, strict=True) if open_}
 
-    def draw(self, counts: Numbers) -> Drawn:
+    def draw(self, counts: Sequence[int]) -> list[Drawn]:
         """Draw from the blend, normalised over the tokens that it knows; see ``Scorer``."""
         nodes = [(self._requests[b], node) for b, node, _ in self._scored]
         blends = [

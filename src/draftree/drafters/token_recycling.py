@@ -261,10 +261,7 @@ class _RecyclingScorer(Scorer):
         self._requests = requests
         self._tokens: dict[tuple[int, int], int] = {}
 
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> Candidates:
-        return candidates_of(self.predict(nodes, width), width)
-
-    def predict(self, nodes: Sequence[UnscoredNode], width: int) -> list[dict[int, float]]:
+    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         found = []
         for b, node, parent, token in nodes:
             if node == ROOT:
@@ -273,5 +270,5 @@ class _RecyclingScorer(Scorer):
             else:
                 context = self._tokens[b, parent], token
             self._tokens[b, node] = context[1]
-            found.append(self._table.after(context))
+            found.append(candidates_of(self._table.after(context), width))
         return found

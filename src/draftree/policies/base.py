@@ -15,48 +15,69 @@ from ..config import DEFAULT_NODES, MAX_NODES, Budget, Nodes, check_type
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..request import Outcome, Request
-from ..tree import DraftDistribution, DraftTree, Floats
+from ..tree import DraftDistribution
 
-Flags = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
-Tags = NDArray[Any]
 
 MAX_WIDTH = 64
 """Most children of a node that any policy may have."""
 Width = Annotated[int, Interval(ge=1, le=MAX_WIDTH)]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """The K most probable tokens after each of F nodes, by a scorer.
+class Candidates(NamedTuple):
+    """What may follow one node, the most probable token first.
 
     Attributes:
-        tokens: [F, K] int64 or int32.
-        logprobs: [F, K] float32, log-probabilities (nats) in descending order; -inf where there is no candidate.
-        entropies: [F] float32, entropy (nats) of the whole draft distribution, not of the K.
-        origins: [F, K] int64, the drafters of an ensemble that proposed them, bit i for drafter i; None: one source.
-        distributions: [F] the whole draft distributions, where children are drawn at random; else empty.
+        tokens: [K].
+        logprobs: [K] log-probabilities (nats), finite, in descending order.
+        entropy: nats, of the whole draft distribution, not of the K.
+        origins: [K] the drafters of an ensemble that proposed them, bit i for drafter i; empty: there is one source.
+        distribution: the whole draft distribution, where children are drawn at random.
     """
 
-    tokens: NDArray[np.integer]
-    logprobs: Floats
-    entropies: Floats
-    origins: Numbers | None = None
-    distributions: Sequence[DraftDistribution] = ()
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    entropy: float
+    origins: Sequence[int] = ()
+    distribution: DraftDistribution | None = None
 
 
-class DraftedNodes(NamedTuple):
-    """Every node that has been drafted so far, over all requests, layer by layer.
+NO_CANDIDATES = Candidates((), (), 0.0)
+
+
+class Child(NamedTuple):
+    """A candidate that becomes a node.
 
     Attributes:
-        rows: [P] int64, which request.
-        path_logprobs: [P] float32.
-        tags: [P] the policy's tags of them (``Growth.tags``).
+        parent: its index in the frontier.
+        rank: its index among the parent's candidates.
+        extend: it may get children in turn.
+        tag: comes back with the frontier and the pool.
     """
 
-    rows: Numbers
-    path_logprobs: Floats
-    tags: Tags
+    parent: int
+    rank: int
+    extend: bool = True
+    tag: Any = 0
+
+
+class Pool(NamedTuple):
+    """The P nodes that have been drafted for one request, layer by layer: columns as those of ``DraftTree``, as lists.
+
+    Attributes:
+        tags: [P] the policy's (``Child.tag``).
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    depths: list[int]
+    path_logprobs: list[float]
+    entropies: list[float]
+    tags: list[Any]
+
+    @classmethod
+    def empty(cls) -> Pool:
+        return cls([], [], [], [], [], [])
 
 
 @dataclass(slots=True)
@@ -77,57 +98,49 @@ class Plan:
         return least_together(self.budgets)
 
 
-@dataclass(frozen=True, slots=True)
-class Frontier:
-    """Nodes of one depth that may get children, over all requests, in order of request and number.
+class Frontier(NamedTuple):
+    """F nodes of one depth that may get children, over all B requests, in order of request and number.
 
     Attributes:
         plan: of the proposal.
         depth: 0 for the roots.
-        rows: [F] int64, which request.
-        nodes: [F] int64, number in the request's tree, ROOT (-1) for roots.
-        path_logprobs: [F] float32, 0 for roots.
-        tags: [F] the policy's tags of them (``Growth.tags``); 0 for roots.
-        candidates: what may follow.
-        budgets: [B] int64, nodes of each request's finished tree, whatever has been drafted so far.
-        limits: [B] int64, deepest level that each request's tree may have.
-        layers: what has been drafted so far, layer by layer, these nodes included.
+        rows: [F] which request.
+        nodes: [F] number in the request's pool, ROOT (-1) for roots.
+        path_logprobs: [F] 0 for roots.
+        tags: [F] the policy's tags of them (``Child.tag``); 0 for roots.
+        candidates: [F] what may follow each of them.
+        budgets: [B] nodes of each request's finished tree, whatever has been drafted so far.
+        limits: [B] deepest level that each request's tree may have.
+        pools: [B] what has been drafted so far, these nodes included.
     """
 
     plan: Plan
     depth: int
-    rows: Numbers
-    nodes: Numbers
-    path_logprobs: Floats
-    tags: Tags
-    candidates: Candidates
-    budgets: Numbers
-    limits: Numbers
-    layers: Sequence[DraftedNodes]
+    rows: Sequence[int]
+    nodes: Sequence[int]
+    path_logprobs: Sequence[float]
+    tags: Sequence[Any]
+    candidates: Sequence[Candidates]
+    budgets: Sequence[int]
+    limits: Sequence[int]
+    pools: Sequence[Pool]
 
     @property
-    def pool(self) -> DraftedNodes:
-        """What has been drafted so far."""
-        return DraftedNodes(*map(np.concatenate, zip(*self.layers, strict=True)))
+    def scores(self) -> list[list[float]]:
+        """[F][K] path log-probabilities of the candidates."""
+        pairs = zip(self.path_logprobs, self.candidates, strict=True)
+        return [[path + logprob for logprob in found.logprobs] for path, found in pairs]
 
-    @property
-    def scores(self) -> Floats:
-        """[F, K] path log-probs of the candidates; -inf where there is none."""
-        return self.path_logprobs[:, None] + self.candidates.logprobs
+    def path_logprob(self, child: Child) -> float:
+        return self.path_logprobs[child.parent] + self.candidates[child.parent].logprobs[child.rank]
 
-
-class Growth(NamedTuple):
-    """Which candidates become nodes, and which of those may get children in turn.
-
-    Attributes:
-        keep: [F, K] bool.
-        extend: [F, K] bool, read where ``keep`` is true alone.
-        tags: [F, K] numbers, which come back with the frontier and to ``prune``; None: zeros.
-    """
-
-    keep: Flags
-    extend: Flags
-    tags: Tags | None = None
+    def likeliest(self, counts: Sequence[int], extend: Sequence[bool]) -> list[Child]:
+        """Of each node the first ``counts[f]`` candidates, or all that there are; ``extend``: of their node."""
+        return [
+            Child(parent, rank, more)
+            for parent, (found, count, more) in enumerate(zip(self.candidates, counts, extend, strict=True))
+            for rank in range(min(count, len(found.tokens)))
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +211,8 @@ class GrowthPolicy(ABC):
         return None
 
     @abstractmethod
-    def grow(self, frontier: Frontier) -> Growth:
-        """Choose the children of a frontier."""
+    def grow(self, frontier: Frontier) -> list[Child]:
+        """Choose the children of a frontier, in order of their parents and then of their ranks."""
 
     def width_for(self, nodes: int) -> int:
         """Most children of a node in a tree of ``nodes`` nodes: the K of the scorers' candidates."""
@@ -216,11 +229,11 @@ class GrowthPolicy(ABC):
         """Most nodes to draft for a finished tree of ``nodes``."""
         return nodes
 
-    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tags]) -> Sequence[Flags | None]:
-        """Which nodes of each drafted pool, with these tags, are verified.
+    def prune(self, plan: Plan, pools: Sequence[Pool]) -> Sequence[Sequence[bool] | None]:
+        """Which nodes of each request's pool are verified.
 
         Returns:
-            for each pool [N] bool, closed under parents, or None: all of them.
+            for each pool [P], closed under parents, or None: all of them.
         """
         return [None for _ in pools]
 
@@ -277,39 +290,29 @@ def read_number(kind: type[N], what: str, text: float | str, way_out: str) -> N:
         raise ConfigError(f"{what} is {text!r}: {way_out}") from None
 
 
-def descending(scores: NDArray[np.number]) -> Numbers:
+def descending(scores: Sequence[float]) -> list[int]:
     """[N] where the scores are in descending order; of equal ones the earlier entry comes first."""
-    return np.argsort(-scores, kind="stable")
+    return sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
 
 
-def highest(scores: NDArray[np.number], count: int) -> Flags:
-    """[N] bool: the ``count`` highest scores; ties go to the earlier entry."""
-    if len(scores) <= count:
-        return np.ones(len(scores), np.bool_)
-    keep = np.zeros(len(scores), np.bool_)
-    keep[descending(scores)[:count]] = True
-    return keep
+def highest(scores: Sequence[float], count: int) -> list[bool]:
+    """[N] the ``count`` highest scores; ties go to the earlier entry."""
+    return best_per_row(scores, [0] * len(scores), [count])
 
 
-def highest_in_budget(scores: Sequence[NDArray[np.number]], budgets: Sequence[Budget]) -> list[Flags | None]:
-    """What ``GrowthPolicy.prune`` returns where the nodes of highest scores are verified; [N] scores a pool."""
+def highest_in_budget(scores: Sequence[Sequence[float]], budgets: Sequence[Budget]) -> list[list[bool] | None]:
+    """What ``GrowthPolicy.prune`` returns where the nodes of highest scores are verified; [P] scores a pool."""
     return [
         None if len(own) <= budget.nodes else highest(own, budget.nodes)
         for own, budget in zip(scores, budgets, strict=True)
     ]
 
 
-def best_per_row(scores: NDArray[np.number], rows: Numbers, limits: Numbers) -> Flags:
-    """[F] bool: the ``limits[row]`` highest scores of each row; ties go to the earlier entry."""
-    if len(limits) == 1:
-        return highest(scores, int(limits[0]))
-    order = descending(scores)
-    order = order[np.argsort(rows[order], kind="stable")]  # by row, then by score, then by index
-    ranks = np.empty_like(order)
-    ranks[order] = count_within(rows[order], np.bincount(rows, minlength=len(limits)))
-    return ranks < limits[rows]
-
-
-def count_within(rows: Numbers, counts: Numbers) -> Numbers:
-    """[F] how many entries of the same row come before each entry; ``rows`` ascends, ``counts`` is its histogram."""
-    return np.arange(len(rows)) - (counts.cumsum() - counts)[rows]
+def best_per_row(scores: Sequence[float], rows: Sequence[int], limits: Sequence[int]) -> list[bool]:
+    """[N] the ``limits[row]`` highest scores of each row; ties go to the earlier entry."""
+    left, keep = list(limits), [False] * len(scores)
+    for at in descending(scores):
+        row = rows[at]
+        keep[at] = left[row] > 0
+        left[row] -= 1
+    return keep

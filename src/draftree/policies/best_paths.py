@@ -6,25 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
+from operator import itemgetter
 from typing import Annotated, cast
 
-import numpy as np
 from annotated_types import Interval
 
 from ..config import MAX_NODES, Budget, Checked, Count
 from ..request import Outcome, Request
-from ..tree import DraftTree
-from .base import (
-    Flags,
-    Frontier,
-    Growth,
-    GrowthPolicy,
-    Plan,
-    Tags,
-    best_per_row,
-    descending,
-    highest_in_budget,
-)
+from .base import Child, Frontier, GrowthPolicy, Plan, Pool, best_per_row, highest_in_budget
 
 _DECAY = 0.9
 """Exponential decay of the averages behind the automatic threshold, per step."""
@@ -40,7 +29,7 @@ class BestPaths(GrowthPolicy):
 
     by_value = True
 
-    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tags]) -> list[Flags | None]:
+    def prune(self, plan: Plan, pools: Sequence[Pool]) -> list[list[bool] | None]:
         return highest_in_budget([pool.path_logprobs for pool in pools], plan.budgets)
 
 
@@ -81,28 +70,19 @@ class OptTree(Checked, BestPaths):
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> Plan:
         return _BestSoFar(budgets, best=[[] for _ in budgets])
 
-    def grow(self, frontier: Frontier) -> Growth:
+    def grow(self, frontier: Frontier) -> list[Child]:
         """Keep the nodes that are among the best n so far; go on where E(A) has gained more than the threshold."""
-        best, scores, rows = cast(_BestSoFar, frontier.plan).best, frontier.scores, frontier.rows.tolist()
-        keep, gain = np.zeros(scores.shape, np.bool_), [0.0] * len(best)
-        flat, width, budgets = scores.ravel().tolist(), scores.shape[1], frontier.budgets.tolist()
-        entered, growing = list[int](), set(rows)
-        for at in descending(scores.ravel()).tolist():
-            row, score = rows[at // width], flat[at]
-            if row in growing:
-                dropped = _enter(best[row], score, budgets[row])
-                if dropped is None:
-                    growing.remove(row)
-                else:
-                    entered.append(at)
-                    gain[row] += math.exp(score) - dropped
-            if not growing:
-                break
-        keep.flat[entered] = True
-        if frontier.depth + 1 >= self.depth:
-            return Growth(keep, np.zeros_like(keep))
-        more = np.array(gain) > self.threshold
-        return Growth(keep, keep & more[frontier.rows, None])
+        best, rows = cast(_BestSoFar, frontier.plan).best, frontier.rows
+        gain, entered = [0.0] * len(best), list[tuple[int, int]]()
+        scores = [(score, parent, rank) for parent, own in enumerate(frontier.scores) for rank, score in enumerate(own)]
+        for score, parent, rank in sorted(scores, key=itemgetter(0), reverse=True):
+            row = rows[parent]
+            dropped = _enter(best[row], score, frontier.budgets[row])
+            if dropped is not None:
+                gain[row] += math.exp(score) - dropped
+                entered.append((parent, rank))
+        least = self.threshold if frontier.depth + 1 < self.depth else math.inf
+        return [Child(parent, rank, gain[rows[parent]] > least) for parent, rank in sorted(entered)]
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn the tokens a second and the seconds of a layer for the automatic threshold.
@@ -136,8 +116,6 @@ def _enter(best: list[float], score: float, most: int) -> float | None:
 
     Of equal paths the earlier one stays.
     """
-    if score == -math.inf:
-        return None
     if len(best) < most:
         heappush(best, score)
         return 0.0
@@ -161,11 +139,11 @@ class Eagle2Tree(Checked, BestPaths):
     def pool(self, nodes: int) -> int:
         return self.width + (self.depth - 1) * self.width**2
 
-    def grow(self, frontier: Frontier) -> Growth:
-        scores = frontier.scores
-        keep = np.ones(scores.shape, np.bool_)
+    def grow(self, frontier: Frontier) -> list[Child]:
+        count = len(frontier.rows)
+        every = frontier.likeliest([self.width] * count, [False] * count)
         if frontier.depth + 1 >= self.depth:
-            return Growth(keep, ~keep)
-        rows = frontier.rows.repeat(scores.shape[1])
-        beam = best_per_row(scores.ravel(), rows, np.full_like(frontier.budgets, self.width))
-        return Growth(keep, beam.reshape(scores.shape))
+            return every
+        paths, rows = [*map(frontier.path_logprob, every)], [frontier.rows[child.parent] for child in every]
+        beam = best_per_row(paths, rows, [self.width] * len(frontier.budgets))
+        return [child._replace(extend=extend) for child, extend in zip(every, beam, strict=True)]

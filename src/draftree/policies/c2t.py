@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, compress, groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,23 +15,11 @@ from ..artifacts import JsonFormat, user_path
 from ..config import Checked, Count, Probability, typed
 from ..errors import ConfigError, UnknownNameError
 from ..tree import DraftTree, Floats
-from .base import (
-    Flags,
-    Frontier,
-    Growth,
-    GrowthPolicy,
-    Plan,
-    Provenance,
-    Tags,
-    Width,
-    best_per_row,
-    count_within,
-    highest_in_budget,
-)
+from .base import Child, Frontier, GrowthPolicy, Plan, Pool, Provenance, Width, best_per_row, highest_in_budget
 
 
 class Columns(NamedTuple):
-    """What features are computed from, for M candidates; all columns have one shape.
+    """What features are computed from, [M] of as many candidates.
 
     Attributes:
         path_logprobs: sum of draft log-probs from the root down to the candidate (nats).
@@ -56,26 +45,25 @@ FEATURES: dict[str, Callable[[Columns], NDArray[np.number]]] = {
 
 
 def features(columns: Columns, names: Sequence[str]) -> Floats:
-    """[..., n] float32: the features of these names."""
+    """[M, n] float32: the features of these names."""
     return np.stack([FEATURES[name](columns) for name in names], axis=-1).astype(np.float32)
 
 
 def of_frontier(frontier: Frontier) -> Columns:
-    """[F, K] the candidates of a frontier; what is no candidate has log-prob -inf."""
-    shape = frontier.candidates.logprobs.shape
+    """The candidates of a frontier, those of one node behind those of another."""
+    scores, counts = [*chain.from_iterable(frontier.scores)], [len(found.tokens) for found in frontier.candidates]
     return Columns(
-        path_logprobs=frontier.scores,
-        entropies=np.broadcast_to(frontier.candidates.entropies[:, None], shape),
-        depths=np.full(shape, frontier.depth + 1),
-        ranks=np.broadcast_to(np.arange(shape[1]), shape),
+        path_logprobs=np.array(scores, np.float32),
+        entropies=np.array([found.entropy for found in frontier.candidates], np.float32).repeat(counts),
+        depths=np.full(len(scores), frontier.depth + 1),
+        ranks=np.array([*chain.from_iterable(map(range, counts))], np.int64),
     )
 
 
 def of_tree(tree: DraftTree) -> Columns:
-    """[N] the nodes of a tree that holds, with each node, its more probable siblings."""
-    own = np.cumsum(np.diff(tree.parents, prepend=tree.parents[:1]) != 0)  # families, in the order of their nodes
-    ranks = count_within(own, np.bincount(own))
-    return Columns(tree.path_logprobs, tree.entropies, tree.depths, ranks)
+    """The nodes of a tree that holds, with each node, its more probable siblings."""
+    ranks = [*chain.from_iterable(range(len([*family])) for _, family in groupby(tree.parents.tolist()))]
+    return Columns(tree.path_logprobs, tree.entropies, tree.depths, np.array(ranks, np.int64))
 
 
 DEFAULT_FEATURES = ("probability", "entropy", "depth", "log-probability")
@@ -130,14 +118,14 @@ class Classifier:
         """How many numbers it has: 241 as published."""
         return self._first.size + self._last.size
 
-    def __call__(self, frontier: Frontier) -> Floats:
-        """[F, K] C of the candidates of a frontier; 0 where there is none.
+    def __call__(self, frontier: Frontier) -> list[list[float]]:
+        """[F][K] C of the candidates of a frontier.
 
         Raises:
             ConfigError: a feature is not a number.
         """
-        given = features(of_frontier(frontier), self.features)
-        return np.where(frontier.candidates.logprobs > -np.inf, self.scores(given), np.float32(0))
+        found = iter(self.scores(features(of_frontier(frontier), self.features)).tolist())
+        return [[*islice(found, len(own.tokens))] for own in frontier.candidates]
 
     def scores(self, given: Floats) -> Floats:
         """[...] probabilities for features [..., n].
@@ -222,8 +210,8 @@ def read_classifier(name: str) -> ClassifierFile:
         ) from None
 
 
-Score = Callable[[Frontier], Floats]
-"""[F, K] candidates of a frontier -> how probable each is to be accepted, 0 where there is none."""
+Score = Callable[[Frontier], Sequence[Sequence[float]]]
+"""[F][K] candidates of a frontier -> how probable each is to be accepted."""
 
 BETA = 0.05
 """The default threshold, at which training compares epochs too."""
@@ -272,24 +260,25 @@ class ClassifierTree(Checked, GrowthPolicy):
         """At most a budget, or ``top``, a layer."""
         return self.depth * (nodes if self.top is None else min(nodes, self.top))
 
-    def grow(self, frontier: Frontier) -> Growth:
+    def grow(self, frontier: Frontier) -> list[Child]:
         """The layer's nodes with C >= ``beta``, of these the ``top`` highest, of these what the budget can take."""
-        own, pool = self.score(frontier), frontier.pool
-        least = own
-        if frontier.depth:
-            above = frontier.tags[:, None]
-            own = own * above if self.given_parent else own
-            least = np.minimum(own, above)
-        keep = (own >= self.beta) & (frontier.candidates.logprobs > -np.inf)
-        rows = np.broadcast_to(frontier.rows[:, None], keep.shape)
+        extend, layer, scores = frontier.depth + 1 < self.depth, list[Child](), list[float]()
+        for parent, own in enumerate(self.score(frontier)):
+            above = frontier.tags[parent] if frontier.depth else 1.0
+            for rank, score in enumerate(own):
+                score = score * above if self.given_parent else score
+                if score >= self.beta:
+                    layer.append(Child(parent, rank, extend, min(score, above)))
+                    scores.append(score)
         if self.top is not None:
-            limits = np.full_like(frontier.budgets, self.top)
-            keep[keep.nonzero()] = best_per_row(own[keep], rows[keep], limits)
-        scores, owners = np.concatenate([pool.tags, least[keep]]), np.concatenate([pool.rows, rows[keep]])
-        stay = best_per_row(scores, owners, frontier.budgets)[len(pool.rows) :]
-        keep[keep.nonzero()] = stay
-        return Growth(keep, np.full_like(keep, frontier.depth + 1 < self.depth), least)
+            rows = [frontier.rows[child.parent] for child in layer]
+            layer = [*compress(layer, best_per_row(scores, rows, [self.top] * len(frontier.budgets)))]
+        rows = [row for row, pool in enumerate(frontier.pools) for _ in pool.tags]
+        rows += [frontier.rows[child.parent] for child in layer]
+        tags = [*chain.from_iterable(pool.tags for pool in frontier.pools), *(child.tag for child in layer)]
+        stay = best_per_row(tags, rows, frontier.budgets)
+        return [*compress(layer, stay[len(stay) - len(layer) :])]
 
-    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tags]) -> list[Flags | None]:
+    def prune(self, plan: Plan, pools: Sequence[Pool]) -> list[list[bool] | None]:
         """The budget's best nodes by least C on the path: none exceeds its parent, so parents stay."""
-        return highest_in_budget(tags, plan.budgets)
+        return highest_in_budget([pool.tags for pool in pools], plan.budgets)

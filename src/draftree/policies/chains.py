@@ -18,8 +18,7 @@ from annotated_types import Ge
 from ..config import MAX_NODES, Budget, Checked, Count, Entropy, Nodes, check_fields
 from ..errors import ConfigError
 from ..request import Outcome, Request
-from ..tree import Floats
-from .base import Frontier, Growth, GrowthPolicy, Plan, Width, read_number
+from .base import Child, Frontier, GrowthPolicy, Plan, Width, read_number
 from .fixed import StaticTree
 
 FIRST = "first"
@@ -46,11 +45,10 @@ class EntropyStop(Checked, GrowthPolicy):
     def width_for(self, nodes: int) -> int:
         return min(self.width, nodes)
 
-    def grow(self, frontier: Frontier) -> Growth:
+    def grow(self, frontier: Frontier) -> list[Child]:
         """One child below ``stop``; ``width`` leaves above."""
-        sure = (frontier.candidates.entropies <= self.stop)[:, None]
-        keep = (np.arange(frontier.candidates.tokens.shape[1]) == 0) | ~sure
-        return Growth(keep, np.broadcast_to(sure, keep.shape))
+        sure = [found.entropy <= self.stop for found in frontier.candidates]
+        return frontier.likeliest([1 if each else self.width for each in sure], sure)
 
 
 @dataclass(slots=True)
@@ -147,7 +145,7 @@ class WindowPlan(Plan):
     """
 
     thresholds: Sequence[Threshold]
-    crossed: Floats
+    crossed: list[float]
 
 
 @dataclass(slots=True)
@@ -167,23 +165,23 @@ class DynamicWindow(Checked, GrowthPolicy):
 
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> WindowPlan:
         thresholds = [self.threshold(request) for request in requests]
-        return WindowPlan(budgets, thresholds=thresholds, crossed=np.full(len(requests), np.inf, np.float32))
+        return WindowPlan(budgets, thresholds=thresholds, crossed=[math.inf] * len(requests))
 
-    def grow(self, frontier: Frontier) -> Growth:
+    def grow(self, frontier: Frontier) -> list[Child]:
         """The most probable token, unless tau is crossed beyond the floor."""
         plan, depth, window = cast(WindowPlan, frontier.plan), frontier.depth + 1, self.window
-        entropies, rows = frontier.candidates.entropies, frontier.rows
-        crossed = entropies > np.array([plan.thresholds[b].value for b in rows], np.float32)
-        crossed &= depth >= window.floor
-        plan.crossed[rows[crossed]] = entropies[crossed]
-        keep = np.zeros(frontier.candidates.tokens.shape, np.bool_)
-        keep[:, :1] = True
-        if not window.keep and depth > window.floor:
-            keep &= ~crossed[:, None]
-        return Growth(keep, np.broadcast_to((~crossed & (depth < window.cap))[:, None], keep.shape))
+        counts, extend = list[int](), list[bool]()
+        for row, found in zip(frontier.rows, frontier.candidates, strict=True):
+            tau = np.float32(plan.thresholds[row].value)  # a mean of a tree's entropies, which are float32
+            crossed = depth >= window.floor and bool(np.float32(found.entropy) > tau)
+            if crossed:
+                plan.crossed[row] = found.entropy
+            counts.append(int(window.keep or depth == window.floor or not crossed))
+            extend.append(not crossed and depth < window.cap)
+        return frontier.likeliest(counts, extend)
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn tau: from each rejected token, and from drafts that tau ended though all of them was accepted."""
         plan = cast(WindowPlan, plan)
-        for outcome, tau, crossed in zip(outcomes, plan.thresholds, plan.crossed.tolist(), strict=True):
+        for outcome, tau, crossed in zip(outcomes, plan.thresholds, plan.crossed, strict=True):
             tau.learn(outcome, crossed)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..config import DEFAULT_NODES, MAX_NODES, Checked, Count, Entropy
 from ..errors import ConfigError
 from ..tree import Floats
-from .base import Frontier, Growth, GrowthPolicy, Width, descending
+from .base import Child, Frontier, GrowthPolicy, Width, descending
 
 EntropyFunction = Callable[[Floats], ArrayLike]
 """[F] entropies in nats, a NumPy array -> [F] numbers: of children (a width) or levels (a depth)."""
@@ -118,21 +118,21 @@ class EntropyTree(Checked, GrowthPolicy):
     def default_nodes(self) -> int:
         return MAX_NODES
 
-    def grow(self, frontier: Frontier) -> Growth:
-        keep = np.arange(frontier.candidates.tokens.shape[1]) < self.children(frontier)[:, None]
-        return Growth(keep, np.full_like(keep, frontier.depth + 1 < self.depth))
+    def grow(self, frontier: Frontier) -> list[Child]:
+        counts = self.children(frontier)
+        return frontier.likeliest(counts, [frontier.depth + 1 < self.depth] * len(counts))
 
-    def children(self, frontier: Frontier) -> NDArray[np.number]:
+    def children(self, frontier: Frontier) -> list[int]:
         """[F] numbers of children: ``width_of(H)``, none below level ``depth_of(H)``."""
-        entropies = frontier.candidates.entropies
-        children: NDArray[np.number] = self._evaluate(self.width_of, "width", entropies)
+        entropies = np.array([found.entropy for found in frontier.candidates], np.float32)
+        counts = self._evaluate(self.width_of, "width", entropies)
         if self.depth_of is not None:
             deepest = self._evaluate(self.depth_of, "depth", entropies)
-            children = np.where(deepest > frontier.depth, children, 0)
-        return children
+            counts = [count * (most > frontier.depth) for count, most in zip(counts, deepest, strict=True)]
+        return counts
 
     @staticmethod
-    def _evaluate(function: EntropyFunction, what: str, entropies: Floats) -> Floats:
+    def _evaluate(function: EntropyFunction, what: str, entropies: Floats) -> list[int]:
         """Run a user's function; ConfigError unless it gives one finite number for each entropy."""
         values = function(entropies)
         try:
@@ -144,7 +144,7 @@ class EntropyTree(Checked, GrowthPolicy):
                 f"the {what} function gave {values!r} for entropies {entropies.tolist()}: "
                 "return one finite number for each entropy"
             )
-        return np.floor(given)
+        return [*map(math.floor, given.tolist())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +161,20 @@ class BudgetTree(EntropyTree):
     def default_nodes(self) -> int:
         return DEFAULT_NODES
 
-    def children(self, frontier: Frontier) -> NDArray[np.number]:
+    def children(self, frontier: Frontier) -> list[int]:
         """[F] numbers of children, within each request's share of this level."""
-        rows, scores = frontier.rows, frontier.candidates.logprobs
-        there = (scores > -np.inf).sum(1)
-        wanted = np.minimum(EntropyTree.children(self, frontier).clip(0, self.width), there).astype(np.int64)
-        left = frontier.budgets - np.bincount(frontier.pool.rows, minlength=len(frontier.budgets))
-        below = np.minimum(frontier.limits, self.depth) - (frontier.depth + 1)
-        shares = np.minimum((left - below.clip(min=0)).clip(min=1), left)
-        given: NDArray[np.number] = np.zeros_like(wanted)
-        for row in np.unique(rows):
-            own = np.flatnonzero(rows == row)
-            order = own[descending(frontier.path_logprobs[own])]
-            given[order] = fit(wanted[order].tolist(), int(shares[row]))
-        return given
+        pairs = zip(EntropyTree.children(self, frontier), frontier.candidates, strict=True)
+        counts = [max(0, min(count, self.width, len(found.tokens))) for count, found in pairs]
+        order = descending(frontier.path_logprobs)
+        for row in {*frontier.rows}:
+            left = frontier.budgets[row] - len(frontier.pools[row].tokens)
+            below = max(0, min(frontier.limits[row], self.depth) - (frontier.depth + 1))
+            own = [node for node in order if frontier.rows[node] == row]
+            for node, count in zip(
+                own, fit([counts[node] for node in own], min(max(1, left - below), left)), strict=True
+            ):
+                counts[node] = count
+        return counts
 
 
 def fit(wanted: Sequence[int], share: int) -> list[int]:

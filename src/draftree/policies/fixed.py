@@ -15,15 +15,12 @@ from numpy.typing import NDArray
 from ..artifacts import JsonFormat, user_path
 from ..config import MAX_NODES, Checked, Count, check_fields
 from ..errors import ConfigError, UnknownNameError
-from .base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Numbers, Provenance, Width
+from .base import MAX_WIDTH, Child, Frontier, GrowthPolicy, Numbers, Provenance, Width
 
 Acceptance = NDArray[np.float64]
 """[D, R] how often the target's next token at depth d is the drafter's candidate of rank r, the root's depth 0."""
 Ranks = tuple[int, ...]
 """A node of a fixed tree: the ranks on its path from the root, 0 for the most probable child."""
-
-_NONE = MAX_NODES + 1
-"""In place of a node's number: more than any budget."""
 
 
 EAGLE: tuple[Ranks, ...] = tuple(
@@ -48,9 +45,9 @@ class StaticTree(Checked, GrowthPolicy):
     def width_for(self, nodes: int) -> int:
         return min(self.width, nodes)
 
-    def grow(self, frontier: Frontier) -> Growth:
-        keep = np.ones(frontier.candidates.tokens.shape, np.bool_)
-        return Growth(keep, keep & (frontier.depth + 1 < self.depth))
+    def grow(self, frontier: Frontier) -> list[Child]:
+        count = len(frontier.rows)
+        return frontier.likeliest([self.width] * count, [frontier.depth + 1 < self.depth] * count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +67,31 @@ class RankTree(GrowthPolicy):
 
     paths: tuple[Ranks, ...]
     made_for: Provenance | None = None
-    _children: Numbers = field(init=False, repr=False, compare=False)
-    """[nodes + 1, width] int64: number of the child of each rank; 0 is the root, node i of ``paths`` is i + 1."""
+    _children: Sequence[Sequence[int]] = field(init=False, repr=False, compare=False)
+    """[nodes + 1] numbers of each node's children; 0 is the root, node i of ``paths`` is i + 1."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_paths(self.paths)
-        numbers: dict[Ranks, int] = {(): 0} | {path: i for i, path in enumerate(self.paths, start=1)}
-        children = np.full((len(numbers), 1 + max(path[-1] for path in self.paths)), _NONE)
-        for path in self.paths:
-            children[numbers[path[:-1]], path[-1]] = numbers[path]
-        object.__setattr__(self, "_children", children)
+        children: dict[Ranks, list[int]] = {(): []}
+        for number, path in enumerate(self.paths, start=1):
+            children[path] = []
+            children[path[:-1]].append(number)
+        object.__setattr__(self, "_children", [*children.values()])
 
     def width_for(self, nodes: int) -> int:
-        return min(int(self._children.shape[1]), nodes)
+        return min(max(map(len, self._children)), nodes)
 
-    def grow(self, frontier: Frontier) -> Growth:
-        """The tree's children of each node; its tag is its row of ``_children``."""
-        wanted = self._children[frontier.tags, : frontier.candidates.tokens.shape[1]]
-        budget = frontier.budgets[frontier.rows, None]
-        keep = wanted <= budget
-        tags = np.where(keep, wanted, 0)
-        return Growth(keep, self._children[tags, 0] <= budget, tags)
+    def grow(self, frontier: Frontier) -> list[Child]:
+        """The tree's children of each node; its tag is its number."""
+        grown = []
+        for parent, (row, tag, found) in enumerate(zip(frontier.rows, frontier.tags, frontier.candidates, strict=True)):
+            budget = frontier.budgets[row]
+            for rank, number in enumerate(self._children[tag][: len(found.tokens)]):
+                if number <= budget:
+                    extend = any(below <= budget for below in self._children[number][:1])
+                    grown.append(Child(parent, rank, extend, number))
+        return grown
 
 
 def check_paths(paths: Sequence[Ranks]) -> None:

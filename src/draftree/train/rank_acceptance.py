@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +27,7 @@ from ..errors import ConfigError, RunError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..models.huggingface.features import FeatureRow
 from ..models.protocols import tracked
-from ..policies.base import MAX_WIDTH, Frontier, Growth, GrowthPolicy, Provenance
+from ..policies.base import MAX_WIDTH, Child, Frontier, GrowthPolicy, Provenance
 from ..policies.fixed import Counts, TreeFile, best_size, best_tree, expected_acceptance_length
 from ..request import Request
 
@@ -51,12 +50,11 @@ class TruePath(GrowthPolicy):
     def width_for(self, nodes: int) -> int:
         return MAX_WIDTH
 
-    def grow(self, frontier: Frontier) -> Growth:
+    def grow(self, frontier: Frontier) -> list[Child]:
         """The child that is the true token."""
-        keep = (frontier.candidates.tokens == self.truth[frontier.depth]) & (frontier.scores > -np.inf)
-        found = np.flatnonzero(keep[0]).tolist()
-        self.ranks.append(found[0] if found else None)
-        return Growth(keep, keep)
+        found, token = frontier.candidates[0].tokens, self.truth[frontier.depth]
+        self.ranks.append(found.index(token) if token in found else None)
+        return [Child(0, rank) for rank in self.ranks[-1:] if rank is not None]
 
 
 @torch.inference_mode()

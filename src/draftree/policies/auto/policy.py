@@ -9,35 +9,24 @@ same (``Budget.weight``) the benefit of a node is its expected tokens times its 
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, compress, islice
 from operator import neg
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...config import Budget, Count, check_fields
 from ...errors import ConfigError
 from ...models.base import Capabilities, LanguageModel
 from ...models.cost_profile import Profile, profile_of
 from ...request import Outcome, Request
-from ...tree import ROOT, DraftTree
-from ..base import (
-    Candidates,
-    Flags,
-    Frontier,
-    Growth,
-    GrowthPolicy,
-    Numbers,
-    Plan,
-    SourceInfo,
-    Tags,
-    best_per_row,
-    highest,
-    least_together,
-)
+from ...tree import ROOT
+from ..base import Child, Frontier, GrowthPolicy, Plan, Pool, SourceInfo, best_per_row, highest, least_together
 from .benefit import Benefit, Price, Selection
 from .calibration import Calibration, Tried, first_or_not
 from .cost_model import ARPass, CostModel, Floats, convex_below
@@ -55,7 +44,7 @@ class AutoPlan(Plan):
         below: [N + 1] seconds of verifying without the dents and steps of its curve, behind which sizes may pay.
         gained: expected tokens that the last layer has added.
         best: [B] weighted acceptance probabilities of each request's drafted nodes, in descending order.
-        proposed: rows, nodes and candidates of each layer's frontier.
+        proposed: each layer's frontier.
         totals: [N] expected tokens of the best 1, 2, ... nodes of all requests.
         passes: layers that the drafters made a pass for.
         pools, chosen: what was drafted, and how many nodes in all are verified.
@@ -67,10 +56,10 @@ class AutoPlan(Plan):
     below: Floats = field(init=False)
     gained: float = field(init=False)
     best: list[list[float]] = field(init=False)
-    proposed: list[tuple[Numbers, Numbers, Candidates]] = field(default_factory=list)
+    proposed: list[Frontier] = field(default_factory=list)
     totals: Floats = field(default_factory=lambda: np.zeros(1))
     passes: int = 1
-    pools: Sequence[DraftTree] = ()
+    pools: Sequence[Pool] = ()
     chosen: int = 0
     expected: float = field(init=False)
 
@@ -111,7 +100,7 @@ class AutoPlan(Plan):
         """
         return min(self.price.rate, float(((self.price.ar.tokens + drafted) / seconds).max()))
 
-    def may_gain(self, rows: Numbers, first: Floats) -> bool:
+    def may_gain(self, rows: NDArray[np.int64], first: Floats) -> bool:
         """Some size gains if the tokens below each request's first node are as likely as that: none is likelier.
 
         Args:
@@ -198,48 +187,51 @@ class AutoTree(GrowthPolicy):
         weights = np.array([budget.weight for budget in budgets])
         return AutoPlan(drafted, price.enabled, price=price, weights=weights / weights.mean())
 
-    def grow(self, frontier: Frontier) -> Growth:
+    def grow(self, frontier: Frontier) -> list[Child]:
         """Candidates whose calibrated path may pay; go on where another layer may pay."""
-        plan, found = cast(AutoPlan, frontier.plan), frontier.candidates
-        none = np.zeros(found.logprobs.shape, np.bool_)
-        if not frontier.depth and not np.isfinite(found.logprobs).any():
-            return Growth(none, none)  # often so where texts repeat little: nothing to weigh or to learn
-        plan.proposed.append((frontier.rows, frontier.nodes, found))
+        plan = cast(AutoPlan, frontier.plan)
+        if not any([found.tokens for found in frontier.candidates]) and not frontier.depth:
+            return []  # often so where texts repeat little: nothing to weigh or to learn
+        plan.proposed.append(frontier)
         paths = self._paths(frontier)
-        if not frontier.depth and not plan.may_gain(frontier.rows, paths.max(1)):
-            return Growth(none, none)
         if not frontier.depth:
+            firsts = np.array([max(own, default=0.0) for own in paths])
+            if not plan.may_gain(np.array(frontier.rows), firsts):
+                return []
             plan.below = convex_below(plan.price.verify)
-        rows = frontier.rows.repeat(paths.shape[1])
-        keep = best_per_row(paths.ravel(), rows, frontier.budgets).reshape(paths.shape)
-        keep &= paths > self.settings.min_probability
-        values = paths * plan.weights[frontier.rows, None]
-        for row, value in zip(rows[keep.ravel()].tolist(), values[keep].tolist(), strict=True):
-            insort(plan.best[row], value, key=neg)
+        every = [
+            Child(parent, rank, tag=path)
+            for parent, own in enumerate(paths)
+            for rank, path in enumerate(own)
+            if path > self.settings.min_probability
+        ]
+        rows = [frontier.rows[child.parent] for child in every]
+        kept = [*compress(every, best_per_row([child.tag for child in every], rows, frontier.budgets))]
+        values = [child.tag * float(plan.weights[frontier.rows[child.parent]]) for child in kept]
+        for child, value in zip(kept, values, strict=True):
+            insort(plan.best[frontier.rows[child.parent]], value, key=neg)
         last, ahead = plan.next_layer()
-        if ahead <= 0 or frontier.depth + 1 >= self.depth:
-            return Growth(keep, none, paths)
-        extend = keep & (values >= last)
-        if plan.affords_layer() and ahead > plan.price.rate * sum(plan.price.layers):
-            plan.passes += bool(extend.any())
-            return Growth(keep, extend, paths)
-        return Growth(keep, none, paths)
+        more = ahead > 0 and frontier.depth + 1 < self.depth and plan.affords_layer()
+        more = more and ahead > plan.price.rate * sum(plan.price.layers)
+        grown = [child._replace(extend=more and value >= last) for child, value in zip(kept, values, strict=True)]
+        plan.passes += any([child.extend for child in grown])
+        return grown
 
-    def _paths(self, frontier: Frontier) -> Floats:
-        """[F, K] float64 probabilities that candidates are accepted, with all above them."""
-        probabilities = np.exp(frontier.candidates.logprobs, dtype=np.float64)
-        kinds = first_or_not(probabilities.shape[1])
-        edges = [self.calibration.acceptance(each, kinds) for each in probabilities.tolist()]
-        above = frontier.tags[:, None] if frontier.depth else 1.0
-        paths: Floats = np.array(edges) * (probabilities > 0) * above
+    def _paths(self, frontier: Frontier) -> list[list[float]]:
+        """[F][K] probabilities that candidates are accepted, with all above them."""
+        tags = frontier.tags if frontier.depth else [1.0] * len(frontier.rows)
+        paths = []
+        for above, found in zip(tags, frontier.candidates, strict=True):
+            edges = self.calibration.acceptance(map(math.exp, found.logprobs), first_or_not(len(found.tokens)))
+            paths.append([above * edge for edge in edges])
         return paths
 
-    def prune(self, plan: Plan, pools: Sequence[DraftTree], tags: Sequence[Tags]) -> Sequence[Flags | None]:
+    def prune(self, plan: Plan, pools: Sequence[Pool]) -> Sequence[Sequence[bool] | None]:
         """The number of nodes that gains most, and the best nodes of all requests: they share the pass."""
         plan = cast(AutoPlan, plan)
-        price, paths, sizes = plan.price, np.concatenate(tags), [len(tag) for tag in tags]
-        rows, ends = np.arange(len(pools)).repeat(sizes), np.cumsum(sizes)[:-1]
-        within = best_per_row(paths, rows, np.array([budget.nodes for budget in plan.budgets]))
+        price, tags = plan.price, [*chain.from_iterable(pool.tags for pool in pools)]
+        paths, rows = np.array(tags), np.arange(len(pools)).repeat([len(pool.tags) for pool in pools])
+        within = np.array(best_per_row(tags, rows.tolist(), [budget.nodes for budget in plan.budgets]))
         values = np.where(within, paths * plan.weights[rows], -1.0)
         best = np.sort(values[within])[::-1][: len(price.verify) - 1]
         expected = len(pools) + np.cumsum([0.0, *best])
@@ -248,9 +240,10 @@ class AutoTree(GrowthPolicy):
         net = expected - plan.rate(expected - len(pools), verify) * verify
         net[2:][lost[2:] > price.limit] = -np.inf  # one node may always be tried while there is anything to lose
         plan.chosen = int(net.argmax()) if price.limit > 0 else 0
-        found = highest(values, plan.chosen)
-        plan.pools, plan.expected = pools, len(pools) + float(paths[found].sum())
-        return np.split(found, ends)
+        found = iter(highest(values.tolist(), plan.chosen))
+        kept = [[*islice(found, len(pool.tags))] for pool in pools]
+        plan.pools, plan.expected = pools, len(pools) + sum(compress(tags, chain.from_iterable(kept)))
+        return kept
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
@@ -267,19 +260,18 @@ class AutoTree(GrowthPolicy):
 
         All candidates count, whether they became nodes or not.
         """
-        pool = plan.pools[row] if plan.pools else DraftTree.empty()
+        pool = plan.pools[row] if plan.pools else Pool.empty()
         node, tried = ROOT, list[Tried]()
-        for token, (rows, nodes, found) in zip(tokens, plan.proposed, strict=False):
-            scored = np.flatnonzero((rows == row) & (nodes == node))
-            if not len(scored):
+        for token, frontier in zip(tokens, plan.proposed, strict=False):
+            places = [*zip(frontier.rows, frontier.nodes, strict=True)]
+            if (row, node) not in places:
                 break
-            at = int(scored[0])
-            probabilities = np.exp(found.logprobs[at], dtype=np.float64).tolist()
-            likely = [p for p in probabilities if p > self.settings.min_probability]
-            offered, kinds = found.tokens[at, : len(likely)].tolist(), first_or_not(len(likely))
-            tried += [Tried(p, t == token, kind) for p, t, kind in zip(likely, offered, kinds, strict=True)]
-            children = [child for child in pool.children(node) if int(pool.tokens[child]) == token]
-            if not children:
+            found = frontier.candidates[places.index((row, node))]
+            likely = [p for p in map(math.exp, found.logprobs) if p > self.settings.min_probability]
+            rows = zip(likely, found.tokens, first_or_not(len(likely)), strict=False)
+            tried += [Tried(p, guess == token, kind) for p, guess, kind in rows]
+            edges = [*zip(pool.parents, pool.tokens, strict=True)]
+            if (node, token) not in edges:
                 break
-            node = children[0]
+            node = edges.index((node, token))
         self.calibration.learn(tried)
