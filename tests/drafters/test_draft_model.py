@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gguf import TokenType
 
-from draftree import Engine, SamplingParams, SpeculationParams
+from draftree import Engine, SamplingParams, SpeculationParams, load
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_draft_model
 from draftree.engine.scheduler import SchedulerParams
+from draftree.errors import VocabularyError
 from draftree.models.base import Nodes, Row
+from draftree.models.model_files import DEFAULT_MODEL
 from draftree.models.native.native_model import NativeModel
 from draftree.scores import Scores
 from draftree.tree import ROOT
@@ -22,6 +27,7 @@ from .. import tiny_gguf
 
 PROMPTS = ["the cat in the hat sat on the mat, the cat in", "one two three one two", "a"]
 CHUNK, DEPTH = 16, 3
+PAIR = os.environ.get("DRAFTREE_PAIR")
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +134,43 @@ def test_a_draft_model_runs_on_the_targets_threads(folder: Path, target: NativeM
         monkeypatch.setattr(draft, "share_threads", shared.append)
         Engine(target, SpeculationParams(drafter=draft, method="chain"))
     assert shared == [target]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("padding", [(0, 40), (40, 0)])
+def test_padded_vocabularies_of_one_tokenizer_go_together(
+    padding: tuple[int, int], temperature: float, tmp_path: Path
+) -> None:
+    """No token that pads the draft model's alone is drafted, though it has logits."""
+    models = []
+    for name, weights, more in zip(("target", "near"), ("Q8_0", "Q4_0"), padding, strict=True):
+        words = tiny_gguf.byte_level()
+        tokens = (*words.tokens, *(f"[PAD{i}]" for i in range(more)))
+        padded = replace(words, tokens=tokens, types=(*words.types, *[TokenType.UNUSED] * more))
+        path = tiny_gguf.write(tmp_path / f"{name}.gguf", weights=weights, vocabulary=padded)
+        models.append(NativeModel(path, threads=1))
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
+    alone = Engine(models[0]).generate(PROMPTS, params)
+    engine = Engine(models[0], SpeculationParams(drafter=models[1], method="opt-tree", nodes=8))
+    for result, expected in zip(engine.generate(PROMPTS, params), alone, strict=True):
+        assert result.token_ids == expected.token_ids
+
+
+@pytest.mark.pair
+@pytest.mark.skipif(not PAIR, reason="set DRAFTREE_PAIR")
+def test_the_small_coder_drafts_for_the_large_one() -> None:
+    """A foreign model is refused, with a way out."""
+    large, small = sorted(Path(str(PAIR)).glob("*.gguf"), reverse=True)
+    target = load(str(large))
+    params = SamplingParams(max_tokens=24)
+    prompt = "def fibonacci(n):\n    if n < 2:\n        return n\n"
+    (alone,) = Engine(target).generate([prompt], params)
+    engine = Engine(target, SpeculationParams(drafter=str(small), method="opt-tree", nodes=6))
+    (result,) = engine.generate([prompt], params)
+    assert result.token_ids == alone.token_ids
+    assert result.stats.steps < 12
+    with pytest.raises(VocabularyError, match="use a drafter with the target's vocabulary"):
+        Engine(target, SpeculationParams(drafter=DEFAULT_MODEL, method="chain"))
 
 
 def test_the_target_drafts_for_itself(target: NativeModel) -> None:

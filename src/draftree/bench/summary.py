@@ -356,11 +356,12 @@ def report(run: LoadedRun, level: int = 2) -> str:
     deeper = "#" * (level + 1)
     categories = [c for c in next(iter(run.table.values())) if c != ALL]
     if len(categories) > 1:
-        rows = [
-            [method, *(ratio_text(rows[c].speedup) if c in rows else "" for c in categories)]
-            for method, rows in run.table.items()
-        ]
-        parts += [f"{deeper} Speed-up over AR decoding by category", markdown(["method", *categories], rows)]
+        for title, of in (("", "speedup"), (", prefill left out", "speedup_decode")):
+            rows = [
+                [method, *(ratio_text(getattr(found[c], of)) if c in found else "" for c in categories)]
+                for method, found in run.table.items()
+            ]
+            parts += [f"{deeper} Speed-up over AR decoding by category{title}", markdown(["method", *categories], rows)]
     if differences := read_differences(run.path):
         rows = [
             [d.method, d.prompt, str(d.index), "" if d.gap is None else f"{d.gap:.2g}", d.verdict]
@@ -377,10 +378,12 @@ def _described(run: LoadedRun) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in c["versions"].items())
     options = [f"{name}={c[name]}" for name in ModelOptions.__annotations__ if c.get(name) is not None]
     accelerator = f", {machine['accelerator']}" if machine["accelerator"] else ""
+    ran = read_summary(run.path).get("ran")
+    engine = f"{ran['threads']} threads, {ran['engine']}, {ran['tier']}" if ran else f"{machine['threads']} threads"
     return (
         f"{c['prompts']} prompts of {run.suite}, repeats {c['repeats']}, answers of up to {c['max_tokens']} tokens; "
         f"target {' '.join([c['target'], *options])}, drafters {', '.join(c['drafters'])}, node budget "
         f"{c['nodes'] or 'the default'} unless the method sets one. {machine['processor']}, {machine['cores']} cores, "
-        f"{machine['threads']} threads{accelerator}; {versions}, commit {c.get('commit') or 'unknown'}; "
+        f"{engine}{accelerator}; {versions}, commit {c.get('commit') or 'unknown'}; "
         f"{c['date'][:10]}."
     )

@@ -25,7 +25,7 @@ from ..artifacts import locked, own_folder, user_path
 from ..bench.compare import ar_labels, compare, read_differences
 from ..bench.contestants import Models, entries, split_names
 from ..bench.replayed import ReplayedModels, check_replayed
-from ..bench.results import CONFIG, RunFolder
+from ..bench.results import CONFIG, RunFolder, read_summary
 from ..bench.run import Run, RunPlan, check_lengths
 from ..bench.suites import SUITES, Item, choose, load_suite
 from ..bench.summary import READING, Table, load_runs, overview, tabulate
@@ -152,6 +152,7 @@ def bench(
 
 def _run(plan: RunPlan, folder: RunFolder, models: Callable[[], Models], *, skip_bad: bool) -> Table:
     """Decode what is missing, then write the summary."""
+    ran = read_summary(folder.path).get("ran")
     with on_interrupt(lambda: f"interrupted after {len(folder.records)} of {plan.answers} answers: {GO_ON}"):
         if len(folder.records) < plan.answers:
             plan = replace(plan, items=check_lengths(models().target, plan.items, skip_bad))
@@ -159,6 +160,8 @@ def _run(plan: RunPlan, folder: RunFolder, models: Callable[[], Models], *, skip
                 harness = Run(plan, models(), folder).decode(notify)
             if not isinstance(models(), ReplayedModels):
                 err.print(f"beside decoding the harness took {harness:.2%} of the time")
+            can = models().target.capabilities
+            ran = {"engine": can.engine, "tier": can.tier, "threads": can.threads}
         known = read_differences(folder.path)
         verdicts, differences = compare(folder.records, plan.entries, plan.items, known, lambda: models().target)
         table = tabulate(folder.records, ar_labels(plan.entries), verdicts)
@@ -168,6 +171,7 @@ def _run(plan: RunPlan, folder: RunFolder, models: Callable[[], Models], *, skip
                 "complete": done == plan.answers,
                 "answers": done,
                 "of": plan.answers,
+                "ran": ran,
                 "methods": table_as_json(table),
                 "differences": [asdict(found) for found in differences],
             }

@@ -116,10 +116,17 @@ class ModelSource(BeamSource):
         if len(request.ids) - 1 - row.length <= most:
             return True
         self._drop([request])
-        self.model.extend([row], [Nodes.chain(request.ids[row.length : row.length + most], 0)])
+        self.extend([row], [Nodes.chain(request.ids[row.length : row.length + most], 0)])
         self.model.commit(row, range(most))
         row.drop_features()
         return False
+
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        """A pass of its model, which reads its own last token for those of the target that it lacks: padding."""
+        size = self.model.capabilities.vocab_size
+        if size < self.vocab_size:
+            nodes = [replace(new, tokens=np.minimum(new.tokens, size - 1)) for new in nodes]
+        return self.model.extend(rows, nodes)
 
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """All but what it has committed, and the last token, which is fed as the root."""
@@ -268,7 +275,7 @@ class ModelScorer(Scorer):
 
     def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Scores:
         """Scores after ``new``: the unscored nodes, and before them what waits in their rows."""
-        return self._source.model.extend(rows, new)
+        return self._source.extend(rows, new)
 
     def draw(self, counts: Sequence[int]) -> list[Drawn]:
         nodes = [(self._requests[b], node) for b, node, _, _ in self._scored]
