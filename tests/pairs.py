@@ -12,11 +12,10 @@ from transformers import PreTrainedModel
 
 from draftree.drafters.base import Drafter, DraftSource, NoDrafter
 from draftree.drafters.cascade import CascadeSource
-from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource
+from draftree.drafters.ngram import Corpus, CorpusSource, NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.models.huggingface.hf_model import HFModel

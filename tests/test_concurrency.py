@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, DraftSource
 from draftree.drafters.cascade import CascadeSource
-from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource
+from draftree.drafters.ngram import Corpus, CorpusSource, NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine, Handle
 from draftree.engine.scheduler import SchedulerParams

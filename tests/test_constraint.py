@@ -84,10 +84,10 @@ def model(seed: int = 0) -> ToyModel:
 
 def sources() -> dict[str, DraftSource]:
     return {
-        "lookup": NgramSource(1, 3),
+        "lookup": NgramSource(1),
         "model": ModelSource(model(8), VOCAB),
         "recycle": TokenRecyclingSource(3),
-        "ensemble": EnsembleSource((NgramSource(1, 3), ModelSource(model(8), VOCAB))),
+        "ensemble": EnsembleSource((NgramSource(1), ModelSource(model(8), VOCAB))),
     }
 
 

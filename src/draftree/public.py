@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .beams.beam_engine import BeamEngine, BeamGeneration, Hypothesis
 from .beams.params import BeamParams
 from .config import Budget, SamplingParams
-from .drafters.corpus import Corpus
+from .drafters.ngram import Corpus
 from .drafters.registry import load_drafter
 from .engine.engine import Engine, Generation, Handle
 from .engine.observer import Observer

@@ -1,4 +1,4 @@
-"""The corpus: its distribution against an n-gram index of the same texts, what is forgotten, its files, and servers."""
+"""The corpus: its matches against a reading of the same texts, what is forgotten, its files, and servers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import draftree
 from draftree.cli.main import run
 from draftree.config import Budget, SamplingParams
 from draftree.drafters import indexes as module
-from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.indexes import LONGEST, SHORTEST, CorpusIndex, NgramIndex, read_texts
+from draftree.drafters.indexes import LONGEST, MATCHES, CorpusIndex, probabilities
+from draftree.drafters.ngram import Corpus, CorpusSource, read_texts
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation, SpeculationParams
@@ -28,6 +28,7 @@ from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.text.detokenizer import NoText
 
+from ..lookups import Reference
 from ..server.running import posted, running, target
 from ..tiny import save_tiny, tiny_tokenizer
 from ..toy import ToyModel
@@ -38,22 +39,16 @@ Texts = Sequence[Sequence[int]]
 SAID = "the cat in the hat sat on the mat"
 
 
-def recounted(texts: Texts) -> NgramIndex:
-    """An index of n-grams of the same texts."""
-    index = NgramIndex(SHORTEST, LONGEST)
-    for text in texts:
-        index.extend(text)
-        index.end()
-    return index
-
-
-def assert_equal(index: CorpusIndex, texts: Texts, tails: Texts) -> None:
-    """Both predict the same, in the same order."""
-    wanted = recounted(texts)
-    for tail in tails:
-        found, want = index.predict(tuple(tail)), wanted.predict(tuple(tail))
-        assert list(found) == list(want)
-        assert list(found.values()) == pytest.approx(list(want.values()))
+def assert_longest(index: CorpusIndex, texts: Texts, tails: Texts) -> None:
+    """It finds the longest matches, as many as it may, the longest first; all of them where there are no more."""
+    reference = Reference(texts)
+    for tail in (tail[-LONGEST:] for tail in tails):
+        places, found = reference.search(tail), index.matches(tail)
+        assert [n for _, _, n in found] == sorted((n for _, _, n in places), reverse=True)[:MATCHES]
+        for text, at, length in found:
+            assert [*text[at - length : at]] == [*tail[len(tail) - length :]] and text[at] >= 0
+        if len(places) <= MATCHES:
+            assert probabilities(found) == pytest.approx(reference.probabilities(places))
 
 
 text_of = st.lists(st.integers(0, 2), min_size=2, max_size=30)
@@ -64,13 +59,13 @@ examples = settings(max_examples=60, deadline=None, derandomize=True)
 
 @given(kept=texts_of, added=texts_of, tails=tails_of)
 @examples
-def test_it_predicts_what_an_ngram_index_of_all_texts_does(kept: Texts, added: Texts, tails: Texts) -> None:
+def test_it_finds_the_longest_matches_in_all_texts(kept: Texts, added: Texts, tails: Texts) -> None:
     index = CorpusIndex(1000)
     if kept:
         index.keep(kept)
     for text in added:
         index.add(text)
-    assert_equal(index, [*kept, *added], [*tails, *(text[:5] for text in [*kept, *added])])
+    assert_longest(index, [*kept, *added], [*tails, *(text[:5] for text in [*kept, *added])])
 
 
 @given(kept=texts_of, added=st.lists(text_of, max_size=30), tails=tails_of, room=st.integers(3, 200))
@@ -91,7 +86,7 @@ def test_the_oldest_texts_that_were_added_are_forgotten(kept: Texts, added: Text
                 size -= len(left[0]) + 1
         assert size == 0 and left
         assert sum(len(t) + 1 for t in left) > room - room // 16 - max(map(len, added)) - 1 or number == len(left)
-    assert_equal(index, [*kept, *left] if added else kept, tails)
+    assert_longest(index, [*kept, *left] if added else kept, tails)
 
 
 def test_few_blocks_hold_many_texts_and_none_grows_beyond_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +97,7 @@ def test_few_blocks_hold_many_texts_and_none_grows_beyond_the_largest(monkeypatc
         index.add(text)
     assert len(index) == 5000
     assert max(map(len, index._blocks)) <= 500 and len(index._blocks) <= 14
-    assert_equal(index, texts, [[a, b] for a in range(7) for b in range(5)])
+    assert_longest(index, texts, [[a, b] for a in range(7) for b in range(5)])
 
 
 def test_a_short_text_leaves_large_blocks_as_they_are() -> None:
@@ -115,12 +110,13 @@ def test_a_short_text_leaves_large_blocks_as_they_are() -> None:
     assert len(index._blocks) == 1
 
 
-def test_of_more_occurrences_than_are_counted_those_that_are_lie_all_over_the_text() -> None:
-    text = [0, 1, 2] * 3000 + [0, 1, 3] * 1000
-    found = recounted([text]).predict((0, 1))
+def test_of_equally_long_matches_the_latest_are_found() -> None:
+    cycle = [*range(LONGEST)]
     index = CorpusIndex(20_000)
-    index.add(text)
-    assert index.predict((0, 1)) == pytest.approx(found, abs=0.02)
+    index.add([*cycle, 20] * 30 + [*cycle, 21] * 12)
+    assert [text[at] for text, at, _ in index.matches(cycle)] == [21] * 12 + [20] * 4
+    index.add([*cycle, 22])
+    assert [text[at] for text, at, _ in index.matches(cycle)] == [22] + [21] * 12 + [20] * 3
 
 
 def request_of(ids: Sequence[int]) -> Request:

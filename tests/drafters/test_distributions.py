@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,13 @@ from torch import Tensor
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import UnscoredNode
+from draftree.drafters.distributions import candidates_of
 from draftree.drafters.draft_model import ModelSource
 from draftree.models.base import prefill_scored
 from draftree.models.heads.head_scores import HeadScores
 from draftree.models.huggingface.torch_sampling import gumbel_noise, warp
 from draftree.models.huggingface.torch_scores import TorchScores
+from draftree.policies.base import NO_CANDIDATES
 from draftree.request import Request
 from draftree.sampling.noise import stream_key
 from draftree.sampling.warping import Warping
@@ -156,3 +160,12 @@ def test_candidates_are_those_of_log_softmax(kind: str, temperature: float, spre
     assert np.array_equal(found.tokens, distribution.topk(5).indices)
     assert np.allclose(found.logprobs, distribution.topk(5).values, atol=1e-4, rtol=0)
     assert np.allclose(found.entropies, torch.special.entr(distribution.exp()).sum(-1), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+def test_candidates_of_few_tokens_are_cut_to_the_width_and_not_renormalised(width: int) -> None:
+    found = candidates_of({4: 0.5, 3: 0.25, 2: 0.125}, width)
+    assert list(found.tokens) == [4, 3, 2][:width]
+    assert [math.exp(x) for x in found.logprobs] == pytest.approx([0.5, 0.25, 0.125][:width])
+    assert found.entropy == pytest.approx(-sum(p * math.log(p) for p in (0.5, 0.25, 0.125, 0.125)))
+    assert not candidates_of({}, width).tokens and candidates_of({}, width).entropy == NO_CANDIDATES.entropy == 0

@@ -13,7 +13,6 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.distributions import Key, draw, draw_children
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.indexes import NgramIndex
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.input_processor import text_stream
 from draftree.errors import ConfigError
@@ -24,6 +23,7 @@ from draftree.request import Request
 from draftree.sampling.warping import softmax
 from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
 
+from ..lookups import Reference
 from ..toy import ToyModel, chi_square
 
 Q = torch.tensor([0.4, 0.3, 0.2, 0.1, 0.0])
@@ -137,7 +137,7 @@ def test_a_policy_that_passes_over_candidates_cannot_have_them_drawn() -> None:
 
 @pytest.mark.parametrize("drawing", RANDOM)
 def test_lookup_draws_from_its_blend_normalised_over_what_it_knows(drawing: Drawing) -> None:
-    drafter = TreeDrafter(StaticTree(width=5, depth=1), NgramSource(shortest=1, longest=2))
+    drafter = TreeDrafter(StaticTree(width=5, depth=1), NgramSource(shortest=1))
     text = [1, 2, 3, 1, 2, 3, 1, 2, 4, 5, 2, 6, 1, 2]
     counts = torch.zeros(7)
     for seed in range(800):
@@ -146,7 +146,7 @@ def test_lookup_draws_from_its_blend_normalised_over_what_it_knows(drawing: Draw
         tree = drafter.propose([made], [Budget(1)], drawing)[0]
         counts[tree.tokens[0]] += 1
         drafter.close(made)
-    blend = _blend(text)
+    blend = Reference([text], 1).predict()
     distribution = torch.zeros(7).index_put((torch.tensor(list(blend)),), torch.tensor(list(blend.values())))
     assert chi_square(counts, distribution / distribution.sum()) > 1e-4
     want = (distribution / distribution.sum()).numpy()
@@ -154,14 +154,8 @@ def test_lookup_draws_from_its_blend_normalised_over_what_it_knows(drawing: Draw
 
 
 def test_lookup_draws_no_more_children_than_it_knows_tokens() -> None:
-    drafter = TreeDrafter(StaticTree(width=5, depth=1), NgramSource(shortest=1, longest=2))
+    drafter = TreeDrafter(StaticTree(width=5, depth=1), NgramSource(shortest=1))
     made = request(SamplingParams(temperature=1.0, seed=0), [1, 2, 3, 1, 2, 4, 1, 2])
     drafter.open(made)
     tree = drafter.propose([made], [Budget(5)], Drawing.WITHOUT_REPLACEMENT)[0]
     assert sorted(tree.tokens.tolist()) == [3, 4]
-
-
-def _blend(text: list[int]) -> dict[int, float]:
-    index = NgramIndex(1, 2)
-    index.extend(text)
-    return index.predict(tuple(text[-2:]))

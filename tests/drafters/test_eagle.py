@@ -62,7 +62,7 @@ def test_ids_equal_ar_decoding_in_an_ensemble(method: str, temperature: float, t
 
 def test_a_head_that_has_rested_catches_up(target: HFModel) -> None:
     params = SamplingParams(max_tokens=40)
-    ensemble = EnsembleSource((NgramSource(shortest=6, longest=6), EagleSource(trained(target), VOCAB)))
+    ensemble = EnsembleSource((NgramSource(shortest=6), EagleSource(trained(target), VOCAB)))
     made = Engine(target, Speculation(TreeDrafter(policy("chain"), ensemble), 4))
     request = made.stepper.open(made.request(PROMPTS[0], params))
     accepted = []

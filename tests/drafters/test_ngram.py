@@ -1,70 +1,101 @@
-"""Lookup: the n-gram distribution against a recount and by hand, and the trees drafted from it."""
+"""Lookup: matches and their distribution against a reading of whole texts and by hand, and the trees drafted."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.distributions import candidates_of
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.indexes import NgramIndex
+from draftree.drafters.indexes import LONGEST, MATCHES, NgramIndex, followed, probabilities
 from draftree.drafters.ngram import NgramSource
 from draftree.errors import ConfigError
 from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.text.detokenizer import NoText
-from draftree.tree import DraftTree
+from draftree.tree import ROOT, DraftTree
+
+from ..lookups import Reference
 
 
-def index_of(text: Sequence[int], shortest: int, longest: int) -> NgramIndex:
-    index = NgramIndex(shortest, longest)
+def index_of(text: Sequence[int], shortest: int = 2) -> NgramIndex:
+    index = NgramIndex(shortest)
     index.extend(text)
     return index
 
 
-def recount(text: Sequence[int], tail: Sequence[int], shortest: int, longest: int) -> tuple[dict[int, float], float]:
-    """The blended distribution (escape method C) and its entropy, by reading the whole text for every match length."""
-    distribution: defaultdict[int, float] = defaultdict(float)
-    left = 1.0
-    for n in range(min(longest, len(tail)), shortest - 1, -1):
-        context = list(tail[len(tail) - n :])
-        found = Counter(text[i + n] for i in range(len(text) - n) if list(text[i : i + n]) == context)
-        if found:
-            total, kinds = found.total(), len(found)
-            for token, count in found.items():
-                distribution[token] += left * count / (total + kinds)
-            left *= kinds / (total + kinds)
-    outcomes = [*distribution.values(), left]
-    return dict(distribution), -sum(p * math.log(p) for p in outcomes)
+def predicted(text: Sequence[int], tail: Sequence[int], shortest: int = 2) -> dict[int, float]:
+    """What has followed a tail in a text."""
+    return probabilities(index_of(text, shortest).matches(tail))
+
+
+def entropy_of(distribution: Mapping[int, float]) -> float:
+    """Nats; what is missing from 1 is one outcome."""
+    outcomes = [*distribution.values(), 1 - sum(distribution.values())]
+    return -sum(p * math.log(p) for p in outcomes)
 
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 examples = settings(max_examples=150, deadline=None, derandomize=True)
 
 
-@given(text=texts, tail=st.lists(st.integers(0, 2), max_size=6), shortest=st.integers(1, 3), more=st.integers(0, 3))
+@given(text=texts, tail=st.lists(st.integers(0, 2), max_size=LONGEST), shortest=st.integers(1, 3))
 @examples
-def test_the_distribution_equals_a_recount(text: list[int], tail: list[int], shortest: int, more: int) -> None:
-    blend = index_of(text, shortest, shortest + more).predict(tuple(tail))
-    counted, expected_entropy = recount(text, tail, shortest, shortest + more)
-    assert blend == pytest.approx(counted)
-    assert list(blend.values()) == sorted(blend.values(), reverse=True)
-    assert candidates_of(blend, 1).entropy == pytest.approx(expected_entropy)
+def test_matches_and_probabilities_equal_those_of_reading_the_whole_text(
+    text: list[int], tail: list[int], shortest: int
+) -> None:
+    reference = Reference([text], shortest)
+    places = reference.search(tail)[:MATCHES]
+    found = index_of(text, shortest).matches(tail)
+    assert [(known[at:], length) for known, at, length in found] == [(text[at:], n) for _, at, n in places]
+    want = reference.probabilities(places)
+    assert list(probabilities(found).items()) == list(want.items())
+    assert list(want.values()) == sorted(want.values(), reverse=True) and sum(want.values()) < 1
 
 
-def test_no_ngram_reaches_across_the_end_of_a_text() -> None:
-    index = index_of([1, 2, 3], 1, 3)
+@given(text=texts, first=texts, steps=st.lists(texts, max_size=3), path=st.lists(st.integers(0, 2), max_size=4))
+@examples
+def test_matches_follow_the_text_and_the_path_however_many_tokens_a_step_has(
+    text: list[int], first: list[int], steps: list[list[int]], path: list[int]
+) -> None:
+    index = NgramIndex()
+    index.extend(text)
+    index.end()
+    index.extend(first)
+    for step in steps:
+        index.latest()
+        index.extend(step)
+    found, whole = index.latest(), [*first, *(token for step in steps for token in step)]
+    assert index.text == whole and len(index) == len(whole)
+    for depth, token in enumerate(path, start=1):
+        found = followed(found, token) or index.matches([*whole, *path[:depth]][-LONGEST:])
+    want = Reference([text, whole]).predict(path, len(whole) - len(first))
+    assert list(probabilities(found).items()) == list(want.items())
+
+
+def test_no_match_reaches_across_the_end_of_a_text() -> None:
+    index = index_of([1, 2, 3], 1)
     index.end()
     index.extend([4, 5])
-    assert len(index) == 2
-    assert index.predict((3,)) == {} and list(index.predict((4,))) == [5] and list(index.predict((2,))) == [3]
+    assert len(index) == 2 and index.text == [4, 5]
+    assert index.matches([3]) == [] and index.latest() == []
+    assert [(at, n) for _, at, n in index.matches([3, 4])] == [(6, 1)]
+    assert list(probabilities(index.matches([2]))) == [3]
+
+
+def test_a_long_match_far_back_is_kept_among_many_short_ones() -> None:
+    """Of the places of two frequent tokens the latest were found; the text was copied from none of them."""
+    original = [5, 1, 2, 6, 7, 1, 2, 8, 1, 2, 9]
+    text = [*original, *[1, 2, 3] * 50, 5, 1]
+    index = index_of(text)
+    for token in original[2:]:
+        assert next(iter(probabilities(index.latest()))) == token
+        index.extend([token])
 
 
 def drafted(prompt: Sequence[int], prediction: Sequence[int], output: Sequence[int], length: int = 4) -> list[int]:
@@ -87,64 +118,43 @@ def test_a_predicted_output_is_drafted_from_the_first_token_on_and_again_after_a
     assert drafted(prompt, [], []) == []
 
 
-def test_the_blend_of_two_match_lengths_by_hand() -> None:
-    """After (1, 2) came 3 twice and 4 once: C = 3, U = 2; after 2 alone the same and 5 once: C = 4, U = 3."""
-    blend = index_of([1, 2, 3, 1, 2, 4, 1, 2, 3, 2, 5], 1, 2).predict((1, 2))
-    three, four, five, left = 2 / 5 + 2 / 5 * 2 / 7, 1 / 5 + 2 / 5 * 1 / 7, 2 / 5 * 1 / 7, 2 / 5 * 3 / 7
-    assert list(blend) == [3, 4, 5]
-    assert list(blend.values()) == pytest.approx([three, four, five])
-    entropy = -sum(p * math.log(p) for p in (three, four, five, left))
-    assert candidates_of(blend, 1).entropy == pytest.approx(entropy)
+def test_the_votes_of_two_match_lengths_by_hand() -> None:
+    """After 7, 1, 2 came 3; after 1, 2 alone 4 twice."""
+    distribution = predicted([7, 1, 2, 3, 1, 2, 4, 1, 2, 4], [7, 1, 2])
+    three, four = 3**1.5, 2 * 2**1.5
+    total = three + four + 2 * 3
+    assert list(distribution) == [4, 3] and list(distribution.values()) == pytest.approx([four / total, three / total])
 
 
 def test_of_equally_frequent_successors_the_most_recent_comes_first() -> None:
-    assert list(index_of([1, 2, 1, 3, 1, 4], 1, 1).predict((1,))) == [4, 3, 2]
-    assert list(index_of([1, 4, 1, 3, 1, 2, 1, 3, 1, 4], 1, 1).predict((1,))) == [4, 3, 2]
+    assert list(predicted([1, 2, 1, 3, 1, 4], [1], 1)) == [4, 3, 2]
+    assert list(predicted([1, 4, 1, 3, 1, 2, 1, 3, 1, 4], [1], 1)) == [4, 3, 2]
 
 
 def test_a_more_frequent_successor_comes_before_a_more_recent_one() -> None:
-    assert list(index_of([1, 2, 1, 2, 1, 3], 1, 1).predict((1,))) == [2, 3]
+    assert list(predicted([1, 2, 1, 2, 1, 3], [1], 1)) == [2, 3]
 
 
 def test_a_successor_after_a_longer_match_comes_before_one_as_frequent_after_a_shorter() -> None:
-    assert list(index_of([7, 1, 2, 8, 1, 3], 1, 2).predict((7, 1))) == [2, 3]
-
-
-@pytest.mark.parametrize("width", [1, 2, 3])
-def test_no_more_than_the_width_is_predicted_and_the_distribution_is_not_renormalised(width: int) -> None:
-    blend = index_of([1, 2, 1, 3, 1, 4], 1, 1).predict((1,))
-    found, whole = candidates_of(blend, width), candidates_of(blend, 5)
-    assert found.tokens == list(blend)[:width]
-    assert np.exp(found.logprobs).tolist() == pytest.approx(list(blend.values())[:width])
-    assert found.entropy == whole.entropy
-    assert len(whole.tokens) == 3
+    assert list(predicted([7, 1, 2, 8, 1, 3], [7, 1], 1)) == [2, 3]
 
 
 def test_nothing_is_predicted_from_less_than_the_shortest_match() -> None:
-    assert index_of([1, 2, 3, 1, 2, 3], 3, 5).predict((1, 2)) == {}
-    assert index_of([1, 2, 3, 9, 2], 2, 5).predict((9, 2)) == {}
+    assert predicted([1, 2, 3, 1, 2, 3], [1, 2], 3) == {}
+    assert predicted([1, 2, 3, 9, 2], [9, 2], 2) == {}
 
 
-def test_nothing_is_predicted_without_a_text() -> None:
-    assert NgramIndex(1, 3).predict((1,)) == {}
-    assert candidates_of({}, 1).entropy == 0
+def test_nothing_is_predicted_without_a_text_or_across_its_end() -> None:
+    assert predicted([], [1], 1) == predicted([1, 2, 3], [3], 1) == predicted([1, 2, 3], [], 1) == {}
 
 
-def test_nothing_is_predicted_across_the_end_of_the_text() -> None:
-    assert index_of([1, 2, 3], 1, 3).predict((3,)) == {}
-
-
-@given(text=texts, cuts=st.lists(st.integers(0, 40), max_size=4))
-@examples
-def test_an_index_that_grew_in_parts_equals_one_built_at_once(text: list[int], cuts: list[int]) -> None:
-    grown = NgramIndex(1, 3)
-    for cut in sorted(cuts):
-        grown.extend(text[len(grown) : cut])
-    grown.extend(text[len(grown) :])
-    whole = index_of(text, 1, 3)
-    assert len(grown) == len(whole) == len(text)
-    for tail in ((a, b, c) for a in range(3) for b in range(3) for c in range(3)):
-        assert list(grown.predict(tail).items()) == list(whole.predict(tail).items())
+def test_a_long_text_takes_bounded_memory() -> None:
+    text = [i * i % 977 for i in range(30_000)]
+    tracemalloc.start()
+    index = index_of(text)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 300 * len(text) and len(index.matches(text[-LONGEST:])) == MATCHES
 
 
 def request_of(ids: Sequence[int]) -> Request:
@@ -182,21 +192,25 @@ def test_continuations_that_differ_become_branches() -> None:
     assert (tree.tokens.tolist(), tree.parents.tolist()) == ([5, 3, 6, 4], [-1, -1, 0, 1])
 
 
-def test_a_drafts_probability_and_entropy_are_those_of_the_blend() -> None:
+def test_a_drafts_probability_and_entropy_are_those_of_the_matches() -> None:
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2]
-    drafter = TreeDrafter(StaticTree(width=9, depth=1), NgramSource())
+    drafter = TreeDrafter(StaticTree(width=9, depth=2), NgramSource())
     tree = propose(drafter, opened(drafter, text))[0]
-    distribution, entropy = recount(text, text[-6:], 2, 6)
-    assert dict(zip(tree.tokens.tolist(), np.exp(tree.path_logprobs).tolist(), strict=True)) == pytest.approx(
-        distribution
-    )
-    assert tree.entropies.tolist() == pytest.approx([entropy] * len(distribution))
+    reference = Reference([text])
+    above: dict[int, tuple[tuple[int, ...], float]] = {ROOT: ((), 0.0)}
+    assert len(tree) > 3
+    for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
+        path, logprob = above[parent]
+        distribution = reference.predict(path)
+        above[node] = (*path, token), logprob + math.log(distribution[token])
+        assert float(tree.path_logprobs[node]) == pytest.approx(above[node][1], abs=1e-5)
+        assert float(tree.entropies[node]) == pytest.approx(entropy_of(distribution), abs=1e-5)
 
 
 def test_each_branch_is_continued_by_its_own_tail() -> None:
     """What follows 2 depends on whether 1 or 3 came before it."""
-    text = [1, 2, 8, 3, 2, 9, 0, 1, 0, 3, 0]
-    drafter = TreeDrafter(StaticTree(width=2, depth=3), NgramSource(shortest=1, longest=2))
+    text = [0, 1, 2, 8, 0, 3, 2, 9, 0]
+    drafter = TreeDrafter(StaticTree(width=2, depth=3), NgramSource(shortest=1))
     tree = propose(drafter, opened(drafter, text), nodes=99)[0]
     follows: dict[int, int] = {}
     for node in range(len(tree)):
@@ -241,7 +255,7 @@ def test_a_budget_is_kept() -> None:
     assert len(propose(drafter, made, nodes=6)[0]) == 6
 
 
-@pytest.mark.parametrize(("shortest", "longest"), [(0, 3), (-1, 3), (4, 3)])
-def test_match_lengths_out_of_order_are_refused(shortest: int, longest: int) -> None:
-    with pytest.raises(ConfigError, match=f"match lengths are {shortest} to {longest}: use 1 <= shortest <= longest"):
-        NgramSource(shortest, longest)
+@pytest.mark.parametrize("shortest", [0, -1, LONGEST + 1])
+def test_a_match_length_out_of_range_is_refused(shortest: int) -> None:
+    with pytest.raises(ConfigError, match=f"shortest match of lookup is {shortest}: use 1 to {LONGEST}"):
+        NgramSource(shortest)

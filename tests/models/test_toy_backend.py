@@ -14,12 +14,11 @@ from draftree.beams.params import BeamParams
 from draftree.config import SamplingParams
 from draftree.drafters.base import DraftSource
 from draftree.drafters.cascade import CascadeSource
-from draftree.drafters.corpus import Corpus, CorpusSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource
+from draftree.drafters.ngram import Corpus, CorpusSource, NgramSource
 from draftree.drafters.registry import load_drafter, load_source, resolved
 from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.drafters.token_recycling import TokenRecyclingSource

@@ -13,7 +13,6 @@ from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.indexes import NgramIndex
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, RunError
@@ -25,6 +24,7 @@ from draftree.policies.fixed import Counts
 from draftree.sampling.noise import stream_key
 from draftree.train.rank_acceptance import AcceptanceMeasurement, Tally, TruePath, conclude, measure, ranks_along
 
+from ..lookups import Reference
 from ..pairs import drafter, target
 from ..tiny import VOCAB, causal_logits, tiny
 
@@ -88,16 +88,13 @@ def test_the_ranks_of_a_model_are_those_of_a_plain_forward(stride: int, temperat
 
 def test_the_ranks_of_lookup_are_those_of_its_index_at_the_start_of_the_draft() -> None:
     policy = TruePath()
-    source = NgramSource(shortest=1)
-    made = TreeDrafter(policy, source)
+    made = TreeDrafter(policy, NgramSource(shortest=1))
     output, _ = decoded(PROMPTS[0])
     for start, ranks in zip(range(1, len(output)), along(made, policy, 1), strict=True):
-        text = [*PROMPTS[0], *output[:start]]
-        index = NgramIndex(source.shortest, source.longest)
-        index.extend(text)
+        reference = Reference([[*PROMPTS[0], *output[:start]]], shortest=1)
         for d, rank in enumerate(ranks):
-            before, token = [*text, *output[start : start + d]], output[start + d]
-            best = list(index.predict(tuple(before[-source.longest :])))[:64]
+            path, token = output[start : start + d], output[start + d]
+            best = list(reference.predict(path, start - 1))[:64]
             assert rank == (best.index(token) if token in best else None)
 
 

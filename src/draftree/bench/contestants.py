@@ -21,8 +21,8 @@ from ..beams.beam_engine import BeamEngine
 from ..beams.params import BeamParams
 from ..config import MAX_NODES, SamplingParams, named_settings
 from ..drafters.base import DraftSource
-from ..drafters.corpus import Corpus
 from ..drafters.grow import TreeDrafter
+from ..drafters.ngram import Corpus
 from ..drafters.registry import is_model, load_draft_model
 from ..drafters.spec import AUTO, CORPUS, NONE, DrafterSpec
 from ..engine.engine import Engine

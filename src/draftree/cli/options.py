@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 import typer
 
 from ..config import DEFAULT_NODES, Checked, Count, SamplingParams, option
-from ..drafters.corpus import MEMORY, Corpus
+from ..drafters.ngram import MEMORY, Corpus
 from ..engine.observer import Observer
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError

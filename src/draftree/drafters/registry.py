@@ -21,12 +21,11 @@ from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
 from .base import Drafter, DraftSource, NoDrafter
 from .cascade import CascadeSource
-from .corpus import Corpus, CorpusSource
 from .draft_model import ModelSource
 from .eagle import EagleSource
 from .ensemble import EnsembleSource
 from .grow import TreeDrafter
-from .ngram import NgramSource
+from .ngram import Corpus, CorpusSource, NgramSource
 from .spec import AUTO, CORPUS, NONE, DrafterSpec
 from .token_recycling import TokenRecyclingSource
 

@@ -10,7 +10,7 @@ from threading import Lock
 
 from ..config import check_fields, option, typed
 from ..drafters.base import Drafter, NoDrafter
-from ..drafters.corpus import Corpus
+from ..drafters.ngram import Corpus
 from ..drafters.registry import check_corpus, check_recycle_file, learns, load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError

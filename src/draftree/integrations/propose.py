@@ -16,13 +16,9 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from typing import NamedTuple
 
-from ..drafters.indexes import LONGEST, NgramIndex, SuccessorIndex, joined
+from ..drafters.indexes import LONGEST, NgramIndex, TextIndex, followed, probabilities, search
 from ..errors import ConfigError
 
-_SHORTEST, _LONGEST = 2, 6
-"""Match lengths in the text itself, those of drafter ``lookup``."""
-_TAIL = max(_LONGEST, LONGEST)
-"""Tokens that any index reads."""
 _ROOT = -1
 
 
@@ -54,7 +50,7 @@ class Proposer:
         corpora: other texts, such as a ``CorpusIndex``; proposers may share them.
     """
 
-    def __init__(self, prediction: Sequence[int] = (), corpora: Sequence[SuccessorIndex] = ()) -> None:
+    def __init__(self, prediction: Sequence[int] = (), corpora: Sequence[TextIndex] = ()) -> None:
         self._prediction, self._corpora = list(prediction), corpora
         self._index: NgramIndex | None = None
 
@@ -81,15 +77,16 @@ class Proposer:
         for name, value in (("budget", budget), ("depth", depth), ("width", width)):
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}: use a whole number, 0 or more")
-        indexes = (*self._corpora, self._read(list(ids)))
+        own = self._read(list(ids))
         most = budget if width is None else min(width, budget)
-        tails = [tuple(ids[-_TAIL:])]  # that of node i is tails[i + 1], the root's the first
+        tails = [list(ids[-LONGEST:])]  # that of node i is tails[i + 1], the root's the first
+        matches = [own.latest() + search(self._corpora, tails[0])]  # as the tails
         drafted: list[_Candidate] = []
         ages, candidates = count(), list[_Candidate]()
 
         def extend(node: int, probability: float, level: int) -> None:
             if depth is None or level < depth:
-                for token, p in islice(joined(indexes, tails[node + 1]).items(), most):
+                for token, p in islice(probabilities(matches[node + 1]).items(), most):
                     if probability * p >= least:
                         heappush(candidates, _Candidate(-probability * p, level + 1, next(ages), node, token))
 
@@ -97,14 +94,16 @@ class Proposer:
         while candidates and len(drafted) < budget:
             best = heappop(candidates)
             drafted.append(best)
-            tails.append((*tails[best.parent + 1], best.token)[-_TAIL:])
+            tails.append([*tails[best.parent + 1], best.token][-LONGEST:])
+            found = followed(matches[best.parent + 1], best.token)
+            matches.append(found or search((own, *self._corpora), tails[-1]))
             extend(len(drafted) - 1, -best.order, best.depth)
         return _in_levels(drafted)
 
     def _read(self, ids: list[int]) -> NgramIndex:
         index = self._index
         if index is None or ids[: len(index)] != index.text:
-            index = self._index = NgramIndex.begun(ids, self._prediction, _SHORTEST, _LONGEST)
+            index = self._index = NgramIndex.begun(ids, self._prediction)
         else:
             index.extend(ids[len(index) :])
         return index
