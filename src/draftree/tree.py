@@ -8,6 +8,7 @@ as parent -1. Nodes are numbered in level order, so a parent's number is always 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -144,12 +145,11 @@ class DraftTree:
     @property
     def expected_acceptance_length(self) -> float:
         """E(A) = 1 + sum over nodes of exp(path log-prob) (OPT-Tree, Eq. 4; the root counts as 1)."""
-        return 1.0 + float(np.exp(self.path_logprobs).sum())
+        return 1.0 + sum(map(math.exp, self.path_logprobs.tolist()))
 
     def children(self, node: int) -> list[int]:
         """Numbers of the children of ``node`` (ROOT for the root), in rank order."""
-        found: list[int] = np.flatnonzero(self.parents == node).tolist()
-        return found
+        return [child for child, parent in enumerate(self.parents.tolist()) if parent == node]
 
 
 _EMPTY = DraftTree.of([], [], [], [], [])

@@ -212,11 +212,11 @@ class _Draft:
 
 def _fitting(frontier: Frontier, children: list[Child], most: Sequence[int]) -> list[Child]:
     """The children that fit into the pools of ``most`` nodes: of each request the most probable ones."""
-    left = [count - len(pool.tokens) for count, pool in zip(most, frontier.pools, strict=True)]
-    if len(children) <= min([left[row] for row in frontier.rows]):
+    if len(children) <= min([most[row] - len(frontier.pools[row].tokens) for row in frontier.rows]):
         return children
-    paths = [frontier.path_logprob(child) for child in children]
-    return [*compress(children, best_per_row(paths, [frontier.rows[child.parent] for child in children], left))]
+    left = [count - len(pool.tokens) for count, pool in zip(most, frontier.pools, strict=True)]
+    paths, rows = [*map(frontier.path_logprob, children)], [frontier.rows[child.parent] for child in children]
+    return [*compress(children, best_per_row(paths, rows, left))]
 
 
 def _add(

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import zip_longest
-
-import numpy as np
 
 from ..drafters.base import Drafter
 from ..request import DrafterStats, Outcome, Request, StepCost
@@ -52,13 +49,14 @@ def count(outcome: Outcome, drafter: Drafter) -> None:
         return
     accepted = outcome.path[: outcome.taken]
     stats.expected += tree.expected_acceptance_length
-    stats.drafted = _sums(stats.drafted, np.bincount(tree.depths)[1:].tolist())
-    stats.accepted = _sums(stats.accepted, [1] * len(accepted))
+    _count_depths(stats.drafted, tree.depths.tolist())
+    _count_depths(stats.accepted, range(1, len(accepted) + 1))
     for name, made in by_drafter(outcome, drafter).items():
         total = stats.drafters.setdefault(name, DrafterStats())
         total.drafted += made.drafted
         total.accepted += made.accepted
-    stats.accepted_entropies += tree.entropies[accepted].tolist()
+    entropies = tree.entropies.tolist()
+    stats.accepted_entropies += [entropies[node] for node in accepted]
     if outcome.taken == len(outcome.tokens) and (entropy := outcome.rejected_entropy) is not None:
         stats.rejected_entropies.append(entropy)
 
@@ -68,10 +66,17 @@ def by_drafter(outcome: Outcome, drafter: Drafter) -> dict[str, DrafterStats]:
     accepted, origins = outcome.path[: outcome.taken], outcome.tree.origins
     if origins is None:
         return {drafter.name: DrafterStats(len(outcome.tree), len(accepted))}
-    proposed = origins[:, None] >> np.arange(len(drafter.parts)) & 1
-    counts = proposed.sum(0).tolist(), proposed[accepted].sum(0).tolist()
-    return dict(zip(drafter.parts, map(DrafterStats, *counts), strict=True))
+    bits = origins.tolist()
+    found = {}
+    for part, name in enumerate(drafter.parts):
+        proposed = [each >> part & 1 for each in bits]
+        found[name] = DrafterStats(sum(proposed), sum([proposed[node] for node in accepted]))
+    return found
 
 
-def _sums(one: list[int], other: list[int]) -> list[int]:
-    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
+def _count_depths(counts: list[int], depths: Sequence[int]) -> None:
+    """Count nodes in level order, those of depth 1 first."""
+    if depths:
+        counts += [0] * (depths[-1] - len(counts))
+    for depth in depths:
+        counts[depth - 1] += 1

@@ -196,11 +196,10 @@ class Nodes:
     @classmethod
     def below(cls, head: Sequence[int], tree: DraftTree) -> Nodes:
         """Tokens that are not committed yet, and below the last of them, which is the root, its draft tree."""
-        chain = cls.chain(head, 1 + len(tree))
-        if not len(tree):
-            return chain
-        parents = tree.parents + np.int32(len(head))  # ROOT is the last of the head
-        return cls(np.append(chain.tokens, tree.tokens), np.append(chain.parents, parents), chain.wanted)
+        above = len(head)
+        tokens = [*head, *tree.tokens.tolist()]
+        parents = [*range(ROOT, above + ROOT), *[above + parent for parent in tree.parents.tolist()]]
+        return cls.of(tokens, parents, 1 + len(tree))
 
 
 @runtime_checkable

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
-from operator import itemgetter
 from typing import Annotated, cast
 
 from annotated_types import Interval
@@ -72,17 +71,26 @@ class OptTree(Checked, BestPaths):
 
     def grow(self, frontier: Frontier) -> list[Child]:
         """Keep the nodes that are among the best n so far; go on where E(A) has gained more than the threshold."""
-        best, rows = cast(_BestSoFar, frontier.plan).best, frontier.rows
-        gain, entered = [0.0] * len(best), list[tuple[int, int]]()
-        scores = [(score, parent, rank) for parent, own in enumerate(frontier.scores) for rank, score in enumerate(own)]
-        for score, parent, rank in sorted(scores, key=itemgetter(0), reverse=True):
-            row = rows[parent]
-            dropped = _enter(best[row], score, frontier.budgets[row])
-            if dropped is not None:
-                gain[row] += math.exp(score) - dropped
-                entered.append((parent, rank))
-        least = self.threshold if frontier.depth + 1 < self.depth else math.inf
-        return [Child(parent, rank, gain[rows[parent]] > least) for parent, rank in sorted(entered)]
+        plan, rows = cast(_BestSoFar, frontier.plan), frontier.rows
+        scores, gain = list[tuple[float, int, int]](), [0.0] * len(plan.best)
+        for parent, found in enumerate(frontier.candidates):
+            path, least = frontier.path_logprobs[parent], plan.least(rows[parent])
+            for rank, logprob in enumerate(found.logprobs):
+                if path + logprob <= least:
+                    break
+                scores.append((-path - logprob, parent, rank))
+        entered = list[tuple[int, int, float]]()
+        for negative, parent, rank in sorted(scores):  # of equal paths the earlier one stays
+            row, score = rows[parent], -negative
+            if score > plan.least(row):
+                gain[row] += plan.enter(row, score)
+                entered.append((parent, rank, score))
+        threshold = self.threshold if frontier.depth + 1 < self.depth else math.inf
+        return [
+            # children of the least probable node of n are no more probable
+            Child(parent, rank, gain[rows[parent]] > threshold and score > plan.least(rows[parent]))
+            for parent, rank, score in sorted(entered)
+        ]
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn the tokens a second and the seconds of a layer for the automatic threshold.
@@ -110,16 +118,18 @@ class _BestSoFar(Plan):
 
     best: list[list[float]] = field(default_factory=list)
 
+    def least(self, row: int) -> float:
+        """Only paths above it come in."""
+        own = self.best[row]
+        return own[0] if len(own) == self.budgets[row].nodes else -math.inf
 
-def _enter(best: list[float], score: float, most: int) -> float | None:
-    """Take a path into the ``most`` best ones; the probability of the one that it drops, None: it is none of them.
-
-    Of equal paths the earlier one stays.
-    """
-    if len(best) < most:
-        heappush(best, score)
-        return 0.0
-    return math.exp(heapreplace(best, score)) if score > best[0] else None
+    def enter(self, row: int, score: float) -> float:
+        """Take a path in; returns what E(A) gains."""
+        own = self.best[row]
+        if len(own) < self.budgets[row].nodes:
+            heappush(own, score)
+            return math.exp(score)
+        return math.exp(score) - math.exp(heapreplace(own, score))
 
 
 @dataclass(frozen=True, slots=True)

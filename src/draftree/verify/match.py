@@ -8,7 +8,7 @@ of them one pass yields.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..sampling.draws import DrawPlace, Draws, draw_at
@@ -46,32 +46,30 @@ def match(scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], dra
     walking = [b for b in batch if draws[b].walks]
     verdicts = _walked(scores, firsts, trees, draws, walking) if walking else {}
     together = [b for b in batch if b not in verdicts]
-    edges = {b: list(zip(trees[b].parents.tolist(), trees[b].tokens.tolist(), strict=True)) for b in together}
-    places = [DrawPlace(draws[b], firsts[b] + n, path) for b in together for n, path in _paths(edges[b]).items()]
-    drawn = iter(draw_at(scores, places) if places else [])
+    places = [place for b in together for place in _places(draws[b], firsts[b], trees[b])]
+    drawn, at = draw_at(scores, places) if places else [], 0
     for b in together:
-        verdicts[b] = _followed(edges[b], dict(zip(range(ROOT, len(edges[b])), drawn, strict=False)))
+        verdicts[b] = _followed(trees[b], drawn[at : at + 1 + len(trees[b])])
+        at += 1 + len(trees[b])
     return [verdicts[b] for b in batch]
 
 
-_Edges = Sequence[tuple[int, int]]
-"""Of each node of a tree, its parent and its token."""
+def _places(draws: Draws, first: int, tree: DraftTree) -> list[DrawPlace]:
+    """Of the root, and then of each node."""
+    places = [DrawPlace(draws, first + ROOT, [])]
+    for slot, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True), start=first):
+        places.append(DrawPlace(draws, slot, [*places[parent - ROOT].drawn, token]))
+    return places
 
 
-def _paths(edges: _Edges) -> dict[int, list[int]]:
-    """Tokens on the way to the root (none), and then to each node."""
-    paths = dict[int, list[int]]({ROOT: []})
-    for node, (parent, token) in enumerate(edges):
-        paths[node] = [*paths[parent], token]
-    return paths
-
-
-def _followed(edges: _Edges, drawn: Mapping[int, int]) -> Verdict:
-    node_of = {edge: node for node, edge in reversed(list(enumerate(edges)))}
-    path, tokens, node = list[int](), [drawn[ROOT]], ROOT
-    while (child := node_of.get((node, tokens[-1]))) is not None:
-        path.append(node := child)
-        tokens.append(drawn[node])
+def _followed(tree: DraftTree, drawn: Sequence[int]) -> Verdict:
+    """The walk along what was drawn at the root and at each node; of equal siblings it goes to the first."""
+    node, path, tokens = ROOT, list[int](), [drawn[0]]
+    for child, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
+        if parent == node and token == tokens[-1]:
+            node = child
+            path.append(child)
+            tokens.append(drawn[child - ROOT])
     return Verdict(path, tokens)
 
 
