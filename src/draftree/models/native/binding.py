@@ -188,6 +188,7 @@ class LoadedModel:
         self.tracked: tuple[int, ...] = ()
         self._rows, self._counts, self._tokens, self._parents = (_Scratch() for _ in range(4))
         self._wanted, self._slots, self._found = _Scratch(np.uint8), _Scratch(), _Scratch()
+        self._values, self._entropies = _Scratch(np.float32), _Scratch(np.float32)
         architecture = _Architecture(*(getattr(numbers, each.name) for each in fields(Hyperparameters)))
         arrays = [
             np.ascontiguousarray(each)
@@ -342,53 +343,47 @@ class LoadedModel:
         Args:
             warpings, keys: of ``Draft``, as for ``draw``.
         """
-        slots = _ints(slots)
-        tokens, logprobs = np.empty((len(slots), count), np.int32), np.empty((len(slots), count), np.float32)
-        entropies = np.empty(len(slots), np.float32)
+        rows = len(slots)
         self._check(
             self._library.draftree_top(
                 self._pointer,
-                len(slots),
-                slots.ctypes.data,
+                rows,
+                self._slots.filled(slots),
                 count,
                 _reference(edits),
                 *(None if each is None else each.ctypes.data for each in (warpings, keys)),
-                tokens.ctypes.data,
-                logprobs.ctypes.data,
-                entropies.ctypes.data,
+                self._found.sized(rows * count),
+                self._values.sized(rows * count),
+                self._entropies.sized(rows),
             )
         )
-        return tokens, logprobs, entropies
+        tokens, logprobs = (each.first(rows * count).reshape(rows, count) for each in (self._found, self._values))
+        return tokens, logprobs, self._entropies.first(rows)
 
     def log_probabilities(self, slots: Numbers, tokens: Numbers) -> NDArray[np.float32]:
         """[w] log-probability (nats) of one token of each slot."""
-        slots, ids = _ints(slots), _ints(tokens)
-        found = np.empty(len(slots), np.float32)
-        self._check(
-            self._library.draftree_log_probabilities(
-                self._pointer, len(slots), slots.ctypes.data, ids.ctypes.data, found.ctypes.data
-            )
-        )
-        return found
+        count = len(slots)
+        arguments = self._slots.filled(slots), self._tokens.filled(tokens), self._values.sized(count)
+        self._check(self._library.draftree_log_probabilities(self._pointer, count, *arguments))
+        return self._values.first(count)
 
     def draw(
         self, slots: Numbers, keys: NDArray[np.uint64], warpings: NDArray[np.void], edits: CEdits | None = None
     ) -> NDArray[np.int32]:
         """[w] a token of each slot by the noise of its key; ``warpings``: [w] of ``WARPING``."""
-        slots = _ints(slots)
-        tokens = np.empty(len(slots), np.int32)
+        count = len(slots)
         self._check(
             self._library.draftree_draw(
                 self._pointer,
-                len(slots),
-                slots.ctypes.data,
+                count,
+                self._slots.filled(slots),
                 keys.ctypes.data,
                 warpings.ctypes.data,
                 _reference(edits),
-                tokens.ctypes.data,
+                self._found.sized(count),
             )
         )
-        return tokens
+        return self._found.first(count)
 
     def logits(self, slot: int) -> NDArray[np.float32]:
         """[V] a copy."""
