@@ -123,6 +123,14 @@ def test_rows_of_an_unmeasured_batch_count_as_more_nodes() -> None:
     assert profile.seconds(2, 9, batch=8) == 40.0
 
 
+def test_each_row_of_an_unmeasured_batch_reads_its_own_context() -> None:
+    """Eight rows behind 900 tokens took 4 ms more than a pass over eight nodes: no node seemed worth its cost."""
+    profile = Profile(ME, (curve(1, 100, 1.0, 2.0, 4.0), curve(1, 900, 1.5, 3.0, 6.0)))
+    assert profile.seconds(1, 900, batch=4) == 6.0 + 3 * 0.5
+    assert profile.seconds(1, 500, batch=4) == 5.0 + 3 * 0.25
+    assert profile.seconds(1, 50, batch=4) == 4.0
+
+
 def test_a_falling_curve_is_not_carried_below_zero() -> None:
     assert Profile(ME, (curve(1, 9, 3.0, 2.0, 1.0),)).seconds(1000, 9) == 1.0
 

@@ -111,6 +111,17 @@ def _ascend(numbers: Sequence[int]) -> bool:
     return list(numbers) == sorted(set(numbers))
 
 
+def _between(curves: Sequence[Point], tokens: float, context: int) -> float:
+    """Seconds over so many nodes a row behind a context, by the curves of one batch size in the order of theirs."""
+    above = next((i for i, p in enumerate(curves) if p.context >= context), len(curves) - 1)
+    last = curves[above].at(tokens)
+    if above == 0 or curves[above].context <= context:
+        return last
+    low = curves[above - 1]
+    share = (context - low.context) / (curves[above].context - low.context)
+    return low.at(tokens) + share * (last - low.at(tokens))
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Pass times of one model on one machine: curves over nodes, one for each batch size and context."""
@@ -121,19 +132,17 @@ class Profile:
     def seconds(self, nodes: float, context: int, batch: int = 1) -> float:
         """Seconds of a pass over ``nodes`` nodes in each of ``batch`` rows behind ``context`` tokens.
 
-        Linear in the context between the measured ones; rows of a batch size that was not measured count as more nodes
-        of the next smaller one.
+        Linear in the context between the measured ones. Rows of a batch size that was not measured count as more nodes
+        of the next smaller one, and each reads its own keys and values: what a pass over one token takes more behind
+        the context than behind the shortest one.
         """
         size = max((p.batch for p in self.points if p.batch <= batch), default=min(p.batch for p in self.points))
-        tokens = nodes * batch / size
         curves = sorted((p for p in self.points if p.batch == size), key=lambda p: p.context)
-        above = next((i for i, p in enumerate(curves) if p.context >= context), len(curves) - 1)
-        last = curves[above].at(tokens)
-        if above == 0 or curves[above].context <= context:
-            return last
-        low = curves[above - 1]
-        share = (context - low.context) / (curves[above].context - low.context)
-        return low.at(tokens) + share * (last - low.at(tokens))
+        seconds = _between(curves, nodes * batch / size, context)
+        if batch > size:
+            reading = _between(curves, 1, context) - curves[0].at(1)
+            seconds += (batch / size - 1) * max(0.0, reading)
+        return seconds
 
     def save(self) -> None:
         """Write it to the cache directory.
