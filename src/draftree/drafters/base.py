@@ -36,6 +36,7 @@ class Drafter(Protocol):
         passes: drafter model passes so far; each brings its candidates to the host in one transfer, and the
             distributions that children are drawn from in another.
         seconds: wall-clock seconds of the last proposal, and of learning from the outcomes before it.
+        part_seconds: of these, what each of ``parts`` took; none where it is the only one.
         policy: what shapes its trees; None: it drafts nothing.
         parts: names of the drafters that ``DraftTree.origins`` tell apart, in the order of their bits.
         reads_scores: it learns from the target's scores of verified nodes (``Outcome.top``).
@@ -50,6 +51,9 @@ class Drafter(Protocol):
 
     @property
     def seconds(self) -> float: ...
+
+    @property
+    def part_seconds(self) -> tuple[float, ...]: ...
 
     @property
     def policy(self) -> GrowthPolicy | None: ...
@@ -103,6 +107,7 @@ class NoDrafter:
     name = "none"
     passes = 0
     seconds = 0.0
+    part_seconds: tuple[float, ...] = ()
     reads_scores = False
     learns = False
     policy: GrowthPolicy | None = None

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import chain, compress
 
@@ -59,6 +59,10 @@ class TreeDrafter:
     @property
     def passes(self) -> int:
         return self.source.passes
+
+    @property
+    def part_seconds(self) -> tuple[float, ...]:
+        return self.source.seconds
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -120,12 +124,9 @@ class TreeDrafter:
         return [g.tree for g in grown]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Notify source and policy; the policy learns what each part of the source took."""
+        """Notify source and policy."""
         began = time.perf_counter()
         self.source.observe(outcomes)
-        if self.source.seconds:
-            step = replace(outcomes[0].step, drafters=self.source.seconds)
-            outcomes = [replace(outcome, step=step) for outcome in outcomes]
         if self._plan is not None:
             self.policy.observe(self._plan, outcomes)
         self._plan = None

@@ -27,7 +27,7 @@ class StepTimer:
 
     def cost(self, batch: int, drafter: Drafter, passes: int) -> StepCost:
         """The cost of the step for the requests of one drafter, which made so many passes in it."""
-        return StepCost(batch, drafter.seconds, self._verify, self._other, passes)
+        return StepCost(batch, drafter.seconds, self._verify, self._other, passes, drafter.part_seconds)
 
     def ended(self, reading: Sequence[Request]) -> None:
         """The step is over; these requests' prompts were read in it."""

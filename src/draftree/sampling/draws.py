@@ -73,7 +73,7 @@ class Penalties:
         return Changes(np.append(base.tokens, np.array(new, np.int32)), np.reciprocal(factors), factors, addend)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Draws:
     """The random draws of one request in one step.
 
@@ -103,13 +103,18 @@ class Draws:
         """What is drawn at a node takes what was drawn above it: a constraint's state, or a processor's call."""
         return self.state is not None or bool(self.params.processors)
 
+    @property
+    def edits(self) -> bool:
+        """Penalties, biases or a constraint change logits."""
+        return self._penalties is not None or self.state is not None
+
     def key(self, depth: int) -> int:
         """Of the noise ``depth`` tokens into this step."""
         return stream_key(self.seed, len(self.history) + depth)
 
     def edit(self, drawn: Sequence[int]) -> Edit:
         """What penalties, biases and the constraint change after tokens of this step."""
-        if self._penalties is None and self.state is None:
+        if not self.edits:
             return NO_EDIT
         changes = None if self._penalties is None else self._penalties.after(drawn)
         return Edit(changes, None if self.state is None else followed(self.state, drawn).mask)
@@ -152,16 +157,19 @@ class DrawPlace(NamedTuple):
 
 def draw_at(scores: Scores, places: Sequence[DrawPlace]) -> list[int]:
     """The target's own next token at each place; without processors of users in one call of ``scores``."""
-    if any([place.draws.params.processors for place in places]):
+    requests = {place.draws for place in places}
+    if any([draws.params.processors for draws in requests]):
         return [_draw_processed(scores, p) if p.draws.params.processors else draw_at(scores, [p])[0] for p in places]
-    slots, edits = [place.slot for place in places], [draws.edit(drawn) for draws, _, drawn in places]
-    some = None if all([edit.is_empty for edit in edits]) else edits
-    if not any([place.draws.params.temperature for place in places]):
-        found: list[int] = scores.argmax(slots, some).tolist()
-        return found
-    keys = [draws.key(len(drawn)) for draws, _, drawn in places]
-    drawn_tokens: list[int] = scores.draw(slots, keys, [p.draws.params.warping for p in places], some).tolist()
-    return drawn_tokens
+    slots, edits = [place.slot for place in places], None
+    if any([draws.edits for draws in requests]):
+        edits = [draws.edit(drawn) for draws, _, drawn in places]
+    if any([draws.params.temperature for draws in requests]):
+        keys = [draws.key(len(drawn)) for draws, _, drawn in places]
+        found = scores.draw(slots, keys, [p.draws.params.warping for p in places], edits)
+    else:
+        found = scores.argmax(slots, edits)
+    tokens: list[int] = found.tolist()
+    return tokens
 
 
 def _draw_processed(scores: Scores, place: DrawPlace) -> int:
