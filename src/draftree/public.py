@@ -18,7 +18,7 @@ from .errors import DraftreeError, DraftreeWarning, InputError, QueueFullError, 
 from .factory import load_beam_engine, load_beam_source, load_engine
 from .models.loading import load
 from .policies.auto.policy import AutoTree
-from .policies.base import GrowthPolicy
+from .policies.base import Child, Frontier, GrowthPolicy
 from .policies.best_paths import Eagle2Tree, OptTree
 from .policies.c2t import ClassifierTree, read_classifier
 from .policies.chains import DynamicWindow, EntropyStop, Window
@@ -46,6 +46,7 @@ __all__ = [
     "BranchingSteps",
     "BudgetTree",
     "Budget",
+    "Child",
     "Chunk",
     "ClassifierTree",
     "Corpus",
@@ -58,6 +59,7 @@ __all__ = [
     "Engine",
     "EntropyStop",
     "EntropyTree",
+    "Frontier",
     "Generation",
     "GrowthPolicy",
     "Handle",
