@@ -205,7 +205,7 @@ class TestAuto:
         decode(ensemble, {1: 0.8, 3: 0.2}, 150, chosen)
         assert 0 < bad.asked.count(()) < 30
         assert good.asked.count(()) >= 145  # all but the AR passes that speed is compared with
-        text = chosen.report.text(chosen.selection)
+        text = chosen.report.text()
         assert "drafter bad: enabled in" in text
         assert text.count(": in use") >= 1
 
