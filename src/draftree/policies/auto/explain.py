@@ -45,9 +45,9 @@ class Report:
             f"{self.drafted / self.steps:.0%} of {self.steps} steps drafted, {nodes:.1f} tokens a step"
         ]
         for record in self.selection.records:
-            each, name = max(1, record.steps), record.source.name if record.source else "the drafter"
+            each, name = max(1, record.steps), f" {record.source.name}" if record.source else ""
             lines.append(
-                f"{name}: drafts in {record.steps / self.steps:.0%} of the steps, "
+                f"drafter{name}, now {'on' if record.on else 'off'}: drafted in {record.steps / self.steps:.0%} of them, "
                 f"{record.tokens / each:.2f} of its tokens accepted a step, {1e3 * record.seconds / each:.2f} ms"
             )
         return "\n".join(lines)

@@ -30,6 +30,8 @@ _WEIGHT = 1.0
 """Steps that a guess counts for."""
 _KEEP, _KEEP_UNUSED = 0.94, 0.98
 """Share of a record that each further step leaves in which the drafter drafts, and in which it does not."""
+_KEEP_ANEW = 0.5
+"""And what a new request's first step leaves, where it is alone: its text is another one."""
 _KEEP_PACE, _FIRST_PASSES = 0.95, 6.0
 """The same of the pace, which begins with so many AR passes."""
 _MOST = 4.0
@@ -44,12 +46,14 @@ class Record:
         source: the drafter; None: unknown.
         profiles: measured costs of the models that make passes for it, by ``id``.
         profile: of these, that of the model that makes one pass a layer; None: there is none.
+        on: it drafts in the step that was begun last.
         steps, tokens, seconds: how often it drafted, accepted tokens that were its alone, what it took.
     """
 
     source: SourceInfo | None = None
     profiles: dict[int, Profile] = field(default_factory=dict, repr=False)
     profile: Profile | None = None
+    on: bool = True
     steps: int = 0
     tokens: float = 0.0
     seconds: float = 0.0
@@ -100,13 +104,12 @@ class Record:
 
     def learn(self, gained: float, spent: float) -> None:
         """In one step it has gained so many tokens a request and spent so many AR passes."""
-        self._gained, self._spent = _KEEP * self._gained + gained, _KEEP * self._spent + spent
-        self._weight = _KEEP * self._weight + 1
+        self.fade(_KEEP)
+        self._gained, self._spent, self._weight = self._gained + gained, self._spent + spent, self._weight + 1
 
-    def fade(self) -> None:
-        """A step went by without it."""
-        self._gained, self._spent = _KEEP_UNUSED * self._gained, _KEEP_UNUSED * self._spent
-        self._weight *= _KEEP_UNUSED
+    def fade(self, keep: float) -> None:
+        """Leave so much of the record."""
+        self._gained, self._spent, self._weight = keep * self._gained, keep * self._spent, keep * self._weight
 
 
 class Price(NamedTuple):
@@ -147,10 +150,13 @@ class Selection:
 
     def begin(self, requests: Sequence[Request], curve: Curve, ar: ARPass) -> Price:
         """Settle which drafters draft, and what they cost."""
-        pace = self.pace
-        enabled = tuple([record.pays(requests, curve, ar, pace) for record in self.records])
-        layers = tuple([on * record.layer(ar) for record, on in zip(self.records, enabled, strict=True)])
-        fresh = any([on and record.reading(requests) > 0 for record, on in zip(self.records, enabled, strict=True)])
+        pace, new = self.pace, sum([request.stats.steps == 0 for request in requests]) / len(requests)
+        for record in self.records:
+            record.fade(1 - (1 - _KEEP_ANEW) * new)
+            record.on = record.pays(requests, curve, ar, pace)
+        enabled = tuple([record.on for record in self.records])
+        layers = tuple([record.on * record.layer(ar) for record in self.records])
+        fresh = any([record.on and record.reading(requests) > 0 for record in self.records])
         return Price(ar, curve, ar.tokens * pace / curve.seconds[0], enabled, layers, fresh)
 
     def learn(self, price: Price, layers: int, nodes: int, outcomes: Sequence[Outcome]) -> float:
@@ -163,7 +169,7 @@ class Selection:
         owners = [_owners(outcome, price) for outcome in outcomes]
         for index, (record, drafting) in enumerate(zip(self.records, took, strict=True)):
             if not price.enabled[index]:
-                record.fade()
+                record.fade(_KEEP_UNUSED)
                 continue
             gained = sum([_gained(outcome, own, index) for outcome, own in zip(outcomes, owners, strict=True)])
             shared = max(0.0, verify - ar) * sum([own.count(index) for own in owners]) / max(1, nodes)
