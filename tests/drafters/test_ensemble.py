@@ -221,7 +221,7 @@ class TestAuto:
 
     def test_of_two_sources_that_say_the_same_one_stays(self) -> None:
         """Neither offers anything that the other does not: both were left out."""
-        one, two = Says("a", {1: 0.8}, seconds=0.002), Says("b", {1: 0.8}, seconds=0.02)
+        one, two = Says("a", {1: 0.8}, seconds=0.002), Says("b", {1: 0.8}, seconds=0.05)
         ensemble, chosen = EnsembleSource((one, two)), AutoTree(depth=3, target=costs(1.0))
         chosen.prepare(target(), ensemble.parts)
         decode(ensemble, {1: 0.8, 3: 0.2}, 100, chosen)

@@ -47,7 +47,7 @@ class Report:
         for record in self.selection.records:
             each, name = max(1, record.steps), f" {record.source.name}" if record.source else ""
             lines.append(
-                f"drafter{name}, now {'on' if record.on else 'off'}: drafted in {record.steps / self.steps:.0%} of them, "
+                f"drafter{name}, now {'on' if record.on else 'off'}: drafted in {record.steps / self.steps:.0%}, "
                 f"{record.tokens / each:.2f} of its tokens accepted a step, {1e3 * record.seconds / each:.2f} ms"
             )
         return "\n".join(lines)
