@@ -24,7 +24,7 @@ from draftree.drafters.distributions import Drawn, candidates_of_top
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
-from draftree.engine.replay import Replay
+from draftree.engine.replay import Replay, pass_maker
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.huggingface.hf_loading import load_huggingface
@@ -169,7 +169,8 @@ def record(
             continue
         positions = []
         kept = tracked(target)
-        with Replay(drafter, prompt, text, params, features, kept=kept) as replay, torch.inference_mode():
+        passes = pass_maker(target, drafter, features)
+        with Replay(drafter, prompt, text, params, features, passes, kept) as replay, torch.inference_mode():
             while len(replay.left) > 1:
                 tree = replay.propose(MAX_NODES, min(depth, len(replay.left) - 1))
                 assert recording.recorder is not None  # noqa: S101 - propose has begun one

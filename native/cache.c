@@ -8,7 +8,7 @@
 #include "platform.h"
 
 enum {
-    PAGE_HEADER = 64,     /* bytes before a page's cells: how many rows hold it */
+    PAGE_HEADER = 64,     /* bytes before a page's cells */
     SCALE_SIZE = 32,      /* dimensions of a key or value that share a scale in FORMAT_Q8_0 */
     MOST_SPARE = 16,      /* pages that are kept when nobody holds them */
     MOST_CELLS = 1 << 30, /* of a row, whose tree may hold more nodes than its context has positions */
@@ -25,20 +25,30 @@ static size_t key_bytes(const Cache *cache) {
     return PAGE_CELLS * (size * number_bytes(cache) + size / SCALE_SIZE * scale_bytes(cache));
 }
 
-int64_t token_bytes(const Cache *cache) {
-    return (int64_t)(2 * key_bytes(cache) / PAGE_CELLS) * cache->layers * cache->heads;
+/* Bytes of the keys and values of a page. */
+static size_t page_keys(const Cache *cache) {
+    return 2 * key_bytes(cache) * (size_t)cache->layers * (size_t)cache->heads;
 }
 
-void start_cache(Cache *cache, int layers, int heads, int head_size, int format) {
+int64_t token_bytes(const Cache *cache) { return (int64_t)((cache->page_bytes - PAGE_HEADER) / PAGE_CELLS); }
+
+void start_cache(Cache *cache, int layers, int heads, int head_size, int format, int state_size) {
     memset(cache, 0, sizeof *cache);
     cache->layers = layers;
     cache->heads = heads;
     cache->head_size = head_size;
     cache->format = format;
-    cache->page_bytes = PAGE_HEADER + (size_t)token_bytes(cache) * PAGE_CELLS;
+    cache->state_size = state_size;
+    track_states(cache, 0);
 }
 
-static int32_t *holders(uint8_t *page) { return (int32_t *)(void *)(page - PAGE_HEADER); }
+/* What lies before the cells of a page. */
+typedef struct {
+    size_t bytes;    /* of the page, this included */
+    int32_t holders; /* rows */
+} PageHeader;
+
+static PageHeader *header_of(uint8_t *page) { return (PageHeader *)(void *)(page - PAGE_HEADER); }
 
 static uint8_t *new_page(Cache *cache) {
     uint8_t *page;
@@ -49,20 +59,37 @@ static uint8_t *new_page(Cache *cache) {
         if (!memory)
             return NULL;
         page = memory + PAGE_HEADER;
+        header_of(page)->bytes = cache->page_bytes;
     }
-    *holders(page) = 1;
-    cache->page_total++;
+    header_of(page)->holders = 1;
+    cache->bytes += (int64_t)header_of(page)->bytes;
     return page;
 }
 
+static void free_page(uint8_t *page) { release(page - PAGE_HEADER, header_of(page)->bytes); }
+
 static void leave_page(Cache *cache, uint8_t *page) {
-    if (--*holders(page))
+    const size_t bytes = header_of(page)->bytes;
+    if (--header_of(page)->holders)
         return;
-    cache->page_total--;
-    if (cache->spare && cache->spare_count < MOST_SPARE)
+    cache->bytes -= (int64_t)bytes;
+    if (cache->spare && cache->spare_count < MOST_SPARE && bytes == cache->page_bytes)
         cache->spare[cache->spare_count++] = page;
     else
-        release(page - PAGE_HEADER, cache->page_bytes);
+        free_page(page);
+}
+
+void track_states(Cache *cache, int32_t tracked) {
+    cache->tracked = tracked;
+    cache->page_bytes = PAGE_HEADER + page_keys(cache) +
+                        (size_t)tracked * (size_t)cache->state_size * sizeof(float) * PAGE_CELLS;
+    while (cache->spare_count)
+        free_page(cache->spare[--cache->spare_count]);
+}
+
+float *cell_states(const Cache *cache, const Row *row, int32_t cell) {
+    float *states = (float *)(void *)(row->pages[cell / PAGE_CELLS] + page_keys(cache));
+    return states + (size_t)(cell % PAGE_CELLS) * (size_t)row->tracked * (size_t)cache->state_size;
 }
 
 Row *find_row(const Cache *cache, int32_t row) {
@@ -84,7 +111,50 @@ int open_row(Cache *cache, int32_t *row) {
         memset(&rows[number], 0, sizeof *rows);
     }
     cache->rows[number].open = 1;
+    cache->rows[number].tracked = cache->tracked;
     *row = number;
+    return DRAFTREE_OK;
+}
+
+/* Bytes of the packed rows of so many learned tokens. */
+static size_t learned_bytes(const Cache *cache, int32_t count) {
+    return ((size_t)count + TILE_ROWS - 1) / TILE_ROWS * cache->learned_tile_bytes;
+}
+
+int reserve_learned(const Cache *cache, Row *row, int32_t count) {
+    if (count <= row->learned_capacity)
+        return DRAFTREE_OK;
+    const int32_t capacity = count + count / 2 + 4 * TILE_ROWS;
+    uint8_t *tiles = allocate(learned_bytes(cache, capacity));
+    if (!tiles)
+        return DRAFTREE_NO_MEMORY;
+    Learned *learned = realloc(row->learned, (size_t)capacity * sizeof *learned);
+    if (!learned) {
+        release(tiles, learned_bytes(cache, capacity));
+        return DRAFTREE_NO_MEMORY;
+    }
+    if (row->learned_count)
+        memcpy(tiles, row->learned_tiles, learned_bytes(cache, row->learned_count));
+    release(row->learned_tiles, learned_bytes(cache, row->learned_capacity));
+    row->learned = learned;
+    row->learned_tiles = tiles;
+    row->learned_capacity = capacity;
+    return DRAFTREE_OK;
+}
+
+/* The first learned tokens of another row: those of its first `length` tokens. */
+static int copy_learned(const Cache *cache, const Row *source, int32_t length, Row *copy) {
+    int32_t count = 0;
+    while (count < source->learned_count && source->learned[count].length <= length)
+        count++;
+    if (!count)
+        return DRAFTREE_OK;
+    int error = reserve_learned(cache, copy, count);
+    if (error)
+        return error;
+    memcpy(copy->learned, source->learned, (size_t)count * sizeof *copy->learned);
+    memcpy(copy->learned_tiles, source->learned_tiles, learned_bytes(cache, count));
+    copy->learned_count = count;
     return DRAFTREE_OK;
 }
 
@@ -95,6 +165,8 @@ static void drop_pages(Cache *cache, Row *row, int32_t from) {
 
 void close_row(Cache *cache, Row *row) {
     drop_pages(cache, row, 0);
+    release(row->learned_tiles, learned_bytes(cache, row->learned_capacity));
+    free(row->learned);
     free(row->pages);
     free(row->nodes);
     memset(row, 0, sizeof *row);
@@ -105,7 +177,7 @@ void free_cache(Cache *cache) {
         if (cache->rows[number].open)
             close_row(cache, &cache->rows[number]);
     while (cache->spare_count)
-        release(cache->spare[--cache->spare_count] - PAGE_HEADER, cache->page_bytes);
+        free_page(cache->spare[--cache->spare_count]);
     free(cache->spare);
     free(cache->rows);
     memset(cache, 0, sizeof *cache);
@@ -135,16 +207,17 @@ int fork_row(Cache *cache, int32_t row, int32_t length, int32_t *fork) {
         return error;
     Row *copy = &cache->rows[number];
     source = &cache->rows[row]; /* the list of rows may have moved */
-    if (reserve_page_list(copy, pages)) {
+    if (reserve_page_list(copy, pages) || copy_learned(cache, source, length, copy)) {
         close_row(cache, copy);
         return DRAFTREE_NO_MEMORY;
     }
     for (int32_t page = 0; page < pages; page++) {
         copy->pages[page] = source->pages[page];
-        ++*holders(copy->pages[page]);
+        header_of(copy->pages[page])->holders++;
     }
     copy->page_count = pages;
     copy->length = length;
+    copy->tracked = source->tracked;
     *fork = number;
     return DRAFTREE_OK;
 }
@@ -166,12 +239,12 @@ int reserve_nodes(Cache *cache, Row *row, int32_t count) {
         return DRAFTREE_NO_MEMORY;
     for (int32_t page = (row->length + row->count) / PAGE_CELLS; page < row->page_count; page++) {
         uint8_t *shared = row->pages[page];
-        if (*holders(shared) == 1)
+        if (header_of(shared)->holders == 1)
             continue;
         uint8_t *own = new_page(cache);
         if (!own)
             return DRAFTREE_NO_MEMORY;
-        memcpy(own, shared, cache->page_bytes - PAGE_HEADER);
+        memcpy(own, shared, header_of(shared)->bytes - PAGE_HEADER); /* no later page is smaller */
         leave_page(cache, shared);
         row->pages[page] = own;
     }
@@ -232,11 +305,13 @@ static size_t value_place(int32_t cell, size_t size, size_t bytes) {
     return (size_t)(cell % PAGE_CELLS) * size * bytes;
 }
 
-/* Copy the keys and values of a cell, all layers and heads, to an earlier cell of the row. */
+/* Copy the keys and values of a cell, all layers and heads, and its states to an earlier cell of the row. */
 static void move_cell(const Cache *cache, const Row *row, int32_t from, int32_t to) {
     const size_t heads = (size_t)cache->layers * (size_t)cache->heads, all_keys = key_bytes(cache);
     const size_t size = (size_t)cache->head_size, bytes = number_bytes(cache);
     const size_t scales = size / SCALE_SIZE, width = scale_bytes(cache), behind = PAGE_CELLS * size * bytes;
+    memcpy(cell_states(cache, row, to), cell_states(cache, row, from),
+           (size_t)row->tracked * (size_t)cache->state_size * sizeof(float));
     for (size_t head = 0; head < heads; head++) {
         const uint8_t *old = row->pages[from / PAGE_CELLS] + head * 2 * all_keys;
         uint8_t *new = row->pages[to / PAGE_CELLS] + head * 2 * all_keys;
@@ -267,13 +342,19 @@ static int is_path(const Row *row, const int32_t *path, int32_t count) {
     return 1;
 }
 
+void cut_row(Cache *cache, Row *row, int32_t length) {
+    row->length = length;
+    row->count = 0;
+    while (row->learned_count && row->learned[row->learned_count - 1].length > length)
+        row->learned_count--;
+    drop_pages(cache, row, (length + PAGE_CELLS - 1) / PAGE_CELLS + 1);
+}
+
 int commit_path(Cache *cache, Row *row, const int32_t *path, int32_t count) {
     if (count < 0 || !is_path(row, path, count))
         return DRAFTREE_BAD_TREE;
     move_nodes(cache, row, path, count);
-    row->length += count;
-    row->count = 0;
-    drop_pages(cache, row, (row->length + PAGE_CELLS - 1) / PAGE_CELLS + 1);
+    cut_row(cache, row, row->length + count);
     return DRAFTREE_OK;
 }
 

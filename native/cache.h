@@ -4,7 +4,8 @@
  * then the uncommitted nodes in the order of their arrival. A fork shares the pages of its prefix; a page that two rows
  * hold is copied before either writes to it.
  *
- * Inside a page: for each layer, for each key head: keys, then values (vector.h draws both).
+ * Inside a page: for each layer, for each key head: keys, then values (vector.h draws both). Behind them, for each cell:
+ * the hidden states that its row keeps, [tracked][state_size] float32.
  */
 #ifndef DRAFTREE_CACHE_H
 #define DRAFTREE_CACHE_H
@@ -20,15 +21,26 @@ typedef struct {
     int32_t run;    /* ancestors, itself included, that came first and in order */
 } Node;
 
+/* A token that a row of a draft head scores beside those of the output layer. */
+typedef struct {
+    int32_t token;
+    int32_t length; /* of the row when it was learned: shorter forks do without it */
+} Learned;
+
 typedef struct {
     int open;
     int32_t length; /* committed tokens */
     int32_t count;  /* uncommitted nodes */
+    int32_t tracked; /* hidden states of each cell: those that were tracked when the row was opened */
     int32_t node_capacity;
     Node *nodes;
     int32_t page_count;
     int32_t page_capacity;
     uint8_t **pages;
+    Learned *learned;
+    int32_t learned_count;
+    int32_t learned_capacity;
+    uint8_t *learned_tiles; /* their rows of the target's output layer, packed */
 } Row;
 
 typedef struct {
@@ -36,18 +48,24 @@ typedef struct {
     int heads; /* of keys */
     int head_size;
     int format; /* FORMAT_F16 or FORMAT_Q8_0 */
-    size_t page_bytes;
+    int state_size;
+    size_t learned_tile_bytes; /* of a tile of learned rows; 0: nothing is learned */
+    int32_t tracked;   /* hidden states that rows keep which are opened now */
+    size_t page_bytes; /* of a new page, its header included */
     Row *rows;
     int32_t row_count;
     uint8_t **spare; /* pages that nobody holds, kept for the next row */
     int32_t spare_count;
-    int64_t page_total; /* that rows hold */
+    int64_t bytes; /* of the pages that rows hold */
 } Cache;
 
-void start_cache(Cache *cache, int layers, int heads, int head_size, int format);
+void start_cache(Cache *cache, int layers, int heads, int head_size, int format, int state_size);
 void free_cache(Cache *cache);
 
-/* Bytes of a token's keys and values, all layers and heads. */
+/* Keep so many hidden states of the tokens of rows that are opened from now on; never fewer than before. */
+void track_states(Cache *cache, int32_t tracked);
+
+/* Bytes of a token: its keys and values, all layers and heads, and its hidden states. */
 int64_t token_bytes(const Cache *cache);
 
 /* An open row by its number; NULL: there is none. */
@@ -59,6 +77,7 @@ int fork_row(Cache *cache, int32_t row, int32_t length, int32_t *fork);
 void close_row(Cache *cache, Row *row);
 /* Make room for `count` more nodes, in pages that the row alone holds. */
 int reserve_nodes(Cache *cache, Row *row, int32_t count);
+void cut_row(Cache *cache, Row *row, int32_t length);
 int commit_path(Cache *cache, Row *row, const int32_t *path, int32_t count);
 int prune_nodes(Cache *cache, Row *row, const int32_t *keep, int32_t count, int32_t trunk);
 
@@ -67,6 +86,12 @@ void append_node(Row *row, int32_t parent);
 
 /* The cells of a node's ancestors behind its run, ascending, itself included; how many there are. */
 int32_t path_cells(const Row *row, int32_t node, int32_t *cells);
+
+/* Make room for so many learned tokens. */
+int reserve_learned(const Cache *cache, Row *row, int32_t count);
+
+/* The hidden states of a cell, [row->tracked][state_size]. */
+float *cell_states(const Cache *cache, const Row *row, int32_t cell);
 
 /* How the head of a layer finds its keys and values. */
 HeadCache head_cache(const Cache *cache, const Row *row, int layer, int head);

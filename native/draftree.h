@@ -21,6 +21,7 @@ enum {
     DRAFTREE_BAD_TREE = -6,     /* a parent does not come before its child, or the nodes kept are no path */
     DRAFTREE_BAD_TOKEN = -7,
     DRAFTREE_NO_TIER = -8, /* the CPU lacks the instruction set */
+    DRAFTREE_NO_STATES = -9, /* the row keeps no such hidden states */
 };
 
 typedef struct Model Model;
@@ -51,6 +52,7 @@ enum {
     UP,
     DOWN,
     FEED_FORWARD_POST_NORM,
+    ATTENTION_OUTPUT_BIAS,
     LAYER_TENSORS,
 };
 
@@ -59,6 +61,15 @@ enum {
     OUTPUT_NORM,
     OUTPUT, /* may be the place of EMBEDDING: tied */
     MODEL_TENSORS,
+};
+
+/* Of a draft head besides; all may be missing but what its kind needs. */
+enum {
+    INPUT,        /* EAGLE-1: [embedding; state] -> what the first layer reads; EAGLE-3: hidden states -> state */
+    INPUT_BIAS,
+    FEATURE_NORM, /* of the target's hidden states before INPUT: one vector for all of them side by side */
+    STATE_NORM,   /* EAGLE-3: of the state that the first layer reads */
+    HEAD_TENSORS,
 };
 
 enum { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };
@@ -83,6 +94,25 @@ typedef struct {
     float attention_scale; /* of the products of queries and keys */
     float rope_magnitude;  /* of the rotated dimensions (YaRN), else 1 */
 } Architecture;
+
+enum { MOST_FEATURES = 8 };
+
+/* What a draft head is, beside an Architecture of its layers, whose vocabulary is that of its output layer.
+ *
+ * A node's state s is made of hidden states of the target at the token before it, or what the last layer gave at its
+ * parent. EAGLE-3: s = INPUT of these hidden states; the first layer's queries, keys and values read [norm(e);
+ * norm(s)] for the token embedding e, and its residual is s. EAGLE-1: s is the hidden state, and the first layer reads
+ * INPUT [e; s]. */
+typedef struct {
+    int32_t fuses_states;            /* 1: EAGLE-3 */
+    int32_t features;                /* hidden states of the target that it reads */
+    int32_t places[MOST_FEATURES];   /* theirs among those that the target tracks */
+    int32_t norms_features_apart;    /* FEATURE_NORM norms each of them by itself */
+    int32_t norms_residual;          /* the first layer's residual is norm(s) */
+    int32_t norms_state;             /* the next state is what the output layer reads, after the last norm */
+    int32_t learns;                  /* its output layer grows by rows of the target's (draftree_learn) */
+    float logit_scale;               /* of what the output layer reads */
+} HeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
 #define DRAFTREE_VERSION "1"
@@ -109,7 +139,15 @@ void draftree_free(Model *model);
  */
 int draftree_share_threads(Model *model, const Model *other);
 
-/* The tier in use; bytes that keys and values of the open rows take now; bytes of a token's. */
+/* A draft head for a target, whose threads, instruction set and, where it has none itself, embeddings it uses: free it
+ * first. weights: what tensors lie in, read before the call returns. tokens: [vocabulary] of its output layer, ids of
+ * the target, whose model_tensors the OUTPUT_NORM may be missing of. The rest as draftree_load. */
+int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size, const Architecture *architecture,
+                       const HeadArchitecture *head, const double *rope_frequencies, const TensorPlace *layer_tensors,
+                       const TensorPlace *model_tensors, const TensorPlace *head_tensors, const int32_t *tokens,
+                       char message[256], Model **model);
+
+/* The tier in use; bytes that the cells of the open rows take now; bytes of a new token's. */
 const char *draftree_tier(const Model *model);
 int64_t draftree_cache_bytes(const Model *model);
 int64_t draftree_token_bytes(const Model *model);
@@ -129,6 +167,25 @@ int draftree_close(Model *model, int32_t row);
 int draftree_extend(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts, const int32_t *tokens,
                     const int32_t *parents, const uint8_t *wanted);
 
+/* The same for a draft head. sources: [N] where the state before each node is: cell c of the target's row, or one of:
+ * LAST_STATE what the head predicted at its parent, which came with an earlier call; NO_STATE zeros. target_rows:
+ * [row_count]; looked at where a source is a cell. */
+enum { LAST_STATE = -1, NO_STATE = -2 };
+int draftree_extend_head(Model *head, int32_t row_count, const int32_t *rows, const int32_t *counts,
+                         const int32_t *tokens, const int32_t *parents, const uint8_t *wanted,
+                         const int32_t *target_rows, const int32_t *sources);
+
+/* Let a row of a head score these tokens too, those that it does not yet. Scores of its nodes are over [the output
+ * layer's; those learned, in their order], and forks have those that were learned among their tokens. */
+int draftree_learn(Model *head, int32_t row, const int32_t *tokens, int32_t count);
+
+/* The tokens that a head's row scores: how many, then which. */
+int32_t draftree_output_count(const Model *head, int32_t row);
+int draftree_output_tokens(const Model *head, int32_t row, int32_t *tokens);
+
+/* Forget the last committed tokens of a row, all but `length`, and its nodes. */
+int draftree_cut(Model *model, int32_t row, int32_t length);
+
 /* Keep uncommitted nodes, a path from the last committed token down; drop all others. */
 int draftree_commit(Model *model, int32_t row, const int32_t *path, int32_t count);
 
@@ -136,10 +193,11 @@ int draftree_commit(Model *model, int32_t row, const int32_t *path, int32_t coun
  * others descend from. The i-th of the others is node i from now on. */
 int draftree_prune(Model *model, int32_t row, const int32_t *keep, int32_t count, int32_t trunk);
 
-/* Which hidden states extend keeps: layer k in 0..layers is what decoder layer k reads (k = layers: what the last one
- * gives), -1 the state after the final norm. hidden: [count][layers x hidden] of nodes first.. of the last extend. */
+/* Which hidden states the cells of rows keep that are opened from now on: layer k in 0..layers is what decoder layer k
+ * reads (k = layers: what the last one gives), -1 the state after the final norm. A list begins with the one before it.
+ * states: [count][layers x hidden] of cells first.. of a row: its committed tokens, then its nodes. */
 int draftree_track(Model *model, const int32_t *layers, int32_t count);
-int draftree_hidden(Model *model, int32_t first, int32_t count, float *states);
+int draftree_states(const Model *model, int32_t row, int32_t first, int32_t count, float *states);
 
 /* Edits of logits, by entry of `slots` (not by slot): (1) changes: logit * positive if logit > 0, else logit *
  * negative, then + addend; (2) the mask: tokens whose bit is 0 are -inf; a mask that allows nothing is left out. */
@@ -162,7 +220,9 @@ typedef struct {
     float min_p;
 } Warping;
 
-/* Of slots of the last extend; ties go to the lower token. */
+/* Of slots of the last extend; ties go to the lower token. A draft head's are of the tokens that the slot's row scores:
+ * masks and results name tokens of the target, logits come in the order of draftree_output_tokens, changes and draws
+ * are errors. */
 int draftree_argmax(Model *model, int32_t count, const int32_t *slots, const Edits *edits, int32_t *tokens);
 /* Where there are warpings: of warped logits; where there are keys too, of temperature x (warped logits + noise). At
  * temperature 0: of the logits. */
@@ -173,7 +233,7 @@ int draftree_log_probabilities(Model *model, int32_t count, const int32_t *slots
                                float *log_probabilities);
 int draftree_draw(Model *model, int32_t count, const int32_t *slots, const uint64_t *keys, const Warping *warpings,
                   const Edits *edits, int32_t *tokens);
-int draftree_logits(Model *model, int32_t slot, float *logits);
+int draftree_logits(const Model *model, int32_t slot, int32_t count, float *logits); /* [count], -inf past the last */
 
 #pragma GCC visibility pop
 

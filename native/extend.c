@@ -23,7 +23,7 @@ const char *draftree_tier(const Model *model) { return model->tier->name; }
 
 int64_t draftree_token_bytes(const Model *model) { return token_bytes(&model->cache); }
 
-int64_t draftree_cache_bytes(const Model *model) { return model->cache.page_total * (int64_t)model->cache.page_bytes; }
+int64_t draftree_cache_bytes(const Model *model) { return model->cache.bytes; }
 
 int draftree_open(Model *model, int32_t *row) { return open_row(&model->cache, row); }
 
@@ -50,43 +50,55 @@ int draftree_prune(Model *model, int32_t row, const int32_t *keep, int32_t count
 }
 
 int draftree_track(Model *model, const int32_t *layers, int32_t count) {
-    if (count < 0 || count > (int32_t)(sizeof model->tracked / sizeof *model->tracked))
+    if (count < model->cache.tracked || count > MOST_TRACKED)
         return DRAFTREE_BAD_ARGUMENT;
     for (int32_t k = 0; k < count; k++)
-        if (layers[k] < -1 || layers[k] > model->architecture.layers)
+        if (layers[k] < -1 || layers[k] > model->architecture.layers ||
+            (k < model->cache.tracked && layers[k] != model->tracked[k]))
             return DRAFTREE_BAD_ARGUMENT;
     for (int32_t k = 0; k < count; k++)
         model->tracked[k] = layers[k];
-    model->tracked_count = count;
-    model->node_count = 0; /* what was kept is of other layers */
+    track_states(&model->cache, count);
     return DRAFTREE_OK;
 }
 
-int draftree_hidden(Model *model, int32_t first, int32_t count, float *states) {
-    if (first < 0 || count < 0 || first > model->node_count - count)
+int draftree_states(const Model *model, int32_t row, int32_t first, int32_t count, float *states) {
+    const Row *found = find_row(&model->cache, row);
+    if (!found)
+        return DRAFTREE_BAD_ROW;
+    if (first < 0 || count < 0 || first > found->length + found->count - count)
         return DRAFTREE_BAD_ARGUMENT;
-    const size_t size = (size_t)model->tracked_count * (size_t)model->architecture.hidden;
-    if (size && count)
-        memcpy(states, model->hidden + (size_t)first * size, (size_t)count * size * sizeof *states);
+    const size_t size = (size_t)found->tracked * (size_t)model->architecture.hidden;
+    for (int32_t i = 0; size && i < count; i++)
+        memcpy(states + (size_t)i * size, cell_states(&model->cache, found, first + i), size * sizeof *states);
+    return DRAFTREE_OK;
+}
+
+int draftree_cut(Model *model, int32_t row, int32_t length) {
+    Row *found = find_row(&model->cache, row);
+    if (!found)
+        return DRAFTREE_BAD_ROW;
+    if (length < 0 || length > found->length)
+        return DRAFTREE_BAD_ARGUMENT;
+    cut_row(&model->cache, found, length);
     return DRAFTREE_OK;
 }
 
 /* Rows are open and there once; a node's token is in the vocabulary, its parent before it, its position in the context.
  * depths: [N] scratch. */
-static int check_nodes(const Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts,
-                       const int32_t *tokens, const int32_t *parents, int32_t *depths) {
+static int check_nodes(const Model *model, const Pass *pass, int32_t *depths) {
     int64_t at = 0;
-    for (int32_t b = 0; b < row_count; b++) {
-        const Row *row = find_row(&model->cache, rows[b]);
+    for (int32_t b = 0; b < pass->row_count; b++) {
+        const Row *row = find_row(&model->cache, pass->rows[b]);
         if (!row)
             return DRAFTREE_BAD_ROW;
         for (int32_t other = 0; other < b; other++)
-            if (rows[other] == rows[b])
+            if (pass->rows[other] == pass->rows[b])
                 return DRAFTREE_BAD_ROW;
         const int64_t first = at;
-        for (int32_t i = 0; i < counts[b]; i++, at++) {
-            const int32_t parent = parents[at];
-            if (tokens[at] < 0 || tokens[at] >= model->architecture.vocabulary)
+        for (int32_t i = 0; i < pass->counts[b]; i++, at++) {
+            const int32_t parent = pass->parents[at];
+            if (pass->tokens[at] < 0 || pass->tokens[at] >= model->tokens)
                 return DRAFTREE_BAD_TOKEN;
             if (parent < -1 || parent >= row->count + i)
                 return DRAFTREE_BAD_TREE;
@@ -97,7 +109,7 @@ static int check_nodes(const Model *model, int32_t row_count, const int32_t *row
                 return DRAFTREE_CONTEXT_FULL;
         }
     }
-    return DRAFTREE_OK;
+    return model->head ? check_sources(model, pass) : DRAFTREE_OK;
 }
 
 /* At least `wanted` numbers at *memory, whose old contents are not kept. */
@@ -114,87 +126,92 @@ static int grow_floats(float **memory, int64_t *capacity, int64_t wanted) {
     return DRAFTREE_OK;
 }
 
-static int reserve_outputs(Model *model, int64_t nodes, int64_t slots) {
-    const int64_t states = nodes * model->tracked_count * model->architecture.hidden;
-    int error = grow_floats(&model->hidden, &model->hidden_capacity, states);
-    return error ? error : grow_floats(&model->logits, &model->logit_capacity, slots * model->logit_stride);
-}
-
-static int reserve_all(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts) {
-    for (int32_t b = 0; b < row_count; b++) {
-        int error = reserve_nodes(&model->cache, find_row(&model->cache, rows[b]), counts[b]);
+static int reserve_all(Model *model, const Pass *pass) {
+    for (int32_t b = 0; b < pass->row_count; b++) {
+        int error = reserve_nodes(&model->cache, find_row(&model->cache, pass->rows[b]), pass->counts[b]);
         if (error)
             return error;
     }
     return DRAFTREE_OK;
+}
+
+static int run_chunk_of(Model *model) {
+    int error = prepare_attention(model);
+    if (!error)
+        run_chunk(model);
+    model->work.count = 0;
+    return error;
 }
 
 /* Run the pass chunk by chunk; a row's nodes are appended as they come. */
-static int run_all(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts, const int32_t *tokens,
-                   const int32_t *parents, const uint8_t *wanted) {
+static int run_all(Model *model, const Pass *pass) {
     Workspace *work = &model->work;
     int32_t at = 0, slot = 0;
-    work->count = work->first = 0;
-    for (int32_t b = 0; b < row_count; b++) {
-        Row *row = find_row(&model->cache, rows[b]);
-        for (int32_t i = 0; i < counts[b]; i++, at++) {
-            append_node(row, parents[at]);
-            work->nodes[work->count++] = (PassNode){
+    int error = DRAFTREE_OK;
+    work->count = 0;
+    for (int32_t b = 0; b < pass->row_count; b++) {
+        Row *row = find_row(&model->cache, pass->rows[b]);
+        for (int32_t i = 0; i < pass->counts[b] && !error; i++, at++) {
+            append_node(row, pass->parents[at]);
+            PassNode *node = &work->nodes[work->count++];
+            *node = (PassNode){
                 .row = row,
-                .token = tokens[at],
+                .token = pass->tokens[at],
                 .cell = row->length + row->count - 1,
-                .slot = wanted[at] ? slot++ : -1,
+                .slot = pass->wanted[at] ? slot++ : -1,
             };
-            const int last = b == row_count - 1 && i == counts[b] - 1;
-            if (work->count < CHUNK && !last)
-                continue;
-            int error = prepare_attention(model);
-            if (error)
-                return error;
-            run_chunk(model);
-            work->first += work->count;
-            work->count = 0;
+            if (model->head)
+                find_state(model, pass, b, at, node);
+            if (work->count == CHUNK)
+                error = run_chunk_of(model);
         }
     }
-    if (work->count) { /* the last rows have no nodes */
-        int error = prepare_attention(model);
-        if (error)
-            return error;
-        run_chunk(model);
+    return error || !work->count ? error : run_chunk_of(model);
+}
+
+static int extend(Model *model, const Pass *pass) {
+    int64_t nodes = 0, slots = 0;
+    for (int32_t b = 0; b < pass->row_count; b++) {
+        if (pass->counts[b] < 0)
+            return DRAFTREE_BAD_ARGUMENT;
+        nodes += pass->counts[b];
     }
-    return DRAFTREE_OK;
+    if (pass->row_count < 0 || nodes > MOST_NODES)
+        return DRAFTREE_BAD_ARGUMENT;
+    int32_t *scratch = malloc((size_t)(nodes + pass->row_count + 1) * sizeof *scratch);
+    if (!scratch)
+        return DRAFTREE_NO_MEMORY;
+    int32_t *before = scratch + nodes; /* nodes of each row */
+    int error = check_nodes(model, pass, scratch);
+    for (int64_t i = 0; i < nodes; i++)
+        slots += pass->wanted[i] != 0;
+    if (!error && model->head)
+        error = list_slots(model, pass, slots);
+    if (!error)
+        error = grow_floats(&model->logits, &model->logit_capacity, slots * model->logit_stride);
+    if (!error)
+        error = reserve_all(model, pass);
+    if (!error) {
+        model->slot_count = (int32_t)slots;
+        for (int32_t b = 0; b < pass->row_count; b++)
+            before[b] = find_row(&model->cache, pass->rows[b])->count;
+        error = run_all(model, pass);
+        for (int32_t b = 0; error && b < pass->row_count; b++)
+            find_row(&model->cache, pass->rows[b])->count = before[b];
+    }
+    free(scratch);
+    return error;
 }
 
 int draftree_extend(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts, const int32_t *tokens,
                     const int32_t *parents, const uint8_t *wanted) {
-    int64_t nodes = 0, slots = 0;
-    for (int32_t b = 0; b < row_count; b++) {
-        if (counts[b] < 0)
-            return DRAFTREE_BAD_ARGUMENT;
-        nodes += counts[b];
-    }
-    if (row_count < 0 || nodes > MOST_NODES)
-        return DRAFTREE_BAD_ARGUMENT;
-    int32_t *scratch = malloc((size_t)(nodes + row_count + 1) * sizeof *scratch);
-    if (!scratch)
-        return DRAFTREE_NO_MEMORY;
-    int32_t *before = scratch + nodes; /* nodes of each row */
-    int error = check_nodes(model, row_count, rows, counts, tokens, parents, scratch);
-    for (int64_t i = 0; i < nodes; i++)
-        slots += wanted[i] != 0;
-    if (!error)
-        error = reserve_outputs(model, nodes, slots);
-    if (!error)
-        error = reserve_all(model, row_count, rows, counts);
-    if (!error) {
-        model->node_count = (int32_t)nodes;
-        model->slot_count = (int32_t)slots;
-        for (int32_t b = 0; b < row_count; b++)
-            before[b] = find_row(&model->cache, rows[b])->count;
-        error = run_all(model, row_count, rows, counts, tokens, parents, wanted);
-        for (int32_t b = 0; error && b < row_count; b++)
-            find_row(&model->cache, rows[b])->count = before[b];
-    }
-    free(scratch);
-    return error;
+    const Pass pass = {row_count, rows, counts, tokens, parents, wanted, NULL, NULL};
+    return model->head ? DRAFTREE_BAD_ARGUMENT : extend(model, &pass);
+}
+
+int draftree_extend_head(Model *head, int32_t row_count, const int32_t *rows, const int32_t *counts,
+                         const int32_t *tokens, const int32_t *parents, const uint8_t *wanted,
+                         const int32_t *target_rows, const int32_t *sources) {
+    const Pass pass = {row_count, rows, counts, tokens, parents, wanted, target_rows, sources};
+    return head->head ? extend(head, &pass) : DRAFTREE_BAD_ARGUMENT;
 }

@@ -27,8 +27,21 @@ static const char *const LAYER_NAMES[LAYER_TENSORS] = {
     "up",
     "down",
     "feed-forward post-norm",
+    "attention output bias",
 };
 static const char *const MODEL_NAMES[MODEL_TENSORS] = {"embedding", "output norm", "output"};
+static const char *const HEAD_NAMES[HEAD_TENSORS] = {"input", "input bias", "feature norm", "state norm"};
+
+/* What a model is loaded from. */
+typedef struct {
+    const double *rope_frequencies;
+    const int32_t *layer_rope, *layer_window; /* NULL: all 0 */
+    const TensorPlace *layers;                /* [layers][LAYER_TENSORS] */
+    const TensorPlace *model;                 /* [MODEL_TENSORS] */
+    const TensorPlace *head;                  /* [HEAD_TENSORS]; NULL: it is no draft head */
+    int (*progress)(double);
+    char *message;
+} Source;
 
 static int fail(char message[256], const char *format, ...) {
     va_list arguments;
@@ -83,17 +96,21 @@ typedef struct {
     int vector; /* kept as floats */
 } Shape;
 
-static Shape layer_shape(const Architecture *a, int tensor) {
-    const int64_t hidden = a->hidden, queries = (int64_t)a->query_heads * a->head_size;
+/* A draft head's first layer may read embeddings and states beside one another, or do without a norm. */
+static Shape layer_shape(const Model *model, int layer, int tensor) {
+    const Architecture *a = &model->architecture;
+    const int first = model->head && !layer, joins = first && model->head->architecture.fuses_states;
+    const int64_t hidden = a->hidden, inputs = joins ? 2 * hidden : hidden, queries = (int64_t)a->query_heads * a->head_size;
     const int64_t keys = (int64_t)a->key_heads * a->head_size, wide = a->feed_forward;
     switch (tensor) {
-    case ATTENTION_NORM:
+    case ATTENTION_NORM: return (Shape){1, hidden, first && !joins, 1};
     case FEED_FORWARD_NORM: return (Shape){1, hidden, 0, 1};
+    case ATTENTION_OUTPUT_BIAS:
     case ATTENTION_POST_NORM:
     case FEED_FORWARD_POST_NORM: return (Shape){1, hidden, 1, 1};
-    case QUERY: return (Shape){queries, hidden, 0, 0};
+    case QUERY: return (Shape){queries, inputs, 0, 0};
     case KEY:
-    case VALUE: return (Shape){keys, hidden, 0, 0};
+    case VALUE: return (Shape){keys, inputs, 0, 0};
     case QUERY_BIAS: return (Shape){1, queries, 1, 1};
     case KEY_BIAS:
     case VALUE_BIAS: return (Shape){1, keys, 1, 1};
@@ -106,10 +123,26 @@ static Shape layer_shape(const Architecture *a, int tensor) {
     }
 }
 
-static Shape model_shape(const Architecture *a, int tensor) {
+static Shape model_shape(const Model *model, int tensor) {
+    const Architecture *a = &model->architecture;
     if (tensor == OUTPUT_NORM)
-        return (Shape){1, a->hidden, 0, 1};
+        return (Shape){1, a->hidden, model->head && !model->head->architecture.fuses_states, 1};
+    if (tensor == EMBEDDING && model->head) /* else the target's */
+        return (Shape){model->head->target->architecture.vocabulary, a->hidden,
+                       model->head->target->architecture.hidden == a->hidden, 0};
     return (Shape){a->vocabulary, a->hidden, 0, 0};
+}
+
+static Shape head_shape(const Model *model, int tensor) {
+    const HeadArchitecture *head = &model->head->architecture;
+    const int64_t hidden = model->architecture.hidden;
+    const int64_t features = (int64_t)head->features * model->head->target->architecture.hidden;
+    switch (tensor) {
+    case INPUT: return (Shape){hidden, head->fuses_states ? features : 2 * hidden, 0, 0};
+    case INPUT_BIAS: return (Shape){1, hidden, 1, 1};
+    case FEATURE_NORM: return (Shape){1, features, 1, 1};
+    default: return (Shape){1, hidden, !head->fuses_states, 1}; /* STATE_NORM */
+    }
 }
 
 static int check_tensor(const Shape *shape, const TensorPlace *place, size_t file_size, const char *name, int layer,
@@ -202,6 +235,20 @@ static void place_vector(Layout *layout, const TensorPlace *place, float **vecto
         format_decode_row(place->format, layout->model->file.data + place->offset, place->columns, *vector);
 }
 
+/* Embeddings of a head's own, as they are. */
+static void place_embeddings(Layout *layout, const TensorPlace *place) {
+    Model *model = layout->model;
+    if (place->format < 0)
+        return;
+    const size_t bytes = format_row_bytes(place->format, place->columns) * (size_t)place->rows;
+    uint8_t *memory = take(layout, bytes);
+    if (memory) {
+        memcpy(memory, model->file.data + place->offset, bytes);
+        model->embeddings = memory;
+        model->embedding_format = place->format;
+    }
+}
+
 static void place_matrix(Layout *layout, const TensorPlace *place, PackedMatrix *matrix) {
     const int64_t tiles = (place->rows + TILE_ROWS - 1) / TILE_ROWS;
     const size_t tile_bytes = packed_tile_bytes(place->format, place->columns);
@@ -235,6 +282,7 @@ static void place_layer(Layout *layout, const TensorPlace *places, Layer *layer)
         {VALUE_BIAS, &layer->value_bias},
         {QUERY_NORM, &layer->query_norm},
         {KEY_NORM, &layer->key_norm},
+        {ATTENTION_OUTPUT_BIAS, &layer->output_bias},
     };
     for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++)
         place_vector(layout, &places[vectors[i].tensor], vectors[i].vector);
@@ -242,20 +290,26 @@ static void place_layer(Layout *layout, const TensorPlace *places, Layer *layer)
         place_matrix(layout, &places[matrices[i].tensor], matrices[i].matrix);
 }
 
-static void place_all(Layout *layout, const TensorPlace *layer_tensors, const TensorPlace *model_tensors) {
+static void place_all(Layout *layout, const Source *source) {
     Model *model = layout->model;
     layout->bytes = 0;
     layout->job_count = layout->tile_count = 0;
     for (int layer = 0; layer < model->architecture.layers; layer++)
-        place_layer(layout, layer_tensors + (size_t)layer * LAYER_TENSORS, &model->layers[layer]);
-    place_vector(layout, &model_tensors[OUTPUT_NORM], &model->output_norm);
-    place_matrix(layout, &model_tensors[OUTPUT], &model->output);
+        place_layer(layout, source->layers + (size_t)layer * LAYER_TENSORS, &model->layers[layer]);
+    place_vector(layout, &source->model[OUTPUT_NORM], &model->output_norm);
+    place_matrix(layout, &source->model[OUTPUT], &model->output);
+    if (!model->head)
+        return;
+    place_embeddings(layout, &source->model[EMBEDDING]);
+    place_matrix(layout, &source->head[INPUT], &model->head->input);
+    place_vector(layout, &source->head[INPUT_BIAS], &model->head->input_bias);
+    place_vector(layout, &source->head[FEATURE_NORM], &model->head->feature_norm);
+    place_vector(layout, &source->head[STATE_NORM], &model->head->state_norm);
 }
 
-static int read_weights(Model *model, const TensorPlace *layer_tensors, const TensorPlace *model_tensors,
-                        int (*progress)(double), char message[256]) {
+static int read_weights(Model *model, const Source *source) {
     Layout layout = {.model = model};
-    place_all(&layout, layer_tensors, model_tensors);
+    place_all(&layout, source);
     layout.jobs = calloc((size_t)layout.job_count, sizeof *layout.jobs);
     model->weight_bytes = layout.bytes;
     model->weights = layout.memory = allocate(layout.bytes);
@@ -263,36 +317,38 @@ static int read_weights(Model *model, const TensorPlace *layer_tensors, const Te
         free(layout.jobs);
         return DRAFTREE_NO_MEMORY;
     }
-    place_all(&layout, layer_tensors, model_tensors);
+    place_all(&layout, source);
     Packing packing = {.file = model->file.data,
                        .jobs = layout.jobs,
                        .job_count = layout.job_count,
                        .tile_count = layout.tile_count,
-                       .progress = progress};
+                       .progress = source->progress};
     pool_run(model->pool, pack_tiles, &packing);
     free(layout.jobs);
-    return atomic_load(&packing.stopped) ? fail(message, "loading was stopped") : DRAFTREE_OK;
+    return atomic_load(&packing.stopped) ? fail(source->message, "loading was stopped") : DRAFTREE_OK;
 }
 
-static int check_tensors(const Model *model, const TensorPlace *layer_tensors, const TensorPlace *model_tensors,
-                         char message[256]) {
-    const Architecture *a = &model->architecture;
+static int check_tensors(const Model *model, const Source *source) {
+    const size_t size = model->file.size;
     int error = DRAFTREE_OK;
     for (int tensor = 0; tensor < MODEL_TENSORS && !error; tensor++) {
-        Shape shape = model_shape(a, tensor);
-        error = check_tensor(&shape, &model_tensors[tensor], model->file.size, MODEL_NAMES[tensor], -1, message);
+        Shape shape = model_shape(model, tensor);
+        error = check_tensor(&shape, &source->model[tensor], size, MODEL_NAMES[tensor], -1, source->message);
     }
-    for (int layer = 0; layer < a->layers && !error; layer++)
+    for (int tensor = 0; model->head && tensor < HEAD_TENSORS && !error; tensor++) {
+        Shape shape = head_shape(model, tensor);
+        error = check_tensor(&shape, &source->head[tensor], size, HEAD_NAMES[tensor], -1, source->message);
+    }
+    for (int layer = 0; layer < model->architecture.layers && !error; layer++)
         for (int tensor = 0; tensor < LAYER_TENSORS && !error; tensor++) {
-            Shape shape = layer_shape(a, tensor);
-            error = check_tensor(&shape, &layer_tensors[(size_t)layer * LAYER_TENSORS + tensor], model->file.size,
-                                 LAYER_NAMES[tensor], layer, message);
+            Shape shape = layer_shape(model, layer, tensor);
+            error = check_tensor(&shape, &source->layers[(size_t)layer * LAYER_TENSORS + tensor], size,
+                                 LAYER_NAMES[tensor], layer, source->message);
         }
     return error;
 }
 
-static int copy_layers(Model *model, const double *rope_frequencies, const int32_t *layer_rope,
-                       const int32_t *layer_window, char message[256]) {
+static int copy_layers(Model *model, const Source *source) {
     const Architecture *a = &model->architecture;
     const size_t frequencies = (size_t)a->rope_tables * (size_t)(a->rope_size / 2);
     model->layers = calloc((size_t)a->layers, sizeof *model->layers);
@@ -300,43 +356,58 @@ static int copy_layers(Model *model, const double *rope_frequencies, const int32
     if (!model->layers || !model->rope_frequencies)
         return DRAFTREE_NO_MEMORY;
     for (size_t i = 0; i < frequencies; i++) {
-        if (!(rope_frequencies[i] >= 0 && rope_frequencies[i] <= 1e3))
-            return fail(message, "a rope frequency is %g", rope_frequencies[i]);
-        model->rope_frequencies[i] = rope_frequencies[i];
+        if (!(source->rope_frequencies[i] >= 0 && source->rope_frequencies[i] <= 1e3))
+            return fail(source->message, "a rope frequency is %g", source->rope_frequencies[i]);
+        model->rope_frequencies[i] = source->rope_frequencies[i];
     }
-    for (int layer = 0; layer < a->layers; layer++) {
-        if (!in_range(layer_rope[layer], 0, a->rope_tables - 1) || layer_window[layer] < 0)
-            return fail(message, "layer %d has rope table %d and window %d", layer, layer_rope[layer],
-                        layer_window[layer]);
-        model->layers[layer].rope = layer_rope[layer];
-        model->layers[layer].window = layer_window[layer];
+    for (int layer = 0; layer < a->layers && source->layer_rope; layer++) {
+        const int32_t rope = source->layer_rope[layer], window = source->layer_window[layer];
+        if (!in_range(rope, 0, a->rope_tables - 1) || window < 0)
+            return fail(source->message, "layer %d has rope table %d and window %d", layer, rope, window);
+        model->layers[layer].rope = rope;
+        model->layers[layer].window = window;
     }
     return DRAFTREE_OK;
 }
 
-static int load(Model *model, const char *path, const double *rope_frequencies, const int32_t *layer_rope,
-                const int32_t *layer_window, const TensorPlace *layer_tensors, const TensorPlace *model_tensors,
-                int threads, int (*progress)(double), char message[256]) {
+/* All but what differs between models and heads: the file is mapped, the pool is there. */
+static int load(Model *model, const Source *source) {
     const Architecture *a = &model->architecture;
-    int error = check_architecture(a, message);
+    int error = check_tensors(model, source);
     if (!error)
-        error = copy_layers(model, rope_frequencies, layer_rope, layer_window, message);
+        error = read_weights(model, source);
+    if (error)
+        return error;
+    start_cache(&model->cache, a->layers, a->key_heads, a->head_size, a->cache_format, a->hidden);
+    return start_workspace(model);
+}
+
+static int load_model(Model *model, const char *path, int threads, const Source *source) {
+    int error = check_architecture(&model->architecture, source->message);
+    if (!error)
+        error = copy_layers(model, source);
     if (error)
         return error;
     if (map_file(path, &model->file))
-        return fail(message, "the file cannot be read");
-    error = check_tensors(model, layer_tensors, model_tensors, message);
-    if (error)
-        return error;
-    model->embedding = model_tensors[EMBEDDING];
+        return fail(source->message, "the file cannot be read");
     model->pool = new_pool(threads);
     if (!model->pool)
         return DRAFTREE_NO_MEMORY;
-    error = read_weights(model, layer_tensors, model_tensors, progress, message);
+    error = load(model, source);
+    model->tokens = model->architecture.vocabulary;
+    model->embedding_format = source->model[EMBEDDING].format;
+    model->embeddings = model->file.data + source->model[EMBEDDING].offset;
+    model->output_place = source->model[OUTPUT];
+    return error;
+}
+
+/* What was loaded, or the error of that. */
+static int loaded_or_freed(int error, Model *loaded, Model **model) {
     if (error)
-        return error;
-    start_cache(&model->cache, a->layers, a->key_heads, a->head_size, a->cache_format);
-    return start_workspace(model);
+        draftree_free(loaded);
+    else
+        *model = loaded;
+    return error;
 }
 
 int draftree_load(const char *path, const Architecture *architecture, const double *rope_frequencies,
@@ -354,14 +425,9 @@ int draftree_load(const char *path, const Architecture *architecture, const doub
         return DRAFTREE_NO_MEMORY;
     loaded->architecture = *architecture;
     loaded->tier = found;
-    int error = load(loaded, path, rope_frequencies, layer_rope, layer_window, layer_tensors, model_tensors, threads,
-                     progress, message);
-    if (error) {
-        draftree_free(loaded);
-        return error;
-    }
-    *model = loaded;
-    return DRAFTREE_OK;
+    const Source source = {rope_frequencies, layer_rope, layer_window, layer_tensors,
+                           model_tensors,    NULL,       progress,     message};
+    return loaded_or_freed(load_model(loaded, path, threads, &source), loaded, model);
 }
 
 int draftree_share_threads(Model *model, const Model *other) {
@@ -373,11 +439,105 @@ int draftree_share_threads(Model *model, const Model *other) {
     return DRAFTREE_OK;
 }
 
+/* ---- draft heads */
+
+static int check_head(const Model *model, const int32_t *tokens, char message[256]) {
+    const Head *head = model->head;
+    const HeadArchitecture *h = &head->architecture;
+    const Architecture *target = &head->target->architecture;
+    if (!in_range(h->features, 1, MOST_FEATURES) || (!h->fuses_states && h->features != 1))
+        return fail(message, "it reads %d hidden states, which the engine does not run", h->features);
+    for (int32_t k = 0; k < h->features; k++)
+        if (!in_range(h->places[k], 0, MOST_TRACKED - 1))
+            return fail(message, "hidden state %d is the target's %d", k, h->places[k]);
+    if ((!h->fuses_states || h->learns) && model->architecture.hidden != target->hidden)
+        return fail(message, "its states are of %d numbers, and the target's of %d", model->architecture.hidden,
+                    target->hidden);
+    if (!(h->logit_scale > 0 && h->logit_scale < 1e6f))
+        return fail(message, "the scale of its logits is %g", (double)h->logit_scale);
+    for (int32_t i = 0; i < model->architecture.vocabulary; i++)
+        if (!in_range(tokens[i], 0, target->vocabulary - 1))
+            return fail(message, "its output %d is token %d of %d", i, tokens[i], target->vocabulary);
+    return DRAFTREE_OK;
+}
+
+/* Which tokens its outputs are; the states that its cells keep. */
+static int start_head(Model *model, const int32_t *tokens) {
+    Head *head = model->head;
+    const TensorPlace *output = &head->target->output_place;
+    head->tokens = calloc((size_t)output_stride(model), sizeof *head->tokens);
+    head->known = calloc((size_t)model->tokens, 1);
+    if (!head->tokens || !head->known)
+        return DRAFTREE_NO_MEMORY;
+    for (int32_t i = 0; i < model->architecture.vocabulary; i++) {
+        head->tokens[i] = tokens[i];
+        head->known[tokens[i]] = 1;
+    }
+    for (int32_t k = 0; k < head->architecture.features; k++)
+        if (head->architecture.places[k] > head->last_place)
+            head->last_place = head->architecture.places[k];
+    if (head->architecture.learns)
+        model->cache.learned_tile_bytes = packed_tile_bytes(output->format, output->columns);
+    model->tracked[0] = head->architecture.norms_state ? -1 : model->architecture.layers;
+    track_states(&model->cache, 1);
+    return DRAFTREE_OK;
+}
+
+static int load_head(Model *model, const int32_t *tokens, const Source *source) {
+    const Model *target = model->head->target;
+    int error = check_architecture(&model->architecture, source->message);
+    if (!error)
+        error = check_head(model, tokens, source->message);
+    if (!error)
+        error = copy_layers(model, source);
+    if (error)
+        return error;
+    model->tokens = target->architecture.vocabulary;
+    model->embedding_format = target->embedding_format;
+    model->embeddings = target->embeddings;
+    error = load(model, source);
+    return error ? error : start_head(model, tokens);
+}
+
+int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size, const Architecture *architecture,
+                       const HeadArchitecture *head, const double *rope_frequencies, const TensorPlace *layer_tensors,
+                       const TensorPlace *model_tensors, const TensorPlace *head_tensors, const int32_t *tokens,
+                       char message[256], Model **model) {
+    message[0] = '\0';
+    if (size < 0 || target->head)
+        return DRAFTREE_BAD_ARGUMENT;
+    Model *loaded = calloc(1, sizeof *loaded);
+    if (!loaded)
+        return DRAFTREE_NO_MEMORY;
+    loaded->architecture = *architecture;
+    loaded->tier = target->tier;
+    loaded->pool = hold_pool(target->pool);
+    loaded->file = (MappedFile){weights, (size_t)size, NULL};
+    loaded->head = calloc(1, sizeof *loaded->head);
+    int error = DRAFTREE_NO_MEMORY;
+    if (loaded->head) {
+        *loaded->head = (Head){.architecture = *head, .target = target};
+        const Source source = {rope_frequencies, NULL,         NULL, layer_tensors,
+                               model_tensors,    head_tensors, NULL, message};
+        error = load_head(loaded, tokens, &source);
+    }
+    loaded->file = (MappedFile){NULL, 0, NULL}; /* the caller's */
+    return loaded_or_freed(error, loaded, model);
+}
+
+static void free_head(Head *head) {
+    free(head->tokens);
+    free(head->known);
+    free(head);
+}
+
 void draftree_free(Model *model) {
     if (!model)
         return;
     free_workspace(model);
     free_cache(&model->cache);
+    if (model->head)
+        free_head(model->head);
     free_pool(model->pool);
     unmap_file(&model->file);
     release(model->weights, model->weight_bytes);

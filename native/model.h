@@ -13,6 +13,7 @@ enum {
     CHUNK = 128, /* nodes of a pass that are computed together: their activations fit the second cache */
     ROPE_TABLES = 2,
     LARGEST_PATH = 1 << 16,
+    MOST_TRACKED = 64,
 };
 
 /* A vector of floats, or NULL where the architecture has none. */
@@ -22,6 +23,7 @@ typedef struct {
     float *attention_norm, *attention_post_norm, *feed_forward_norm, *feed_forward_post_norm;
     float *query_bias, *key_bias, *value_bias;
     float *query_norm, *key_norm;
+    float *output_bias;
     int rope;   /* row of the rope tables */
     int window; /* tokens that are attended to; 0: all */
 } Layer;
@@ -36,6 +38,8 @@ typedef struct {
     int32_t path_length;
     const int32_t *path; /* and these */
     int32_t slot;        /* of its scores; -1: nobody wants them */
+    const float *features; /* of draft heads: hidden states of the target before it; NULL: */
+    const float *state;    /* what the head predicted there; NULL: zeros */
 } PassNode;
 
 /* Queries of one row and key head that share a reading of the cache: nodes x query heads, node by node. */
@@ -52,6 +56,7 @@ typedef struct {
     float **residual; /* [threads][CHUNK][hidden] */
     float **normed;   /* [threads][CHUNK][hidden] */
     uint8_t **groups; /* [threads] quantized activations */
+    float **inputs;   /* [threads][CHUNK][2 hidden, or all features of a token]: of draft heads */
     float **scores;   /* [threads] of QUERIES_TOGETHER queries */
     float *rotation;  /* [ROPE_TABLES][CHUNK][rope_size]: cosines, then sines */
     float *query;     /* [CHUNK][query_heads x head_size] */
@@ -66,7 +71,6 @@ typedef struct {
     float *contracted; /* [CHUNK][hidden] */
     PassNode nodes[CHUNK];
     int32_t count; /* nodes of the chunk */
-    int32_t first; /* number of the chunk's first node in the pass */
     int32_t *path_cells;
     int64_t path_capacity;
     AttentionItem *items;
@@ -78,13 +82,34 @@ typedef struct {
     uint8_t *arena;
 } Workspace;
 
+/* What a draft head has beside a model. */
+typedef struct {
+    HeadArchitecture architecture;
+    const Model *target;
+    int32_t last_place; /* the last of the hidden states that it reads, among those that the target tracks */
+    PackedMatrix input;
+    float *input_bias, *feature_norm, *state_norm;
+    int32_t *tokens; /* [vocabulary] of the output layer */
+    uint8_t *known;  /* [tokens of the target] which are among them */
+} Head;
+
+/* The outputs of a slot: [vocabulary], then those that its row has learned, from the next whole tile on. */
+typedef struct {
+    int32_t learned;
+    int32_t first; /* of them in learned_tokens */
+} Slot;
+
 struct Model {
     Architecture architecture;
+    Head *head; /* NULL: it is none */
     double *rope_frequencies; /* [rope_tables][rope_size / 2] */
     const Tier *tier;
     Pool *pool;
     MappedFile file;
-    TensorPlace embedding;
+    TensorPlace output_place; /* of the output layer in the file */
+    int embedding_format;
+    int64_t tokens; /* rows of the embeddings */
+    const uint8_t *embeddings;
     Layer *layers;
     float *output_norm;
     PackedMatrix output;
@@ -93,22 +118,42 @@ struct Model {
     Cache cache;
     Workspace work;
 
-    int32_t tracked[64]; /* hidden states that are kept (draftree_track) */
-    int32_t tracked_count;
-    float *hidden; /* [nodes][tracked_count][hidden] of the last extend */
-    int64_t hidden_capacity;
-    int32_t node_count; /* of the last extend */
+    int32_t tracked[MOST_TRACKED]; /* layers of the hidden states that cells keep, cache.tracked of them */
 
-    int64_t logit_stride; /* the vocabulary in whole tiles */
+    int64_t logit_stride; /* the outputs in whole tiles, of heads those of the last extend */
+    int64_t most_logits;  /* of a slot, in whole tiles */
     float *logits;        /* [slots][logit_stride] of the last extend */
     int64_t logit_capacity;
     int32_t slot_count;
-    float **edited; /* [threads][2][logit_stride]: edited logits, and warped ones */
+    Slot *slots; /* of heads */
+    int64_t slot_capacity;
+    int32_t *learned_tokens;
+    int64_t learned_capacity;
+    float **edited; /* [threads][2][most_logits]: edited logits, and warped ones */
 };
 
 /* Prepare the memory that passes and scores need; 0 or an error code. */
 int start_workspace(Model *model);
 void free_workspace(Model *model);
+
+/* The outputs in whole tiles, before those that rows have learned. */
+static inline int64_t output_stride(const Model *model) {
+    return (model->architecture.vocabulary + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+}
+
+/* What extend is called with (draftree.h). */
+typedef struct {
+    int32_t row_count;
+    const int32_t *rows, *counts, *tokens, *parents;
+    const uint8_t *wanted;
+    const int32_t *target_rows, *sources; /* of draft heads */
+} Pass;
+
+/* head.c: what the slots of a pass are of. Whether the states of a head's nodes are there; where the state of node `at`
+ * of row b is. */
+int list_slots(Model *model, const Pass *pass, int64_t slots);
+int check_sources(const Model *model, const Pass *pass);
+void find_state(const Model *model, const Pass *pass, int32_t b, int32_t at, PassNode *node);
 
 /* One chunk of a pass: work.nodes are filled in and their cells reserved. */
 void run_chunk(Model *model);

@@ -8,49 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model.h"
-
-/* Part `thread` of `total` pieces of work. */
-typedef struct {
-    int64_t first, last;
-} Share;
-
-static Share share(int64_t total, int thread, int threads) {
-    return (Share){total * thread / threads, total * (thread + 1) / threads};
-}
-
-/* A thread's own view of the pass. */
-typedef struct {
-    Model *model;
-    Workspace *work;
-    const Architecture *a;
-    const LinearKernels *linear;
-    const VectorKernels *vector;
-    int thread, threads;
-    int count;
-    float *residual, *normed;
-    uint8_t *groups;
-} Part;
+#include "part.h"
 
 static int64_t query_size(const Architecture *a) { return (int64_t)a->query_heads * a->head_size; }
 
 static int64_t key_size(const Architecture *a) { return (int64_t)a->key_heads * a->head_size; }
 
-/* Columns as a product reads them; quantized whole by this thread, into memory of its own. */
-static Activations columns(const Part *part, const float *values, int64_t stride, int count, int quantized) {
+Activations columns(const Part *part, const float *values, int64_t stride, int count, int quantized) {
     if (quantized)
         part->linear->quantize(values, stride, stride, count, 0, stride / GROUP_SIZE, part->groups);
     return (Activations){count, values, stride, part->groups};
 }
 
-/* A product and where its outputs go. */
-typedef struct {
-    const PackedMatrix *matrix;
-    float *y;
-} Product;
-
-/* This thread's share of the tiles of several products of the same columns. */
-static void multiply_share(const Part *part, const Activations *x, const Product *products, int count) {
+void multiply_share(const Part *part, const Activations *x, const Product *products, int count) {
     int64_t tiles = 0, before = 0;
     for (int i = 0; i < count; i++)
         tiles += (products[i].matrix->rows + TILE_ROWS - 1) / TILE_ROWS;
@@ -66,14 +36,19 @@ static void multiply_share(const Part *part, const Activations *x, const Product
     }
 }
 
+/* The columns of the residual stream, normed; without a weight as they are. */
 static void normalise(const Part *part, const float *weight) {
+    const int64_t hidden = part->a->hidden;
     for (int i = 0; i < part->count; i++)
-        part->vector->rms_norm(part->residual + (int64_t)i * part->a->hidden, weight, part->a->hidden,
-                               part->a->norm_epsilon, part->normed + (int64_t)i * part->a->hidden);
+        if (weight)
+            part->vector->rms_norm(part->residual + i * hidden, weight, hidden, part->a->norm_epsilon,
+                                   part->normed + i * hidden);
+        else
+            memcpy(part->normed + i * hidden, part->residual + i * hidden, (size_t)hidden * sizeof *part->normed);
 }
 
-/* What a block of a layer adds to the residual stream, normalised first where the architecture does so. */
-static void add_to_residual(const Part *part, float *added, const float *post_norm) {
+/* What a block of a layer adds to the residual stream, with its bias, or normalised first. */
+static void add_to_residual(const Part *part, float *added, const float *bias, const float *post_norm) {
     const int64_t hidden = part->a->hidden;
     for (int i = 0; i < part->count; i++) {
         const float *column = added + i * hidden;
@@ -82,6 +57,8 @@ static void add_to_residual(const Part *part, float *added, const float *post_no
             column = part->normed;
         }
         part->vector->add(part->residual + i * hidden, column, hidden);
+        if (bias)
+            part->vector->add(part->residual + i * hidden, bias, hidden);
     }
 }
 
@@ -357,37 +334,38 @@ int prepare_attention(Model *model) {
 
 /* ---- the layers */
 
-static void embed(const Part *part) {
-    const Architecture *a = part->a;
-    const TensorPlace *place = &part->model->embedding;
-    const size_t row_bytes = format_row_bytes(place->format, place->columns);
-    for (int i = 0; i < part->count; i++) {
-        float *x = part->residual + (int64_t)i * a->hidden;
-        const uint8_t *row = part->model->file.data + place->offset + row_bytes * (size_t)part->work->nodes[i].token;
-        format_decode_row(place->format, row, a->hidden, x);
-        if (a->embedding_scale != 1.0f)
-            part->vector->scale(x, a->embedding_scale, a->hidden);
-    }
+void embed_node(const Part *part, int i, float *embedding) {
+    const Model *model = part->model;
+    const size_t row_bytes = format_row_bytes(model->embedding_format, part->a->hidden);
+    const uint8_t *row = model->embeddings + row_bytes * (size_t)part->work->nodes[i].token;
+    format_decode_row(model->embedding_format, row, part->a->hidden, embedding);
+    if (part->a->embedding_scale != 1.0f)
+        part->vector->scale(embedding, part->a->embedding_scale, part->a->hidden);
 }
 
-/* Keep hidden state `layer` of a share of the nodes. */
+/* Keep hidden state `layer` of a share of the nodes, in their cells. */
 static void keep_hidden(const Part *part, int layer, const float *states) {
     const Model *model = part->model;
     const int64_t hidden = part->a->hidden;
-    for (int k = 0; k < model->tracked_count; k++)
-        for (int i = part->thread; model->tracked[k] == layer && i < part->count; i += part->threads)
-            memcpy(model->hidden + ((part->work->first + i) * (int64_t)model->tracked_count + k) * hidden,
-                   states + i * hidden, (size_t)hidden * sizeof *states);
+    for (int k = 0; k < model->cache.tracked; k++)
+        for (int i = part->thread; model->tracked[k] == layer && i < part->count; i += part->threads) {
+            const PassNode *node = &part->work->nodes[i];
+            if (k < node->row->tracked)
+                memcpy(cell_states(&model->cache, node->row, node->cell) + k * hidden, states + i * hidden,
+                       (size_t)hidden * sizeof *states);
+        }
 }
 
 static void attention_block(const Part *part, const Layer *layer, int number) {
     const Architecture *a = part->a;
     Workspace *work = part->work;
     Pool *pool = part->model->pool;
-    normalise(part, layer->attention_norm);
+    const int joins = layer->query.columns != a->hidden; /* as the first layer of EAGLE-3 does */
+    if (!joins)
+        normalise(part, layer->attention_norm);
     const int quantized = format_is_quantized(layer->query.format) || format_is_quantized(layer->key.format) ||
                           format_is_quantized(layer->value.format);
-    Activations x = columns(part, part->normed, a->hidden, part->count, quantized);
+    Activations x = columns(part, joins ? part->inputs : part->normed, layer->query.columns, part->count, quantized);
     const Product products[] = {{&layer->query, work->query}, {&layer->key, work->key}, {&layer->value, work->value}};
     multiply_share(part, &x, products, 3);
     pool_barrier(pool, part->thread);
@@ -402,7 +380,7 @@ static void attention_block(const Part *part, const Layer *layer, int number) {
     const Product output = {&layer->output, work->projected};
     multiply_share(part, &x, &output, 1);
     pool_barrier(pool, part->thread);
-    add_to_residual(part, work->projected, layer->attention_post_norm);
+    add_to_residual(part, work->projected, layer->output_bias, layer->attention_post_norm);
 }
 
 /* A thread's gates and ups are the same columns, in whole groups: it multiplies and quantizes them by itself. */
@@ -431,7 +409,7 @@ static void feed_forward_block(const Part *part, const Layer *layer) {
     const Product down = {&layer->down, work->contracted};
     multiply_share(part, &x, &down, 1);
     pool_barrier(part->model->pool, part->thread);
-    add_to_residual(part, work->contracted, layer->feed_forward_post_norm);
+    add_to_residual(part, work->contracted, NULL, layer->feed_forward_post_norm);
 }
 
 /* Logits of the wanted nodes. */
@@ -450,10 +428,15 @@ static void output_block(const Part *part) {
     }
     if (!wanted)
         return;
+    if (model->head && model->head->architecture.logit_scale != 1.0f)
+        for (int i = 0; i < wanted; i++)
+            part->vector->scale(part->normed + i * hidden, model->head->architecture.logit_scale, hidden);
     const Activations x = columns(part, part->normed, hidden, wanted, format_is_quantized(model->output.format));
-    const Share own = share(model->logit_stride / TILE_ROWS, part->thread, part->threads);
+    const Share own = share(output_stride(model) / TILE_ROWS, part->thread, part->threads);
     part->linear->multiply(&model->output, own.first, own.last, &x,
                            model->logits + (int64_t)first_slot * model->logit_stride, model->logit_stride);
+    if (model->head)
+        score_learned(part, first_slot);
 }
 
 static void run_part(void *argument, int thread, int threads) {
@@ -470,9 +453,14 @@ static void run_part(void *argument, int thread, int threads) {
         .count = work->count,
         .residual = work->residual[thread],
         .normed = work->normed[thread],
+        .inputs = work->inputs[thread],
         .groups = work->groups[thread],
     };
-    embed(&part);
+    if (model->head)
+        read_states(&part);
+    else
+        for (int i = 0; i < part.count; i++)
+            embed_node(&part, i, part.residual + (int64_t)i * part.a->hidden);
     compute_rotations(&part);
     for (int number = 0; number < model->architecture.layers; number++) {
         keep_hidden(&part, number, part.residual);
@@ -487,9 +475,11 @@ void run_chunk(Model *model) { pool_run(model->pool, run_part, model); }
 
 /* ---- memory */
 
-static int64_t widest(const Architecture *a) {
-    int64_t most = a->hidden > a->feed_forward ? a->hidden : a->feed_forward;
-    return query_size(a) > most ? query_size(a) : most;
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Numbers of a token before the first layer of a draft head. */
+static int64_t input_size(const Model *model) {
+    return model->head ? larger(2 * model->architecture.hidden, model->head->input.columns) : 0;
 }
 
 /* Hand out `floats` of the arena; a round without memory adds them up. */
@@ -503,13 +493,15 @@ static void lay_out(Model *model) {
     Workspace *work = &model->work;
     const Architecture *a = &model->architecture;
     const int threads = pool_threads(model->pool);
-    const int64_t groups = (int64_t)activation_bytes(CHUNK, widest(a)) / (int64_t)sizeof(float) + 16;
+    const int64_t widest = larger(larger(a->hidden, a->feed_forward), larger(query_size(a), input_size(model)));
+    const int64_t groups = (int64_t)activation_bytes(CHUNK, widest) / (int64_t)sizeof(float) + 16;
     work->arena_bytes = 0;
     for (int thread = 0; thread < threads; thread++) {
         work->residual[thread] = take_floats(work, (int64_t)CHUNK * a->hidden);
         work->normed[thread] = take_floats(work, (int64_t)CHUNK * a->hidden);
         work->groups[thread] = (uint8_t *)take_floats(work, groups);
-        model->edited[thread] = take_floats(work, 2 * model->logit_stride);
+        work->inputs[thread] = take_floats(work, CHUNK * input_size(model));
+        model->edited[thread] = take_floats(work, 2 * model->most_logits);
     }
     work->rotation = take_floats(work, (int64_t)ROPE_TABLES * CHUNK * (a->rope_size ? a->rope_size : 1));
     work->query = take_floats(work, CHUNK * query_size(a));
@@ -529,14 +521,16 @@ int start_workspace(Model *model) {
     const Architecture *a = &model->architecture;
     const size_t threads = (size_t)pool_threads(model->pool);
     const size_t items = (size_t)CHUNK * (size_t)a->query_heads;
-    model->logit_stride = (a->vocabulary + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    model->logit_stride = output_stride(model);
+    model->most_logits = output_stride(model) + (model->head ? model->tokens + TILE_ROWS : 0);
     work->residual = calloc(threads, sizeof *work->residual);
     work->normed = calloc(threads, sizeof *work->normed);
     work->groups = calloc(threads, sizeof *work->groups);
+    work->inputs = calloc(threads, sizeof *work->inputs);
     work->scores = calloc(threads, sizeof *work->scores);
     work->items = calloc(items, sizeof *work->items);
     model->edited = calloc(threads, sizeof *model->edited);
-    if (!work->residual || !work->normed || !work->groups || !work->scores || !work->items || !model->edited)
+    if (!work->residual || !work->normed || !work->groups || !work->inputs || !work->scores || !work->items || !model->edited)
         return DRAFTREE_NO_MEMORY;
     lay_out(model);
     work->arena = allocate(work->arena_bytes);
@@ -552,12 +546,14 @@ void free_workspace(Model *model) {
         release(work->scores[0], (size_t)work->score_capacity * sizeof **work->scores);
     release(work->arena, work->arena_bytes);
     release(model->logits, (size_t)model->logit_capacity * sizeof *model->logits);
-    release(model->hidden, (size_t)model->hidden_capacity * sizeof *model->hidden);
     free(work->residual);
     free(work->normed);
     free(work->groups);
+    free(work->inputs);
     free(work->scores);
     free(work->items);
     free(work->path_cells);
     free(model->edited);
+    free(model->slots);
+    free(model->learned_tokens);
 }

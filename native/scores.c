@@ -26,9 +26,24 @@ struct Question {
     float *entropies;
 };
 
-static int64_t vocabulary(const Question *question) { return question->model->architecture.vocabulary; }
-
 static const VectorKernels *vector(const Question *question) { return question->model->tier->vector; }
+
+/* Logits of an entry: all, or those of a draft head's outputs and what the row has learned. */
+static int64_t logit_count(const Question *question, int32_t entry) {
+    const Model *model = question->model;
+    const int32_t learned = model->head ? model->slots[question->slots[entry]].learned : 0;
+    return learned ? output_stride(model) + learned : model->architecture.vocabulary;
+}
+
+/* The token of a logit. */
+static int32_t token_of(const Question *question, int32_t entry, int64_t logit) {
+    const Model *model = question->model;
+    if (!model->head)
+        return (int32_t)logit;
+    const int64_t learned = logit - output_stride(model);
+    return learned < 0 ? model->head->tokens[logit]
+                       : model->learned_tokens[model->slots[question->slots[entry]].first + learned];
+}
 
 /* ---- edits */
 
@@ -57,6 +72,19 @@ static void mask_logits(const uint32_t *mask, int64_t tokens, float *logits) {
     }
 }
 
+static int allows(const uint32_t *mask, int32_t token) { return mask[token / 32] >> (token % 32) & 1; }
+
+/* The same of a draft head's logits: a mask that allows none of its tokens is left out. */
+static void mask_outputs(const Question *question, int32_t entry, const uint32_t *mask, float *logits) {
+    const int64_t count = logit_count(question, entry);
+    int any = 0;
+    for (int64_t i = 0; i < count && !any; i++)
+        any = logits[i] > -INFINITY && allows(mask, token_of(question, entry, i));
+    for (int64_t i = 0; i < count && any; i++)
+        if (!allows(mask, token_of(question, entry, i)))
+            logits[i] = -INFINITY;
+}
+
 /* The logits of an entry, edited in memory of the thread's own where there are edits. */
 static const float *edited_logits(const Question *question, int32_t entry, int thread) {
     const Model *model = question->model;
@@ -67,11 +95,16 @@ static const float *edited_logits(const Question *question, int32_t entry, int t
     if (mask < 0 && !changed)
         return raw;
     float *logits = model->edited[thread];
-    memcpy(logits, raw, (size_t)vocabulary(question) * sizeof *logits);
+    memcpy(logits, raw, (size_t)logit_count(question, entry) * sizeof *logits);
     if (changed)
         change_logits(edits, entry, logits);
-    if (mask >= 0)
-        mask_logits(edits->masks + mask * ((vocabulary(question) + 31) / 32), vocabulary(question), logits);
+    if (mask < 0)
+        return logits;
+    const uint32_t *bits = edits->masks + mask * ((model->tokens + 31) / 32);
+    if (model->head)
+        mask_outputs(question, entry, bits, logits);
+    else
+        mask_logits(bits, model->tokens, logits);
     return logits;
 }
 
@@ -84,6 +117,8 @@ static void answer_share(void *argument, int thread, int threads) {
 static int check_edits(const Model *model, int32_t count, const Edits *edits) {
     if (!edits || !edits->change_starts)
         return DRAFTREE_OK;
+    if (model->head)
+        return DRAFTREE_BAD_ARGUMENT;
     for (int32_t entry = 0; entry < count; entry++)
         if (edits->change_starts[entry] < 0 || edits->change_starts[entry] > edits->change_starts[entry + 1])
             return DRAFTREE_BAD_ARGUMENT;
@@ -114,7 +149,8 @@ static int answer(Question *question) {
 
 static void answer_argmax(const Question *question, int32_t entry, const float *logits, int thread) {
     (void)thread;
-    question->tokens[entry] = (int32_t)vector(question)->argmax(logits, vocabulary(question));
+    question->tokens[entry] =
+        token_of(question, entry, vector(question)->argmax(logits, logit_count(question, entry)));
 }
 
 int draftree_argmax(Model *model, int32_t count, const int32_t *slots, const Edits *edits, int32_t *tokens) {
@@ -129,24 +165,30 @@ typedef struct {
     double entropy;
 } Normaliser;
 
-static Normaliser normaliser(const Question *question, const float *logits) {
-    const float most = logits[vector(question)->argmax(logits, vocabulary(question))];
+static Normaliser normaliser(const Question *question, int32_t entry, const float *logits) {
+    const int64_t count = logit_count(question, entry);
+    const float most = logits[vector(question)->argmax(logits, count)];
     double sum, weighted;
-    vector(question)->exponential_sums(logits, vocabulary(question), most, &sum, &weighted);
+    vector(question)->exponential_sums(logits, count, most, &sum, &weighted);
     const double entropy = log(sum) - weighted / sum;
     return (Normaliser){most + log(sum), entropy > 0 ? entropy : 0};
 }
 
 static void answer_given(const Question *question, int32_t entry, const float *logits, int thread) {
     (void)thread;
-    const double log_sum = normaliser(question, logits).log_sum;
-    question->log_probabilities[entry] = (float)(logits[question->given[entry]] - log_sum);
+    const int32_t given = question->given[entry];
+    const double log_sum = normaliser(question, entry, logits).log_sum;
+    int64_t logit = question->model->head ? 0 : given;
+    while (logit < logit_count(question, entry) && token_of(question, entry, logit) != given)
+        logit++;
+    question->log_probabilities[entry] =
+        logit < logit_count(question, entry) ? (float)(logits[logit] - log_sum) : -INFINITY;
 }
 
 int draftree_log_probabilities(Model *model, int32_t count, const int32_t *slots, const int32_t *tokens,
                                float *log_probabilities) {
     for (int32_t entry = 0; entry < count; entry++)
-        if (tokens[entry] < 0 || tokens[entry] >= model->architecture.vocabulary)
+        if (tokens[entry] < 0 || tokens[entry] >= model->tokens)
             return DRAFTREE_BAD_TOKEN;
     Question question = {.model = model,
                          .count = count,
@@ -157,10 +199,17 @@ int draftree_log_probabilities(Model *model, int32_t count, const int32_t *slots
     return answer(&question);
 }
 
-int draftree_logits(Model *model, int32_t slot, float *logits) {
-    if (slot < 0 || slot >= model->slot_count)
+int draftree_logits(const Model *model, int32_t slot, int32_t count, float *logits) {
+    if (slot < 0 || slot >= model->slot_count || count < model->architecture.vocabulary)
         return DRAFTREE_BAD_ARGUMENT;
-    memcpy(logits, model->logits + slot * model->logit_stride, (size_t)model->architecture.vocabulary * sizeof *logits);
+    const float *own = model->logits + slot * model->logit_stride;
+    const int32_t outputs = model->architecture.vocabulary, learned = model->head ? model->slots[slot].learned : 0;
+    if (learned > count - outputs)
+        return DRAFTREE_BAD_ARGUMENT;
+    memcpy(logits, own, (size_t)outputs * sizeof *logits);
+    memcpy(logits + outputs, own + output_stride(model), (size_t)learned * sizeof *logits);
+    for (int32_t i = outputs + learned; i < count; i++)
+        logits[i] = -INFINITY;
     return DRAFTREE_OK;
 }
 
@@ -178,7 +227,9 @@ typedef struct {
 /* Those that may be drawn, and memory for them. */
 typedef struct {
     const Question *question;
+    int32_t entry;
     const float *logits;
+    int64_t length;
     const Warping *warping;
     uint64_t key;
     int32_t favourite; /* the most probable token */
@@ -202,7 +253,7 @@ static float largest(const Draw *draw, int64_t first, int64_t size) {
 /* Tokens whose warped logit is at least `edge`, in memory that the caller frees. NULL: no memory. Most blocks of tokens
  * hold none: their largest one tells. */
 static Candidate *collect(const Draw *draw, float edge, int64_t *count) {
-    const int64_t length = vocabulary(draw->question);
+    const int64_t length = draw->length;
     int64_t room = DRAW_BLOCK;
     Candidate *candidates = malloc((size_t)room * sizeof *candidates);
     *count = 0;
@@ -238,7 +289,7 @@ static float kth_largest(const Draw *draw, int64_t k) {
             return -INFINITY;
         if (count >= k || edge == -INFINITY) {
             qsort(candidates, (size_t)count, sizeof *candidates, compare_candidates);
-            const float value = count >= k ? candidates[k - 1].logit : -INFINITY; /* fewer are numbers */
+            const float value = candidates[k - 1].logit;
             free(candidates);
             return value;
         }
@@ -257,7 +308,7 @@ static double mass(const Draw *draw) {
         free(candidates);
         return sum;
     }
-    const int64_t length = vocabulary(draw->question);
+    const int64_t length = draw->length;
     float block[DRAW_BLOCK];
     double total = 0;
     for (int64_t at = 0; at < length; at += DRAW_BLOCK) {
@@ -341,7 +392,7 @@ static uint64_t luck_needed(double wanted) {
 /* argmax of logit + noise. Only a token whose noise makes up for its logit can win: blocks of tokens are searched for
  * numbers that are small enough, and only those become logarithms. */
 static int32_t draw_token(const Draw *draw) {
-    const int64_t length = vocabulary(draw->question);
+    const int64_t length = draw->length;
     const float temperature = draw->warping->temperature;
     double best = (double)draw->most + gumbel_noise(draw->key, draw->favourite);
     int32_t winner = draw->favourite, tokens[DRAW_BLOCK];
@@ -369,15 +420,18 @@ static int32_t draw_token(const Draw *draw) {
 /* The warping of an entry whose temperature is positive. */
 static Draw warped_draw(const Question *question, int32_t entry, const float *logits) {
     const Warping *warping = &question->warpings[entry];
-    const int32_t favourite = (int32_t)vector(question)->argmax(logits, vocabulary(question));
+    const int64_t length = logit_count(question, entry);
+    const int32_t favourite = (int32_t)vector(question)->argmax(logits, length);
     Draw draw = {.question = question,
+                 .entry = entry,
                  .logits = logits,
+                 .length = length,
                  .warping = warping,
                  .key = question->keys ? question->keys[entry] : 0,
                  .favourite = favourite,
                  .most = logits[favourite] / warping->temperature,
                  .edge = -INFINITY};
-    if (warping->top_k > 0 && warping->top_k < vocabulary(question))
+    if (warping->top_k > 0 && warping->top_k < length)
         draw.edge = kth_largest(&draw, warping->top_k);
     if (warping->top_p < 1)
         draw.edge = nucleus_edge(&draw);
@@ -398,7 +452,7 @@ static int check_warpings(const Warping *warpings, int32_t count) {
 static void answer_draw(const Question *question, int32_t entry, const float *logits, int thread) {
     (void)thread;
     if (question->warpings[entry].temperature == 0) {
-        question->tokens[entry] = (int32_t)vector(question)->argmax(logits, vocabulary(question));
+        question->tokens[entry] = (int32_t)vector(question)->argmax(logits, logit_count(question, entry));
         return;
     }
     const Draw draw = warped_draw(question, entry, logits);
@@ -407,7 +461,7 @@ static void answer_draw(const Question *question, int32_t entry, const float *lo
 
 int draftree_draw(Model *model, int32_t count, const int32_t *slots, const uint64_t *keys, const Warping *warpings,
                   const Edits *edits, int32_t *tokens) {
-    if (!check_warpings(warpings, count))
+    if (model->head || !check_warpings(warpings, count))
         return DRAFTREE_BAD_ARGUMENT;
     Question question = {.model = model,
                          .count = count,
@@ -435,8 +489,8 @@ static void insert_best(float *values, int32_t *tokens, int32_t k, float value, 
 }
 
 /* The k best tokens and their logits; those of -INFINITY come last. */
-static void find_best(const Question *question, const float *logits, int32_t k, float *values, int32_t *tokens) {
-    const int64_t length = vocabulary(question);
+static void find_best(const Question *question, const float *logits, int64_t length, int32_t k, float *values,
+                      int32_t *tokens) {
     for (int32_t i = 0; i < k; i++) {
         values[i] = -INFINITY;
         tokens[i] = i; /* stays where logits are no numbers */
@@ -461,10 +515,10 @@ static void find_best(const Question *question, const float *logits, int32_t k, 
 /* What the thread's memory holds then: the warped logits of an entry, with the noise of its draw where there is a key.
  */
 static const float *warp_logits(const Draw *draw, int thread) {
-    const int64_t length = vocabulary(draw->question);
+    const int64_t length = draw->length;
     const float temperature = draw->warping->temperature;
     const int noisy = draw->question->keys != NULL;
-    float *warped = draw->question->model->edited[thread] + draw->question->model->logit_stride;
+    float *warped = draw->question->model->edited[thread] + draw->question->model->most_logits;
     for (int64_t block = 0; block < length; block += DRAW_BLOCK) {
         const int size = length - block < DRAW_BLOCK ? (int)(length - block) : DRAW_BLOCK;
         const int any = largest(draw, block, size) >= draw->edge;
@@ -472,8 +526,12 @@ static const float *warp_logits(const Draw *draw, int thread) {
             const float logit = draw->logits[token] / temperature;
             warped[token] = any && logit >= draw->edge ? logit : -INFINITY;
         }
-        if (any && noisy)
-            vector(draw->question)->add_noise(draw->key, block, size, temperature, warped + block);
+        if (!any || !noisy)
+            continue;
+        int32_t tokens[DRAW_BLOCK];
+        for (int i = 0; i < size; i++)
+            tokens[i] = token_of(draw->question, draw->entry, block + i);
+        vector(draw->question)->add_noise(draw->key, tokens, size, temperature, warped + block);
     }
     return warped;
 }
@@ -482,14 +540,14 @@ static const float *warp_logits(const Draw *draw, int thread) {
 static void find_noisy_best(const Draw *draw, const float *warped, int32_t k, float *values, int32_t *tokens) {
     enum { MORE = 8 };
     const float temperature = draw->warping->temperature;
-    const int64_t length = vocabulary(draw->question);
+    const int64_t length = draw->length;
     const int32_t some = k + MORE < length ? k + MORE : (int32_t)length;
     float about[MOST_TOP + MORE];
     int32_t which[MOST_TOP + MORE];
     Candidate candidates[MOST_TOP + MORE];
-    find_best(draw->question, warped, some, about, which);
+    find_best(draw->question, warped, length, some, about, which);
     for (int32_t i = 0; i < some; i++) {
-        const float noise = (float)gumbel_noise(draw->key, which[i]);
+        const float noise = (float)gumbel_noise(draw->key, token_of(draw->question, draw->entry, which[i]));
         const float exact = (draw->logits[which[i]] / temperature + noise) * temperature;
         candidates[i] = (Candidate){about[i] > -INFINITY ? exact : -INFINITY, which[i]};
     }
@@ -512,10 +570,12 @@ static void answer_top(const Question *question, int32_t entry, const float *log
             find_noisy_best(&draw, logits, k, values, tokens);
     }
     if (!warped || !question->keys)
-        find_best(question, logits, k, values, tokens);
-    const Normaliser found = normaliser(question, logits);
-    for (int32_t i = 0; i < k; i++)
+        find_best(question, logits, logit_count(question, entry), k, values, tokens);
+    const Normaliser found = normaliser(question, entry, logits);
+    for (int32_t i = 0; i < k; i++) {
         values[i] = (float)(values[i] - found.log_sum);
+        tokens[i] = token_of(question, entry, tokens[i]);
+    }
     question->entropies[entry] = (float)found.entropy;
 }
 

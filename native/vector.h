@@ -73,7 +73,7 @@ struct VectorKernels {
     /* Of tokens first..first + count - 1 those whose uniform number (noise.h) is below `limit`; any count. */
     int (*lucky_tokens)(uint64_t key, int64_t first, int count, uint64_t limit, int32_t *tokens);
     /* x = (x + noise) * scale for these tokens, the noise within 1e-6; any count. */
-    void (*add_noise)(uint64_t key, int64_t first, int count, float scale, float *x);
+    void (*add_noise)(uint64_t key, const int32_t *tokens, int count, float scale, float *x);
 };
 
 typedef struct VectorKernels VectorKernels;

@@ -493,7 +493,7 @@ INLINE float logarithm(float x) {
     return x + p + 0.693359375f * power;
 }
 
-static void add_noise(uint64_t key, int64_t first, int count, float scale, float *x) {
+static void add_noise(uint64_t key, const int32_t *tokens, int count, float scale, float *x) {
     enum { LUCKY = 1 << 22 }; /* of 2^31: so small a number needs all its bits */
     for (int start = 0; start < count; start += TOGETHER) {
         int32_t numbers[TOGETHER];
@@ -501,7 +501,7 @@ static void add_noise(uint64_t key, int64_t first, int count, float scale, float
         const int some = count - start < TOGETHER ? count - start : TOGETHER;
         int any = 0;
         for (int i = 0; i < TOGETHER; i++) {
-            numbers[i] = (int32_t)(uniform_bits(key, first + start + i) >> 21);
+            numbers[i] = (int32_t)(uniform_bits(key, tokens[start + (i < some ? i : 0)]) >> 21);
             any |= numbers[i] < LUCKY;
         }
         for (int i = 0; i < TOGETHER; i++) {
@@ -513,7 +513,7 @@ static void add_noise(uint64_t key, int64_t first, int count, float scale, float
         if (any)
             for (int i = 0; i < some; i++)
                 if (numbers[i] < LUCKY)
-                    noise[i] = (float)gumbel_noise(key, first + start + i);
+                    noise[i] = (float)gumbel_noise(key, tokens[start + i]);
         for (int i = 0; i < some; i++)
             x[start + i] = (x[start + i] + noise[i]) * scale;
     }

@@ -62,10 +62,11 @@ class Recipe:
         drafted: the target's ids of its vocabulary; None: all, and no map.
         ids: of the layers that it reads, as the file has them; None: it has none.
         states: hidden states that it reads.
-        rope, flags: of its config.
+        rope, flags: of its config; with "float16_cache" the reference rounds keys and values.
         embeddings: it has its own.
         fc_bias, input_norm: of EAGLE-1: ``fc`` has a bias; the first layer norms its input.
         qk_norm: queries and keys are normed, as in Qwen3.
+        width, wide: of its heads, and of its feed-forward block.
         seed: of its weights.
     """
 
@@ -82,6 +83,8 @@ class Recipe:
     qk_norm: bool = False
     fc_bias: bool = False
     input_norm: bool = False
+    width: int = 8
+    wide: int = 48
     seed: int = 0
 
     @property
@@ -90,10 +93,10 @@ class Recipe:
         layers = {
             "hidden_size": self.size,
             "vocab_size": self.vocab,
-            "intermediate_size": 48,
+            "intermediate_size": self.wide,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            "head_dim": 8,
+            "head_dim": self.width,
             "num_hidden_layers": 1,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-5,
@@ -103,7 +106,7 @@ class Recipe:
 
     def tensors(self) -> dict[str, Tensor]:
         """Its weights, by the names of speculators."""
-        config, size, width = self.config, self.size, 8
+        config, size, width = self.config, self.size, self.width
         rng = torch.Generator().manual_seed(self.seed)
 
         def matrix(*shape: int) -> Tensor:
@@ -126,13 +129,13 @@ class Recipe:
                 found[f"{at}.self_attn.{part}_proj.weight"] = matrix(heads * width, inputs)
             found[f"{at}.self_attn.o_proj.weight"] = matrix(size, 4 * width)
             if config.get("attention_bias"):
-                for part, length in (("q", 32), ("k", 16), ("v", 16), ("o", size)):
+                for part, length in (("q", 4 * width), ("k", 2 * width), ("v", 2 * width), ("o", size)):
                     found[f"{at}.self_attn.{part}_proj.bias"] = matrix(length)
             if self.qk_norm:
                 found |= {f"{at}.self_attn.{part}_norm.weight": norm(width) for part in "qk"}
             for part in ("gate", "up"):
-                found[f"{at}.mlp.{part}_proj.weight"] = matrix(48, size)
-            found[f"{at}.mlp.down_proj.weight"] = matrix(size, 48)
+                found[f"{at}.mlp.{part}_proj.weight"] = matrix(self.wide, size)
+            found[f"{at}.mlp.down_proj.weight"] = matrix(size, self.wide)
             found[f"{at}.post_attention_layernorm.weight"] = norm(size)
             if eagle3 or i or self.input_norm:
                 found[f"{at}.input_layernorm.weight"] = norm(size)
@@ -255,14 +258,16 @@ def layer_of(
         bias = weights.get(f"{at}.self_attn.{part}_proj.bias", torch.zeros(()))
         return x @ weights[f"{at}.self_attn.{part}_proj.weight"].T + bias
 
-    parts = {part: project(part, inputs).view(len(inputs), -1, 8) for part in "qkv"}
+    parts = {part: project(part, inputs).view(len(inputs), -1, config["head_dim"]) for part in "qkv"}
     for part in "qk":
         if (norm := weights.get(f"{at}.self_attn.{part}_norm.weight")) is not None:
             parts[part] = rms(parts[part], norm)
         parts[part] = _rotate(parts[part], config)
+    if config.get("float16_cache"):
+        parts |= {part: parts[part].half().float() for part in "kv"}
     found = []
     for head in range(4):
-        scores = parts["q"][:, head] @ parts["k"][:, head // 2].T / 8**0.5
+        scores = parts["q"][:, head] @ parts["k"][:, head // 2].T / config["head_dim"] ** 0.5
         scores = scores.masked_fill(~seen, float("-inf"))
         found.append(scores.softmax(-1) @ parts["v"][:, head // 2])
     middle = residual + project("o", torch.cat(found, -1))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.config import Budget
@@ -177,6 +178,11 @@ class ToyFeatureModel(ToyModel):
     def embeddings(self, ids: Tensor) -> Tensor:
         """See ``FeatureModel``."""
         return self.table[ids]
+
+    def embedding_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """See ``FeatureModel``."""
+        found: NDArray[np.float32] = self.table[torch.from_numpy(ids)].numpy()
+        return found
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """See ``FeatureModel``: the unit matrix."""

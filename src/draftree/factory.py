@@ -8,7 +8,7 @@ from typing import Unpack
 from .beams.beam_engine import BeamEngine
 from .config import typed
 from .drafters.base import DraftSource
-from .drafters.registry import load_source, shipped_for
+from .drafters.registry import load_source
 from .drafters.spec import AUTO, CORPUS, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine.engine import Engine
 from .engine.observer import Observer
@@ -16,6 +16,7 @@ from .engine.scheduler import SchedulerParams
 from .engine.speculation import SpeculationParams
 from .errors import ConfigError
 from .models.base import LanguageModel
+from .models.heads.shipped_heads import comes_for
 from .models.loading import ModelOptions, load
 from .models.model_files import DEFAULT_MODEL
 
@@ -112,4 +113,4 @@ def resolved_for_beams(drafter: DrafterSpec, target: LanguageModel, sampled: boo
     """
     if str(drafter) != AUTO:
         return drafter
-    return DrafterSpec.parse("head" if shipped_for(target) is not None else NONE if sampled else "lookup")
+    return DrafterSpec.parse("head" if comes_for(target) else NONE if sampled else "lookup")

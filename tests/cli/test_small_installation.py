@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ..published import Recipe
 from ..tiny_gguf import write
 
 RUN = """
@@ -40,20 +41,24 @@ RUNS = {
     "generate the --target tiny.gguf --max-tokens 4 --beams 2": "beams",
     "generate the --target tiny.gguf --max-tokens 4 --drafter tiny.gguf --method chain": "tiny.gguf, chain",
     "generate the --target tiny.gguf --max-tokens 4 --regex a+": "a",
+    "generate the --target tiny.gguf --max-tokens 8 --drafter head-eagle --method opt-tree --nodes 4": "head-eagle",
+    "generate the --target tiny.gguf --max-tokens 8 --drafter lookup+head-eagle3 --temperature 1": "head-eagle3",
+    "info head-eagle3": "EAGLE-3",
     "chat --target tiny.gguf --max-tokens 4": "4 tokens",
     "batch in.jsonl out.jsonl --target tiny.gguf": "1 lines answered",
     "profile tiny.gguf --sizes 1,2 --contexts 8 --batches 1 --repeats 1": "milliseconds",
     "serve --help": "Serve a model",
 }
 """What each of these prints."""
+KINDS = ("eagle", "eagle3")
 REFUSED = {
     "generate the --target some/model": "some/model on backend transformers needs torch",
     "generate the --target folder": "folder on backend transformers needs torch",
     "generate the --target tiny.gguf --backend transformers": "tiny.gguf on backend transformers needs torch",
     "generate the --target smolm2": "did you mean smollm2?",
-    "generate the --target tiny.gguf --drafter head": "drafter head needs torch",
-    "generate the --target tiny.gguf --drafter folder": "the folder folder needs torch",
-    "info folder": "the folder folder needs torch",
+    "generate the --target tiny.gguf --drafter folder": "folder on backend transformers needs torch",
+    "generate the --target tiny.gguf --drafter pickled": "the pickle pickled/pytorch_model.bin needs torch",
+    "info folder": "folder on backend transformers needs torch",
     "bench --target tiny.gguf --out run": "draftree bench needs",
     "train head --out head": "draftree train needs torch",
     "calibrate --target tiny.gguf": "draftree calibrate needs torch",
@@ -65,6 +70,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]
     """Exit code and text of each command, of one process."""
     folder = tmp_path_factory.mktemp("small")
     write(folder / "tiny.gguf")
+    heads = {
+        kind: Recipe(kind=kind, width=16, wide=64, vocab=274, target_size=128, size=128, drafted=None) for kind in KINDS
+    }
+    for kind, recipe in heads.items():
+        recipe.save(folder / f"head-{kind}", "speculators" if kind == "eagle3" else "midlayer")
+    heads["eagle3"].save(folder / "pickled", pickled=True)
     (folder / "folder").mkdir()
     (folder / "in.jsonl").write_text('{"prompt": "the", "max_tokens": 4}\n')
     lines = "".join(json.dumps([shlex.split(command), "the\n/exit\n"]) + "\n" for command in [*RUNS, *REFUSED])

@@ -16,7 +16,7 @@ from draftree.drafters.registry import check_made_for, load_drafter, resolved, s
 from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.errors import ConfigError, ModelFileError
 from draftree.models.base import FINAL
-from draftree.models.heads import head_folder
+from draftree.models.heads import shipped_heads
 from draftree.models.heads.head_writing import save_head
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.base import Provenance
@@ -46,7 +46,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A head for the tiny target comes with the package."""
     tiny_target = target()
     save_head(tmp_path / "heads" / "tiny", random_network(tiny_target), DRAFTED, tiny_target)
-    monkeypatch.setattr(head_folder, "SHIPPED", tmp_path / "heads")
+    monkeypatch.setattr(shipped_heads, "SHIPPED", tmp_path / "heads")
     monkeypatch.setattr("draftree.drafters.registry._second_token", lambda target: 0.1)
     return tmp_path / "heads" / "tiny"
 
@@ -147,7 +147,7 @@ def test_figures_traces_and_explanations_say_what_it_is(
     assert run([*asked, "--explain"]) == 0
     printed = capsys.readouterr().err
     assert f"{ALL}, auto, match: 12 tokens" in printed
-    assert all(f"drafter {part}, now" in printed for part in ("lookup", "recycle", "head tiny"))
+    assert all(f"drafter {part}: enabled" in printed for part in ("lookup", "recycle", "head tiny"))
     begun = next(read_trace(trace))
     assert isinstance(begun, RunRecord)
     assert (begun.labels, begun.drafter["name"]) == ({"drafter": ALL, "method": "auto"}, ALL)

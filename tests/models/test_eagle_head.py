@@ -14,14 +14,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
-from draftree.models.heads.eagle_network import EagleConfig
-from draftree.models.heads.head_folder import SHIPPED, find_head, load_head, shipped_head
+from draftree.models.heads.head_config import EagleConfig
+from draftree.models.heads.head_folder import find_head, load_head
 from draftree.models.heads.head_writing import save_head
+from draftree.models.heads.shipped_heads import SHIPPED, shipped_head
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.methods import find_policy
 from draftree.train.head_architectures import new_eagle
 
 from ..heads import DRAFTED, random_network
+from ..published import eagle_head
 from ..tiny import VOCAB, tiny
 
 
@@ -53,7 +55,7 @@ def test_saved_and_loaded_heads_are_equal(target: HFModel, folder: Path) -> None
 
 def test_what_it_predicts_is_what_was_trained(target: HFModel, folder: Path) -> None:
     """Embeddings are weighed as in training."""
-    read, states = load_head(folder, target).network, torch.randn(2, 5, 32)
+    read, states = eagle_head(folder, target).network, torch.randn(2, 5, 32)
     assert torch.allclose(read.read(states, states), random_network(target).read(states, states), atol=1e-2)
 
 
@@ -159,4 +161,4 @@ def test_a_head_of_a_wide_float32_target_can_be_saved(tmp_path: Path) -> None:
     )
     wide = HFModel(LlamaForCausalLM(config), name="wide", self_test=False)
     save_head(tmp_path / "head", new_eagle(EagleConfig.like(wide), 0), torch.arange(9), wide)
-    assert load_head(tmp_path / "head", wide).vocabulary.tolist() == list(range(9))
+    assert eagle_head(tmp_path / "head", wide).vocabulary.tolist() == list(range(9))

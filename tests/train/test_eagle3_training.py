@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -272,9 +273,9 @@ def test_a_head_of_others_is_written_as_it_was_read(case: str, target: HFModel, 
     new = opened(tmp_path / "new")
     assert new.network(target.layers)[0].features == network.features
     before, after = old.tensors(), new.tensors()
-    assert torch.equal(after.pop("embed_tokens.weight"), target.embeddings(torch.arange(VOCAB)))
+    assert np.array_equal(after.pop("embed_tokens.weight"), target.embedding_rows(np.arange(VOCAB)))
     assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(np.array_equal(before[name], after[name]) for name in before)
     positions = torch.arange(100)
     assert torch.equal(new.network(target.layers)[0].turns(positions), network.turns(positions))
     flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "attention_bias", "logit_scale")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..config import SamplingParams
 from ..engine.engine import Engine
-from ..engine.replay import Replay
+from ..engine.replay import Replay, pass_maker
 from ..errors import ConfigError
 from ..models.base import FeatureSpec, LanguageModel
 from ..models.cost_profile import kept_or_measured
@@ -102,7 +102,7 @@ class ReplayContestant(EngineContestant):
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         known, made = self._models.answer(prompt, params), self.engine.speculation
         drafter, outcomes, (_, before) = made.drafter, list[Outcome](), self.inside()
-        target = self._models.target if drafter.reads_scores else None  # it learns from the passes themselves
+        target = pass_maker(self._models.target, drafter, known.features)
         most = params.max_tokens or len(known.ids)
         with Replay(drafter, prompt, known.ids, params, known.features, target, known.kept) as replay:
             while replay.left:

@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 from ..artifacts import user_path
 from ..config import typed
-from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError, needs_extra
+from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
+from ..models.heads.head_folder import find_head, load_head
+from ..models.heads.shipped_heads import comes_for, shipped_head
 from ..models.loading import ModelOptions, load_here
 from ..models.model_files import gguf_path
-from ..models.protocols import DraftHead, TrainableModel, tokenizer_of, twin_of
+from ..models.protocols import DraftHead, tokenizer_of, twin_of
 from ..policies.auto.policy import AutoTree
 from ..policies.base import GrowthPolicy, Provenance
 from ..policies.chains import CHAIN, DynamicWindow, Window
@@ -35,8 +37,6 @@ def _folder_or_model(name: str | LanguageModel, target: LanguageModel) -> Langua
         check_vocabulary(target, name)
         return name
     if is_head(name):
-        from ..models.heads.head_folder import load_head
-
         return load_head(user_path(name), target)
     return load_draft_model(name, target)
 
@@ -45,33 +45,10 @@ def is_head(name: str) -> bool:
     """Whether this is the folder of a draft head.
 
     Raises:
-        MissingPackageError: it is a folder, and torch is missing.
         ConfigError: it is a head of a kind that is not read.
     """
     folder = user_path(name)
-    if not folder.is_dir():
-        return False
-    with needs_extra("torch", f"the folder {name}"):
-        from ..models.heads.head_folder import find_head
-    return find_head(folder) is not None
-
-
-def _shipped_head(name: str | LanguageModel, target: LanguageModel) -> LanguageModel:
-    with needs_extra("torch", f"drafter {name}"):
-        from ..models.heads.head_folder import shipped_head
-    return shipped_head(target)
-
-
-def shipped_for(target: LanguageModel) -> Path | None:
-    """Folder of the head that comes for a target and pays there; None: there is none.
-
-    A head computes with torch, step by step: beside the fast passes of a GGUF file it takes more time than it saves.
-    """
-    if not isinstance(target, TrainableModel):
-        return None
-    from ..models.heads import head_folder
-
-    return head_folder.shipped_for(target)
+    return folder.is_dir() and find_head(folder) is not None
 
 
 def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
@@ -158,7 +135,7 @@ SOURCES = (
     SourceKind(
         names=("head",),
         summary="a layer trained on the target's hidden states; comes with smollm2",
-        model=_shipped_head,
+        model=lambda name, target: shipped_head(target),
     ),
     SourceKind(
         names=("self",),
@@ -169,7 +146,7 @@ SOURCES = (
 _BY_PATH = SourceKind(names=(), summary="")
 _BY_NAME = {name: kind for kind in SOURCES for name in kind.names}
 DRAFTERS = {
-    AUTO: "lookup; on transformers lookup+recycle+head where a head comes (head where children are drawn)",
+    AUTO: "lookup; lookup+recycle+head where a head comes, but on llama.cpp (head where children are drawn)",
     **{", ".join(kind.names): kind.summary for kind in SOURCES},
     NONE: "no drafting: AR decoding",
 }
@@ -364,12 +341,12 @@ def resolved(
     """What "auto" stands for: the best that is there for a target. Any other drafter stands for itself.
 
     It is the drafter that the policy was made for, if it was made for one that is there; else lookup+recycle+head for
-    a target on transformers that a head comes for, without ``learning`` that head alone, but lookup for a policy that
+    a target that a head comes for and pays with, without ``learning`` that head alone, but lookup for a policy that
     weighs costs where a second token in a pass costs more than heads gain; else lookup.
     """
     if str(drafter) != AUTO:
         return drafter
-    shipped = shipped_for(target) is not None
+    shipped = comes_for(target)
     if policy.made_for is not None and (shipped or policy.made_for.drafter != "head"):
         return DrafterSpec.parse(policy.made_for.drafter)
     if not shipped or (isinstance(policy, AutoTree) and _second_token(target) > _RIGHT):

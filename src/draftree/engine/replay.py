@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row, prefill
+from ..models.protocols import tracked
 from ..request import Outcome, Request, StepCost
 from ..scores import Scores
 from ..text.detokenizer import NoText
@@ -108,6 +109,15 @@ class Replay:
                 break
             path.append(node)
         return path
+
+
+def pass_maker(target: LanguageModel, drafter: Drafter, features: Tensor | None) -> LanguageModel | None:
+    """The target, if a replay makes its passes: a drafter learns from them, or reads hidden states that stay in rows.
+
+    Args:
+        features: as ``Replay`` takes them.
+    """
+    return target if drafter.reads_scores or (features is None and tracked(target)) else None
 
 
 def _feature_row(kept: FeatureSpec) -> Row:

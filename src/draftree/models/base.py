@@ -340,10 +340,13 @@ def check_finite(can: Capabilities, logits: Floats) -> None:
         )
 
 
-class Guarded(LanguageModel, Protocol):
-    """A language model whose methods are ``exclusive``."""
+class Guarded(Protocol):
+    """A model whose methods are ``exclusive``."""
 
     _lock: RLock
+
+    @property
+    def capabilities(self) -> Capabilities: ...
 
 
 M = TypeVar("M", bound=Guarded)

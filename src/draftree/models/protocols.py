@@ -91,6 +91,9 @@ class FeatureModel(LanguageModel, Protocol):
             UnsupportedModelError: they cannot be read.
         """
 
+    def embedding_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The same as arrays: what a head knows its target by."""
+
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """[n, H] weights and [n] biases of the output layer for n tokens; None: it has no biases (``embeddings``)."""
 

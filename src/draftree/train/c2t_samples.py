@@ -22,7 +22,7 @@ from torch import Tensor
 from ..artifacts import check_disk, make_folder, read_bytes, write_whole
 from ..config import SamplingParams
 from ..drafters.base import Drafter
-from ..engine.replay import Replay
+from ..engine.replay import Replay, pass_maker
 from ..errors import ConfigError, ModelFileError, RunError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..models.huggingface.inspection import torch_dtype
@@ -110,7 +110,7 @@ def samples_along(
         drafter: grows ``full_trees``.
         response: drawn with ``seed``; hidden states as the drafter reads them.
         share: of nodes that were not accepted to keep.
-        verifier: makes its passes all the same, for a drafter that learns from the target's distributions.
+        verifier: the target, to make its passes all the same (``pass_maker``).
         kept: which hidden states the response has.
     """
     generator = torch.Generator().manual_seed(seed_of(response.number, seed))
@@ -299,7 +299,7 @@ def collect(
     Raises:
         RunError: a feature is not a number.
     """
-    recipe, can, verifier = store.recipe, target.capabilities, target if drafter.reads_scores else None
+    recipe, can = store.recipe, target.capabilities
 
     def wanted() -> Iterator[int]:
         for number in range(len(prompts)):
@@ -321,6 +321,7 @@ def collect(
             if store.count >= most:
                 return
             read = replace(response, features=response.features.to(can.device, torch_dtype(can)))
+            verifier = pass_maker(target, drafter, read.features if read.features.shape[1] else None)
             samples, trees = samples_along(drafter, read, recipe.seed, recipe.negatives, verifier, tracked(target))
             check_finite(samples)
             store.add(response.number, samples, trees)

@@ -82,8 +82,17 @@ def evaluate(head: DraftHead, responses: Sequence[Response], seed: int, progress
         prompt, output = ids[: response.prompt_length], ids[response.prompt_length :]
         features = response.features.to(head.capabilities.device, torch_dtype(head.capabilities))
         params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
-        limits = {"depth": DEPTH, "stride": STRIDE}
-        drafts += ranks_along(drafter, policy, prompt, output, params, features=features, kept=response.kept, **limits)
+        drafts += ranks_along(
+            drafter,
+            policy,
+            prompt,
+            output,
+            params,
+            depth=DEPTH,
+            stride=STRIDE,
+            features=features,
+            kept=response.kept,
+        )
         for name, (tree, nodes) in trees.items():
             with Replay(tree, prompt, output, params, features, kept=response.kept) as replay:
                 while replay.left:

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..models.base import FINAL_STATE, FeatureSpec
-from ..models.heads.eagle_network import EagleConfig, EagleNetwork, HeadWeights, default_layers
+from ..models.heads.eagle_network import EagleNetwork
+from ..models.heads.head_arrays import taken
+from ..models.heads.head_config import EagleConfig, HeadWeights, default_layers
 from ..models.heads.head_folder import EAGLE, EAGLE3, KINDS, find_head
 from ..models.huggingface.features import feature_part
 from ..models.protocols import TrainableModel
@@ -119,7 +122,8 @@ def _fresh(
 ) -> EagleNetwork:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = EagleNetwork(config, FreshWeights(given), features, fuses_states=fuses_states)
+        ids = np.arange(config.draft_vocab_size or config.vocab_size)
+        network = EagleNetwork(taken(config, FreshWeights(given), features, ids, fuses_states=fuses_states))
     return network.requires_grad_(True)
 
 
@@ -171,7 +175,8 @@ class FreshWeights(HeadWeights):
     def take(self, name: str, *shape: int) -> Tensor:
         """A tensor of this shape."""
         if name in self:
-            return super().take(name, *shape)
+            given: Tensor = super().take(name, *shape)
+            return given
         if len(shape) == 1:
             return torch.ones(shape)
         if name.endswith(_ADDS):

@@ -21,7 +21,7 @@ from ..artifacts import read_bytes, write_whole
 from ..config import SamplingParams
 from ..drafters.base import Drafter, NoDrafter
 from ..engine.engine import Engine
-from ..engine.replay import Replay
+from ..engine.replay import Replay, pass_maker
 from ..engine.speculation import Speculation
 from ..errors import ConfigError, RunError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
@@ -68,15 +68,16 @@ def ranks_along(
     depth: int,
     stride: int,
     features: Tensor | None = None,
+    target: LanguageModel | None = None,
     kept: FeatureSpec = FINAL_STATE,
 ) -> Iterator[list[int | None]]:
     """The ranks of the next ``depth`` tokens of ``output``, from every ``stride``-th position of it on.
 
     Args:
         drafter: with ``policy``.
-        prompt, output, params, features, kept: as ``Replay`` takes them.
+        prompt, output, params, features, target, kept: as ``Replay`` takes them.
     """
-    with Replay(drafter, prompt, output, params, features, kept=kept) as replay:
+    with Replay(drafter, prompt, output, params, features, target, kept) as replay:
         while replay.left:
             policy.follow(replay.left[:depth])
             tree = replay.propose(len(policy.truth), len(policy.truth))
@@ -204,9 +205,20 @@ def measure(
             seed=(calibration.seed + i) % 2**63,
         )
         request, features = decoded(engine, prompt, params)
-        limits = {"depth": calibration.depth, "stride": calibration.stride}
-        output, kept = request.output_ids, tracked(target)
-        for ranks in ranks_along(drafter, policy, prompt, output, params, features=features, kept=kept, **limits):
+        output = request.output_ids
+        passes, kept = pass_maker(target, drafter, features), tracked(target)
+        for ranks in ranks_along(
+            drafter,
+            policy,
+            prompt,
+            output,
+            params,
+            depth=calibration.depth,
+            stride=calibration.stride,
+            features=features,
+            target=passes,
+            kept=kept,
+        ):
             tally.add(ranks)
         tally.done = i + 1
         tally.save()

@@ -25,8 +25,8 @@ from draftree.models.base import LanguageModel, difference
 from draftree.models.gguf.gguf_file import GGUFHeader, read
 from draftree.models.gguf.gguf_weights import GGUFWeights
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.heads.eagle_network import EagleConfig
-from draftree.models.heads.head_folder import SHIPPED, shipped_for
+from draftree.models.heads.head_config import EagleConfig
+from draftree.models.heads.shipped_heads import SHIPPED, shipped_for
 from draftree.models.huggingface.features import feature_row
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.loading import load

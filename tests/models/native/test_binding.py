@@ -68,7 +68,7 @@ def test_a_wrong_call_changes_nothing(call: Callable[[LoadedModel], object], pat
     assert bits(extend(model, row, [3], [1])) == bits(one_by_one(model, [*text(10), 8, 9, 3])[-1:])
 
 
-@pytest.mark.parametrize("call", ["argmax", "top", "log_probabilities", "logits", "hidden"])
+@pytest.mark.parametrize("call", ["argmax", "top", "log_probabilities", "logits", "states"])
 def test_scores_of_slots_that_are_not_there_are_an_error(call: str, path: Path) -> None:
     model = load(path)
     extend(model, model.open(), [1, 2])
@@ -77,7 +77,7 @@ def test_scores_of_slots_that_are_not_there_are_an_error(call: str, path: Path) 
         "top": lambda slot: model.top([slot], 3),
         "log_probabilities": lambda slot: model.log_probabilities([slot], [1]),
         "logits": model.logits,
-        "hidden": lambda node: model.hidden(node, 1),
+        "states": lambda cell: model.states(0, cell, 1, 0),
     }
     for slot in (-1, 2):
         with pytest.raises((CacheError, RuntimeError)):

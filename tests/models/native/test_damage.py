@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gguf import TokenType
 
 from tests import tiny_gguf
 from tests.models.native import sanitizer
+from tests.published import Recipe
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,15 +27,10 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     ), sanitizer.runtime()
 
 
-@pytest.mark.parametrize("weights", ["F16", "Q4_K"])
-def test_damaged_files_are_errors_with_any_number_of_threads(
-    weights: str, sanitized: tuple[Path, str], tmp_path: Path
-) -> None:
-    library, runtime = sanitized
-    words = tiny_gguf.Vocabulary("none", tuple(f"{i}" for i in range(40)), (TokenType.NORMAL,) * 40)
-    path = tiny_gguf.write(tmp_path / "m.gguf", layers=1, hidden=256, heads=8, vocabulary=words, weights=weights)
+def run(runtime: str, module: str, *arguments: str) -> dict[str, int]:
+    """What a module of this folder prints, over a sanitized library."""
     done = subprocess.run(  # noqa: S603 - our own module
-        [sys.executable, "-m", "tests.models.native.damage", str(path), "600", str(library)],
+        [sys.executable, "-m", f"tests.models.native.{module}", *arguments],
         cwd=ROOT,
         env={
             "LD_PRELOAD": runtime,
@@ -46,6 +43,31 @@ def test_damaged_files_are_errors_with_any_number_of_threads(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    outcomes = ast.literal_eval(done.stdout)
+    found: dict[str, int] = ast.literal_eval(done.stdout)
+    return found
+
+
+def test_draft_heads_stay_inside_their_memory(sanitized: tuple[Path, str], tmp_path: Path) -> None:
+    """Walks with rows of all lengths, and descriptions with a wrong number, of which some do no harm."""
+    library, runtime = sanitized
+    path = tiny_gguf.write(tmp_path / "m.gguf", layers=3, hidden=64, heads=2, kv_heads=1, weights="Q8_0")
+    sizes = Recipe(vocab=274, target_size=64, size=64, width=16, wide=64, drafted=tuple(range(1, 150, 2)))
+    folders = [
+        sizes.save(tmp_path / "eagle3"),
+        replace(sizes, kind="eagle", fc_bias=True).save(tmp_path / "eagle", "midlayer"),
+    ]
+    outcomes = run(runtime, "head_walk", str(path), str(library), *map(str, folders))
+    assert outcomes.pop("walks") == 12
+    assert sum(outcomes.values()) == 400 and outcomes["UnsupportedModelError"] > 100 < outcomes["ran"], outcomes
+
+
+@pytest.mark.parametrize("weights", ["F16", "Q4_K"])
+def test_damaged_files_are_errors_with_any_number_of_threads(
+    weights: str, sanitized: tuple[Path, str], tmp_path: Path
+) -> None:
+    library, runtime = sanitized
+    words = tiny_gguf.Vocabulary("none", tuple(f"{i}" for i in range(40)), (TokenType.NORMAL,) * 40)
+    path = tiny_gguf.write(tmp_path / "m.gguf", layers=1, hidden=256, heads=8, vocabulary=words, weights=weights)
+    outcomes = run(runtime, "damage", str(path), "600", str(library))
     assert sum(outcomes.values()) == 600
     assert outcomes["ran"] > 50 and outcomes["ModelFileError"] > 200, outcomes

@@ -14,7 +14,6 @@ from draftree.errors import CacheError, ConfigError, UnsupportedModelError
 from draftree.models.base import FINAL, FINAL_STATE, FeatureSpec, Nodes, prefill, prefill_scored
 from draftree.models.cost_profile import Identity
 from draftree.models.gguf.gguf_checks import check
-from draftree.models.huggingface.features import feature_row
 from draftree.models.native.binding import VERSION, tiers
 from draftree.models.native.native_model import NativeModel, NativeScores
 from draftree.sampling.noise import stream_key
@@ -245,11 +244,23 @@ def test_hidden_states_follow_rows(path: Path) -> None:
     row = prefill(model, TEXT)
     model.extend([row], [NODES])
     model.commit(row, [0, 2])
-    whole = feature_row(prefill(model, [*TEXT, 9, 7])).waiting_features()
+    whole = model.states(prefill(model, [*TEXT, 9, 7]), 0, 10)
     assert whole.shape == (10, 2 * model.hidden_size)
-    assert (feature_row(row).waiting_features() == whole).all()
-    assert (feature_row(model.fork(row, 4)).waiting_features() == whole[:4]).all()
+    assert (model.states(row, 0, 10) == whole).all()
+    fork = model.fork(row, 4)
+    assert (model.states(fork, 0, 4) == whole[:4]).all()
+    model.extend([fork], [Nodes.of([*TEXT[4:], 9, 3, 7], [-1, 0, 1, 2, 3, 4, 4])])
+    model.prune(fork, [0, 1, 2, 3, 4, 6], 4)
+    assert (model.states(fork, 0, 10) == whole).all(), "the nodes of a row come behind its tokens"
     model.extend([before], [Nodes.chain([1])])  # a row from before keeps none
+    assert model.states(before, 0, 1).shape == (1, 0)
+    model.track_features(FeatureSpec((0,)))
+    assert (model.states(row, 0, 10) == whole).all(), "it goes on with those that it keeps"
+    assert row.has_features(FINAL_STATE) and not row.has_features(FeatureSpec((0,)))
+    model.extend([row], [Nodes.chain([11] * 60)])
+    model.commit(row, range(60))
+    later = prefill(model, [*TEXT, 9, 7, *[11] * 60])
+    assert (model.states(later, 0, 70)[:, : whole.shape[1]] == model.states(row, 0, 70)).all()
     with pytest.raises(UnsupportedModelError):
         model.track_features(FeatureSpec((model.layers + 1,)))
 

@@ -147,7 +147,7 @@ def test_a_linear_layer_is_the_written_order_of_operations(weights: str, tier: s
     size = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[weights]]
     rows, width = int(place["rows"]), int(place["columns"]) // size[0] * size[1]
     packed = np.fromfile(path, np.uint8, rows * width, offset=int(place["offset"])).reshape(rows, width)
-    expected = np.stack([product(groups_of(weights, packed), x) for x in model.hidden(0, 5)])
+    expected = np.stack([product(groups_of(weights, packed), x) for x in model.states(0, 0, 5, 1)[:, 0]])
     assert bits(found) == bits(expected)
 
 
@@ -332,10 +332,10 @@ def test_hidden_states_are_those_that_layers_read(path: Path) -> None:
     extend(model, model.open(), tokens)
     states = reference.hidden(tokens)
     expected = [states[0], states[2], states[layers]]
-    found = np.split(model.hidden(0, 40), 4, axis=1)
+    found = list(model.states(0, 0, 40, 4).swapaxes(0, 1))
     for theirs, ours in zip(expected, found, strict=False):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=0.02 * np.abs(theirs).max())
-    np.testing.assert_array_equal(model.hidden(7, 2), np.concatenate(found, axis=1)[7:9])
+    np.testing.assert_array_equal(model.states(0, 7, 2, 4), np.stack(found, axis=1)[7:9])
 
 
 def test_a_tree_at_the_end_of_the_context_may_have_more_nodes_than_positions_are_left(tmp_path: Path) -> None:

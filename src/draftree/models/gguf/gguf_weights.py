@@ -42,6 +42,10 @@ class GGUFWeights:
         weights = self._tensors.get(OUTPUT, self._tensors[EMBEDDINGS])
         return weights.rows(ids), None if bias is None else bias.rows(_FIRST)[0, ids]
 
+    def output_blocks(self, ids: Ids) -> tuple[NDArray[np.uint8], gguf.GGMLQuantizationType]:
+        """[n, bytes] rows of the output layer as the file has them, and their format."""
+        return self._tensors.get(OUTPUT, self._tensors[EMBEDDINGS]).blocks(ids)
+
     @cached_property
     def _tensors(self) -> dict[str, PackedRows]:
         """The tensors of these names that are in the file; the embeddings always are.
@@ -71,6 +75,10 @@ class PackedRows:
             self.rows(_FIRST)
         except (OSError, ValueError, NotImplementedError) as error:
             raise _unread(f"{tensor.name} of {tensor.file}: {first_line(error)}") from None
+
+    def blocks(self, ids: Ids) -> tuple[NDArray[np.uint8], gguf.GGMLQuantizationType]:
+        """[n, bytes] rows as they are, and their format."""
+        return self._packed[ids], self._kind
 
     def rows(self, ids: Ids) -> Rows:
         """[n, H] float32 rows."""

@@ -17,11 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
 
 from ...artifacts import first_error, read_bytes
 from ...errors import (
@@ -30,19 +29,23 @@ from ...errors import (
     DraftreeWarning,
     ModelFileError,
     UnknownNameError,
-    UnsupportedModelError,
     first_line,
+    needs_extra,
 )
 from ..base import FINAL_STATE, FeatureSpec, LanguageModel
-from ..huggingface.pretrained import quiet
-from ..protocols import FeatureModel, feature_model
-from .eagle_model import HeadModel
-from .eagle_network import EagleConfig, EagleNetwork, HeadWeights, default_layers
-from .head_tensors import UNREADABLE, is_same, read_sample, read_tensors, sample, tensor_names, vocabulary_in
+from ..native.native_head import NativeHead
+from ..native.native_model import NativeModel
+from ..protocols import DraftHead, FeatureModel, feature_model
+from .head_arrays import HeadArrays, taken
+from .head_config import EagleConfig, HeadWeights, default_layers
+from .head_tensors import UNREADABLE, Array, is_same, read_sample, read_tensors, sample, tensor_names, vocabulary_in
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .eagle_network import EagleNetwork
 
 CONFIG = "config.json"
-SHIPPED = Path(__file__).parents[2] / "heads"
-"""Folder of the heads that come with the package."""
 EAGLE3, EAGLE = "eagle3", "eagle"
 KINDS = {EAGLE3: "EAGLE-3", EAGLE: "EAGLE-1, EAGLE-2 or HASS"}
 """Kind of head -> its name for users."""
@@ -109,7 +112,7 @@ class HeadFolder:
         except ConfigError as error:
             raise self._unreadable(f"its {CONFIG} is wrong: {error}") from None
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Array]:
         """Its weights, by the names of speculators.
 
         Raises:
@@ -118,7 +121,7 @@ class HeadFolder:
         with self._reading():
             return read_tensors(self.folder)
 
-    def count(self, tensors: Mapping[str, Tensor]) -> int:
+    def count(self, tensors: Mapping[str, Array]) -> int:
         """How many hidden states of the target it reads.
 
         Raises:
@@ -157,8 +160,8 @@ class HeadFolder:
             self._check_layers(ids, layers)
         return FeatureSpec(ids)
 
-    def network(self, layers: int | None) -> tuple[EagleNetwork, Tensor]:
-        """The network, and the target's ids of its vocabulary.
+    def arrays(self, layers: int | None) -> HeadArrays:
+        """Its weights by what they do.
 
         Args:
             layers: of the target, which counts hidden states from its end; None: it is not known.
@@ -170,24 +173,46 @@ class HeadFolder:
         tensors = self.tensors()
         features = self.features(self.count(tensors), layers)
         with self._reading():
-            fuses = self.kind != EAGLE
             ids, config = vocabulary_in(tensors, self.config)
-            weights = HeadWeights({name: tensor for name, tensor in tensors.items() if not _UNUSED.fullmatch(name)})
-            with quiet():
-                network = EagleNetwork(config, weights, features, fuses_states=fuses)
-            self._check_weights(weights)
-        return network.eval(), ids
+        weights = HeadWeights({name: tensor for name, tensor in tensors.items() if not _UNUSED.fullmatch(name)})
+        arrays = taken(config, weights, features, ids, fuses_states=self.kind != EAGLE)
+        self._check_weights(weights)
+        return arrays
 
-    def load(self, target: LanguageModel) -> HeadModel:
-        """The head, for a target.
+    def network(self, layers: int | None) -> tuple[EagleNetwork, Tensor]:
+        """The network of torch, and the target's ids of its vocabulary (``arrays``)."""
+        with needs_extra("torch", f"draft head {self.folder}"):
+            import torch
+
+            from ..huggingface.pretrained import quiet
+            from .eagle_network import EagleNetwork
+        arrays = self.arrays(layers)
+        try:
+            with quiet():
+                return EagleNetwork(arrays).eval(), torch.from_numpy(arrays.ids)
+        except ConfigError as error:
+            raise self._unreadable(f"its {CONFIG} is wrong: {error}") from None
+
+    def load(self, target: LanguageModel) -> DraftHead:
+        """The head, for a target: by the native engine where that runs the target, else by torch.
 
         Raises:
             ModelFileError: it cannot be read, or is not whole.
             ConfigError: it was made for another target.
-            UnsupportedModelError: the target's hidden states cannot be read.
+            UnsupportedModelError: the target's hidden states cannot be read, or the native engine does not compute it.
+            MissingPackageError: it needs torch, which is missing.
         """
+        name = f"head {self.folder.name}"
+        if isinstance(target, NativeModel):
+            self._check_target(target)
+            arrays = self.arrays(target.layers)
+            if arrays.embeddings is not None and _are_of(target, arrays.embeddings):
+                arrays = replace(arrays, embeddings=None)
+            return NativeHead(arrays, target, name)
         network, ids = self.network_for(feature_model(target))
-        return HeadModel(network, ids, target, f"head {self.folder.name}")
+        from .eagle_model import HeadModel
+
+        return HeadModel(network, ids, target, name)
 
     def network_for(self, target: FeatureModel) -> tuple[EagleNetwork, Tensor]:
         """Its network without embeddings that are the target's own, and the ids of its vocabulary.
@@ -196,15 +221,19 @@ class HeadFolder:
             ModelFileError: it cannot be read, or is not whole.
             ConfigError: it was made for another target.
         """
+        self._check_target(target)
+        network, ids = self.network(target.layers)
+        if network.embed_tokens is not None and _are_of(target, network.embed_tokens.weight.float().numpy()):
+            network.embed_tokens = None
+        return network, ids
+
+    def _check_target(self, target: FeatureModel) -> None:
+        """Raise ConfigError if it was made for another target."""
         if mismatch := self.mismatch(target):
             raise ConfigError(
                 f"draft head {self.folder} was made for {mismatch}: use the target that it was made for, train a head "
                 f"with 'draftree train head --target {target.capabilities.name}', or use drafter 'auto'"
             )
-        network, ids = self.network(target.layers)
-        if network.embed_tokens is not None and _are_of(target, network.embed_tokens.weight):
-            network.embed_tokens = None
-        return network, ids
 
     def mismatch(self, target: FeatureModel) -> str | None:
         """What it was made for and what the target has in place of that; None: it was made for this target.
@@ -232,25 +261,25 @@ class HeadFolder:
         Raises:
             ModelFileError: it cannot be read, or is not whole.
         """
-        network, ids = self.network(None)
+        arrays = self.arrays(None)
         with self._reading():
             is_own = read_sample(self.folder) is not None
         config, named = self.config, self.config.eagle_aux_hidden_state_layer_ids
-        read = f"{len(network.features.layers)} of the target"
-        if network.features != FINAL_STATE:
-            which = "2, half and all but 3" if named is None else ", ".join(map(str, network.features.layers))
+        read = f"{len(arrays.features.layers)} of the target"
+        if arrays.features != FINAL_STATE:
+            which = "2, half and all but 3" if named is None else ", ".join(map(str, arrays.features.layers))
             read += f", before layers {which}"
         else:
             read += ", the final one"
-        parameters = sum(p.numel() for p in network.parameters())
+        parameters = sum(weight.size for weight in arrays.weights)
         writer = "draftree" if is_own else "speculators" if self.of_speculators else "SafeAILab or SpecForge"
-        layers, size = config.num_hidden_layers, config.hidden_size
+        layers, size, of_text = config.num_hidden_layers, config.hidden_size, ", and those of the text"
         return {
             "draft head": f"{KINDS[self.kind]}, {writer} config",
             "target": f"{self.target or 'not named'}: hidden size {config.target_size}, {config.vocab_size} tokens",
             "hidden states": read,
             "network": f"{layers} layer{'s' * (layers > 1)} of {size}, {parameters / 1e6:.1f} million parameters",
-            "drafts": f"{len(ids)} of the target's tokens" + (", and those of the text" if self.kind == EAGLE else ""),
+            "drafts": f"{len(arrays.ids)} of the target's tokens" + of_text * (self.kind == EAGLE),
         }
 
     @property
@@ -342,7 +371,7 @@ def find_head(folder: Path) -> HeadFolder | None:
     return replace(head, kind=EAGLE3) if "layers.0.hidden_norm.weight" in found else head
 
 
-def load_head(folder: Path, target: LanguageModel) -> HeadModel:
+def load_head(folder: Path, target: LanguageModel) -> DraftHead:
     """The head in a folder, for a target (``HeadFolder.load``).
 
     Raises:
@@ -366,46 +395,13 @@ def describe(folder: Path) -> dict[str, str]:
     return _head_in(folder).describe()
 
 
-def shipped_for(target: LanguageModel) -> Path | None:
-    """Folder of the head that comes with the package for a target, by whatever name it was loaded; None: there is none.
-
-    Reads no weights but the samples of those heads that have the target's sizes.
-
-    Raises:
-        ModelFileError: the package is not whole.
-    """
-    try:
-        given = feature_model(target)
-        heads = [head for folder in sorted(SHIPPED.glob("*/")) if (head := find_head(folder))]
-        return next((head.folder for head in heads if not head.mismatch(given)), None)
-    except (AttributeError, NotImplementedError, UnsupportedModelError):  # it has embeddings of its own kind, or none
-        return None
-
-
-def shipped_head(target: LanguageModel) -> HeadModel:
-    """The head that comes with the package for a target, by whatever name it was loaded.
-
-    Raises:
-        UnknownNameError: there is none.
-        ModelFileError: the package is not whole.
-    """
-    if folder := shipped_for(target):
-        return load_head(folder, target)
-    name = target.capabilities.name
-    raise UnknownNameError(
-        f"no draft head comes with draftree for {name}: train one with 'draftree train head --target {name}' and give "
-        "its folder, or use drafter 'auto'"
-    )
-
-
-def _are_of(target: FeatureModel, embeddings: Tensor) -> bool:
+def _are_of(target: FeatureModel, embeddings: Array) -> bool:
     """Are these [V, H] the target's own embeddings?"""
     if embeddings.shape[1] != target.hidden_size:
         return False
-    ids = torch.arange(len(embeddings), device=target.capabilities.device)
     return all(
-        torch.equal(target.embeddings(some).float().cpu(), own.float())
-        for some, own in zip(ids.split(4096), embeddings.split(4096), strict=True)
+        np.array_equal(target.embedding_rows(ids), embeddings[ids])
+        for ids in np.array_split(np.arange(len(embeddings)), -(-len(embeddings) // 4096))
     )
 
 

@@ -19,14 +19,13 @@ from ...artifacts import make_folder, write_whole
 from ..base import Capabilities
 from ..huggingface.inspection import torch_dtype
 from ..protocols import FeatureModel
-from .eagle_network import EagleConfig, EagleLayer, EagleNetwork
+from .eagle_network import EagleLayer, EagleNetwork
+from .head_config import EagleConfig
 from .head_folder import CONFIG
 from .head_tensors import SAMPLE, WEIGHTS, sample
 
 PROPOSED = 5
 """Tokens that servers draft at a time unless they are told another number: a chain, for want of trees."""
-_THETA = 10000.0
-"""Base of rotary positions where a config names none, as transformers has it."""
 
 
 def save_head(folder: Path, network: EagleNetwork, vocabulary: Tensor, target: FeatureModel) -> None:
@@ -52,7 +51,7 @@ def save_head(folder: Path, network: EagleNetwork, vocabulary: Tensor, target: F
     dtype = torch.float16 if is_eagle1 else torch_dtype(can)
     weights = {name: value.detach().to("cpu", dtype).contiguous() for name, value in found.items()}
     if is_eagle1:
-        weights[SAMPLE] = sample(target)
+        weights[SAMPLE] = torch.from_numpy(sample(target))
     if not torch.equal(ids, torch.arange(vocab)):  # without maps they are all tokens
         marked = torch.zeros(vocab, dtype=torch.bool)
         marked[ids] = True
@@ -133,9 +132,7 @@ def _document(network: EagleNetwork, drafted: int, target: Capabilities, dtype: 
 
 def _layer_config(config: EagleConfig, target: Capabilities) -> dict[str, Any]:
     """The config of a Llama model with such layers; rotary positions as transformers 5 has them, and as 4 had them."""
-    rope: dict[str, Any] = dict(config.rope_scaling or config.rope_parameters or {})
-    kind = rope.pop("type", "default")
-    kind, theta = rope.setdefault("rope_type", kind), rope.setdefault("rope_theta", config.rope_theta or _THETA)
+    rope = config.rope
     return {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": config.attention_bias,
@@ -154,8 +151,8 @@ def _layer_config(config: EagleConfig, target: Capabilities) -> dict[str, Any]:
         "num_key_value_heads": config.kv_heads,
         "rms_norm_eps": config.rms_norm_eps,
         "rope_parameters": rope,
-        "rope_scaling": None if kind == "default" else rope,
-        "rope_theta": theta,
+        "rope_scaling": None if rope["rope_type"] == "default" else rope,
+        "rope_theta": rope["rope_theta"],
         "tie_word_embeddings": False,
         "vocab_size": config.vocab_size,
     }

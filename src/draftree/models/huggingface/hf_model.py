@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding
 from transformers import PreTrainedModel
@@ -210,6 +211,11 @@ class HFModel:
     def embeddings(self, ids: Tensor) -> Tensor:
         """[n, H] embeddings of tokens (``FeatureModel.embeddings``)."""
         return embedding(ids, self._embeddings)
+
+    def embedding_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """[n, H] embeddings of tokens (``FeatureModel.embedding_rows``)."""
+        rows = self.embeddings(torch.from_numpy(ids).to(self.capabilities.device))
+        return rows.float().cpu().numpy()
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights and biases of the output layer (``FeatureModel.output_rows``)."""

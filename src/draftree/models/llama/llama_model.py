@@ -156,7 +156,11 @@ class LlamaModel:
 
     def embeddings(self, ids: Tensor) -> Tensor:
         """[n, H] embeddings of tokens (``FeatureModel.embeddings``), dequantized."""
-        return _tensor(self._matrices.embeddings(ids.numpy()))
+        return _tensor(self.embedding_rows(ids.numpy()))
+
+    def embedding_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """[n, H] embeddings of tokens, dequantized (``FeatureModel.embedding_rows``)."""
+        return self._matrices.embeddings(ids)
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights and biases of the output layer (``FeatureModel.output_rows``), dequantized."""

@@ -29,10 +29,12 @@ LAYER_TENSORS = (
     "ffn_norm.weight",
     *("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"),
     "post_ffw_norm.weight",
+    "attn_output.bias",
 )
 """Of a decoder layer ("blk.0." and so on), in the order of the C interface (``native/draftree.h``)."""
 MODEL_TENSORS = ("token_embd.weight", "output_norm.weight", "output.weight")
 _BIASES = LAYER_TENSORS[4:7]
+_MAY_BE_THERE = (*_BIASES, LAYER_TENSORS[16])
 _HEAD_NORMS = LAYER_TENSORS[7:9]
 _POST_NORMS = (LAYER_TENSORS[10], LAYER_TENSORS[15])
 _EXTRA = {*_HEAD_NORMS, *_POST_NORMS}
@@ -48,7 +50,7 @@ class Family:
 
     Attributes:
         halves: rope rotates dimensions i and i + d/2, not 2i and 2i + 1.
-        tensors: that each layer has beside Llama's; those of queries, keys and values may have biases in any family.
+        tensors: that each layer has beside Llama's; attention may have biases in any family.
         gelu: the gate's activation is GELU (tanh), not SiLU.
         scaled: embeddings are multiplied by the square root of the hidden size.
         global_every: one of so many layers attends to all tokens, the last; 0: a window, if any, is every layer's.
@@ -232,6 +234,7 @@ def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters)
         "attn_k.bias": (1, keys),
         "attn_v.bias": (1, keys),
         "attn_output.weight": (hidden, queries),
+        "attn_output.bias": (1, hidden),
         "ffn_gate.weight": (wide, hidden),
         "ffn_up.weight": (wide, hidden),
         "ffn_down.weight": (hidden, wide),
@@ -242,7 +245,7 @@ def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters)
         places = _fused(file, block, queries, keys, wide)
         for name in LAYER_TENSORS:
             if name not in places:
-                there = file.has(block + name) if name in _BIASES else name not in _EXTRA
+                there = file.has(block + name) if name in _MAY_BE_THERE else name not in _EXTRA
                 places[name] = file.place(block + name) if there or name in family.tensors else ABSENT
         _check_shapes(file, block, {name: place for name, place in places.items() if place != ABSENT}, shapes)
         table[layer] = [places[name] for name in LAYER_TENSORS]

@@ -32,6 +32,7 @@ _ERRORS: dict[int, tuple[type[DraftreeError], str]] = {
     -5: (CacheError, "the row is closed, or another model's: open its prompt again"),
     -6: (CacheError, "a parent does not come before its child, or the nodes kept are no path"),
     -7: (CacheError, "a token is not in the vocabulary"),
+    -9: (CacheError, "hidden states are missing: load the draft head before the row is opened"),
 }
 """Code of ``native/draftree.h`` -> what is raised; others are faults of this module."""
 
@@ -80,12 +81,18 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "commit": (c_int, [_P, _I, _P, _I]),
     "prune": (c_int, [_P, _I, _P, _I, _I]),
     "track": (c_int, [_P, _P, _I]),
-    "hidden": (c_int, [_P, _I, _I, _P]),
+    "load_head": (c_int, [_P, _P, _L, POINTER(_Architecture), *[_P] * 7, POINTER(_P)]),
+    "extend_head": (c_int, [_P, _I, *[_P] * 7]),
+    "learn": (c_int, [_P, _I, _P, _I]),
+    "output_count": (_I, [_P, _I]),
+    "output_tokens": (c_int, [_P, _I, _P]),
+    "cut": (c_int, [_P, _I, _I]),
+    "states": (c_int, [_P, _I, _I, _I, _P]),
     "argmax": (c_int, [_P, _I, _P, _P, _P]),
     "top": (c_int, [_P, _I, _P, _I, *[_P] * 6]),
     "log_probabilities": (c_int, [_P, _I, *[_P] * 3]),
     "draw": (c_int, [_P, _I, *[_P] * 5]),
-    "logits": (c_int, [_P, _I, _P]),
+    "logits": (c_int, [_P, _I, _I, _P]),
 }
 
 
@@ -128,7 +135,7 @@ def _ints(values: Numbers) -> NDArray[np.int32]:
     return np.ascontiguousarray(values, dtype=np.int32)
 
 
-class _Scratch:
+class Scratch:
     """Memory for numbers that a call passes to C: to find the address of a new array takes longer than to fill this."""
 
     def __init__(self, kind: type[np.generic] = np.int32) -> None:
@@ -153,88 +160,26 @@ class _Scratch:
         return self._numbers[:count].copy()
 
 
-class LoadedModel:
-    """A model that C has loaded; one thread at a time may call it.
+class Loaded:
+    """A model or a draft head that C has loaded; one thread at a time may call it.
 
     Attributes:
-        vocabulary, hidden_size, context: V, H and the most tokens of a row.
-        tracked: layers whose hidden states are kept (``track``).
-
-    Args:
-        path: of the GGUF file.
-        description: of it.
-        threads: that share each call's work.
-        tier: name of an instruction set; "": the best of this CPU.
-        progress: called with 0 to 1 while weights are packed; it may raise, which ends the load.
-
-    Raises:
-        ConfigError: there is no library, or the CPU lacks the instruction set.
-        ModelFileError: the file cannot be read, or is damaged.
-        RunError: there is not enough memory.
+        vocabulary, hidden_size, context: outputs, H and the most tokens of a row.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        description: Description,
-        threads: int,
-        tier: str = "",
-        progress: Callable[[float], None] | None = None,
-    ) -> None:
+    def __init__(self, numbers: Hyperparameters) -> None:
         self._library = open_library()
         self._pointer = c_void_p()
-        numbers = description.hyperparameters
         self.vocabulary, self.hidden_size, self.context = numbers.vocabulary, numbers.hidden, numbers.context
-        self.tracked: tuple[int, ...] = ()
-        self._rows, self._counts, self._tokens, self._parents = (_Scratch() for _ in range(4))
-        self._wanted, self._slots, self._found = _Scratch(np.uint8), _Scratch(), _Scratch()
-        self._values, self._entropies = _Scratch(np.float32), _Scratch(np.float32)
-        architecture = _Architecture(*(getattr(numbers, each.name) for each in fields(Hyperparameters)))
-        arrays = [
-            np.ascontiguousarray(each)
-            for each in (
-                description.rope_frequencies,
-                description.layer_rope,
-                description.layer_window,
-                description.layer_tensors,
-                description.model_tensors,
-            )
-        ]
-        raised: list[BaseException] = []
-
-        def report(done: float) -> int:
-            try:
-                if progress is not None:
-                    progress(done)
-            except BaseException as error:  # noqa: BLE001 - raised below: exceptions do not pass through C
-                raised.append(error)
-            return len(raised)
-
-        message = ctypes.create_string_buffer(256)
-        callback = _Progress(report)
-        code = self._library.draftree_load(
-            str(path).encode(),
-            byref(architecture),
-            *(each.ctypes.data for each in arrays),
-            threads,
-            tier.encode(),
-            ctypes.cast(callback, c_void_p),
-            message,
-            byref(self._pointer),
-        )
-        if raised:
-            raise raised[0]
-        if code == _BAD_FILE:
-            raise ModelFileError(f"cannot load {path}: {message.value.decode(errors='replace')}: download it again")
-        if code == _NO_TIER:
-            raise ConfigError(f"instruction set {tier!r} is not among this CPU's: choose from {', '.join(tiers())}")
-        self._check(code)
+        self._rows, self._counts, self._tokens, self._parents = (Scratch() for _ in range(4))
+        self._wanted, self._slots, self._found = Scratch(np.uint8), Scratch(), Scratch()
+        self._values, self._entropies = Scratch(np.float32), Scratch(np.float32)
 
     def __del__(self) -> None:
         if pointer := getattr(self, "_pointer", None):
             self._library.draftree_free(pointer)
 
-    def share_threads(self, other: LoadedModel) -> None:
+    def share_threads(self, other: Loaded) -> None:
         """Run on the threads of another model, which has as many, in place of its own."""
         self._check(self._library.draftree_share_threads(self._pointer, other._pointer))
 
@@ -286,21 +231,28 @@ class LoadedModel:
         tokens: Numbers,
         parents: Numbers,
         wanted: Numbers,
+        target_rows: Numbers = (),
+        sources: Numbers = (),
     ) -> None:
-        """One pass over new nodes of rows: ``counts`` of each, [N] tokens, parents and whether scores are wanted."""
+        """One pass over new nodes of rows: ``counts`` of each, [N] tokens, parents and whether scores are wanted.
+
+        Args:
+            target_rows, sources: of draft heads, for each row and each node (``models.native.head_binding``).
+        """
         if not len(rows) == len(counts) or not sum(counts) == len(tokens) == len(parents) == len(wanted):
             raise CacheError(f"{len(tokens)} nodes of {len(rows)} rows: their numbers do not go together")
-        self._check(
-            self._library.draftree_extend(
-                self._pointer,
-                len(rows),
-                self._rows.filled(rows),
-                self._counts.filled(counts),
-                self._tokens.filled(tokens),
-                self._parents.filled(parents),
-                self._wanted.filled(wanted),
-            )
-        )
+        arguments = [
+            self._rows.filled(rows),
+            self._counts.filled(counts),
+            self._tokens.filled(tokens),
+            self._parents.filled(parents),
+            self._wanted.filled(wanted),
+        ]
+        if len(target_rows):
+            arguments += [self._slots.filled(target_rows), self._found.filled(sources)]
+            self._check(self._library.draftree_extend_head(self._pointer, len(rows), *arguments))
+        else:
+            self._check(self._library.draftree_extend(self._pointer, len(rows), *arguments))
 
     def commit(self, row: int, path: Numbers) -> None:
         """Keep uncommitted nodes, a path from the last committed token down."""
@@ -311,16 +263,10 @@ class LoadedModel:
         nodes = _ints(keep)
         self._check(self._library.draftree_prune(self._pointer, row, nodes.ctypes.data, len(nodes), trunk))
 
-    def track(self, layers: Sequence[int]) -> None:
-        """Keep the hidden states of these layers in every pass from now on (``FeatureSpec.layers``)."""
-        wanted = _ints(layers)
-        self._check(self._library.draftree_track(self._pointer, wanted.ctypes.data, len(wanted)))
-        self.tracked = tuple(layers)
-
-    def hidden(self, first: int, count: int) -> NDArray[np.float32]:
-        """[count, layers x hidden] of nodes of the last pass, from the ``first`` on."""
-        states = np.empty((count, len(self.tracked) * self.hidden_size), np.float32)
-        self._check(self._library.draftree_hidden(self._pointer, first, count, states.ctypes.data))
+    def states(self, row: int, first: int, count: int, kept: int) -> NDArray[np.float32]:
+        """[count, kept, hidden] of cells of a row, which keeps so many hidden states of each, from the ``first`` on."""
+        states = np.empty((count, kept, self.hidden_size), np.float32)
+        self._check(self._library.draftree_states(self._pointer, row, first, count, states.ctypes.data))
         return states
 
     def argmax(self, slots: Numbers, edits: CEdits | None = None) -> NDArray[np.int32]:
@@ -387,9 +333,98 @@ class LoadedModel:
 
     def logits(self, slot: int) -> NDArray[np.float32]:
         """[V] a copy."""
-        found = np.empty(self.vocabulary, np.float32)
-        self._check(self._library.draftree_logits(self._pointer, slot, found.ctypes.data))
+        return self.padded_logits(slot, self.vocabulary)
+
+    def padded_logits(self, slot: int, count: int) -> NDArray[np.float32]:
+        """[count] a copy, with -inf past the last; a slot has not more."""
+        found = np.empty(count, np.float32)
+        self._check(self._library.draftree_logits(self._pointer, slot, len(found), found.ctypes.data))
         return found
+
+
+class LoadedModel(Loaded):
+    """A language model that C has loaded.
+
+    Attributes:
+        tracked: layers whose hidden states are kept (``track``).
+
+    Args:
+        path: of the GGUF file.
+        description: of it.
+        threads: that share each call's work.
+        tier: name of an instruction set; "": the best of this CPU.
+        progress: called with 0 to 1 while weights are packed; it may raise, which ends the load.
+
+    Raises:
+        ConfigError: there is no library, or the CPU lacks the instruction set.
+        ModelFileError: the file cannot be read, or is damaged.
+        RunError: there is not enough memory.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        description: Description,
+        threads: int,
+        tier: str = "",
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        super().__init__(description.hyperparameters)
+        self.tracked: tuple[int, ...] = ()
+        architecture = c_architecture(description.hyperparameters)
+        arrays = [
+            np.ascontiguousarray(each)
+            for each in (
+                description.rope_frequencies,
+                description.layer_rope,
+                description.layer_window,
+                description.layer_tensors,
+                description.model_tensors,
+            )
+        ]
+        raised: list[BaseException] = []
+
+        def report(done: float) -> int:
+            try:
+                if progress is not None:
+                    progress(done)
+            except BaseException as error:  # noqa: BLE001 - raised below: exceptions do not pass through C
+                raised.append(error)
+            return len(raised)
+
+        message = ctypes.create_string_buffer(256)
+        callback = _Progress(report)
+        code = self._library.draftree_load(
+            str(path).encode(),
+            byref(architecture),
+            *(each.ctypes.data for each in arrays),
+            threads,
+            tier.encode(),
+            ctypes.cast(callback, c_void_p),
+            message,
+            byref(self._pointer),
+        )
+        if raised:
+            raise raised[0]
+        if code == _BAD_FILE:
+            raise ModelFileError(f"cannot load {path}: {message.value.decode(errors='replace')}: download it again")
+        if code == _NO_TIER:
+            raise ConfigError(f"instruction set {tier!r} is not among this CPU's: choose from {', '.join(tiers())}")
+        self._check(code)
+
+    def track(self, layers: Sequence[int]) -> None:
+        """Let rows that are opened from now on keep hidden states of these layers (``FeatureSpec.layers``).
+
+        The list begins with the one before it.
+        """
+        wanted = _ints(layers)
+        self._check(self._library.draftree_track(self._pointer, wanted.ctypes.data, len(wanted)))
+        self.tracked = tuple(layers)
+
+
+def c_architecture(numbers: Hyperparameters) -> Structure:
+    """``Architecture``."""
+    return _Architecture(*(getattr(numbers, each.name) for each in fields(Hyperparameters)))
 
 
 def _reference(edits: CEdits | None) -> Any:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import RLock
@@ -21,36 +20,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...config import typed
-from ...errors import CacheError, ConfigError, UnsupportedModelError
+from ...errors import ConfigError, UnsupportedModelError
 from ...progress import progress_reporter
 from ...sampling.warping import Warping
-from ...scores import Draft, Edits, LastScores, NumpyScores, Scores, Slots, Top, edited
+from ...scores import Draft, Edits, NumpyScores, Scores, Slots, Top, edited
 from ..base import (
     FINAL,
     FINAL_STATE,
-    NO_NODES,
     Capabilities,
     FeatureSpec,
     LanguageModel,
     Nodes,
     Row,
     exclusive,
-    free_memory,
 )
 from ..gguf.gguf_checks import check
 from ..gguf.gguf_file import GGUFHeader, fingerprint
 from ..processors import default_threads
 from .architecture import Description, describe
-from .binding import VERSION, WARPING, CEdits, LoadedModel
+from .binding import VERSION, WARPING, CEdits, Loaded, LoadedModel
+from .native_rows import NativeRows
 from .vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..gguf.gguf_weights import GGUFWeights
-    from ..huggingface.features import FeatureRow
 
-_MOST_TOP = 1024
+MOST_TOP = 1024
 """Tokens that C sorts for one slot."""
 _SILENT = 1.0
 """Seconds of loading after which its progress is shown."""
@@ -64,7 +61,7 @@ class NativeScores(Scores):
         vocab: V.
     """
 
-    def __init__(self, loaded: LoadedModel, vocab: int, counts: Sequence[int]) -> None:
+    def __init__(self, loaded: Loaded, vocab: int, counts: Sequence[int]) -> None:
         super().__init__(counts)
         self._loaded, self._vocab = loaded, vocab
 
@@ -75,7 +72,7 @@ class NativeScores(Scores):
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
         self.check()
         count = min(count, self._vocab)
-        if count > _MOST_TOP:
+        if count > MOST_TOP:
             return NumpyScores(self.logits(slots, edits), [len(slots)]).top(range(len(slots)), count, None, draft)
         if draft is None:
             return Top(*self._loaded.top(slots, count, _c_edits(edits)))
@@ -123,17 +120,13 @@ def _c_edits(edits: Edits | None) -> CEdits | None:
     return found
 
 
-class NativeModel:
+class NativeModel(NativeRows):
     """A language model in a GGUF file, with trees, forks and several live paths a row.
-
-    One thread at a time can be inside it.
 
     Attributes:
         capabilities: what the file says.
         tokenizer: of the file.
         threads: that share a pass.
-        cache_bytes: memory that the cache may use (``holds``); by default half of what was free at load.
-        pass_seconds: wall-clock seconds inside passes so far, first ones of a row not counted.
 
     Args:
         path: of the file.
@@ -147,6 +140,8 @@ class NativeModel:
         NotNativeError: it has something that the engine does not compute, or the engine was not built.
     """
 
+    _loaded: LoadedModel
+
     @typed
     def __init__(
         self, path: str | Path, *, name: str | None = None, threads: int | None = None, tier: str | None = None
@@ -159,14 +154,7 @@ class NativeModel:
         self.tokenizer, eos_ids = read_vocabulary(self._header)
         self._loaded = _load(path, description, self.threads, tier or "")
         self.capabilities = _capabilities(self._header, self._loaded, name or str(path), self.threads, eos_ids)
-        self.cache_bytes = free_memory() // 2
-        self._lock = RLock()
-        self._scores = LastScores()
-        self._start()
-
-    def _start(self) -> None:
-        self.pass_seconds = 0.0
-        self._open: dict[int, Row] = {}
+        super().__init__(RLock())
 
     def twin(self) -> NativeModel:
         """A second model with rows of its own on the same weights, cache and threads (``TwinModel``).
@@ -174,7 +162,7 @@ class NativeModel:
         A pass of one ends the scores of both.
         """
         other = copy(self)
-        other._start()
+        other.forget_rows()
         return other
 
     @exclusive
@@ -184,9 +172,9 @@ class NativeModel:
             self._loaded.share_threads(other._loaded)
 
     @property
-    def rows(self) -> int:
-        """How many rows are open."""
-        return len(self._open)
+    def loaded(self) -> LoadedModel:
+        """It in C."""
+        return self._loaded
 
     @property
     def hidden_size(self) -> int:
@@ -202,6 +190,10 @@ class NativeModel:
     def tracked(self) -> FeatureSpec:
         """Which hidden states are kept."""
         return FeatureSpec(self._loaded.tracked)
+
+    @property
+    def _kept(self) -> FeatureSpec:
+        return self.tracked
 
     @exclusive
     def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
@@ -219,131 +211,29 @@ class NativeModel:
 
     def embeddings(self, ids: Tensor) -> Tensor:
         """[n, H] embeddings of tokens (``FeatureModel.embeddings``), dequantized."""
-        return _tensor(self._matrices.embeddings(ids.numpy()))
+        return _tensor(self.embedding_rows(ids.numpy()))
+
+    def embedding_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """[n, H] embeddings of tokens, dequantized (``FeatureModel.embedding_rows``)."""
+        return self.matrices.embeddings(ids)
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights and biases of the output layer (``FeatureModel.output_rows``), dequantized."""
-        weights, biases = self._matrices.output_rows(ids.numpy())
+        weights, biases = self.matrices.output_rows(ids.numpy())
         return _tensor(weights), None if biases is None else _tensor(biases)
 
     @cached_property
-    def _matrices(self) -> GGUFWeights:
+    def matrices(self) -> GGUFWeights:
+        """Its embeddings and output layer by rows."""
         from ..gguf.gguf_weights import GGUFWeights
 
         return GGUFWeights(self._header)
 
-    def reserve(self, rows: int, tokens: int) -> None:
-        """Nothing: the cache grows by pages (``LanguageModel.reserve``)."""
-
-    def holds(self, lengths: Sequence[int]) -> bool:
-        """Rows of so many tokens can be open together, within ``cache_bytes``."""
-        return sum(lengths) * self.capabilities.slot_bytes <= self.cache_bytes
-
-    @exclusive
-    def open(self) -> Row:
-        """A new row (``LanguageModel.open``)."""
-        row = Row()
-        if self._loaded.tracked:
-            from ..huggingface.features import FeatureRow
-
-            row = FeatureRow()
-        return self._add(row, self._loaded.open(), 0)
-
-    def _add(self, row: Row, slot: int, length: int) -> Row:
-        row.slot, row.length = slot, length
-        self._open[slot] = row
-        return row
-
-    def _own(self, row: Row) -> int:
-        if self._open.get(row.slot) is row:
-            return row.slot
-        raise CacheError("the row is closed, or another model's: open its prompt again")
-
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
-        slots = [self._own(row) for row in rows]
-        counts = [len(new.tokens) for new in nodes]
-        scored = [new.scored for new in nodes]
-        self._check_memory(sum(counts))
-        self._scores.expire()
-        if len(nodes) == 1:
-            tokens, parents = nodes[0].tokens, nodes[0].parents
-        else:
-            tokens = np.concatenate([new.tokens for new in nodes])
-            parents = np.concatenate([new.parents for new in nodes])
-        wanted = list[int]()
-        for count, last in zip(counts, scored, strict=True):
-            wanted += [0] * (count - last) + [1] * last
-        began = time.perf_counter()
-        self._loaded.extend(slots, counts, tokens, parents, wanted)
-        if any([row.length for row in rows]):
-            self.pass_seconds += time.perf_counter() - began
-        at = 0
-        for row, new, count in zip(rows, nodes, counts, strict=True):
-            row.parents = np.append(row.parents, new.parents) if len(row.parents) else new.parents
-            if (kept := self._feature_row(row)) is not None:
-                kept.add_features(self._states(at, count), self.tracked)
-            at += count
+        scored = self._pass([self.own(row) for row in rows], nodes)
         return self._scores.keep(NativeScores(self._loaded, self.capabilities.vocab_size, scored))
-
-    def _feature_row(self, row: Row) -> FeatureRow | None:
-        """The row, if it was opened since hidden states are tracked."""
-        if not self._loaded.tracked:
-            return None
-        from ..huggingface.features import FeatureRow
-
-        return row if isinstance(row, FeatureRow) else None
-
-    def _states(self, first: int, count: int) -> Tensor:
-        """[count, F] hidden states of nodes of the last pass."""
-        return _tensor(self._loaded.hidden(first, count))
-
-    def _check_memory(self, count: int) -> None:
-        """Raise CacheError if the cache may not hold ``count`` tokens more."""
-        needed = self._loaded.cache_bytes + count * self.capabilities.slot_bytes
-        if needed > self.cache_bytes:
-            raise CacheError(
-                f"{count} tokens more of {self.capabilities.name} make {needed} bytes of cache, but {self.cache_bytes} "
-                "may be used: use shorter prompts, or fewer requests at a time"
-            )
-
-    @exclusive
-    def commit(self, row: Row, path: Sequence[int]) -> None:
-        """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
-        self._loaded.commit(self._own(row), path)
-        row.length += len(path)
-        row.parents = NO_NODES
-        if (kept := self._feature_row(row)) is not None:
-            kept.keep_features(path, len(path))
-
-    @exclusive
-    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
-        slot, parents = self._own(row), row.pruned(keep, trunk)
-        self._loaded.prune(slot, keep, trunk)
-        row.length += trunk
-        row.parents = parents
-        if (kept := self._feature_row(row)) is not None:
-            kept.keep_features(keep, trunk)
-
-    @exclusive
-    def fork(self, row: Row, length: int | None = None) -> Row:
-        """A new row with the first committed tokens of another, whose pages they share (``LanguageModel.fork``)."""
-        slot, length = self._own(row), row.length if length is None else length
-        if not 0 <= length <= row.length:
-            raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
-        other = Row()
-        if (kept := self._feature_row(row)) is not None:
-            other = replace(kept, parents=NO_NODES, features=kept.first_features(length), read=0, pending=[])
-        return self._add(other, self._loaded.fork(slot, length), length)
-
-    def close(self, row: Row) -> None:
-        """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
-        with self._lock:
-            self._loaded.close(self._own(row))
-            del self._open[row.slot]
-            row.slot = -1
 
 
 def _tensor(rows: NDArray[np.float32]) -> Tensor:

@@ -47,9 +47,23 @@ def scaled_frequencies(file: HeaderReader, size: int) -> tuple[NDArray[np.float6
         return plain / factor, magnitude
     if kind != "yarn":
         raise unsupported(file.header, f"rope scaling {kind!r}")
-    turns = (file.real(Keys.Rope.SCALING_YARN_BETA_FAST, 32.0), file.real(Keys.Rope.SCALING_YARN_BETA_SLOW, 1.0))
+    betas = (file.real(Keys.Rope.SCALING_YARN_BETA_FAST, 32.0), file.real(Keys.Rope.SCALING_YARN_BETA_SLOW, 1.0))
+    return yarn(plain, base, trained, factor, *betas), magnitude * yarn_magnitude(factor)
+
+
+def yarn(
+    plain: NDArray[np.float64], base: float, trained: int, factor: float, fast: float = 32.0, slow: float = 1.0
+) -> NDArray[np.float64]:
+    """Frequencies of YaRN: of dimensions that turn ``fast`` times within ``trained`` tokens as they are, of those that
+    turn ``slow`` times over ``factor``."""
+    size = 2 * len(plain)
     # The dimension whose frequency turns b times within the trained context.
-    fast, slow = (size * math.log(trained / (b * 2 * math.pi)) / (2 * math.log(base)) for b in turns)
-    low, high = max(math.floor(fast), 0), min(math.ceil(slow), size - 1)
-    ramp = np.clip((np.arange(size // 2) - low) / max(high - low, 0.001), 0, 1)
-    return plain * (1 - ramp) + plain / factor * ramp, magnitude * (1 + 0.1 * math.log(factor))
+    first, last = (size * math.log(trained / (b * 2 * math.pi)) / (2 * math.log(base)) for b in (fast, slow))
+    low, high = max(math.floor(first), 0), min(math.ceil(last), size - 1)
+    ramp = np.clip((np.arange(len(plain)) - low) / max(high - low, 0.001), 0, 1)
+    return plain * (1 - ramp) + plain / factor * ramp
+
+
+def yarn_magnitude(factor: float) -> float:
+    """What YaRN multiplies rotated vectors by."""
+    return 1 + 0.1 * math.log(factor)

@@ -1,0 +1,180 @@
+"""What the folder of a draft head holds: its config, and its tensors as they are taken one by one. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt
+
+from ...errors import ConfigError
+from ..protocols import TrainableModel
+
+_ROPE_NUMBERS = {
+    "default": ("rope_theta",),
+    "linear": ("rope_theta", "factor"),
+    "llama3": ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("rope_theta", "factor"),
+}
+"""Kinds of rotary positions whose rotations do not depend on the length of a text, and what each needs."""
+_ROPE_MAY_HAVE = ("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow")
+ROPES = tuple(_ROPE_NUMBERS)
+_THETA = 10000.0
+"""Base of rotary positions where a config names none, as transformers has it."""
+LayerId = Annotated[int, Field(ge=0)]
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleConfig:
+    """What the ``config.json`` of a head says; the names are those of transformers and of the formats.
+
+    Attributes:
+        hidden_size: H of the head's states.
+        vocab_size: V of the target.
+        rope_theta, rope_scaling, rope_parameters: of transformers' configs, of which files hold one or the other.
+        attention_bias: queries, keys, values and the output of attention have biases.
+        target_hidden_size: size of the target's hidden states; None: H.
+        draft_vocab_size: size of the head's vocabulary; None: V.
+        norm_before_residual: the first layer's residual is the normed state.
+        norm_before_fc: one norm of all hidden states side by side comes before ``fc``.
+        fc_norm: a norm of each of them does (EAGLE-3.1).
+        norm_output: the next state is after the last norm (EAGLE-3.1).
+        logit_scale: logits are multiplied by it.
+        embedding_scale: embeddings are multiplied by it before ``fc`` of EAGLE-1, so that they weigh as much as states.
+        use_aux_hidden_state: it reads hidden states of layers; else the final one.
+        eagle_aux_hidden_state_layer_ids: layers that it reads, as the file counts them; None: ``default_layers``.
+
+    Raises:
+        ConfigError: heads cannot share key heads so, the size of a head is odd, there is no such kind of rotary
+            positions, or both kinds of norms come before ``fc``.
+    """
+
+    hidden_size: PositiveInt
+    vocab_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    num_hidden_layers: PositiveInt = 1
+    hidden_act: str = "silu"
+    rms_norm_eps: PositiveNumber = 1e-6
+    max_position_embeddings: PositiveInt = 2048
+    rope_theta: PositiveNumber | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    attention_bias: bool = False
+    target_hidden_size: PositiveInt | None = None
+    draft_vocab_size: PositiveInt | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    logit_scale: PositiveNumber = 1.0
+    embedding_scale: PositiveNumber = 1.0
+    use_aux_hidden_state: bool = True
+    eagle_aux_hidden_state_layer_ids: tuple[LayerId, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.kv_heads or self.head_size % 2:
+            raise ConfigError(
+                f"{self.num_attention_heads} heads of {self.head_size} share {self.kv_heads} key heads: use a divisor "
+                "and an even size"
+            )
+        rope = self.rope
+        if (kind := rope["rope_type"]) not in ROPES:
+            raise ConfigError(f"its rotary positions are {kind!r}: draftree knows {', '.join(ROPES)}")
+        for name in _ROPE_NUMBERS[kind] + _ROPE_MAY_HAVE:
+            value = rope.get(name)
+            if (value is None and name in _ROPE_NUMBERS[kind]) or not _is_positive(value):
+                raise ConfigError(f"{name} of its rotary positions is {value!r}: use a positive number")
+        if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
+            raise ConfigError("it rotates a part of each head (partial_rotary_factor): draftree rotates all")
+        if self.norm_before_fc and self.fc_norm:
+            raise ConfigError("norm_before_fc and fc_norm are both set: hidden states would be normed twice: use one")
+
+    @classmethod
+    def like(cls, target: TrainableModel, **fields: Any) -> EagleConfig:
+        """A config with the sizes of one of the target's own layers, where its config names them."""
+        config = target.model.config.get_text_config(decoder=True)
+        hidden = target.hidden_size
+        heads = int(getattr(config, "num_attention_heads", 0) or max(1, hidden // 64))
+        dim = int(getattr(config, "head_dim", None) or hidden // heads)
+        return cls(
+            hidden_size=hidden,
+            vocab_size=target.capabilities.vocab_size,
+            intermediate_size=int(getattr(config, "intermediate_size", 0) or 3 * hidden),
+            num_attention_heads=heads,
+            num_key_value_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+            head_dim=dim + dim % 2,
+            rms_norm_eps=1e-5,
+            rope_theta=10000.0,
+            max_position_embeddings=target.capabilities.max_length,
+            **fields,
+        )
+
+    @property
+    def kv_heads(self) -> int:
+        """Key heads of a layer."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """D of a head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def target_size(self) -> int:
+        """H of the target's hidden states."""
+        return self.target_hidden_size or self.hidden_size
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """Parameters of its rotary positions, as transformers 5 has them."""
+        rope: dict[str, Any] = dict(self.rope_scaling or self.rope_parameters or {})
+        rope.setdefault("rope_type", rope.pop("type", "default"))
+        rope.setdefault("rope_theta", self.rope_theta or _THETA)
+        return rope
+
+
+def _is_positive(value: object) -> bool:
+    """It is a positive number, or nothing."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf)
+
+
+def default_layers(layers: int) -> tuple[int, ...]:
+    """Hidden states that a head reads whose file names none, of a target with so many layers."""
+    return 2, layers // 2, layers - 3
+
+
+class HeadWeights:
+    """The tensors of a checkpoint, by names of the format; each is taken once.
+
+    Args:
+        tensors: of NumPy or of torch.
+
+    Attributes:
+        missing: names that were taken and are not there.
+        wrong: what is wrong with the shapes of others.
+        left: names that nobody has taken.
+    """
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self._tensors = dict(tensors)
+        self.left, self.missing, self.wrong = set(tensors), list[str](), list[str]()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def take(self, name: str, *shape: int) -> Any:
+        """A tensor of this shape; None where it is not there, or of another."""
+        self.left.discard(name)
+        found = self._tensors.get(name)
+        if found is None:
+            self.missing.append(name)
+        elif tuple(found.shape) != shape:
+            self.wrong.append(f"{name} is {list(found.shape)}, not {list(shape)}")
+            found = None
+        return found

@@ -1,0 +1,108 @@
+"""Draft heads of the C interface (``native/draftree.h``) by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, byref, c_float, c_int32
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UnsupportedModelError
+from .architecture import Hyperparameters
+from .binding import Loaded, LoadedModel, Numbers, c_architecture
+
+LAST_STATE, NO_STATE = -1, -2
+"""Sources of a state: what the head predicted at the parent, and zeros; others are cells of the target's row."""
+MOST_FEATURES = 8
+
+
+class CHead(Structure):
+    """``HeadArchitecture``."""
+
+    _fields_ = [
+        ("fuses_states", c_int32),
+        ("features", c_int32),
+        ("places", c_int32 * MOST_FEATURES),
+        ("norms_features_apart", c_int32),
+        ("norms_residual", c_int32),
+        ("norms_state", c_int32),
+        ("learns", c_int32),
+        ("logit_scale", c_float),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadDescription:
+    """A head, as the native engine loads it.
+
+    Attributes:
+        rope_frequencies: [head_size / 2] float64, radians a position.
+        layer_tensors, model_tensors, head_tensors: of ``PLACE``, in ``weights``; format -1: it has none.
+        weights: bytes.
+        tokens: [outputs] int32, ids of the target.
+        multiplied: numbers that each token is multiplied with, and the bytes that they take.
+    """
+
+    hyperparameters: Hyperparameters
+    head: CHead
+    rope_frequencies: NDArray[np.float64]
+    layer_tensors: NDArray[np.void]
+    model_tensors: NDArray[np.void]
+    head_tensors: NDArray[np.void]
+    weights: NDArray[np.uint8]
+    tokens: NDArray[np.int32]
+    multiplied: tuple[int, int]
+
+
+class LoadedHead(Loaded):
+    """A draft head that C has loaded.
+
+    Raises:
+        UnsupportedModelError: the engine does not compute it.
+        RunError: there is not enough memory.
+    """
+
+    def __init__(self, name: str, description: HeadDescription, target: LoadedModel) -> None:
+        super().__init__(description.hyperparameters)
+        self._target = target  # whose embeddings, output rows and hidden states it reads
+        message = ctypes.create_string_buffer(256)
+        d = description
+        arrays = (d.rope_frequencies, d.layer_tensors, d.model_tensors, d.head_tensors, d.tokens)
+        code = self._library.draftree_load_head(
+            target._pointer,
+            d.weights.ctypes.data,
+            len(d.weights),
+            byref(c_architecture(d.hyperparameters)),
+            ctypes.addressof(d.head),
+            *(each.ctypes.data for each in arrays),
+            message,
+            byref(self._pointer),
+        )
+        if code and message.value:
+            why = message.value.decode(errors="replace")
+            raise UnsupportedModelError(f"{name}: {why}: use backend 'transformers', or drafter 'lookup'")
+        self._check(code)
+
+    def learn(self, row: int, tokens: Numbers) -> None:
+        """Let a row score these tokens, which are committed next, too."""
+        self._check(self._library.draftree_learn(self._pointer, row, self._tokens.filled(tokens), len(tokens)))
+
+    def outputs(self, row: int) -> NDArray[np.int32]:
+        """The tokens that a row scores."""
+        count = self._library.draftree_output_count(self._pointer, row)
+        self._check(min(count, 0))
+        tokens = np.empty(count, np.int32)
+        self._check(self._library.draftree_output_tokens(self._pointer, row, tokens.ctypes.data))
+        return tokens
+
+    def cut(self, row: int, length: int) -> None:
+        """Forget the last committed tokens of a row, all but ``length``, and its nodes."""
+        self._check(self._library.draftree_cut(self._pointer, row, length))
+
+
+def places(layers: Sequence[int], tracked: Sequence[int]) -> ctypes.Array[c_int32]:
+    """Where hidden states are among those that a target tracks."""
+    return (c_int32 * MOST_FEATURES)(*(tracked.index(layer) for layer in layers))

@@ -1,0 +1,396 @@
+"""NativeHead: a draft head that the native engine runs beside its target, on the target's threads.
+
+It is a model of a few layers with rows of its own. The target's hidden states stay in the cells of the target's rows:
+a node comes with the cell of the token before it, or reads what the head predicted at its parent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from gguf import quants
+from gguf.constants import GGMLQuantizationType as Format
+from numpy.typing import NDArray
+
+from ...errors import UnsupportedModelError
+from ...scores import Draft, Edit, Edits, NumpyScores, Scores, Slots, Top, allowed_tokens
+from ...tree import ROOT
+from ..base import NO_NODES, FeatureSpec, Nodes, Row, exclusive
+from ..heads.head_arrays import HeadArrays, LayerArrays
+from ..heads.head_config import EagleConfig
+from ..heads.head_tensors import Array, fingerprint_of
+from .architecture import PLACE, Hyperparameters
+from .head_binding import LAST_STATE, NO_STATE, CHead, HeadDescription, LoadedHead, places
+from .native_model import MOST_TOP, NativeModel, NativeScores
+from .native_rows import NativeRow, NativeRows
+from .rope import frequencies, yarn, yarn_magnitude
+
+FORMAT = Format.Q8_0
+"""What the matrices of a head are packed in; rows of the target's output layer stay as they are."""
+_ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
+"""By the names of transformers -> those of the C interface."""
+_ABSENT = (0, -1, 0, 0)
+
+
+class _Weights:
+    """Tensors one behind the other, as C reads them."""
+
+    def __init__(self, packed: Format) -> None:
+        self._packed, self._pieces, self._size = packed, list[NDArray[np.uint8]](), 0
+        self.numbers = self.bytes = 0  # of matrices that a pass multiplies
+
+    def add(self, blocks: NDArray[np.uint8], kind: Format, columns: int) -> tuple[int, int, int, int]:
+        """The place of [rows, bytes] of a format."""
+        place = (self._size, kind.value, len(blocks), columns)
+        self._pieces.append(blocks.reshape(-1))
+        self._size += blocks.size
+        return place
+
+    def matrix(self, values: Array | None) -> tuple[int, int, int, int]:
+        """The place of [rows, columns]; None: it has none."""
+        if values is None:
+            return _ABSENT
+        wide = np.ascontiguousarray(values, np.float32)
+        kind = self._packed if values.shape[1] % 32 == 0 else Format.F32
+        blocks = wide.view(np.uint8) if kind == Format.F32 else quants.quantize(wide, kind)
+        return self.multiplied(blocks, kind, values.shape[1])
+
+    def multiplied(self, blocks: NDArray[np.uint8], kind: Format, columns: int) -> tuple[int, int, int, int]:
+        """The place of rows that each token is multiplied with."""
+        self.numbers, self.bytes = self.numbers + len(blocks) * columns, self.bytes + blocks.size
+        return self.add(blocks, kind, columns)
+
+    def vector(self, values: Array | None) -> tuple[int, int, int, int]:
+        """The place of [n]; None: it has none."""
+        if values is None:
+            return _ABSENT
+        return self.add(np.ascontiguousarray(values, np.float32)[None].view(np.uint8), Format.F32, len(values))
+
+    def embeddings(self, values: Array | None) -> tuple[int, int, int, int]:
+        """The place of a table of which a pass looks up rows; None: it has none."""
+        if values is None:
+            return _ABSENT
+        kind, dtype = (Format.F32, np.float32) if self._packed == Format.F32 else (Format.F16, np.float16)
+        return self.add(np.ascontiguousarray(values, dtype).view(np.uint8), kind, values.shape[1])
+
+    @property
+    def joined(self) -> NDArray[np.uint8]:
+        return np.concatenate(self._pieces)
+
+
+def _layer(weights: _Weights, layer: LayerArrays) -> list[tuple[int, int, int, int]]:
+    """Places of a layer's tensors, in the order of the C interface."""
+    q, k, v = layer.qkv
+    return [
+        weights.vector(layer.input_norm),
+        *map(weights.matrix, (q, k, v)),
+        *map(weights.vector, layer.qkv_biases or (None, None, None)),
+        weights.vector(layer.query_norm),
+        weights.vector(layer.key_norm),
+        weights.matrix(layer.output),
+        _ABSENT,
+        weights.vector(layer.feed_forward_norm),
+        *map(weights.matrix, (layer.gate, layer.up, layer.down)),
+        _ABSENT,
+        weights.vector(layer.output_bias),
+    ]
+
+
+def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Format = FORMAT) -> HeadDescription:
+    """A head as C reads it; the target tracks what it reads.
+
+    Raises:
+        UnsupportedModelError: the engine does not know its activation, or a state of several hidden states without fc.
+    """
+    config, weights = arrays.config, _Weights(packed)
+    if (activation := _ACTIVATIONS.get(config.hidden_act)) is None or arrays.fc is None:
+        what = "hidden states without fc.weight" if activation is not None else f"hidden_act {config.hidden_act!r}"
+        raise UnsupportedModelError(
+            f"the native engine does not know {what} of {name}: use backend 'transformers', or drafter 'lookup'"
+        )
+    ropes, magnitude = rope_of(config)
+    numbers = Hyperparameters(
+        vocabulary=len(arrays.ids),
+        hidden=config.hidden_size,
+        layers=config.num_hidden_layers,
+        query_heads=config.num_attention_heads,
+        key_heads=config.kv_heads,
+        head_size=config.head_size,
+        feed_forward=config.intermediate_size,
+        context=target.loaded.context,
+        rope_size=config.head_size,
+        rope_halves=True,
+        rope_tables=1,
+        activation=activation,
+        cache_format=Format.F16.value,
+        norm_epsilon=config.rms_norm_eps,
+        embedding_scale=config.embedding_scale,
+        attention_scale=1 / math.sqrt(config.head_size),
+        rope_magnitude=magnitude,
+    )
+    head = CHead(
+        fuses_states=arrays.fuses_states,
+        features=len(arrays.features.layers),
+        places=places(arrays.features.layers, target.tracked.layers),
+        norms_features_apart=config.fc_norm,
+        norms_residual=config.norm_before_residual,
+        norms_state=config.norm_output,
+        learns=arrays.output is None,
+        logit_scale=config.logit_scale,
+    )
+    if arrays.output is None:
+        output = weights.multiplied(*target.matrices.output_blocks(arrays.ids), config.hidden_size)
+    else:
+        output = weights.matrix(arrays.output)
+    norms = np.concatenate(arrays.feature_norms) if arrays.feature_norms else None
+    first_norm = arrays.layers[0].state_norm
+    return HeadDescription(
+        hyperparameters=numbers,
+        head=head,
+        rope_frequencies=ropes,
+        layer_tensors=np.array([_layer(weights, layer) for layer in arrays.layers], PLACE),
+        model_tensors=np.array([weights.embeddings(arrays.embeddings), weights.vector(arrays.norm), output], PLACE),
+        head_tensors=np.array(
+            [weights.matrix(arrays.fc), *map(weights.vector, (arrays.fc_bias, norms, first_norm))], PLACE
+        ),
+        weights=weights.joined,
+        tokens=arrays.ids.astype(np.int32),
+        multiplied=(weights.numbers, weights.bytes),
+    )
+
+
+def rope_of(config: EagleConfig) -> tuple[NDArray[np.float64], float]:
+    """[D / 2] frequencies of rotary positions, and the magnitude of rotated vectors, as transformers computes them."""
+    rope = config.rope
+    plain = frequencies(float(rope["rope_theta"]), config.head_size)
+    factor, kind = float(rope.get("factor") or 1.0), rope["rope_type"]
+    trained = int(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
+    if kind == "linear":
+        return plain / factor, 1.0
+    if kind == "llama3":
+        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        turns = trained * plain / (2 * math.pi)
+        share = np.clip((turns - low) / (high - low), 0, 1)  # 1: as it is, 0: slowed down
+        return share * plain + (1 - share) * plain / factor, 1.0
+    if kind == "yarn":
+        betas = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
+        magnitude = float(rope.get("attention_factor") or yarn_magnitude(factor))
+        return yarn(plain, float(rope["rope_theta"]), trained, factor, *betas), magnitude
+    return plain, 1.0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class NativeHeadRow(NativeRow):
+    """A sequence inside a head.
+
+    Attributes:
+        last: its last committed token.
+        drafted: tokens of its uncommitted nodes.
+        root: row and cell of the target that hold the hidden states of the last token; None: it has not read it.
+    """
+
+    last: int = 0
+    drafted: list[int] = field(default_factory=list)
+    root: tuple[int, int] | None = None
+
+
+class NativeHeadScores(NativeScores):
+    """Scores over the tokens that each row scores; of an edit only the mask counts.
+
+    Args:
+        tokens: V of the target.
+        rows: of the pass; those of its slots are looked up where logits are wanted.
+    """
+
+    def __init__(self, loaded: LoadedHead, tokens: int, counts: Sequence[int], rows: Sequence[Row]) -> None:
+        super().__init__(loaded, loaded.vocabulary, counts)
+        self._head, self._tokens = loaded, tokens
+        self._rows = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
+
+    def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
+        if count <= MOST_TOP:
+            return super().top(slots, count, masks_of(edits), draft)
+        wide = np.full((len(slots), self._tokens), -np.inf, np.float32)  # noise is that of the target's tokens
+        for row, outputs, own in zip(wide, self._outputs(slots), self.logits(slots, edits), strict=True):
+            row[outputs] = own[: len(outputs)]
+        return NumpyScores(wide, [len(slots)]).top(range(len(slots)), min(count, self._vocab), None, draft)
+
+    def _outputs(self, slots: Slots) -> list[NDArray[np.int32]]:
+        """The tokens of each slot's logits."""
+        return [self._head.outputs(self._rows[slot].slot) for slot in slots]
+
+    def logits(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.float32]:
+        """[w, K] logits of the tokens that their rows score, -inf past the last."""
+        self.check()
+        tokens = self._outputs(slots)
+        width = max(map(len, tokens), default=0)
+        found = np.stack([self._head.padded_logits(slot, width) for slot in slots])
+        for row, ids, edit in zip(found, tokens, edits or (), strict=edits is not None):
+            if edit.mask is not None:
+                allowed = allowed_tokens(edit.mask, self._tokens)[ids]
+                if allowed.any():
+                    row[: len(ids)][~allowed] = -np.inf
+        return found
+
+
+def masks_of(edits: Edits | None) -> Edits | None:
+    """What counts of edits for a head."""
+    return edits and [Edit(mask=edit.mask) for edit in edits]
+
+
+class NativeHead(NativeRows):
+    """A head that drafts for one target of the native engine (``DraftHead``).
+
+    Attributes:
+        capabilities: as the target's, whose tokens it takes.
+        features: which hidden states of the target it reads.
+
+    Args:
+        arrays: its weights.
+        name: what the user calls it.
+        weights: the format that matrices are packed in.
+
+    Raises:
+        UnsupportedModelError: the target's hidden states cannot be read, or the engine does not compute the head.
+    """
+
+    _loaded: LoadedHead
+
+    def __init__(self, arrays: HeadArrays, target: NativeModel, name: str, weights: Format = FORMAT) -> None:
+        target.track_features(arrays.features)
+        description = describe_head(name, arrays, target, weights)
+        self._loaded = LoadedHead(name, description, target.loaded)
+        self._target, self.features, can = target, arrays.features, target.capabilities
+        self.capabilities = replace(
+            can,
+            name=name,
+            architecture=type(self).__name__,
+            parameters=sum(weight.size for weight in arrays.weights),
+            weights=description.multiplied[0],
+            weight_bytes=description.multiplied[1],
+            weight_format=weights.name,
+            fingerprint=fingerprint_of(arrays.weights),
+            slot_bytes=self._loaded.token_bytes,
+            trees="",
+        )
+        super().__init__(target._lock)
+
+    def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
+        """[K] the tokens of a row's logits (``DraftHead.vocabulary_of``)."""
+        return self._loaded.outputs(self.own(row).slot).astype(np.int64)
+
+    def own(self, row: Row) -> NativeHeadRow:
+        """``row``, if it is open and this head's."""
+        found = super().own(row)
+        assert isinstance(found, NativeHeadRow)  # noqa: S101 - ``_row`` makes all of them
+        return found
+
+    @exclusive
+    def open(self) -> NativeHeadRow:
+        """A new row (``LanguageModel.open``)."""
+        return self._add(NativeHeadRow(self._loaded.open(), kept=FeatureSpec()))
+
+    @exclusive
+    def fork(self, row: Row, length: int | None = None) -> Row:
+        """A new row with the first committed tokens of another (``LanguageModel.fork``).
+
+        Raises:
+            CacheError: there are not so many.
+        """
+        other = self.own(super().fork(row, length))
+        other.drafted, other.root = [], other.root if other.length == row.length else None
+        return other
+
+    @exclusive
+    def commit(self, row: Row, path: Sequence[int]) -> None:
+        """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
+        self.prune(row, path, len(path))
+
+    @exclusive
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
+        own, drafted = self.own(row), self.own(row).drafted
+        super().prune(own, keep, trunk)
+        if trunk:
+            own.last, own.root = drafted[keep[trunk - 1]], None
+        own.drafted = [drafted[node] for node in keep[trunk:]]
+
+    @exclusive
+    def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
+        """Commit tokens of the target with its hidden states (``DraftHead.read``).
+
+        The children of a row's last token read the target's hidden states there, if it has read that token.
+        """
+        own = [self.own(row) for row in rows]
+        fed = [self._begin(row, text) for row, text in zip(own, texts, strict=True)]
+        sources = [source for row, text in zip(own, fed, strict=True) for source in _cells(row.length, len(text))]
+        slots = [self._target.own(target).slot for target in targets]
+        scores = self._scored(own, [Nodes.chain(text or [0], 1) for text in fed], slots, sources)
+        for row, text, slot, target in zip(own, fed, slots, targets, strict=True):
+            self.commit(row, range(len(text)))
+            row.root = (slot, row.length) if target.length > row.length else None
+        return scores
+
+    def _begin(self, row: NativeHeadRow, text: Sequence[int]) -> Sequence[int]:
+        """What a row reads of the target: its last token again where there is no new one.
+
+        It is empty for a text of one token, before which there is no state: any token serves to draft from.
+        """
+        if not text and row.length:
+            text = [row.last]
+            self._loaded.cut(row.slot, row.length - 1)
+            row.length, row.parents = row.length - 1, NO_NODES
+            row.drafted = []
+        else:
+            self.commit(row, [])
+        if text:
+            self._loaded.learn(row.slot, text)
+        return text
+
+    @exclusive
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``); each comes after its parent.
+
+        An empty row reads zeros, which is to measure passes.
+        """
+        own = [self.own(row) for row in rows]
+        sources = list[int]()
+        for row, new in zip(own, nodes, strict=True):
+            sources += self._sources(row, new, [ROOT] * len(new.tokens), 0)
+        return self._scored(own, nodes, [0 if row.root is None else row.root[0] for row in own], sources)
+
+    @exclusive
+    def extend_below(
+        self, rows: Sequence[Row], nodes: Sequence[Nodes], targets: Sequence[tuple[Row, Sequence[int]]]
+    ) -> Scores:
+        """Append uncommitted nodes, of which the target may have read the parents (``DraftHead.extend_below``)."""
+        own, sources = [self.own(row) for row in rows], list[int]()
+        for row, new, (target, read) in zip(own, nodes, targets, strict=True):
+            sources += self._sources(row, new, read, target.length)
+        return self._scored(own, nodes, [self._target.own(target).slot for target, _ in targets], sources)
+
+    def _sources(self, row: NativeHeadRow, new: Nodes, read: Sequence[int], length: int) -> list[int]:
+        """Where the states before nodes are: in the target's row of so many tokens for parents that it has read."""
+        if not row.length:
+            return [NO_STATE] * len(new.tokens)
+        root = LAST_STATE if row.root is None else row.root[1]
+        return [
+            length + node if node != ROOT else LAST_STATE if parent != ROOT else root
+            for parent, node in zip(new.parents.tolist(), read, strict=True)
+        ]
+
+    def _scored(
+        self, rows: Sequence[NativeHeadRow], nodes: Sequence[Nodes], targets: Sequence[int], sources: Sequence[int]
+    ) -> Scores:
+        scored = self._pass(rows, nodes, targets, sources)
+        for row, new in zip(rows, nodes, strict=True):
+            row.drafted += new.tokens.tolist()
+        return self._scores.keep(NativeHeadScores(self._loaded, self.capabilities.vocab_size, scored, rows))
+
+
+def _cells(first: int, count: int) -> list[int]:
+    """Cells of the target that hold the states before a text; a text of no token reads zeros."""
+    return [*range(first, first + count)] or [NO_STATE]

@@ -1,0 +1,101 @@
+"""Decoding with draft heads in the native engine: ids are AR decoding's, and no other request changes a draft."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftree import Engine, Generation, SamplingParams, Speculation
+from draftree.cli.main import run
+from draftree.drafters.eagle import EagleSource
+from draftree.drafters.grow import TreeDrafter
+from draftree.models.heads.head_folder import load_head
+from draftree.models.native.native_head import NativeHead
+from draftree.models.native.native_model import NativeModel
+from draftree.policies.methods import METHODS
+from draftree.verify.schemes import SCHEMES
+
+from .. import tiny_gguf
+from ..pairs import policy
+from ..published import Recipe
+
+SIZES = Recipe(vocab=274, target_size=64, size=64, width=16, wide=64, drafted=tuple(range(0, 274, 2)))
+KINDS = {
+    "eagle3": SIZES,
+    "own": replace(SIZES, kind="eagle", fc_bias=True, input_norm=True, flags={"embedding_scale": 1.7}),
+}
+PROMPTS = [[11, 7, 5, 3, 7, 5], [2, 4], [9], list(range(40, 90))]
+TOKENS = 20
+GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0.8, seed=11)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target and a head of each kind."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny_gguf.write(folder / "target.gguf", layers=3, hidden=64, heads=2, kv_heads=1, weights="Q8_0")
+    for kind, recipe in KINDS.items():
+        recipe.save(folder / kind, "speculators" if kind == "eagle3" else "midlayer")
+    return folder
+
+
+def engine(folder: Path, method: str, kind: str, **more: Any) -> Engine:
+    target = NativeModel(folder / "target.gguf", threads=2)
+    head = load_head(folder / kind, target)
+    assert isinstance(head, NativeHead)
+    return Engine(target, Speculation(TreeDrafter(policy(method), EagleSource(head, 274)), 8, **more))
+
+
+@functools.cache
+def ar(folder: Path, params: SamplingParams) -> list[Sequence[int]]:
+    plain = Engine(NativeModel(folder / "target.gguf"))
+    return [plain.generate([prompt], params)[0].token_ids for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", METHODS)
+def test_ids_are_those_of_ar_decoding(method: str, kind: str, params: SamplingParams, folder: Path) -> None:
+    made = engine(folder, method, kind).generate(PROMPTS, params)
+    assert [g.token_ids for g in made] == ar(folder, params)
+    assert any(g.stats.drafted for g in made) or method in ("auto", "dynamic-window", "dynamic-width-depth")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_drafts_are_those_of_each_request_alone(params: SamplingParams, kind: str, folder: Path) -> None:
+    """Whatever others have read, and after a kept prefix."""
+
+    def counts(found: Sequence[Generation]) -> list[tuple[list[int], list[int]]]:
+        return [(g.stats.drafted, g.stats.accepted) for g in found]
+
+    together, alone = engine(folder, "eagle2", kind), engine(folder, "eagle2", kind)
+    expected = counts([alone.generate([prompt], params)[0] for prompt in PROMPTS])
+    assert counts(together.generate(PROMPTS, params)) == expected
+    assert counts(together.generate(PROMPTS, params)) == expected, "a prefix is kept of the long one"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_children_can_be_drawn_of_a_heads_distribution(scheme: str, folder: Path) -> None:
+    method = "chain" if scheme == "block" else "static"
+    made = engine(folder, method, "own", scheme=SCHEMES[scheme]).generate(PROMPTS, SAMPLED)
+    assert all(g.stats.drafted and len(g.token_ids) == TOKENS for g in made)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_beams_are_those_without_drafts(
+    temperature: str, kind: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["generate", "the cat", "--target", str(folder / "target.gguf"), "--max-tokens", "12", "--beams", "3"]
+    texts = []
+    for drafter in ("none", str(folder / kind)):
+        assert run([*given, "--temperature", temperature, "--seed", "1", "--drafter", drafter]) == 0
+        texts.append(capsys.readouterr().out.split("\n\n")[0])
+    assert texts[0] == texts[1]

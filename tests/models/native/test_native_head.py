@@ -1,0 +1,316 @@
+"""Draft heads in the native engine: what they compute, that bits depend on a path alone, and where states come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Format
+from numpy.typing import NDArray
+
+from draftree.errors import CacheError, ModelFileError, UnsupportedModelError
+from draftree.models.base import Nodes, Row, prefill
+from draftree.models.heads.eagle_network import EagleNetwork
+from draftree.models.heads.head_folder import HeadFolder, find_head
+from draftree.models.huggingface.inspection import fingerprint
+from draftree.models.native.binding import tiers
+from draftree.models.native.native_head import NativeHead, NativeHeadRow, rope_of
+from draftree.models.native.native_model import NativeModel
+from draftree.sampling.noise import stream_key
+from draftree.sampling.warping import Warping
+from draftree.scores import Draft, Edit, NumpyScores
+from tests import tiny_gguf
+from tests.published import FLAGS, ROPES, Recipe, reference
+
+HIDDEN, VOCAB = 64, 274
+TEXT = [5, 200, 31, 7, 90, 4, 4, 150, 33, 8, 71, 190]
+FURTHER = [9, 3, 250, 17]
+
+BASE = Recipe(vocab=VOCAB, target_size=HIDDEN, size=HIDDEN, width=16, wide=64, drafted=tuple(range(0, VOCAB, 2)))
+EAGLE = replace(BASE, kind="eagle", fc_bias=True, drafted=tuple(range(VOCAB)))
+OWN = replace(EAGLE, input_norm=True, drafted=tuple(range(1, 80, 3)), flags={"embedding_scale": 1.7})
+RECIPES = {
+    **{f"eagle3, {name}": replace(BASE, flags=flags) for name, flags in FLAGS.items()},
+    **{f"eagle3, {name}": replace(BASE, rope=rope) for name, rope in ROPES.items()},
+    "eagle3 of all tokens": replace(BASE, drafted=None, ids=(2, 0, 1), flags={"norm_output": True, "fc_norm": True}),
+    "eagle3 of other states": replace(
+        BASE, size=96, flags={"num_hidden_layers": 2, "norm_before_residual": True}, seed=1
+    ),
+    "eagle3, embeddings": replace(BASE, embeddings=True),
+    "eagle3, normed queries": replace(BASE, qk_norm=True),
+    "eagle": replace(EAGLE, drafted=None),
+    "draftree's own": OWN,
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    at = tmp_path_factory.mktemp("model") / "model.gguf"
+    return tiny_gguf.write(at, layers=3, hidden=HIDDEN, heads=2, kv_heads=1, context=512)
+
+
+@pytest.fixture
+def target(path: Path) -> NativeModel:
+    return NativeModel(path)
+
+
+def folder_of(recipe: Recipe, at: Path) -> HeadFolder:
+    found = find_head(recipe.save(at / "head", "speculators" if recipe.kind == "eagle3" else "midlayer"))
+    assert found is not None
+    return found
+
+
+def head_of(recipe: Recipe, at: Path, target: NativeModel, weights: Format = Format.F32) -> NativeHead:
+    arrays = folder_of(recipe, at).arrays(target.layers)
+    return NativeHead(arrays, target, "head", weights)
+
+
+def read(head: NativeHead, target: NativeModel, text: list[int] = TEXT) -> tuple[NativeHeadRow, Row, NDArray[Any]]:
+    """A row that has read a text, the target's, and the logits after it."""
+    row, opened = head.open(), prefill(target, text[:-1])
+    return row, opened, head.read([row], [text[1:]], [opened]).logits([0])[0]
+
+
+def bits(logits: NDArray[np.float32]) -> list[int]:
+    found: list[int] = logits.view(np.uint32).tolist()
+    return found
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
+def test_a_head_computes_what_the_papers_say(recipe: Recipe, target: NativeModel, tmp_path: Path) -> None:
+    head = head_of(recipe, tmp_path, target)
+    row, opened, first = read(head, target)
+    found = [first]
+    for number, token in enumerate(FURTHER):
+        nodes = Nodes.of([token], [number - 1])
+        found.append(head.extend([row], [nodes]).logits([0])[0])
+    every = torch.arange(VOCAB)
+    places = [target.tracked.layers.index(layer) for layer in head.features.layers]
+    states = target.states(opened, 0, len(TEXT) - 1).reshape(len(TEXT) - 1, -1, HIDDEN)[:, places]
+    features = torch.from_numpy(states.reshape(len(TEXT) - 1, -1))
+    embeddings, output = target.embeddings(every), target.output_rows(every)[0]
+    recipe = replace(recipe, flags={**recipe.flags, "float16_cache": True})
+    expected = reference(recipe, embeddings, output, TEXT[1:], features, FURTHER).numpy()
+    outputs = head.vocabulary_of(row)
+    if recipe.kind == "eagle":
+        expected = expected[:, outputs]
+    np.testing.assert_allclose(np.stack(found), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("recipe", [BASE, OWN], ids=["eagle3", "own"])
+def test_quantised_matrices_are_near_exact_ones(recipe: Recipe, target: NativeModel, tmp_path: Path) -> None:
+    exact, packed = (head_of(recipe, tmp_path / kind.name, target, kind) for kind in (Format.F32, Format.Q8_0))
+    one, two = (read(head, target)[2] for head in (exact, packed))
+    assert 0 < np.abs(one - two).max() < 0.05 * np.abs(one).max()
+    assert packed.capabilities.weight_bytes < exact.capabilities.weight_bytes
+    assert packed.capabilities.weights == exact.capabilities.weights
+
+
+TREE = Nodes.of([9, 8, 7, 6, 5], [-1, 0, 0, 1, -1])
+
+
+def level_by_level(head: NativeHead, row: Row) -> list[list[int]]:
+    """Bits after each node of ``TREE``."""
+    found: dict[int, list[int]] = {}
+    order: list[int] = []
+    for level in ([0, 4], [1, 2], [3]):
+        parents = [-1 if TREE.parents[n] == -1 else order.index(int(TREE.parents[n])) for n in level]
+        logits = head.extend([row], [Nodes.of(TREE.tokens[level], parents)]).logits(range(len(level)))
+        order += level
+        found |= {node: bits(logits[i]) for i, node in enumerate(level)}
+    return [found[node] for node in range(5)]
+
+
+@pytest.mark.parametrize("recipe", [BASE, replace(OWN, drafted=tuple(range(1, 90, 3)))], ids=["eagle3", "own"])
+@pytest.mark.parametrize("tier", tiers())
+def test_bits_depend_on_a_nodes_path_alone(tier: str, recipe: Recipe, path: Path, tmp_path: Path) -> None:
+    """Not on threads, on the instruction set, on the nodes beside it, on other rows, nor on how a text was cut."""
+    expected: list[list[int]] = []
+    long = [*TEXT, *(int(i) for i in np.random.default_rng(1).integers(0, VOCAB, 200))]
+    for threads, of in ((1, "base"), (1, tier), (3, tier)):
+        target = NativeModel(path, tier=of, threads=threads)
+        head = head_of(recipe, tmp_path, target, Format.Q8_0)
+        row, opened, logits = read(head, target, long)
+        expected = expected or [bits(logits), *level_by_level(head, row)]
+        head.commit(row, [])
+        assert [bits(logits), *level_by_level(head, row)] == expected
+        others = [read(head, target, text) for text in (TEXT[:5], TEXT)]
+        pieces = head.open()
+        for first, last in ((1, 2), (2, 90), (90, len(long))):
+            scores = head.read([pieces], [long[first:last]], [target.fork(opened, last - 1)])
+        assert bits(scores.logits([0])[0]) == expected[0]
+        some = [others[0][0], pieces, others[1][0]]
+        scores = head.extend(some, [Nodes.of([1, 2], [-1, -1]), Nodes.of(TREE.tokens[[0, 4]], [-1, -1])] + [TREE_ROOT])
+        width = len(expected[0])
+        assert [bits(row[:width]) for row in scores.logits([2, 3])] == [expected[1], expected[5]]
+
+
+TREE_ROOT = Nodes.of([3], [-1])
+
+
+def test_a_row_scores_the_tokens_of_its_own_text_too(target: NativeModel, tmp_path: Path) -> None:
+    """Those of other rows do not count, and a fork has those of its tokens."""
+    head = head_of(OWN, tmp_path, target)
+    row, opened, _ = read(head, target)
+    assert OWN.drafted is not None
+    base, added = list(OWN.drafted), [token for token in dict.fromkeys(TEXT[1:]) if token not in OWN.drafted]
+    assert head.vocabulary_of(row).tolist() == base + added
+    assert head.vocabulary_of(head.open()).tolist() == base
+    fork = head.fork(row, 4)
+    assert head.vocabulary_of(fork).tolist() == base + [token for token in TEXT[1:5] if token not in base]
+    scores = head.read([fork], [TEXT[5:]], [opened])
+    alone, _, logits = read(head, target)
+    scores = head.read([fork], [[]], [opened])
+    assert bits(scores.logits([0])[0]) == bits(logits)
+    assert head.vocabulary_of(fork).tolist() == head.vocabulary_of(alone).tolist()
+    long = list(range(VOCAB))
+    row, _, logits = read(head, target, long)
+    assert sorted(head.vocabulary_of(row).tolist()) == sorted({*base, *long[1:]})
+    assert len(logits) == len(head.vocabulary_of(row))
+
+
+@pytest.mark.parametrize("recipe", [BASE, OWN], ids=["eagle3", "own"])
+def test_scores_are_those_of_numpy_over_the_same_logits(recipe: Recipe, target: NativeModel, tmp_path: Path) -> None:
+    head = head_of(recipe, tmp_path, target)
+    row, _, _ = read(head, target)
+    found, ids = head.extend([row], [TREE_ROOT]), head.vocabulary_of(row)
+    wide = np.full((1, VOCAB), -np.inf, np.float32)
+    wide[0, ids] = found.logits([0])[0]
+    expected = NumpyScores(wide, [1])
+    mask = np.random.default_rng(0).integers(0, 2**32, (VOCAB + 31) // 32, dtype=np.uint32)
+    none = np.zeros_like(mask)
+    drafts = [None, Draft([Warping(0.7, 0, 1.0, 0.0)]), Draft([Warping(0.7, 20, 0.9, 0.0)], [stream_key(3, 4)])]
+    for edit in (Edit(), Edit(mask=mask), Edit(mask=none)):
+        for draft in drafts:
+            one, two = (scores.top([0], 8, [edit], draft) for scores in (found, expected))
+            possible = np.isfinite(two.logprobs)
+            assert one.tokens[possible].tolist() == two.tokens[possible].tolist()
+            np.testing.assert_allclose(one.logprobs, two.logprobs, atol=1e-5)
+            np.testing.assert_allclose(one.entropies, two.entropies, atol=1e-5)
+        assert found.argmax([0], [edit]).tolist() == expected.argmax([0], [edit]).tolist()
+    given = [int(ids[3])]
+    np.testing.assert_allclose(found.log_probabilities([0], given), expected.log_probabilities([0], given), atol=1e-5)
+    missing = next(token for token in range(VOCAB) if token not in ids)
+    assert np.isneginf(found.log_probabilities([0], [missing]))
+
+
+@pytest.mark.parametrize("recipe", [BASE, OWN], ids=["eagle3", "own"])
+def test_nodes_below_what_the_target_has_read_read_its_states(
+    recipe: Recipe, target: NativeModel, tmp_path: Path
+) -> None:
+    """As beams do: they are scored as if the tokens above them had been committed."""
+    head = head_of(recipe, tmp_path, target)
+    row, opened, _ = read(head, target)
+    target.extend([opened], [Nodes.of([TEXT[-1], 9, 3], [-1, 0, 1])])
+    target.prune(opened, [0, 1, 2], 1)
+    head.read([row], [[]], [opened])
+    head.extend([row], [Nodes.of([9], [-1])])
+    found = head.extend_below([row], [Nodes.of([3, 8], [0, 0])], [(opened, [0, 0])]).logits([0, 1])
+    further = head.extend_below([row], [Nodes.of([7], [1])], [(opened, [1])]).logits([0])
+    for tokens, logits in (([9, 3], found[0]), ([9, 8], found[1]), ([9, 3, 7], further[0])):
+        _, _, alone = read(head, target, [*TEXT, *tokens])
+        own = len(head.vocabulary_of(row))
+        assert bits(alone[: len(logits)]) == bits(logits) or recipe is OWN
+        common = [i for i, token in enumerate(head.vocabulary_of(row)) if token not in tokens]
+        assert bits(alone[:own][common]) == bits(logits[common])
+
+
+def test_a_kept_prefix_of_the_target_gives_the_same_drafts(target: NativeModel, tmp_path: Path) -> None:
+    head = head_of(BASE, tmp_path, target)
+    _, opened, expected = read(head, target)
+    fork = target.fork(opened, 5)
+    target.extend([fork], [Nodes.chain(TEXT[5:-1])])
+    target.commit(fork, range(len(TEXT) - 6))
+    row = head.open()
+    assert bits(head.read([row], [TEXT[1:]], [fork]).logits([0])[0]) == bits(expected)
+    target.close(opened)
+    assert bits(head.read([row], [[]], [fork]).logits([0])[0]) == bits(expected)
+
+
+def test_rows_without_states_and_wrong_calls_are_errors_that_change_nothing(
+    target: NativeModel, tmp_path: Path
+) -> None:
+    before = prefill(target, TEXT[:-1])
+    head = head_of(BASE, tmp_path, target)
+    row, opened, expected = read(head, target)
+    with pytest.raises(CacheError, match="hidden states are missing"):
+        head.read([head.open()], [TEXT[1:]], [before])
+    wrong: dict[str, Callable[[], object]] = {
+        "a parent that comes with it": lambda: head.extend([row], [Nodes.chain([1, 2])]),
+        "a cell past the target's row": lambda: head.extend_below([row], [Nodes.of([1], [-1])], [(opened, [0])]),
+        "a token past the vocabulary": lambda: head.extend([row], [Nodes.of([VOCAB], [-1])]),
+        "a text past the vocabulary": lambda: head.read([row], [[VOCAB]], [opened]),
+        "another model's row": lambda: head.read([head.open()], [TEXT[1:]], [Row()]),
+        "a closed row": lambda: head.extend([NativeHeadRow(kept=head.features)], [TREE_ROOT]),
+    }
+    for call in wrong.values():
+        with pytest.raises((CacheError, RuntimeError)):
+            call()
+    assert bits(head.read([row], [[]], [opened]).logits([0])[0]) == bits(expected)
+
+
+def test_a_text_of_one_token_can_be_drafted_for(target: NativeModel, tmp_path: Path) -> None:
+    head = head_of(OWN, tmp_path, target)
+    row, opened = head.open(), target.open()
+    assert np.isfinite(head.read([row], [[]], [opened]).top([0], 3).logprobs).all()
+    target.extend([opened], [Nodes.chain(TEXT[:-1])])
+    target.commit(opened, range(len(TEXT) - 1))
+    assert bits(head.read([row], [TEXT[1:]], [opened]).logits([0])[0]) == bits(read(head, target)[2])
+
+
+def test_passes_can_be_measured_without_a_target(target: NativeModel, tmp_path: Path) -> None:
+    head = head_of(OWN, tmp_path, target)
+    row = prefill(head, TEXT)
+    assert len(head.extend([row], [Nodes.of([1, 2, 3], [-1] * 3)]).argmax([0, 1, 2])) == 3
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_rotary_positions_are_those_of_transformers(name: str, tmp_path: Path, target: NativeModel) -> None:
+    arrays = folder_of(replace(BASE, rope=ROPES[name]), tmp_path).arrays(target.layers)
+    turns: torch.Tensor = EagleNetwork(arrays).turns(torch.arange(300))[:, 0, :, :8]
+    frequencies, magnitude = rope_of(arrays.config)
+    angles = np.arange(300)[:, None] * frequencies
+    expected = np.stack([np.cos(angles), np.sin(angles)], 1) * magnitude
+    np.testing.assert_allclose(turns.numpy(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
+def test_its_fingerprint_is_that_of_its_network(recipe: Recipe, target: NativeModel, tmp_path: Path) -> None:
+    arrays = folder_of(recipe, tmp_path).arrays(target.layers)
+    head = NativeHead(arrays, target, "head")
+    assert head.capabilities.fingerprint == fingerprint(EagleNetwork(arrays).parameters())
+    assert head.capabilities.parameters == sum(p.numel() for p in EagleNetwork(arrays).parameters())
+
+
+UNKNOWN: dict[str, tuple[Recipe, str]] = {
+    "odd heads": (replace(BASE, width=8), "the head size is 8"),
+    "an odd feed-forward block": (replace(BASE, wide=48), "the feed-forward size is 48"),
+    "an activation": (replace(BASE, flags={"hidden_act": "relu"}), "does not know hidden_act 'relu'"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_the_engine_does_not_compute_is_one_line(case: str, target: NativeModel, tmp_path: Path) -> None:
+    recipe, message = UNKNOWN[case]
+    with pytest.raises(UnsupportedModelError, match=f"{message}.*use backend 'transformers', or drafter 'lookup'$"):
+        folder_of(recipe, tmp_path).load(target)
+
+
+def test_a_damaged_folder_is_one_line(target: NativeModel, tmp_path: Path) -> None:
+    file = folder_of(BASE, tmp_path).folder / "model.safetensors"
+    whole = file.read_bytes()
+    for data in (whole[:-100], whole[:9], b"", b"\xff" * 200):
+        file.write_bytes(data)
+        with pytest.raises(ModelFileError, match="cannot read the draft head"):
+            HeadFolder(file.parent, {**folder_document(file.parent)}, "eagle3").load(target)
+
+
+def folder_document(folder: Path) -> dict[str, Any]:
+    found = find_head(folder)
+    assert found is not None
+    return dict(found.document)
