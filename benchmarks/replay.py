@@ -8,7 +8,7 @@
 Every method decodes every prompt, AR decoding among them, in turn. A pass of the target takes the seconds of its cost
 profile: the kept one ('draftree profile'), or another machine's FILE; the policies see these seconds too. Drafting
 takes what it takes here, or ``--draft-ms`` for each pass of what drafts (for each tree, where it has no model): then
-other load on the machine is in no figure but "other", our own Python. Reading prompts is left out.
+other load on the machine is in no figure but "other", our own Python. What the target takes for prompts is left out.
 
 Prints tokens a second over AR decoding (geometric means of ratios by prompt, 95% bootstrap intervals), and beside it
 two bounds: the same trees drafted for nothing, and those trees with every node accepted, drafted for nothing. In a

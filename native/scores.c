@@ -289,7 +289,7 @@ static float kth_largest(const Draw *draw, int64_t k) {
             return -INFINITY;
         if (count >= k || edge == -INFINITY) {
             qsort(candidates, (size_t)count, sizeof *candidates, compare_candidates);
-            const float value = candidates[k - 1].logit;
+            const float value = count >= k ? candidates[k - 1].logit : -INFINITY; /* fewer are numbers */
             free(candidates);
             return value;
         }

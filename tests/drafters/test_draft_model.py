@@ -32,10 +32,11 @@ PAIR = os.environ.get("DRAFTREE_PAIR")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target, and a draft model that is nearly the target."""
+    """A target, a draft model that is nearly the target, and one that is half as large."""
     folder = tmp_path_factory.mktemp("pair")
     tiny_gguf.write(folder / "target.gguf", weights="Q8_0")
     tiny_gguf.write(folder / "near.gguf", weights="Q4_0")
+    tiny_gguf.write(folder / "small.gguf", weights="Q4_0", layers=1)
     return folder
 
 
@@ -110,17 +111,22 @@ def test_a_level_of_all_requests_is_one_pass(target: NativeModel, reader: Reader
     assert sum(len(each) == len(PROMPTS) for each in reader.passes) > len(reader.passes) / 2
 
 
-def test_long_prompts_are_read_in_chunks_beside_the_targets(target: NativeModel, reader: Reader) -> None:
+@pytest.mark.parametrize(("name", "times"), [("near", 1), ("small", 2)])
+def test_long_prompts_are_read_in_chunks_beside_the_targets(
+    name: str, times: int, folder: Path, target: NativeModel
+) -> None:
+    """As long ones as the target's time for its chunk allows."""
+    reader = Reader(folder / f"{name}.gguf")
     engine = Engine(
         target,
         SpeculationParams(drafter=reader, method="chain", settings={"depth": DEPTH}),
         scheduling=SchedulerParams(chunk=CHUNK),
     )
     short = engine.submit(PROMPTS[1], SamplingParams(max_tokens=200, ignore_eos=True))
-    long = engine.submit(" ".join(PROMPTS * 4), SamplingParams(max_tokens=8, ignore_eos=True))
+    long = engine.submit(" ".join(PROMPTS * 4), SamplingParams(max_tokens=24, ignore_eos=True))
     engine.wait(lambda: short.done and long.done)
     assert long.request.prompt_length > 4 * CHUNK
-    assert max(max(each) for each in reader.passes) <= CHUNK + DEPTH
+    assert (times - 0.5) * CHUNK <= max(max(each) for each in reader.passes) <= times * CHUNK + DEPTH
     assert not reader.twice
 
 

@@ -147,7 +147,7 @@ def test_figures_traces_and_explanations_say_what_it_is(
     assert run([*asked, "--explain"]) == 0
     printed = capsys.readouterr().err
     assert f"{ALL}, auto, match: 12 tokens" in printed
-    assert all(f"drafter {part}: enabled" in printed for part in ("lookup", "recycle", "head tiny"))
+    assert all(f"drafter {part}, now" in printed for part in ("lookup", "recycle", "head tiny"))
     begun = next(read_trace(trace))
     assert isinstance(begun, RunRecord)
     assert (begun.labels, begun.drafter["name"]) == ({"drafter": ALL, "method": "auto"}, ALL)

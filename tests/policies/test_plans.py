@@ -87,7 +87,7 @@ def test_auto_learns_of_two_groups_at_once() -> None:
     policy = AutoTree(target=costs(1.0))
     both = interleaved(policy, 12)
     assert [len(found) for found in both] == [12, 36]
-    assert policy.report.chosen.total() == 24
+    assert policy.report.steps == 24
 
 
 def test_a_policy_of_one_method_may_read_its_plan() -> None:

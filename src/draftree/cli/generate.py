@@ -116,7 +116,7 @@ def generate(
     }
     policy = drafter.policy
     if explain and isinstance(policy, AutoTree):
-        report["explanation"] = policy.report.text(policy.selection)
+        report["explanation"] = policy.report.text()
     if not as_json:
         err.print(show.LEGEND)
         names = f"{drafter.name}, {method}, {verify}"

@@ -90,8 +90,8 @@ class Drafter(Protocol):
         Args:
             drawing: how children come out of the draft distribution; at temperature 0 they are the most probable ones.
             other_tokens: tokens that the pass which verifies the trees computes for other requests.
-            reading: most tokens of a text that draft models may read of a request now; one of which more is unread gets
-                no tree yet. None: all.
+            reading: draft models may read so much of a request's text now as takes the target's time for so many
+                tokens; one of which more is unread gets no tree yet. None: all.
         """
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:

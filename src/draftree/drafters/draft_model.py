@@ -70,6 +70,8 @@ class ModelSource(BeamSource):
     _prefixes: PrefixCache = field(init=False, repr=False)
     _outgrown: bool = field(default=False, init=False, repr=False)
     """Some text was longer than its context."""
+    _speed: float = field(default=1.0, init=False, repr=False)
+    """Tokens that it reads while the target reads one, about."""
 
     def __post_init__(self) -> None:
         self._prefixes = PrefixCache(self.model, 0)
@@ -78,6 +80,7 @@ class ModelSource(BeamSource):
         """Keep so many rows; share the target's threads."""
         if isinstance(self.model, PooledModel):
             self.model.share_threads(target)
+        self._speed = max(1.0, target.capabilities.weights / max(1, self.model.capabilities.weights))
         self._prefixes = PrefixCache(self.model, prefixes)
 
     @property
@@ -109,9 +112,13 @@ class ModelSource(BeamSource):
         return replace(budget, depth=room if budget.depth is None else min(room, budget.depth))
 
     def read(self, request: Request, most: int) -> bool:
-        """Read the next tokens of its text, as a chain, unless the last pass of all is small enough."""
+        """Read the next tokens of its text, as a chain, unless the last pass of all is small enough.
+
+        They are as many as it reads in the time in which the target reads ``most``.
+        """
         if len(request.ids) >= self.model.capabilities.max_length:
             return True
+        most = int(most * self._speed)
         row = self.opened(request).row
         if len(request.ids) - 1 - row.length <= most:
             return True

@@ -16,7 +16,7 @@ from operator import itemgetter
 
 from ..config import Budget
 from ..errors import ConfigError
-from ..policies.auto.calibration import Calibration, Tried, first_or_not
+from ..policies.auto.calibration import Calibration
 from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT, Drawing
@@ -45,7 +45,7 @@ class EnsembleSource(DraftSource):
     learns = True
 
     parts: tuple[DraftSource, ...] = field()
-    _calibration: Calibration = field(init=False, repr=False)
+    _calibration: Sequence[Calibration] = field(init=False, repr=False)
     _limits: dict[Request, list[float]] = field(default_factory=dict, repr=False)
     """How deep each part drafts for the requests of the proposal."""
     _scorer: _EnsembleScorer | None = field(default=None, repr=False)
@@ -58,7 +58,7 @@ class EnsembleSource(DraftSource):
         if len(set(names)) < len(names):
             raise ConfigError(f"an ensemble of {names}: give each source once")
         self._enabled = [True] * len(self.parts)
-        self._calibration = Calibration(2 * len(self.parts))
+        self._calibration = [Calibration() for _ in range(2 * len(self.parts))]
 
     @property
     def name(self) -> str:
@@ -112,7 +112,7 @@ class EnsembleSource(DraftSource):
         """Calibrate each part by the target's tokens, and notify all parts; one that is disabled learns no scores."""
         if self._scorer is not None:
             for row, outcome in enumerate(outcomes):
-                self._calibration.learn(self._scorer.tried(row, outcome.tokens[: outcome.taken]))
+                self._scorer.learn(row, outcome.tokens[: outcome.taken])
         unscored = [replace(outcome, scores=None) for outcome in outcomes]
         for part, enabled in zip(self.parts, self._enabled, strict=True):
             part.observe(outcomes if enabled else unscored)
@@ -136,7 +136,7 @@ class _EnsembleScorer(Scorer):
     """
 
     def __init__(
-        self, scorers: Sequence[Scorer | None], calibration: Calibration, limits: Sequence[Sequence[float]]
+        self, scorers: Sequence[Scorer | None], calibration: Sequence[Calibration], limits: Sequence[Sequence[float]]
     ) -> None:
         self._scorers = scorers
         self._calibration = calibration
@@ -173,23 +173,22 @@ class _EnsembleScorer(Scorer):
         merged = []
         for parts in predictions:
             _, probabilities, kinds = _flat(parts)
-            accepted = iter(self._calibration.acceptance(probabilities, kinds))
+            pairs = zip(probabilities, kinds, strict=True)
+            accepted = iter([self._calibration[kind].acceptance(p) for p, kind in pairs])
             blend, bits = merge([(tokens, list(islice(accepted, len(tokens)))) for tokens, _ in parts])
             found = candidates_of(blend, width)
             merged.append(found._replace(origins=[bits[token] for token in found.tokens]))
         return merged
 
-    def tried(self, row: int, tokens: Sequence[int]) -> list[Tried]:
-        """The candidates of a request along the target's tokens."""
+    def learn(self, row: int, tokens: Sequence[int]) -> None:
+        """Calibrate by the candidates of a request along the target's tokens."""
         node: int | None = ROOT
-        tried: list[Tried] = []
         for token in tokens:
             if node is None or (row, node) not in self._predicted:
                 break
-            candidates = zip(*_flat(self._predicted[row, node]), strict=True)
-            tried += [Tried(p, guess == token, kind) for guess, p, kind in candidates]
+            for guess, p, kind in zip(*_flat(self._predicted[row, node]), strict=True):
+                self._calibration[kind].learn(p, guess == token)
             node = self._children.get((row, node, token))
-        return tried
 
 
 def _flat(parts: Sequence[_Prediction]) -> tuple[list[int], list[float], list[int]]:
@@ -198,7 +197,7 @@ def _flat(parts: Sequence[_Prediction]) -> tuple[list[int], list[float], list[in
     for part, (own, given) in enumerate(parts):
         tokens += own
         probabilities += given
-        kinds += [2 * part + kind for kind in first_or_not(len(own))]
+        kinds += [2 * part + (rank > 0) for rank in range(len(own))]
     return tokens, probabilities, kinds
 
 

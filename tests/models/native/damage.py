@@ -20,6 +20,9 @@ from draftree.models.native.architecture import describe
 
 EXTREMES = (0, 1, 2, 31, 33, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
 
+KEYS = np.array([3, 2**63], np.uint64)
+WARPINGS = [np.array([kind] * 2, binding.WARPING) for kind in ((0.8, 0, 1, 0), (1, 270, 1, 0), (2, 0, 0.9, 0.01))]
+
 
 def damaged(data: bytes, header: int, random: np.random.Generator) -> bytes:
     """A copy with one kind of damage: bits, numbers, a piece that is lost or doubled, an early end, weights."""
@@ -72,6 +75,9 @@ def main(path: Path, count: int) -> None:
             model.extend([row], [2], [0, 0], [-1, 0], np.ones(2, np.uint8))
             for _ in range(3):
                 model.top([0, 1], 1, without_token_0(model.vocabulary))
+            for given in WARPINGS:
+                model.draw([0, 1], KEYS, given)
+                model.top([0, 1], min(40, model.vocabulary), None, given, KEYS)
             model.commit(row, [0, 1])
             outcomes["ran"] += 1
         except (InputError, CacheError) as error:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from draftree.config import Budget
 from draftree.drafters.grow import grow
 from draftree.policies.auto.policy import AutoTree
@@ -21,11 +19,6 @@ SAYS = 0.97
 def dear(tokens: int) -> float:
     """A second token costs nearly a pass, further ones little: one drafted token hardly gains."""
     return 1.0 if tokens == 1 else 1.85 + 0.1 * tokens
-
-
-def padded(tokens: int) -> float:
-    """As llama.cpp's kernels for Q4_K: two and three tokens cost as many passes, four and more are padded to fours."""
-    return [1.0, 2.08, 3.09][tokens - 1] if tokens < 4 else 2.0 + 0.24 * tokens
 
 
 def decode(
@@ -56,23 +49,3 @@ def decode(
 
 def test_a_text_that_the_drafter_knows_comes_to_be_drafted_deeply() -> None:
     assert decode(200, True)[-1] >= 4
-
-
-def test_a_balance_is_not_spent_on_fewer_layers_than_can_pay() -> None:
-    """One or two at a time would use up what may be lost, and one or two drafted tokens never pay here."""
-    policy = AutoTree(depth=NODES, target=costs(padded))
-    (drafter,) = policy.selection.drafters
-    drafter.measure(0.02, 1, 0.0)
-    drafter.learn(0.0, 0.01, 1.0)
-    drafter.balance = 0.05  # of two layers, where four are the fewest that pay
-    assert policy.plan([Fake()], [Budget(NODES)]).price.enabled == (False,)
-    drafter.balance = 0.09
-    assert policy.plan([Fake()], [Budget(NODES)]).price.enabled == (True,)
-
-
-def test_no_tree_is_grown_below_a_first_candidate_that_cannot_pay() -> None:
-    plan = AutoTree(depth=NODES, target=costs(dear)).plan([Fake()], [Budget(NODES)])
-    firsts = [np.array([p]) for p in (0.3, 0.6, 0.97)]
-    assert [plan.may_gain(np.array([0]), first) for first in firsts] == [False, False, True]
-    both = AutoTree(depth=NODES, target=costs(dear)).plan([Fake(), Fake()], [Budget(NODES)] * 2)
-    assert both.may_gain(np.arange(2), np.array([0.3, 0.97]))

@@ -17,9 +17,7 @@ from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.base import prefill
 from draftree.models.cost_profile import Identity, Point, Profile
-from draftree.policies.auto.explain import Report
 from draftree.policies.auto.policy import AutoTree
-from draftree.policies.auto.settings import AutoSettings
 from draftree.request import Outcome, Request, Stats, StepCost
 
 from ...toy import Path, ScriptedScorer, ToyModel
@@ -155,18 +153,10 @@ def test_a_machine_that_is_slower_throughout_changes_nothing() -> None:
     assert as_kept == slower
 
 
-def test_the_prediction_drifts_less_than_5_percent() -> None:
-    policy = AutoTree(target=costs(CURVES["affine"]))
-    decode(policy, 200, says=0.9, true=0.6)
-    policy.report = Report()
-    decode(policy, 400, says=0.9, true=0.6, seed=1)
-    assert abs(policy.report.drift) < 0.05
-
-
 def test_sequences_of_a_batch_share_the_size_of_the_pass() -> None:
     policy = AutoTree(target=costs(CURVES["stepped"]), depth=NODES)
     chosen = decode(policy, 200, 0.9, 0.9, batch=3)
-    assert all((3 + n) % 8 == 0 or n == 0 for n in chosen[100:])
+    assert all((3 + n) % 8 in (0, 7) or n == 0 for n in chosen[100:])  # at an edge, or one below
 
 
 def test_a_size_that_the_pool_does_not_have_is_not_chosen() -> None:
@@ -228,8 +218,7 @@ class TestWithADraftingModel:
             asked[len(path)] += 1
             return [1, 2, 3, 4, 5, 6], [math.log(p) for p in (0.35, 0.2, 0.12, 0.1, 0.08, 0.05)], 1.8
 
-        settings = AutoSettings(first_balance=1.0)
-        policy = AutoTree(target=costs(lambda n: 0.9 + 0.1 * n), drafter=costs(lambda n: 0.12), settings=settings)
+        policy = AutoTree(target=costs(lambda n: 0.9 + 0.1 * n), drafter=costs(lambda n: 0.12))
         tree = grow(ScriptedScorer(script), policy, policy.plan([Fake()], [Budget(NODES)]))[0].tree
         assert 2 <= len(tree) <= 5
         assert asked[0] == 1
@@ -271,13 +260,12 @@ def test_bounds_below_1_are_refused() -> None:
         AutoTree(depth=0)
 
 
-def test_the_report_says_what_was_predicted_and_measured() -> None:
+def test_the_report_says_what_was_gained_and_what_it_cost() -> None:
     policy = AutoTree(target=costs(CURVES["stepped"]))
-    assert "not decoded anything" in policy.report.text(policy.selection)
+    assert "not decoded anything" in policy.report.text()
     decode(policy, 50, 0.8, 0.8)
-    text = policy.report.text(policy.selection)
-    for words in ("auto, 50 steps: MAL predicted", "measured", "drift", "drafting", "verifying", "7 nodes"):
-        assert words in text
+    for words in ("auto: ", "tokens a step", "passes of AR decoding", "of 50 steps drafted", "tokens accepted a step"):
+        assert words in policy.report.text()
 
 
 def test_choosing_never_breaks_a_tree() -> None:

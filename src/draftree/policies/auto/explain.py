@@ -1,13 +1,12 @@
-"""Why ``auto`` chose what it chose: predicted and measured, and each drafter's benefit."""
+"""Why ``auto`` chose what it chose, in words."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ...request import StepCost
-from .benefit import Selection
+from ...request import Outcome
+from .gain import Selection
 
 
 @dataclass(slots=True)
@@ -15,47 +14,40 @@ class Report:
     """Sums over steps.
 
     Attributes:
-        predicted, gained: tokens a request, as predicted and as they came.
-        chosen: how often each number of nodes was verified, in all.
-        seconds: that drafting, verifying and all else took.
+        selection: the drafters.
+        steps, drafted: all steps, and those that verified drafts.
+        nodes, tokens: verified nodes, and tokens a request that were gained.
+        passes: AR passes that the steps took.
     """
 
-    predicted: float = 0.0
-    gained: float = 0.0
-    chosen: Counter[int] = field(default_factory=Counter)
-    seconds: Sequence[float] = (0.0, 0.0, 0.0)
+    selection: Selection
+    steps: int = 0
+    drafted: int = 0
+    nodes: int = 0
+    tokens: float = 0.0
+    passes: float = 0.0
 
-    def add(self, chosen: int, predicted: float, gained: float, cost: StepCost) -> None:
-        """One step: nodes verified, tokens a request predicted and gained, and what it cost."""
-        self.chosen[chosen] += 1
-        self.predicted += predicted
-        self.gained += gained
-        self.seconds = [a + b for a, b in zip(self.seconds, (cost.draft, cost.verify, cost.other), strict=True)]
+    def add(self, nodes: int, outcomes: Sequence[Outcome], passes: float) -> None:
+        """One step."""
+        self.steps += 1
+        self.drafted += nodes > 0
+        self.nodes += nodes
+        self.tokens += sum([outcome.taken for outcome in outcomes]) / len(outcomes)
+        self.passes += passes
 
-    @property
-    def drift(self) -> float:
-        """Predicted over measured acceptance length, less 1."""
-        return self.predicted / self.gained - 1 if self.gained else 0.0
-
-    def text(self, selection: Selection) -> str:
-        """Some lines for people, of the steps and of the drafters."""
-        steps = self.chosen.total()
-        if not steps:
+    def text(self) -> str:
+        """A line for people, and one for each drafter."""
+        if not self.steps:
             return "auto has not decoded anything yet"
-        draft, verify, other = (1e3 * seconds / steps for seconds in self.seconds)
+        nodes, tokens, passes = (total / self.steps for total in (self.nodes, self.tokens, self.passes))
         lines = [
-            f"auto, {steps} steps: MAL predicted {self.predicted / steps:.2f}, measured {self.gained / steps:.2f} "
-            f"(drift {self.drift:+.1%})",
-            f"a step: drafting {draft:.1f} ms, verifying {verify:.1f} ms, other {other:.1f} ms",
-            "verified: " + ", ".join(f"{k} nodes {self.chosen[k] / steps:.0%}" for k in sorted(self.chosen)),
+            f"auto: {tokens:.2f} tokens a step, which costs {passes:.2f} passes of AR decoding; "
+            f"{self.drafted / self.steps:.0%} of {self.steps} steps drafted, {nodes:.1f} tokens a step"
         ]
-        for drafter in selection.drafters:
-            n = max(1, drafter.steps)
+        for record in self.selection.records:
+            each, name = max(1, record.steps), f" {record.source.name}" if record.source else ""
             lines.append(
-                f"drafter {drafter.source.name if drafter.source else ''}: enabled in {drafter.steps / steps:.0%} of "
-                f"the steps, where {drafter.tokens / n:.2f} accepted tokens were its alone and it took "
-                f"{1e3 * drafter.seconds / n:.2f} ms; it gains {drafter.rate:.2f} tokens an AR pass of cost where "
-                f"{selection.pace:.2f} are to be had, and may lose {max(0.0, drafter.balance):.1f} passes: "
-                f"{'in use' if drafter.balance > 0 else 'disabled'}"
+                f"drafter{name}, now {'on' if record.on else 'off'}: drafted in {record.steps / self.steps:.0%}, "
+                f"{record.tokens / each:.2f} of its tokens accepted a step, {1e3 * record.seconds / each:.2f} ms"
             )
         return "\n".join(lines)

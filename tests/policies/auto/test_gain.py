@@ -1,0 +1,80 @@
+"""What drafters gain and cost, and which of them draft."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftree.models.cost_profile import Point, Profile
+from draftree.policies.auto.costs import ARPass, Curve
+from draftree.policies.auto.gain import Record, Selection
+from draftree.request import Outcome, StepCost
+from draftree.tree import DraftTree
+
+from .test_policy import ME, Fake
+
+FLAT = Curve([1.0] * 9, [1.0] * 9)
+
+
+def step(selection: Selection, accepted: int, seconds: float, drafted: int = 4) -> bool:
+    """One step in which the first drafter took so many AR passes, if it drafted."""
+    price = selection.begin([Fake()], FLAT, ARPass(64, 1))
+    on = any(price.enabled)
+    tree, path = (DraftTree.chain([1] * drafted), list(range(accepted))) if on else (DraftTree.empty(), [])
+    tokens = [1] * (len(path) + 1)
+    cost = StepCost(1, seconds if on else 0.0, 1.0, 0.0, 0)
+    outcome = Outcome(Fake(), tree, path, tokens, len(tokens), cost)
+    selection.learn(price, 1, len(tree), [outcome])
+    return on
+
+
+def layer(seconds: float) -> Record:
+    """A drafter whose model takes so many seconds a layer."""
+    return Record(profile=Profile(ME, (Point(1, 64, (1, 9), (seconds, seconds)),)))
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 1.0])
+def test_one_that_is_never_right_loses_little_and_is_tried_again(seconds: float) -> None:
+    selection, lost = Selection([layer(seconds)]), []
+    for _ in range(2000):
+        lost.append(step(selection, 0, seconds) * seconds)
+    assert sum(lost[:32]) <= 1.2 + seconds
+    assert sum(lost[1000:]) <= 0.02 * 1000
+    assert (sum(lost[1000:]) > 0) == (seconds < 0.6)  # what can never pay, by the guess, is never tried
+
+
+def test_one_that_gains_drafts_at_once_and_stays() -> None:
+    selection = Selection([layer(0.5)])
+    assert all([step(selection, 2, 0.5) for _ in range(200)])
+    assert selection.pace == pytest.approx(2.0, abs=0.1)
+
+
+def test_one_that_gains_no_more_stops_and_begins_anew_in_another_text() -> None:
+    selection = Selection([layer(0.3)])
+    for _ in range(50):
+        step(selection, 2, 0.3)
+    wrong = [step(selection, 0, 0.3) for _ in range(60)]
+    assert not wrong[-1] and sum(wrong) < 40
+    assert [step(selection, 2, 0.3) for _ in range(400)][-1]
+
+
+def test_one_that_costs_next_to_nothing_always_drafts() -> None:
+    selection = Selection([layer(0.01)])
+    assert all([step(selection, 0, 0.01) for _ in range(100)])
+
+
+def test_a_models_layers_are_dearer_in_batches_whatever_was_measured_in_one() -> None:
+    record = Record(profile=Profile(ME, tuple(Point(b, 64, (1, 9), (0.01 * b, 0.05 * b)) for b in (1, 8))))
+    before = {batch: record.layer(ARPass(64, batch)) for batch in (1, 8)}
+    for _ in range(200):  # twice as slow as the profile says, in batches of eight
+        record.measure(2 * before[8], 1, record.layer(ARPass(64, 8)))
+    for batch in (1, 8):
+        assert record.layer(ARPass(64, batch)) == pytest.approx(2 * before[batch], rel=0.1)
+
+
+def test_a_stall_of_the_machine_is_no_cost_of_a_drafter() -> None:
+    selection = Selection([layer(0.2)])
+    for _ in range(50):
+        step(selection, 2, 0.2)
+    step(selection, 2, 100.0)
+    assert selection.records[0].layer(ARPass(64, 1)) < 0.25
+    assert step(selection, 2, 0.2)
