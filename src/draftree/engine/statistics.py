@@ -29,10 +29,9 @@ class StepTimer:
         """The cost of the step for the requests of one drafter, which made so many passes in it."""
         return StepCost(batch, drafter.seconds, self._verify, self._other, passes, drafter.part_seconds)
 
-    def ended(self, reading: Sequence[Request]) -> None:
-        """The step is over; these requests' prompts were read in it."""
-        for request in reading:
-            request.stats.seconds.prefill += time.perf_counter() - self._began
+    def read(self, request: Request) -> None:
+        """The step is over; the request's prompt was read in it."""
+        request.stats.seconds.prefill += time.perf_counter() - self._began
 
 
 def count(outcome: Outcome, drafter: Drafter) -> None:

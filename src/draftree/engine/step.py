@@ -195,7 +195,7 @@ class Stepper:
         self._timer.drafted()
         scores = self._target.extend([part.row for part in parts], [part.nodes for part in parts])
         opened = _read(parts, scores)
-        _verify([part for part in parts if part.ends], scores)
+        _verify(parts, scores)
         self._timer.verified()
         self._commit(parts)
         self._timer.committed()
@@ -205,7 +205,9 @@ class Stepper:
             own = [part.outcome(cost, scores) for part in group.parts]
             self._observe(group, own)
             outcomes |= {outcome.request: outcome for outcome in own}
-        self._timer.ended([part.request for part in parts if not part.decodes])
+        for part in parts:
+            if not part.decodes:
+                self._timer.read(part.request)
         for part in opened:
             part.request.stats.tokens = part.taken
             for observer in (*self._observers, *part.request.observers):
@@ -288,28 +290,29 @@ def _row(request: EngineRequest) -> Row:
 
 def _draft(parts: Sequence[_Part], reading: int | None, batch_nodes: int | None) -> list[_Group]:
     """Draft for the requests that decode, by one drafter after the other."""
-    groups: dict[int, _Group] = {}
+    groups, left, waiting = dict[int, _Group](), batch_nodes, 0
     for part in parts:
         if part.decodes:
             drafter = part.request.speculation.drafter
             groups.setdefault(id(drafter), _Group(drafter)).parts.append(part)
-    drafting = [group for group in groups.values() if group.drafter.policy is not None]
-    left, waiting = batch_nodes, sum([len(group.parts) for group in drafting])
-    for group in drafting:
-        others = sum(len(part.head) + len(part.tree) for part in parts if part not in group.parts)
-        group.draft(others, reading, None if left is None else left * len(group.parts) // waiting)
-        waiting -= len(group.parts)
-        left = None if left is None else left - sum(len(part.tree) for part in group.parts)
+            waiting += drafter.policy is not None
+    for group in groups.values():
+        if group.drafter.policy is not None:
+            others = sum(len(part.head) + len(part.tree) for part in parts if part not in group.parts)
+            group.draft(others, reading, None if left is None else left * len(group.parts) // waiting)
+            waiting -= len(group.parts)
+            left = None if left is None else left - sum(len(part.tree) for part in group.parts)
     return list(groups.values())
 
 
 def _read(parts: Sequence[_Part], scores: Scores) -> list[_Part]:
     """Take the pass's scores; returns the parts whose prompts are read to their end now."""
+    opened = list[_Part]()
     for part, start in zip(parts, scores.starts, strict=False):
         part.read(scores, start)
-    opened = [part for part in parts if part.ends and not part.decodes]
-    for part in opened:
-        part.request.speculation.drafter.open(part.request)
+        if part.ends and not part.decodes:
+            part.request.speculation.drafter.open(part.request)
+            opened.append(part)
     return opened
 
 
@@ -317,7 +320,8 @@ def _verify(parts: Sequence[_Part], scores: Scores) -> None:
     """Find the verdicts, by one scheme after the other."""
     groups: dict[Scheme, list[_Part]] = {}
     for part in parts:
-        groups.setdefault(part.request.speculation.scheme, []).append(part)
+        if part.ends:
+            groups.setdefault(part.request.speculation.scheme, []).append(part)
     for scheme, own in groups.items():
         draws = [part.request.draws for part in own]
         verdicts = scheme.verify(scores, [part.first for part in own], [part.tree for part in own], draws)

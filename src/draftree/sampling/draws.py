@@ -157,13 +157,15 @@ class DrawPlace(NamedTuple):
 
 def draw_at(scores: Scores, places: Sequence[DrawPlace]) -> list[int]:
     """The target's own next token at each place; without processors of users in one call of ``scores``."""
-    requests = {place.draws for place in places}
-    if any([draws.params.processors for draws in requests]):
+    slots, processed, edited, random = [place.slot for place in places], False, False, False
+    for draws in {place.draws for place in places}:
+        processed |= bool(draws.params.processors)
+        edited |= draws.edits
+        random |= draws.params.temperature > 0
+    if processed:
         return [_draw_processed(scores, p) if p.draws.params.processors else draw_at(scores, [p])[0] for p in places]
-    slots, edits = [place.slot for place in places], None
-    if any([draws.edits for draws in requests]):
-        edits = [draws.edit(drawn) for draws, _, drawn in places]
-    if any([draws.params.temperature for draws in requests]):
+    edits = [draws.edit(drawn) for draws, _, drawn in places] if edited else None
+    if random:
         keys = [draws.key(len(drawn)) for draws, _, drawn in places]
         found = scores.draw(slots, keys, [p.draws.params.warping for p in places], edits)
     else:

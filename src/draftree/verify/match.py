@@ -42,16 +42,19 @@ def match(scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], dra
         trees: [B].
         draws: [B] of their requests.
     """
-    batch = range(len(trees))
-    walking = [b for b in batch if draws[b].walks]
+    places, together, walking = list[DrawPlace](), list[int](), list[int]()
+    for b, own in enumerate(draws):
+        if own.walks:
+            walking.append(b)
+        else:
+            together.append(b)
+            places += _places(own, firsts[b], trees[b])
     verdicts = _walked(scores, firsts, trees, draws, walking) if walking else {}
-    together = [b for b in batch if b not in verdicts]
-    places = [place for b in together for place in _places(draws[b], firsts[b], trees[b])]
     drawn, at = draw_at(scores, places) if places else [], 0
     for b in together:
         verdicts[b] = _followed(trees[b], drawn[at : at + 1 + len(trees[b])])
         at += 1 + len(trees[b])
-    return [verdicts[b] for b in batch]
+    return [verdicts[b] for b in range(len(trees))]
 
 
 def _places(draws: Draws, first: int, tree: DraftTree) -> list[DrawPlace]:
