@@ -68,7 +68,7 @@ class DraftTree:
         entropies: [N] float32, entropy (nats) of the draft distribution that the node is from; siblings share it.
         distributions: node (ROOT for the root) -> what its children were drawn from, in the order of their numbers;
             empty where children were chosen and not drawn.
-        origins: [N] int32, the drafters of an ensemble that proposed the node, bit i for drafter i; None: there is one.
+        part: number of the source that drafted it in its ensemble.
 
     Raises:
         ValueError: the columns do not describe a tree in level order.
@@ -80,12 +80,12 @@ class DraftTree:
     path_logprobs: Floats
     entropies: Floats
     distributions: Mapping[int, DraftDistribution] = field(default_factory=dict, repr=False)
-    origins: Ints | None = None
+    part: int = 0
 
     def __post_init__(self) -> None:
         n = len(self)
-        columns = (self.parents, self.depths, self.path_logprobs, self.entropies, self.origins)
-        if any(x is not None and x.shape != (n,) for x in columns):
+        columns = (self.parents, self.depths, self.path_logprobs, self.entropies)
+        if any(x.shape != (n,) for x in columns):
             raise ValueError(f"the columns of a tree of {n} tokens have other lengths: give one entry for each node")
         if n and not self._levels_fit():
             raise ValueError(
@@ -109,7 +109,7 @@ class DraftTree:
         path_logprobs: ArrayLike,
         entropies: ArrayLike,
         distributions: Mapping[int, DraftDistribution] | None = None,
-        origins: ArrayLike | None = None,
+        part: int = 0,
     ) -> DraftTree:
         """A tree of columns of any kind of numbers."""
         return cls(
@@ -119,7 +119,7 @@ class DraftTree:
             np.asarray(path_logprobs, np.float32),
             np.asarray(entropies, np.float32),
             distributions or {},
-            None if origins is None else np.asarray(origins, np.int32),
+            part,
         )
 
     @classmethod

@@ -67,7 +67,7 @@ def after(table: SuccessorTable, context: Context, width: int) -> Candidates:
 
 class TestTable:
     def test_unseen_tokens_have_no_successors(self) -> None:
-        assert after(SuccessorTable(2), (1, 3), 2) == ([], [], 0.0, (), None)
+        assert after(SuccessorTable(2), (1, 3), 2) == Candidates([], [], 0.0)
 
     def test_the_last_ones_seen_stay(self) -> None:
         table = SuccessorTable(2)

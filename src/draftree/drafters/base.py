@@ -38,7 +38,7 @@ class Drafter(Protocol):
         seconds: wall-clock seconds of the last proposal, and of learning from the outcomes before it.
         part_seconds: of these, what each of ``parts`` took; none where it is the only one.
         policy: what shapes its trees; None: it drafts nothing.
-        parts: names of the drafters that ``DraftTree.origins`` tell apart, in the order of their bits.
+        parts: names of the drafters that ``DraftTree.part`` tells apart, in the order of their numbers.
         reads_scores: it learns from the target's scores of verified nodes (``Outcome.top``).
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
     """
@@ -215,8 +215,7 @@ def allowed(found: Candidates, state: ConstraintState | None) -> Candidates:
     if state is None or not found.tokens:
         return found
     flags = state.allows(np.array(found.tokens)).tolist()
-    tokens, origins = [*compress(found.tokens, flags)], [*compress(found.origins, flags)]
-    return Candidates(tokens, [*compress(found.logprobs, flags)], found.entropy, origins, found.distribution)
+    return found._replace(tokens=[*compress(found.tokens, flags)], logprobs=[*compress(found.logprobs, flags)])
 
 
 class Grown(NamedTuple):

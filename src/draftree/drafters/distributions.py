@@ -52,7 +52,7 @@ def candidates_of_top(found: Top, distributions: Sequence[DraftDistribution]) ->
     candidates = []
     for (tokens, logprobs, entropy), q in zip_longest(rows, distributions):
         count = len(logprobs) if logprobs[-1] > -math.inf else sum([x > -math.inf for x in logprobs])
-        candidates.append(Candidates(tokens[:count], logprobs[:count], entropy, (), q))
+        candidates.append(Candidates(tokens[:count], logprobs[:count], entropy, q))
     return candidates
 
 

@@ -1,39 +1,31 @@
-"""An ensemble of sources: one merged tree of what all of them predict, for one budget.
+"""An ensemble of sources: in each step one of them drafts a request's tree.
 
-Every source scores every node, whoever proposed it. Each source's probabilities are calibrated as decoding goes on
-(``Calibration``), so that those of n-gram counts, a table and a model can be compared. Equal tokens under one parent
-are one candidate.
+They are tried in the order of their cost, those without a model first: the first one that is sure of what follows the
+root drafts, else the last one. A tree merged from all of them accepts no more, and takes passes of a model where
+lookup alone would do.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from operator import itemgetter
 
 from ..config import Budget
 from ..errors import ConfigError
-from ..policies.auto.calibration import Calibration
-from ..policies.base import Candidates
+from ..policies.base import NO_CANDIDATES, Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT, Drawing
 from .base import NOTHING_GROWN, DraftSource, Grown, Scorer, UnscoredNode
-from .distributions import candidates_of
 
-_LEAST = 0.005
-"""Candidates that their source finds less probable than this are left out."""
-_BACKED = 0.5
-"""Share of a candidate's probability that a part must give it to be among its origins."""
-_WIDTH = 8
-"""Least candidates of each source: the entropy of the ensemble is over these."""
+_SURE = math.log(0.5)
+"""Log-probability of its first candidate from which on a part is sure."""
 
 
 @dataclass(slots=True)
 class EnsembleSource(DraftSource):
-    """Predicts what its parts predict, with calibrated probabilities.
+    """Predicts what one of its parts predicts.
 
     Attributes:
         parts: the sources, at least two.
@@ -45,7 +37,6 @@ class EnsembleSource(DraftSource):
     learns = True
 
     parts: tuple[DraftSource, ...] = field()
-    _calibration: Sequence[Calibration] = field(init=False, repr=False)
     _limits: dict[Request, list[float]] = field(default_factory=dict, repr=False)
     """How deep each part drafts for the requests of the proposal."""
     _scorer: _EnsembleScorer | None = field(default=None, repr=False)
@@ -58,7 +49,6 @@ class EnsembleSource(DraftSource):
         if len(set(names)) < len(names):
             raise ConfigError(f"an ensemble of {names}: give each source once")
         self._enabled = [True] * len(self.parts)
-        self._calibration = [Calibration() for _ in range(2 * len(self.parts))]
 
     @property
     def name(self) -> str:
@@ -97,22 +87,18 @@ class EnsembleSource(DraftSource):
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Score by the parts that are enabled."""
-        parts = zip(self.parts, self._enabled, strict=True)
-        scorers = [part.begin(requests, drawing) if enabled else None for part, enabled in parts]
-        self._scorer = _EnsembleScorer(scorers, self._calibration, [self._limits[s] for s in requests])
+        order = sorted(range(len(self.parts)), key=lambda part: self.parts[part].model is not None)
+        scorers = {part: self.parts[part].begin(requests, drawing) for part in order if self._enabled[part]}
+        self._scorer = _EnsembleScorer(scorers, [self._limits[s] for s in requests], len(self.parts))
         return self._scorer
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
-        """Notify all parts; one that is disabled has numbered none of these nodes."""
-        none = [NOTHING_GROWN for _ in grown]
-        for part, enabled in zip(self.parts, self._enabled, strict=True):
-            part.settle(requests, grown if enabled else none)
+        """Notify all parts; they have numbered the nodes of the trees that they drafted, and no others."""
+        for number, part in enumerate(self.parts):
+            part.settle(requests, [g if g.tree.part == number else NOTHING_GROWN for g in grown])
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Calibrate each part by the target's tokens, and notify all parts; one that is disabled learns no scores."""
-        if self._scorer is not None:
-            for row, outcome in enumerate(outcomes):
-                self._scorer.learn(row, outcome.tokens[: outcome.taken])
+        """Notify all parts; one that is disabled learns no scores."""
         unscored = [replace(outcome, scores=None) for outcome in outcomes]
         for part, enabled in zip(self.parts, self._enabled, strict=True):
             part.observe(outcomes if enabled else unscored)
@@ -123,103 +109,56 @@ class EnsembleSource(DraftSource):
         super(EnsembleSource, self).close(request)
 
 
-_Prediction = tuple[list[int], list[float]]
-"""A part's candidates after one node, and the probabilities that it gives them."""
-_NOTHING: _Prediction = ([], [])
-
-
 class _EnsembleScorer(Scorer):
-    """Scores by all parts and merges their predictions.
+    """Scores each request's nodes by the part that drafts its tree.
+
+    Args:
+        scorers: of the parts that are enabled, by their number, in the order in which they are tried.
+        limits: for each request, how deep each part drafts.
 
     Attributes:
         seconds: that each part took.
     """
 
-    def __init__(
-        self, scorers: Sequence[Scorer | None], calibration: Sequence[Calibration], limits: Sequence[Sequence[float]]
-    ) -> None:
-        self._scorers = scorers
-        self._calibration = calibration
-        self._limits = limits
-        self.seconds = [0.0] * len(scorers)
-        self._predicted: dict[tuple[int, int], list[_Prediction]] = {}
-        self._children: dict[tuple[int, int, int], int] = {}
-        """Row, parent and token of each scored node but the roots -> its number."""
+    def __init__(self, scorers: Mapping[int, Scorer], limits: Sequence[Sequence[float]], parts: int) -> None:
+        self._scorers, self._limits = scorers, limits
+        self.seconds = [0.0] * parts
+        self._part: dict[int, int] = {}
+        """Which one drafts for a row."""
         self._depths: dict[tuple[int, int], int] = {}
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
-        """One distribution of all parts; what none of them predicts is one outcome of its entropy."""
-        depths = []
-        for row, node, parent, token in nodes:
-            depths.append(0 if node == ROOT else self._depths[row, parent] + 1)
-            self._depths[row, node] = depths[-1]
-            if node != ROOT:
-                self._children[row, parent, token] = node
-        predictions: list[list[_Prediction]] = [[_NOTHING for _ in self._scorers] for _ in nodes]
-        for kind, scorer in enumerate(self._scorers):
-            own = [i for i, n in enumerate(nodes) if self._limits[n.row][kind] > depths[i]]
-            if scorer is not None and own:
-                began = time.perf_counter()
-                most = max(width, _WIDTH)
-                found = scorer.score([nodes[i] for i in own], most)
-                self.seconds[kind] += time.perf_counter() - began
-                for i, each in zip(own, found, strict=True):
-                    likely = [p for p in map(math.exp, each.logprobs) if p > _LEAST]
-                    predictions[i][kind] = [*each.tokens[: len(likely)]], likely
-        self._predicted |= {(n.row, n.node): parts for n, parts in zip(nodes, predictions, strict=True)}
-        return self._merged(predictions, width)
+        found = self._choose([n for n in nodes if n.node == ROOT], width)
+        groups: dict[int, list[UnscoredNode]] = {}
+        for node in nodes:
+            row, number, parent, _ = node
+            if number != ROOT:
+                depth = self._depths[row, number] = self._depths.get((row, parent), 0) + 1
+                part = self._part.get(row)
+                if part is not None and depth < self._limits[row][part]:
+                    groups.setdefault(part, []).append(node)
+        for part, own in groups.items():
+            found |= zip(own, self._score(part, own, width), strict=True)
+        return [found.get(node, NO_CANDIDATES) for node in nodes]
 
-    def _merged(self, predictions: Sequence[Sequence[_Prediction]], width: int) -> list[Candidates]:
-        merged = []
-        for parts in predictions:
-            _, probabilities, kinds = _flat(parts)
-            pairs = zip(probabilities, kinds, strict=True)
-            accepted = iter([self._calibration[kind].acceptance(p) for p, kind in pairs])
-            blend, bits = merge([(tokens, list(islice(accepted, len(tokens)))) for tokens, _ in parts])
-            found = candidates_of(blend, width)
-            merged.append(found._replace(origins=[bits[token] for token in found.tokens]))
-        return merged
+    def _choose(self, roots: Sequence[UnscoredNode], width: int) -> dict[UnscoredNode, Candidates]:
+        """Choose who drafts: a part that is sure, or the last one that has candidates."""
+        found: dict[UnscoredNode, Candidates] = {}
+        for part in self._scorers:
+            open_ = [n for n in roots if self._limits[n.row][part] and not _is_sure(found.get(n, NO_CANDIDATES))]
+            for root, candidates in zip(open_, self._score(part, open_, width), strict=True):
+                if candidates.tokens:
+                    found[root], self._part[root.row] = candidates._replace(part=part), part
+        return found
 
-    def learn(self, row: int, tokens: Sequence[int]) -> None:
-        """Calibrate by the candidates of a request along the target's tokens."""
-        node: int | None = ROOT
-        for token in tokens:
-            if node is None or (row, node) not in self._predicted:
-                break
-            for guess, p, kind in zip(*_flat(self._predicted[row, node]), strict=True):
-                self._calibration[kind].learn(p, guess == token)
-            node = self._children.get((row, node, token))
+    def _score(self, part: int, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
+        if not nodes:
+            return []
+        began = time.perf_counter()
+        found = self._scorers[part].score(nodes, width)
+        self.seconds[part] += time.perf_counter() - began
+        return found
 
 
-def _flat(parts: Sequence[_Prediction]) -> tuple[list[int], list[float], list[int]]:
-    """Tokens, probabilities and kinds of all parts' candidates: each part's first is counted apart from its others."""
-    tokens, probabilities, kinds = list[int](), list[float](), list[int]()
-    for part, (own, given) in enumerate(parts):
-        tokens += own
-        probabilities += given
-        kinds += [2 * part + (rank > 0) for rank in range(len(own))]
-    return tokens, probabilities, kinds
-
-
-def merge(parts: Sequence[_Prediction]) -> tuple[dict[int, float], dict[int, int]]:
-    """One distribution of several: equal tokens become one candidate.
-
-    Args:
-        parts: of each, its candidates after one node, and the probabilities that they are accepted.
-
-    Returns:
-        (tokens in descending order, with the largest of their probabilities, scaled down where they sum to more than 1;
-        the bits of the parts that give a token at least half of the largest).
-    """
-    best: dict[int, float] = {}
-    for tokens, accepted in parts:
-        for token, p in zip(tokens, accepted, strict=True):
-            best[token] = max(p, best.get(token, 0.0))
-    origins = dict.fromkeys(best, 0)
-    for kind, (tokens, accepted) in enumerate(parts):
-        for token, p in zip(tokens, accepted, strict=True):
-            if p >= _BACKED * best[token]:
-                origins[token] |= 1 << kind
-    total = max(1.0, sum(best.values()))
-    ranked = sorted(best.items(), key=itemgetter(1), reverse=True)
-    return {token: p / total for token, p in ranked}, origins
+def _is_sure(found: Candidates) -> bool:
+    return bool(found.tokens) and found.logprobs[0] >= _SURE

@@ -153,6 +153,8 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
     trees = [_Draft() for _ in budgets]
     pools = [tree.pool for tree in trees]
     found = scorer.score([UnscoredNode(row, ROOT, ROOT, 0) for row in rows], width)
+    for row, candidates in zip(rows, found, strict=True):
+        trees[row].part = candidates.part
     roots, zeros = [ROOT] * len(rows), [0] * len(rows)
     frontier = Frontier(plan, 0, rows, roots, zeros, zeros, found, nodes, limits, pools)
     while True:
@@ -181,17 +183,18 @@ class _Draft:
     """The tree of one request while it grows.
 
     Attributes:
-        pool, origins: of what has been drafted.
+        pool: what has been drafted.
+        part: number of the source in its ensemble.
         distributions: node (ROOT for the root) -> what its children were drawn from.
     """
 
     def __init__(self) -> None:
-        self.pool, self.origins = Pool.empty(), list[int]()
+        self.pool, self.part = Pool.empty(), 0
         self.distributions: dict[int, DraftDistribution] = {}
 
     def finished(self, keep: Sequence[bool] | None, budget: Budget) -> Grown:
         """The tree of these nodes of the pool; None: of all."""
-        pool, origins, distributions = self.pool, self.origins, self.distributions
+        pool, distributions = self.pool, self.distributions
         numbers = range(len(pool.tokens)) if keep is None else [*compress(range(len(pool.tokens)), keep)]
         if not numbers:
             return NOTHING_GROWN
@@ -203,12 +206,10 @@ class _Draft:
             if not new.keys() >= {parents[number] for number in numbers}:
                 raise ConfigError(f"the policy kept nodes {numbers} without all of their parents: keep these too")
             parents = [new[parents[number]] for number in numbers]
-            tokens, depths, origins = (
-                [column[number] for number in numbers] if column else [] for column in (tokens, depths, origins)
-            )
+            tokens, depths = ([column[number] for number in numbers] for column in (tokens, depths))
             paths, entropies = ([column[number] for number in numbers] for column in (paths, entropies))
             distributions = {new[node]: q for node, q in distributions.items() if node in new}
-        return Grown(DraftTree.of(tokens, parents, depths, paths, entropies, distributions, origins or None), numbers)
+        return Grown(DraftTree.of(tokens, parents, depths, paths, entropies, distributions, self.part), numbers)
 
 
 def _fitting(frontier: Frontier, children: list[Child], most: Sequence[int]) -> list[Child]:
@@ -243,8 +244,6 @@ def _add(
         paths.append(frontier.path_logprobs[parent] + found[parent].logprobs[rank])
         entropies.append(candidates.entropy)
         tags.append(tag)
-        if candidates.origins:
-            tree.origins.append(candidates.origins[rank])
     return added
 
 

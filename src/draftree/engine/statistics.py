@@ -50,27 +50,13 @@ def count(outcome: Outcome, drafter: Drafter) -> None:
     stats.expected += tree.expected_acceptance_length
     _count_depths(stats.drafted, tree.depths.tolist())
     _count_depths(stats.accepted, range(1, len(accepted) + 1))
-    for name, made in by_drafter(outcome, drafter).items():
-        total = stats.drafters.setdefault(name, DrafterStats())
-        total.drafted += made.drafted
-        total.accepted += made.accepted
+    total = stats.drafters.setdefault(drafter.parts[tree.part], DrafterStats())
+    total.drafted += len(tree)
+    total.accepted += len(accepted)
     entropies = tree.entropies.tolist()
     stats.accepted_entropies += [entropies[node] for node in accepted]
     if outcome.taken == len(outcome.tokens) and (entropy := outcome.rejected_entropy) is not None:
         stats.rejected_entropies.append(entropy)
-
-
-def by_drafter(outcome: Outcome, drafter: Drafter) -> dict[str, DrafterStats]:
-    """What the drafter did in a step whose tree has nodes; of an ensemble, what each part did."""
-    accepted, origins = outcome.path[: outcome.taken], outcome.tree.origins
-    if origins is None:
-        return {drafter.name: DrafterStats(len(outcome.tree), len(accepted))}
-    bits = origins.tolist()
-    found = {}
-    for part, name in enumerate(drafter.parts):
-        proposed = [each >> part & 1 for each in bits]
-        found[name] = DrafterStats(sum(proposed), sum([proposed[node] for node in accepted]))
-    return found
 
 
 def _count_depths(counts: list[int], depths: Sequence[int]) -> None:

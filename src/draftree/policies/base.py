@@ -31,15 +31,15 @@ class Candidates(NamedTuple):
         tokens: [K].
         logprobs: [K] log-probabilities (nats), finite, in descending order.
         entropy: nats, of the whole draft distribution, not of the K.
-        origins: [K] the drafters of an ensemble that proposed them, bit i for drafter i; empty: there is one source.
         distribution: the whole draft distribution, where children are drawn at random.
+        part: number of the source that predicts them in its ensemble.
     """
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
     entropy: float
-    origins: Sequence[int] = ()
     distribution: DraftDistribution | None = None
+    part: int = 0
 
 
 NO_CANDIDATES = Candidates((), (), 0.0)

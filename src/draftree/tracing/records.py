@@ -40,12 +40,12 @@ class _Columns:
     depths: list[Whole]
     path_logprobs: list[float]
     entropies: list[float]
-    origins: list[Whole] | None = None
+    part: Whole = 0
 
 
 def _tree(columns: _Columns) -> DraftTree:
     c = columns
-    return DraftTree.of(c.tokens, c.parents, c.depths, c.path_logprobs, c.entropies, None, c.origins)
+    return DraftTree.of(c.tokens, c.parents, c.depths, c.path_logprobs, c.entropies, None, c.part)
 
 
 def _tree_schema(_: object, schema_of: GetCoreSchemaHandler) -> CoreSchema:

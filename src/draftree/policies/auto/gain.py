@@ -166,13 +166,13 @@ class Selection:
         """
         tokens, ar, verify = price.ar.tokens, price.curve.seconds[0], price.curve.seconds[nodes]
         took = self._took(verify, price, layers, outcomes[0].step)
-        owners = [_owners(outcome, price) for outcome in outcomes]
         for index, (record, drafting) in enumerate(zip(self.records, took, strict=True)):
-            if not price.enabled[index]:
+            own = [outcome for outcome in outcomes if outcome.tree.part == index or not len(outcome.tree)]
+            if not price.enabled[index] or not own:
                 record.fade(_KEEP_UNUSED)
                 continue
-            gained = sum([_gained(outcome, own, index) for outcome, own in zip(outcomes, owners, strict=True)])
-            shared = max(0.0, verify - ar) * sum([own.count(index) for own in owners]) / max(1, nodes)
+            gained = sum([len(outcome.path[: outcome.taken - 1]) for outcome in own])
+            shared = max(0.0, verify - ar) * sum([len(outcome.tree) for outcome in own]) / max(1, nodes)
             record.steps, record.tokens = record.steps + 1, record.tokens + gained / tokens
             record.seconds += drafting
             record.learn(gained / tokens, (drafting + shared) / ar)
@@ -193,17 +193,3 @@ class Selection:
         for i in compress(range(len(found)), price.enabled):
             found[i] = self.records[i].measure((own[i] + rest) * scale, layers, price.layers[i])
         return found
-
-
-def _owners(outcome: Outcome, price: Price) -> list[int]:
-    """Whose each node is: of all that offer it the cheapest one's, so that of two that offer the same one stays."""
-    order = sorted(compress(range(len(price.layers)), price.enabled), key=price.layers.__getitem__)
-    if (origins := outcome.tree.origins) is None:
-        return order[:1] * len(outcome.tree)
-    return [next((index for index in order if bits >> index & 1), -1) for bits in origins.tolist()]
-
-
-def _gained(outcome: Outcome, owners: Sequence[int], drafter: int) -> int:
-    """Accepted tokens that would be lost without a drafter: those from the first one on that is its own."""
-    accepted = [owners[node] for node in outcome.path[: outcome.taken - 1]]
-    return len(accepted) - accepted.index(drafter) if drafter in accepted else 0
