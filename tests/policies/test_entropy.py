@@ -151,7 +151,7 @@ def test_dynamic_width_and_depth_ends_one_branch_and_goes_on_with_another() -> N
 
 def test_branching_is_a_function_of_a_whole_frontier() -> None:
     entropies, branching = zip(*PAPER, (5.0, 7), strict=True)
-    assert BranchingSteps()(np.array(entropies)).tolist() == list(branching)
+    assert BranchingSteps()(np.array(entropies)) == list(branching)
 
 
 def test_users_give_functions_of_entropy_for_width_and_depth() -> None:
@@ -361,7 +361,7 @@ def test_each_sequence_of_a_batch_has_its_own_budget() -> None:
 def test_steps_hold_from_the_edge_before_to_below_their_own() -> None:
     steps = StepFunction.parse("width_of", "0.02:1, 1:2,1.75:7")
     at = [0.0, 0.0199, 0.02, 0.999, 1.0, 1.7499, 1.75, 9.0, math.inf]
-    assert steps(np.array(at)).tolist() == [1, 1, 2, 2, 7, 7, 0, 0, 0]
+    assert steps(np.array(at)) == [1, 1, 2, 2, 7, 7, 0, 0, 0]
     assert [steps.at(h) for h in at] == [1, 1, 2, 2, 7, 7, 0, 0, 0]
     assert StepFunction.parse("width_of", "1:2,inf:7").at(50.0) == 7
 

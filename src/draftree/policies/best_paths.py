@@ -150,10 +150,11 @@ class Eagle2Tree(Checked, BestPaths):
         return self.width + (self.depth - 1) * self.width**2
 
     def grow(self, frontier: Frontier) -> list[Child]:
-        count = len(frontier.rows)
-        every = frontier.likeliest([self.width] * count, [False] * count)
-        if frontier.depth + 1 >= self.depth:
-            return every
-        paths, rows = [*map(frontier.path_logprob, every)], [frontier.rows[child.parent] for child in every]
-        beam = best_per_row(paths, rows, [self.width] * len(frontier.budgets))
-        return [child._replace(extend=extend) for child, extend in zip(every, beam, strict=True)]
+        scores = frontier.scores
+        paths, rows = list[float](), list[int]()
+        for row, own in zip(frontier.rows, scores, strict=True):
+            paths += own
+            rows += [row] * len(own)
+        width = self.width if frontier.depth + 1 < self.depth else 0
+        beam = iter(best_per_row(paths, rows, [width] * len(frontier.budgets)))
+        return [Child(parent, rank, next(beam)) for parent, own in enumerate(scores) for rank in range(len(own))]

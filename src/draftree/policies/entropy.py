@@ -7,9 +7,10 @@ thresholds are the defaults; ``docs/algorithms.md`` lists where we differ.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge
@@ -17,10 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..config import DEFAULT_NODES, MAX_NODES, Checked, Count, Entropy
 from ..errors import ConfigError
-from ..tree import Floats
 from .base import Child, Frontier, GrowthPolicy, Width, descending
 
-EntropyFunction = Callable[[Floats], ArrayLike]
+EntropyFunction = Callable[[NDArray[Any]], ArrayLike]
 """[F] entropies in nats, a NumPy array -> [F] numbers: of children (a width) or levels (a depth)."""
 
 
@@ -37,11 +37,18 @@ class BranchingSteps(Checked):
     width: Width = 7
     stop: Entropy = math.inf
 
-    def __call__(self, entropies: Floats) -> Floats:
+    def __call__(self, entropies: NDArray[np.floating]) -> list[int]:
         """[F] entropies -> [F] numbers of children."""
-        wide = np.minimum(np.ceil(self.slope * entropies), self.width)
-        children = np.where(entropies < self.sure, 1.0, np.where(entropies < self.unsure, 2.0, wide))
-        return np.where(entropies > self.stop, 0.0, children)
+        return [*map(self.at, entropies.tolist())]
+
+    def at(self, entropy: float) -> int:
+        if entropy > self.stop:
+            return 0
+        if entropy < self.sure:
+            return 1
+        if entropy < self.unsure:
+            return 2
+        return math.ceil(min(self.width, self.slope * entropy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +91,11 @@ class StepFunction:
             values.append(int(value))
         return cls(tuple(edges), tuple(values))
 
-    def __call__(self, entropies: NDArray[np.floating]) -> NDArray[np.integer]:
-        at = np.searchsorted(np.array(self.edges, entropies.dtype), entropies, side="right")
-        return np.array([*self.values, 0])[at]
+    def __call__(self, entropies: NDArray[np.floating]) -> list[int]:
+        return [*map(self.at, entropies.tolist())]
 
     def at(self, entropy: float) -> int:
-        return int(self(np.array([entropy]))[0])
+        return (*self.values, 0)[bisect_right(self.edges, entropy)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,7 @@ class EntropyTree(Checked, GrowthPolicy):
 
     def children(self, frontier: Frontier) -> list[int]:
         """[F] numbers of children: ``width_of(H)``, none below level ``depth_of(H)``."""
-        entropies = np.array([found.entropy for found in frontier.candidates], np.float32)
+        entropies = np.array([found.entropy for found in frontier.candidates])
         counts = self._evaluate(self.width_of, "width", entropies)
         if self.depth_of is not None:
             deepest = self._evaluate(self.depth_of, "depth", entropies)
@@ -132,13 +138,13 @@ class EntropyTree(Checked, GrowthPolicy):
         return counts
 
     @staticmethod
-    def _evaluate(function: EntropyFunction, what: str, entropies: Floats) -> list[int]:
+    def _evaluate(function: EntropyFunction, what: str, entropies: NDArray[np.float64]) -> list[int]:
         """Run a user's function; ConfigError unless it gives one finite number for each entropy."""
         values = function(entropies)
         try:
-            given = np.asarray(values, np.float32)
+            given = np.asarray(values, np.float64)
         except (TypeError, ValueError):
-            given = np.empty(0, np.float32)
+            given = np.empty(0)
         if given.shape != entropies.shape or not np.isfinite(given).all():
             raise ConfigError(
                 f"the {what} function gave {values!r} for entropies {entropies.tolist()}: "
