@@ -1,7 +1,7 @@
 """What do CUDA graphs gain on a GPU, and draft trees over them?
 
     python -m benchmarks.gpu [passes] [answers] [ties] [bench] [rows] [--target smollm2] [--drafter head]
-                             [--dtype float16] [--context 512] [--prompts 26] [--compile] [--batch-nodes 64]
+                             [--dtype float16] [--context 512] [--prompts 26] [--compile]
 
 All parts by default. ``passes``: milliseconds of a pass over n tokens by the eager and the graph runner (medians, the
 device waited for), with ``--compile`` also of the stock forward by ``torch.compile``, in the graph runner's shapes.
@@ -9,8 +9,8 @@ device waited for), with ``--compile`` also of the stock forward by ``torch.comp
 the two highest logits are closer than logits of passes over 1 and over ``--width`` tokens, by ``--runner``, and those
 where their choice differs: what lossless decoding can change in 16 bits. ``bench``: ``draftree bench`` on Spec-Bench:
 AR decoding by graphs, ``auto`` over it, and transformers' own generate. ``rows``: tokens a second and time between
-tokens of 1 to 32 rows together, of AR decoding, ``auto``, trees and a chain, each request with its own node budget and
-all with one (``benchmarks.serving``). ``--device cpu`` tries it without a GPU, where nothing is captured.
+tokens of 1 to 32 rows together, of AR decoding, ``auto``, trees and a chain (``benchmarks.serving``). ``--device cpu``
+tries it without a GPU, where nothing is captured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import cast
 
 import torch
@@ -154,7 +153,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--runner", choices=RUNNERS, default="graph")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--batch-nodes", type=int, default=64)
     args = parser.parse_args(argv)
     parts = args.parts or list(PARTS)
     if unknown := [part for part in parts if part not in PARTS]:
@@ -171,12 +169,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             *("--max-tokens", str(args.tokens), "--methods", "auto,opt-tree:nodes=16,chain:depth=4,peer:hf-generate"),
             *("--drafters", args.drafter, "--target", args.target, *options),
         )
-    shared = ["--batch-nodes", str(args.batch_nodes)]
-    for rows, budget in product(ROWS if "rows" in parts else (), ([], shared)):
+    for rows in ROWS if "rows" in parts else ():
         _call(
             "benchmarks.serving",
             *("throughput", "--requests", str(rows), "--tokens", str(args.tokens), "--target", args.target),
-            *("--drafter", args.drafter, "--methods", "auto,opt-tree,static,chain", *budget, *options),
+            *("--drafter", args.drafter, "--methods", "auto,opt-tree,static,chain", *options),
         )
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.replay [--target smollm2] [--methods auto,chain:depth=2,opt-tree:nodes=8,...]
                                 [--drafters lookup,head,FILE] [--suites spec-bench] [--limit 39] [--max-tokens 80]
                                 [--temperature 0] [--profile FILE] [--tier avx2] [--draft-ms MS]
-                                [--batch 4] [--batch-nodes 16] [--categories]
+                                [--batch 4] [--categories]
 
 Every method decodes every prompt, AR decoding among them, in turn. A pass of the target takes the seconds of its cost
 profile: the kept one ('draftree profile'), or another machine's FILE; the policies see these seconds too. Drafting
@@ -113,7 +113,7 @@ class Run:
 class Contestant(Observer):
     """An entry's engine, whose steps take the clock's seconds."""
 
-    def __init__(self, entry: Entry, models: Models, clock: Clock, batch: int, batch_nodes: int | None) -> None:
+    def __init__(self, entry: Entry, models: Models, clock: Clock, batch: int) -> None:
         self._clock, self._temperature, self._run = clock, entry.temperature, Run()
         speculation = None
         if entry.drafter is not None:
@@ -124,7 +124,7 @@ class Contestant(Observer):
             models.target,
             speculation,
             observers=[self],
-            scheduling=SchedulerParams(rows=batch, batch_nodes=batch_nodes),
+            scheduling=SchedulerParams(rows=batch),
         )
 
     def stepped(self, outcomes: Sequence[Outcome]) -> None:
@@ -203,7 +203,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tier", help="instruction set of the native engine; the profile's then")
     parser.add_argument("--draft-ms", type=float, help="a pass that drafts; measured by default")
     parser.add_argument("--batch", type=int, default=1, help="prompts that are decoded together")
-    parser.add_argument("--batch-nodes", type=int, help="as draftree serve takes it")
     parser.add_argument("--categories", action="store_true", help="print speeds by category too")
     args = parser.parse_args(argv)
     try:
@@ -214,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             models.target = NativeModel(gguf_path(args.target) or args.target, name=args.target, tier=args.tier)
         profile = use_profile(args.profile, models.target) if args.profile else kept_or_measured(models.target)
         clock = Clock(profile, None if args.draft_ms is None else args.draft_ms / 1e3)
-        made = {e.label: Contestant(e, models, clock, args.batch, args.batch_nodes) for e in contestants}
+        made = {e.label: Contestant(e, models, clock, args.batch) for e in contestants}
     except InputError as error:
         parser.error(str(error))
     can, groups = models.target.capabilities, [items[i : i + args.batch] for i in range(0, len(items), args.batch)]

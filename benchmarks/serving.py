@@ -3,7 +3,6 @@
     python -m benchmarks.serving gaps [--prompt 1500] [--streams 4] [--method none|auto]
     python -m benchmarks.serving chat
     python -m benchmarks.serving throughput [--requests 8] [--tokens 64] [--repeats 3] [--drafter auto] [--methods auto]
-                                            [--batch-nodes N]
     python -m benchmarks.serving overhead [--requests 8]
     python -m benchmarks.serving storm [--requests 2000]
     python -m benchmarks.serving mixed [--tokens 8]
@@ -178,7 +177,7 @@ def throughput(args: argparse.Namespace) -> None:
     prompts = [user(q) for q in questions(args.requests, "mt-bench")]  # short: it is decoding that is timed
     params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     methods = ("none", *args.methods.split(","))
-    scheduling = SchedulerParams(rows=args.requests, chunk=_WHOLE, batch_nodes=args.batch_nodes)
+    scheduling = SchedulerParams(rows=args.requests, chunk=_WHOLE)
     seen = {m: Arrivals() for m in methods}
     engines = {m: made(args, m, scheduling, [seen[m]]) for m in methods}
     found: dict[str, list[tuple[float, float, float, float]]] = {m: [] for m in methods}
@@ -372,7 +371,6 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=1500)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--batch-nodes", type=int)
     for name in OPTIONS:
         parser.add_argument(f"--{name}")
     args = parser.parse_args()

@@ -283,13 +283,11 @@ class Budget:
         nodes: most drafted nodes (the root is not counted).
         depth: deepest node (the root's children have depth 1); None leaves it to the growth policy.
         weight: what its tokens count beside those of other requests, where they share a pass.
-        together: most drafted nodes of all requests that are drafted for with this one; None: each has its own alone.
     """
 
     nodes: int
     depth: int | None = None
     weight: float = 1.0
-    together: int | None = None
 
 
 _SETTING = re.compile(r":(?=\s*\w+\s*=)")

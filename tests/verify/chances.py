@@ -107,23 +107,16 @@ class DrawingScorer(Scorer):
         return out
 
 
-def drawn_batches(
-    drafter: ToyModel, policy: GrowthPolicy, drawing: Drawing, budgets: Sequence[Budget]
-) -> Iterator[tuple[list[DraftTree], float]]:
-    """Every batch of trees that the growth loop can draw, with its probability."""
-
-    def drawn(chance: Chance) -> list[DraftTree]:
-        grown = grow(DrawingScorer(drafter, drawing, chance), policy, policy.plan([], budgets), drawing)
-        return [each.tree for each in grown]
-
-    return outcomes(drawn)
-
-
 def drawn_trees(
     drafter: ToyModel, policy: GrowthPolicy, drawing: Drawing, nodes: int
 ) -> Iterator[tuple[DraftTree, float]]:
-    """Every tree that the growth loop can draw for one request, with its probability."""
-    return ((tree, chance) for (tree,), chance in drawn_batches(drafter, policy, drawing, [Budget(nodes)]))
+    """Every tree that the growth loop can draw for a request, with its probability."""
+
+    def drawn(chance: Chance) -> DraftTree:
+        plan = policy.plan([], [Budget(nodes)])
+        return grow(DrawingScorer(drafter, drawing, chance), policy, plan, drawing)[0].tree
+
+    return outcomes(drawn)
 
 
 def verdicts_of(judge: Judge, model: ToyModel, tree: DraftTree) -> Iterator[tuple[Verdict, float]]:

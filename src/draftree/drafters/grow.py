@@ -11,17 +11,15 @@ costs no draft pass.
 Where children are drawn at random (``Drawing``), the policy and the budget first settle how many each node of the
 frontier gets. They know the most probable tokens of the draft distribution and what was drawn in the layers above. Only
 then does the scorer draw them. So no choice depends on a drawn sibling, which is what the schemes that verify such
-trees stand on. ``_Share`` keeps to that where requests share a node budget.
+trees stand on.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import nlargest
-from itertools import chain, compress
+from itertools import compress
 
 from ..config import Budget
 from ..errors import ConfigError
@@ -149,7 +147,6 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
     if not rows:
         return [NOTHING_GROWN for _ in budgets]
     width, most = policy.width_for(max(nodes)), [policy.pool(count) for count in nodes]
-    share = None if plan.together is None else _Share(plan.together, budgets, drawing.random)
     trees = [_Draft() for _ in budgets]
     pools = [tree.pool for tree in trees]
     found = scorer.score([UnscoredNode(row, ROOT, ROOT, 0) for row in rows], width)
@@ -159,8 +156,6 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
     frontier = Frontier(plan, 0, rows, roots, zeros, zeros, found, nodes, limits, pools)
     while True:
         children = _fitting(frontier, policy.grow(frontier), most)
-        if share:
-            children = share.stay(frontier, children)
         added = _add(trees, frontier, children, scorer if drawing.random else None)
         depth = frontier.depth + 1
         unscored = [n for n in added if limits[n.row] > depth and most[n.row] > len(pools[n.row].tokens)]
@@ -174,8 +169,6 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
     if not any(pool.tokens for pool in pools):
         return [NOTHING_GROWN for _ in budgets]
     kept = policy.prune(plan, pools)
-    if share:
-        kept = share.divide(pools, kept)
     return [tree.finished(keep, budget) for tree, keep, budget in zip(trees, kept, budgets, strict=True)]
 
 
@@ -257,60 +250,3 @@ def _counted(children: Sequence[Child], parents: int) -> list[int]:
             )
         counts[parent] += 1
     return counts
-
-
-class _Share:
-    """Divides a pass's nodes among requests: the most probable paths of all trees are verified (``Plan.together``).
-
-    What is not among the best so far cannot come back in, so that it is not extended. Where children are drawn, those
-    of one node come in together or not at all, by the probability of the path to the most probable of them: it is known
-    before they are drawn, and no path below them has a larger one.
-
-    Args:
-        most: nodes of all trees.
-        budgets: of each request; probabilities count by their weights.
-        drawn: children are.
-    """
-
-    def __init__(self, most: int, budgets: Sequence[Budget], drawn: bool) -> None:
-        self._most, self._drawn = most, drawn
-        self._weights = [math.log(budget.weight) for budget in budgets]
-        self._nodes = [budget.nodes for budget in budgets]
-        self._ranking = [list[float]() for _ in budgets]
-        """Of each request's pool, weighted path log-probabilities, or those of the best siblings."""
-
-    def stay(self, frontier: Frontier, children: Sequence[Child]) -> list[Child]:
-        """Those that may still be among the best, each request's own budget kept."""
-        rows = [frontier.rows[child.parent] for child in children]
-        firsts = [child._replace(rank=0) if self._drawn else child for child in children]
-        ranking = [self._weights[row] + frontier.path_logprob(first) for row, first in zip(rows, firsts, strict=True)]
-        found = [*self._ranking]
-        for row, rank in zip(rows, ranking, strict=True):
-            found[row] = [*found[row], rank]
-        best = sorted(
-            chain.from_iterable(nlargest(nodes, own) for nodes, own in zip(self._nodes, found, strict=True)),
-            reverse=True,
-        )
-        least = best[self._most - 1] if len(best) > self._most else -math.inf
-        for row, rank in zip(rows, ranking, strict=True):
-            if rank >= least:
-                self._ranking[row].append(rank)
-        return [child for child, rank in zip(children, ranking, strict=True) if rank >= least]
-
-    def divide(self, pools: Sequence[Pool], kept: Sequence[Sequence[bool] | None]) -> list[list[bool]]:
-        """What the policy has kept of each request's pool (``GrowthPolicy.prune``), of which the best nodes stay."""
-        nodes = sorted(
-            (-rank, pool.depths[node], row, node)
-            for row, (pool, keep, ranking) in enumerate(zip(pools, kept, self._ranking, strict=True))
-            for node, rank in enumerate(ranking)
-            if keep is None or keep[node]
-        )
-        best = [(row, node) for *_, row, node in nodes[: self._most]]
-        if self._drawn and len(nodes) > self._most:  # the budget may end among the children of one node
-            *_, row, node = nodes[self._most]
-            parent = pools[row].parents[node]
-            best = [(b, n) for b, n in best if (b, pools[b].parents[n]) != (row, parent)]
-        found = [[False] * len(pool.tokens) for pool in pools]
-        for row, node in best:
-            found[row][node] = True
-        return found

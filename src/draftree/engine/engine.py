@@ -392,7 +392,7 @@ class Engine:
         unread = sum([request.unread for request in running if not request.decodes])
         began, failure = time.perf_counter(), None
         try:
-            if self.stepper.step(running, prompt_tokens, self.scheduler.weights, self.scheduler.batch_nodes):
+            if self.stepper.step(running, prompt_tokens, self.scheduler.weights):
                 self.scheduler.chunk.observe(min(unread, prompt_tokens), time.perf_counter() - began)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
             failure = error
@@ -434,7 +434,7 @@ class Engine:
             if error is not None:
                 raise error
             if request.finish_reason is None:
-                self.stepper.step([request], prompt_tokens, batch_nodes=self.scheduler.batch_nodes)
+                self.stepper.step([request], prompt_tokens)
         except Exception as own:  # noqa: BLE001
             request.fail(own)
 

@@ -35,9 +35,6 @@ class SchedulerParams(Checked):
         chunk: most prompt tokens that a step reads while other requests wait for their next token; None: as many as
             take ``ChunkSize.longest`` times as long as a step without them, as far as steps have been measured.
         prefixes: rows of ended requests that are kept, for prompts that begin as they do.
-        batch_nodes: most drafted nodes of a step, over all requests that run: those that the drafter finds most
-            probable are verified, and ``auto`` chooses by what they gain and cost. None: each request has its own node
-            budget alone. No text depends on it.
 
     Raises:
         ConfigError: a number is out of range.
@@ -47,9 +44,6 @@ class SchedulerParams(Checked):
     queue: Count = option("Most requests that wait.", 256, metavar="N")
     chunk: Count | None = option("Most prompt tokens that a step reads while others decode.", metavar="N")
     prefixes: Whole = option("Rows of ended requests that are kept for prompts that begin as they do.", 0, metavar="N")
-    batch_nodes: Count | None = option(
-        "Most drafted tokens of a step, shared by all requests: the most probable ones.", metavar="N"
-    )
 
 
 @dataclass(slots=True)
@@ -236,11 +230,6 @@ class Scheduler:
             return {}
         now = time.monotonic()
         return {job.request: job.weight(now) for job in self.running}
-
-    @property
-    def batch_nodes(self) -> int | None:
-        """Most drafted nodes of a step."""
-        return self._params.batch_nodes
 
     @property
     def prompt_tokens(self) -> int:

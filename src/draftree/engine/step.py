@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ..config import MAX_NODES, Budget
+from ..config import Budget
 from ..drafters.base import Drafter
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel, Nodes, Row
@@ -115,13 +115,12 @@ class _Group:
     parts: list[_Part] = field(default_factory=list)
     passes: int = 0
 
-    def draft(self, other_tokens: int, reading: int | None, together: int | None) -> None:
-        """Draft (``Drafter.propose`` for ``other_tokens`` and ``reading``, ``Budget`` for ``together``)."""
+    def draft(self, other_tokens: int, reading: int | None) -> None:
+        """Draft (``Drafter.propose`` for ``other_tokens`` and ``reading``)."""
         passes = self.drafter.passes
-        most = MAX_NODES if together is None else together
         budgets = [
             # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
-            Budget(min(p.request.speculation.nodes, most), p.request.tokens_left - 1, p.weight, together)
+            Budget(p.request.speculation.nodes, p.request.tokens_left - 1, p.weight)
             for p in self.parts
         ]
         requests = [part.request for part in self.parts]
@@ -167,7 +166,6 @@ class Stepper:
         requests: Sequence[EngineRequest],
         prompt_tokens: int | None = None,
         weights: Mapping[Request, float] | None = None,
-        batch_nodes: int | None = None,
     ) -> list[Outcome]:
         """Draft, verify and commit once for each of these requests, together.
 
@@ -175,7 +173,6 @@ class Stepper:
             requests: begun, each once.
             prompt_tokens: most tokens of prompts that are read, the first requests' first; None: all.
             weights: what requests' tokens count (``Budget.weight``); None: all the same.
-            batch_nodes: most drafted nodes of all of them; drafters divide it by how many requests they draft for.
 
         Returns:
             an outcome for each request whose prompt had been read before.
@@ -191,7 +188,7 @@ class Stepper:
         for part in parts:
             if len(part.row.parents):  # a failed step has left them behind
                 self._target.commit(part.row, [])
-        groups = _draft(parts, prompt_tokens, batch_nodes)
+        groups = _draft(parts, prompt_tokens)
         self._timer.drafted()
         scores = self._target.extend([part.row for part in parts], [part.nodes for part in parts])
         opened = _read(parts, scores)
@@ -288,20 +285,17 @@ def _row(request: EngineRequest) -> Row:
     return request.row
 
 
-def _draft(parts: Sequence[_Part], reading: int | None, batch_nodes: int | None) -> list[_Group]:
+def _draft(parts: Sequence[_Part], reading: int | None) -> list[_Group]:
     """Draft for the requests that decode, by one drafter after the other."""
-    groups, left, waiting = dict[int, _Group](), batch_nodes, 0
+    groups: dict[int, _Group] = {}
     for part in parts:
         if part.decodes:
             drafter = part.request.speculation.drafter
             groups.setdefault(id(drafter), _Group(drafter)).parts.append(part)
-            waiting += drafter.policy is not None
     for group in groups.values():
         if group.drafter.policy is not None:
             others = sum(len(part.head) + len(part.tree) for part in parts if part not in group.parts)
-            group.draft(others, reading, None if left is None else left * len(group.parts) // waiting)
-            waiting -= len(group.parts)
-            left = None if left is None else left - sum(len(part.tree) for part in group.parts)
+            group.draft(others, reading)
     return list(groups.values())
 
 

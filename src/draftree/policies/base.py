@@ -92,11 +92,6 @@ class Plan:
     budgets: Sequence[Budget]
     enabled: Sequence[bool] | None = None
 
-    @property
-    def together(self) -> int | None:
-        """Most nodes of all its trees, which the growth loop divides; None: the policy does, or there is no bound."""
-        return least_together(self.budgets)
-
 
 class Frontier(NamedTuple):
     """F nodes of one depth that may get children, over all B requests, in order of request and number.
@@ -268,11 +263,6 @@ def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
         return DEFAULT_NODES if policy is None else policy.default_nodes
     check_type("nodes", nodes, Nodes)
     return nodes
-
-
-def least_together(budgets: Sequence[Budget]) -> int | None:
-    """``Budget.together`` of all of them."""
-    return min((budget.together for budget in budgets if budget.together is not None), default=None)
 
 
 N = TypeVar("N", int, float)

@@ -24,7 +24,7 @@ from ...models.base import Capabilities, LanguageModel
 from ...models.cost_profile import Profile, profile_of
 from ...request import Outcome, Request
 from ...tree import ROOT
-from ..base import Child, Frontier, GrowthPolicy, Plan, Pool, SourceInfo, least_together
+from ..base import Child, Frontier, GrowthPolicy, Plan, Pool, SourceInfo
 from .calibration import Calibration
 from .costs import ARPass, CostModel
 from .explain import Report
@@ -64,11 +64,6 @@ class AutoPlan(Plan):
     proposed: list[Frontier] = field(default_factory=list)
     pools: Sequence[Pool] = ()
     chosen: int = 0
-
-    @property
-    def together(self) -> int | None:
-        """None: the costs that it weighs end there."""
-        return None
 
     @property
     def least(self) -> float:
@@ -150,8 +145,7 @@ class AutoTree(GrowthPolicy):
         self._costs = self._costs or CostModel(self.target)
         ar = ARPass(max([len(request.ids) for request in requests]), len(requests), other_tokens)
         nodes = [budget.nodes for budget in budgets]
-        most, together = min(sum(nodes), max(*nodes, MOST_NODES)), least_together(budgets)
-        curve = self._costs.curve(most if together is None else min(most, together), ar)
+        curve = self._costs.curve(min(sum(nodes), max(*nodes, MOST_NODES)), ar)
         price = self._selection.begin(requests, curve, ar)
         drafts = any(price.enabled) and any([budget.depth != 0 for budget in budgets])
         weights = [budget.weight for budget in budgets]
