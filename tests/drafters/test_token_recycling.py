@@ -71,9 +71,8 @@ class TestTable:
 
     def test_the_last_ones_seen_stay(self) -> None:
         table = SuccessorTable(2)
-        table.put(
-            [(ANY, 3), (ANY, 4), (ANY, 3)], *found([(1, 0.5), (2, 0.25)], [(5, 0.8), (6, 0.2)], [(7, 0.6), (8, 0.4)])
-        )
+        table.put({(ANY, 3): 0, (ANY, 4): 1}, *found([(1, 0.5), (2, 0.25)], [(5, 0.8), (6, 0.2)]))
+        table.put({(ANY, 3): 0}, *found([(7, 0.6), (8, 0.4)]))
         for token, tokens, p in ((4, [5, 6], [0.44, 0.11]), (3, [7, 8], [0.33, 0.22])):
             said = after(table, (9, token), 2)
             assert said.tokens == tokens
@@ -81,7 +80,7 @@ class TestTable:
 
     def test_two_tokens_say_more_than_one_and_both_are_blended(self) -> None:
         table = SuccessorTable(2)
-        table.put([(ANY, 3), (4, 3)], *found([(1, 0.8), (2, 0.2)], [(2, 0.6), (7, 0.4)]))
+        table.put({(ANY, 3): 0, (4, 3): 1}, *found([(1, 0.8), (2, 0.2)], [(2, 0.6), (7, 0.4)]))
         said = after(table, (4, 3), 4)
         own, common = 0.75, 0.25 * 0.55
         want = {2: own * 0.6 + common * 0.2, 7: own * 0.4, 1: common * 0.8}
@@ -90,7 +89,7 @@ class TestTable:
 
     def test_the_entropy_is_of_the_whole_distribution_whatever_the_width(self) -> None:
         table = SuccessorTable(2)
-        table.put([(ANY, 3)], *found([(1, 0.5), (2, 0.25)]))
+        table.put({(ANY, 3): 0}, *found([(1, 0.5), (2, 0.25)]))
         distribution = [0.275, 0.1375, 0.5875]
         for width in (1, 2):
             said = after(table, (0, 3), width)
@@ -100,7 +99,7 @@ class TestTable:
     def test_a_full_table_forgets_what_was_seen_longest_ago(self) -> None:
         table = SuccessorTable(1, capacity=2)
         for token in (3, 4, 3, 5):
-            table.put([(ANY, token)], *found([(token + 1, 0.5)]))
+            table.put({(ANY, token): 0}, *found([(token + 1, 0.5)]))
         found_now = [np.exp(after(table, (0, token), 1).logprobs).tolist() for token in (3, 4, 5)]
         assert found_now == [pytest.approx([0.275]), [], pytest.approx([0.275])]
         again = SuccessorTable(1, capacity=1)

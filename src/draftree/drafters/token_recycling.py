@@ -6,7 +6,7 @@ import hashlib
 import json
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -131,10 +131,11 @@ class SuccessorTable:
         self._probabilities = np.zeros((capacity, width), dtype=np.float32)
         self._rows: OrderedDict[Context, int] = OrderedDict()  # a dict would search its front for what it has lost
 
-    def put(self, contexts: Sequence[Context], tokens: NDArray[np.int32], probabilities: NDArray[np.float32]) -> None:
-        """[R, k] successors found after [R] contexts; of one that is there twice, the last ones stay."""
-        last = {context: i for i, context in enumerate(contexts)}
-        at, rows = [self._row(context) for context in last], list(last.values())
+    def put(
+        self, contexts: Mapping[Context, int], tokens: NDArray[np.int32], probabilities: NDArray[np.float32]
+    ) -> None:
+        """Keep [R, k] successors; ``contexts``: those that they were found after, each with its row of the R."""
+        at, rows = [*map(self._row, contexts)], [*contexts.values()]
         width = min(tokens.shape[1], self._tokens.shape[1])
         self._tokens[at, :width] = tokens[rows, :width]
         self._probabilities[at, :width] = probabilities[rows, :width]
@@ -174,7 +175,7 @@ class SuccessorTable:
     def fill(self, entries: Entries) -> None:
         """Take over what was known elsewhere, the latest of it where it is too much."""
         most = len(self._tokens)
-        if keys := [(before, token) for before, token in entries.contexts[-most:].tolist()]:
+        if keys := {(before, token): row for row, (before, token) in enumerate(entries.contexts[-most:].tolist())}:
             self.put(keys, entries.successors[-most:], entries.probabilities[-most:])
 
 
@@ -235,11 +236,10 @@ class TokenRecyclingSource(DraftSource):
                 tree, ids = outcome.tree, outcome.request.ids[: -outcome.taken]
                 of_node = [*tree.tokens.tolist(), ids[-1]]  # ROOT reads the last
                 before = [*(of_node[parent] for parent in tree.parents.tolist()), ids[-2] if len(ids) > 1 else ANY]
-                nodes = [*range(len(tree)), ROOT, *outcome.path]
-                contexts = [(before[node], of_node[node]) for node in nodes]
-                tokens, probabilities = found.tokens[nodes], np.exp(found.logprobs[nodes])
-                self._table.put([(ANY, token) for _, token in contexts], tokens, probabilities)
-                self._table.put(contexts, tokens, probabilities)
+                contexts: dict[Context, int] = {}
+                for node in [*range(len(tree)), ROOT, *outcome.path]:
+                    contexts[ANY, of_node[node]] = contexts[before[node], of_node[node]] = node
+                self._table.put(contexts, found.tokens, np.exp(found.logprobs))
 
     def close(self, request: Request) -> None:
         """Write the file when no request is left; where that fails, warn and go on."""
