@@ -81,8 +81,8 @@ static void leave_page(Cache *cache, uint8_t *page) {
 
 void track_states(Cache *cache, int32_t tracked) {
     cache->tracked = tracked;
-    cache->page_bytes = PAGE_HEADER + page_keys(cache) +
-                        (size_t)tracked * (size_t)cache->state_size * sizeof(float) * PAGE_CELLS;
+    cache->page_bytes =
+        PAGE_HEADER + page_keys(cache) + (size_t)tracked * (size_t)cache->state_size * sizeof(float) * PAGE_CELLS;
     while (cache->spare_count)
         free_page(cache->spare[--cache->spare_count]);
 }

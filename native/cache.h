@@ -4,8 +4,8 @@
  * then the uncommitted nodes in the order of their arrival. A fork shares the pages of its prefix; a page that two rows
  * hold is copied before either writes to it.
  *
- * Inside a page: for each layer, for each key head: keys, then values (vector.h draws both). Behind them, for each cell:
- * the hidden states that its row keeps, [tracked][state_size] float32.
+ * Inside a page: for each layer, for each key head: keys, then values (vector.h draws both). Behind them, for each
+ * cell: the hidden states that its row keeps, [tracked][state_size] float32.
  */
 #ifndef DRAFTREE_CACHE_H
 #define DRAFTREE_CACHE_H
@@ -29,8 +29,8 @@ typedef struct {
 
 typedef struct {
     int open;
-    int32_t length; /* committed tokens */
-    int32_t count;  /* uncommitted nodes */
+    int32_t length;  /* committed tokens */
+    int32_t count;   /* uncommitted nodes */
     int32_t tracked; /* hidden states of each cell: those that were tracked when the row was opened */
     int32_t node_capacity;
     Node *nodes;
@@ -50,8 +50,8 @@ typedef struct {
     int format; /* FORMAT_F16 or FORMAT_Q8_0 */
     int state_size;
     size_t learned_tile_bytes; /* of a tile of learned rows; 0: nothing is learned */
-    int32_t tracked;   /* hidden states that rows keep which are opened now */
-    size_t page_bytes; /* of a new page, its header included */
+    int32_t tracked;           /* hidden states that rows keep which are opened now */
+    size_t page_bytes;         /* of a new page, its header included */
     Row *rows;
     int32_t row_count;
     uint8_t **spare; /* pages that nobody holds, kept for the next row */

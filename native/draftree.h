@@ -20,7 +20,7 @@ enum {
     DRAFTREE_BAD_ROW = -5,      /* no such row */
     DRAFTREE_BAD_TREE = -6,     /* a parent does not come before its child, or the nodes kept are no path */
     DRAFTREE_BAD_TOKEN = -7,
-    DRAFTREE_NO_TIER = -8, /* the CPU lacks the instruction set */
+    DRAFTREE_NO_TIER = -8,   /* the CPU lacks the instruction set */
     DRAFTREE_NO_STATES = -9, /* the row keeps no such hidden states */
 };
 
@@ -65,7 +65,7 @@ enum {
 
 /* Of a draft head besides; all may be missing but what its kind needs. */
 enum {
-    INPUT,        /* EAGLE-1: [embedding; state] -> what the first layer reads; EAGLE-3: hidden states -> state */
+    INPUT, /* EAGLE-1: [embedding; state] -> what the first layer reads; EAGLE-3: hidden states -> state */
     INPUT_BIAS,
     FEATURE_NORM, /* of the target's hidden states before INPUT: one vector for all of them side by side */
     STATE_NORM,   /* EAGLE-3: of the state that the first layer reads */
@@ -104,14 +104,14 @@ enum { MOST_FEATURES = 8 };
  * norm(s)] for the token embedding e, and its residual is s. EAGLE-1: s is the hidden state, and the first layer reads
  * INPUT [e; s]. */
 typedef struct {
-    int32_t fuses_states;            /* 1: EAGLE-3 */
-    int32_t features;                /* hidden states of the target that it reads */
-    int32_t places[MOST_FEATURES];   /* theirs among those that the target tracks */
-    int32_t norms_features_apart;    /* FEATURE_NORM norms each of them by itself */
-    int32_t norms_residual;          /* the first layer's residual is norm(s) */
-    int32_t norms_state;             /* the next state is what the output layer reads, after the last norm */
-    int32_t learns;                  /* its output layer grows by rows of the target's (draftree_learn) */
-    float logit_scale;               /* of what the output layer reads */
+    int32_t fuses_states;          /* 1: EAGLE-3 */
+    int32_t features;              /* hidden states of the target that it reads */
+    int32_t places[MOST_FEATURES]; /* theirs among those that the target tracks */
+    int32_t norms_features_apart;  /* FEATURE_NORM norms each of them by itself */
+    int32_t norms_residual;        /* the first layer's residual is norm(s) */
+    int32_t norms_state;           /* the next state is what the output layer reads, after the last norm */
+    int32_t learns;                /* its output layer grows by rows of the target's (draftree_learn) */
+    float logit_scale;             /* of what the output layer reads */
 } HeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */

@@ -79,8 +79,7 @@ static void norm_inputs(const Part *part) {
 static void project_inputs(const Part *part) {
     const Head *head = part->model->head;
     const int64_t hidden = part->a->hidden;
-    const Activations x =
-        columns(part, part->inputs, 2 * hidden, part->count, format_is_quantized(head->input.format));
+    const Activations x = columns(part, part->inputs, 2 * hidden, part->count, format_is_quantized(head->input.format));
     const Product product = {&head->input, part->work->projected};
     multiply_share(part, &x, &product, 1);
     pool_barrier(part->model->pool, part->thread);
@@ -204,17 +203,16 @@ int draftree_output_tokens(const Model *model, int32_t row, int32_t *tokens) {
 
 /* ---- nodes */
 
-/* At least `wanted` entries of `size` bytes, whose old contents are not kept. */
-static int grow(void **memory, int64_t *capacity, int64_t wanted, size_t size) {
-    if (wanted <= *capacity)
-        return DRAFTREE_OK;
-    void *grown = malloc((size_t)(2 * wanted) * size);
-    if (!grown)
-        return DRAFTREE_NO_MEMORY;
-    free(*memory);
-    *memory = grown;
-    *capacity = 2 * wanted;
-    return DRAFTREE_OK;
+/* Memory for `wanted` entries of `size` bytes and more, whose old contents are not kept; NULL: there is none. */
+static void *enlarged(void *memory, int64_t *capacity, int64_t wanted, size_t size) {
+    if (memory && wanted <= *capacity)
+        return memory;
+    void *grown = malloc((size_t)(2 * wanted + 1) * size);
+    if (grown) {
+        free(memory);
+        *capacity = 2 * wanted + 1;
+    }
+    return grown;
 }
 
 int list_slots(Model *model, const Pass *pass, int64_t slots) {
@@ -226,20 +224,23 @@ int list_slots(Model *model, const Pass *pass, int64_t slots) {
     }
     model->slot_count = 0; /* their logits lie otherwise from now on */
     model->logit_stride = output_stride(model) + (most + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-    int error = grow((void **)&model->slots, &model->slot_capacity, slots, sizeof *model->slots);
-    if (!error)
-        error = grow((void **)&model->learned_tokens, &model->learned_capacity, learned, sizeof(int32_t));
-    if (error)
-        return error;
+    Slot *all = enlarged(model->slots, &model->slot_capacity, slots, sizeof *all);
+    if (!all)
+        return DRAFTREE_NO_MEMORY;
+    model->slots = all;
+    int32_t *tokens = enlarged(model->learned_tokens, &model->learned_capacity, learned, sizeof *tokens);
+    if (!tokens)
+        return DRAFTREE_NO_MEMORY;
+    model->learned_tokens = tokens;
     int64_t at = 0, slot = 0;
     int32_t first = 0;
     for (int32_t b = 0; b < pass->row_count; b++) {
         const Row *row = find_row(&model->cache, pass->rows[b]);
         for (int32_t i = 0; i < pass->counts[b]; i++)
             if (pass->wanted[at++])
-                model->slots[slot++] = (Slot){row->learned_count, first};
+                all[slot++] = (Slot){row->learned_count, first};
         for (int32_t i = 0; i < row->learned_count; i++)
-            model->learned_tokens[first++] = row->learned[i].token;
+            tokens[first++] = row->learned[i].token;
     }
     return DRAFTREE_OK;
 }

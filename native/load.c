@@ -100,7 +100,8 @@ typedef struct {
 static Shape layer_shape(const Model *model, int layer, int tensor) {
     const Architecture *a = &model->architecture;
     const int first = model->head && !layer, joins = first && model->head->architecture.fuses_states;
-    const int64_t hidden = a->hidden, inputs = joins ? 2 * hidden : hidden, queries = (int64_t)a->query_heads * a->head_size;
+    const int64_t hidden = a->hidden, inputs = joins ? 2 * hidden : hidden,
+                  queries = (int64_t)a->query_heads * a->head_size;
     const int64_t keys = (int64_t)a->key_heads * a->head_size, wide = a->feed_forward;
     switch (tensor) {
     case ATTENTION_NORM: return (Shape){1, hidden, first && !joins, 1};
@@ -517,8 +518,7 @@ int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size
     int error = DRAFTREE_NO_MEMORY;
     if (loaded->head) {
         *loaded->head = (Head){.architecture = *head, .target = target};
-        const Source source = {rope_frequencies, NULL,         NULL, layer_tensors,
-                               model_tensors,    head_tensors, NULL, message};
+        const Source source = {rope_frequencies, NULL, NULL, layer_tensors, model_tensors, head_tensors, NULL, message};
         error = load_head(loaded, tokens, &source);
     }
     loaded->file = (MappedFile){NULL, 0, NULL}; /* the caller's */

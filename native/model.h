@@ -36,8 +36,8 @@ typedef struct {
     int32_t cell;
     int32_t visible; /* cells 0 .. visible - 1 are all on its path */
     int32_t path_length;
-    const int32_t *path; /* and these */
-    int32_t slot;        /* of its scores; -1: nobody wants them */
+    const int32_t *path;   /* and these */
+    int32_t slot;          /* of its scores; -1: nobody wants them */
     const float *features; /* of draft heads: hidden states of the target before it; NULL: */
     const float *state;    /* what the head predicted there; NULL: zeros */
 } PassNode;
@@ -101,7 +101,7 @@ typedef struct {
 
 struct Model {
     Architecture architecture;
-    Head *head; /* NULL: it is none */
+    Head *head;               /* NULL: it is none */
     double *rope_frequencies; /* [rope_tables][rope_size / 2] */
     const Tier *tier;
     Pool *pool;

@@ -530,7 +530,8 @@ int start_workspace(Model *model) {
     work->scores = calloc(threads, sizeof *work->scores);
     work->items = calloc(items, sizeof *work->items);
     model->edited = calloc(threads, sizeof *model->edited);
-    if (!work->residual || !work->normed || !work->groups || !work->inputs || !work->scores || !work->items || !model->edited)
+    if (!work->residual || !work->normed || !work->groups || !work->inputs || !work->scores || !work->items ||
+        !model->edited)
         return DRAFTREE_NO_MEMORY;
     lay_out(model);
     work->arena = allocate(work->arena_bytes);

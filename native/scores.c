@@ -149,8 +149,7 @@ static int answer(Question *question) {
 
 static void answer_argmax(const Question *question, int32_t entry, const float *logits, int thread) {
     (void)thread;
-    question->tokens[entry] =
-        token_of(question, entry, vector(question)->argmax(logits, logit_count(question, entry)));
+    question->tokens[entry] = token_of(question, entry, vector(question)->argmax(logits, logit_count(question, entry)));
 }
 
 int draftree_argmax(Model *model, int32_t count, const int32_t *slots, const Edits *edits, int32_t *tokens) {

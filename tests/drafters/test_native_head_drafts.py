@@ -14,6 +14,8 @@ from draftree import Engine, Generation, SamplingParams, Speculation
 from draftree.cli.main import run
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.grow import TreeDrafter
+from draftree.engine.replay import Replay, pass_maker
+from draftree.models.cost_profile import Grid, measure, profile_of
 from draftree.models.heads.head_folder import load_head
 from draftree.models.native.native_head import NativeHead
 from draftree.models.native.native_model import NativeModel
@@ -99,3 +101,25 @@ def test_beams_are_those_without_drafts(
         assert run([*given, "--temperature", temperature, "--seed", "1", "--drafter", drafter]) == 0
         texts.append(capsys.readouterr().out.split("\n\n")[0])
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_known_answer_is_drafted_along_as_in_decoding(kind: str, folder: Path) -> None:
+    """The target makes its passes: its hidden states stay in its rows."""
+    live = engine(folder, "eagle2", kind)
+    made = live.generate(PROMPTS[:1], GREEDY)[0]
+    drafter = live.speculation.drafter
+    target = pass_maker(live.target, drafter, None)
+    assert target is live.target
+    with Replay(drafter, PROMPTS[0], list(made.token_ids), GREEDY, target=target) as known:
+        while known.left:
+            known.step(8)
+        stats = known.request.stats
+    assert sum(stats.accepted) == sum(made.stats.accepted)
+
+
+def test_a_heads_passes_are_measured_as_a_models(folder: Path) -> None:
+    head = load_head(folder / "own", NativeModel(folder / "target.gguf"))
+    found = measure(head, Grid((1, 2, 4), (8, 32), (1, 2), 1))
+    assert [(p.batch, p.context, p.sizes) for p in found.points] == [(b, c, (1, 2, 4)) for b in (1, 2) for c in (8, 32)]
+    assert profile_of(head).seconds(4, 16) > 0
