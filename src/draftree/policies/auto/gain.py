@@ -184,12 +184,12 @@ class Selection:
 
     def _took(self, verify: float, price: Price, layers: int, cost: StepCost) -> list[float]:
         """Seconds of drafting by each drafter: its own, and its part of those of growing and learning."""
-        if price.fresh or not any(price.enabled):
-            return [layers * layer for layer in price.layers]
-        scale = verify / max(cost.verify, 1e-9)
-        own = cost.drafters or [0.0] * len(self.records)
-        rest = max(0.0, cost.draft - sum(own)) / sum(price.enabled)
-        found = [0.0] * len(self.records)
-        for i in compress(range(len(found)), price.enabled):
+        own = cost.drafters or [cost.draft / len(self.records)] * len(self.records)
+        busy = [on and seconds > 0 for on, seconds in zip(price.enabled, own, strict=True)]
+        if price.fresh or not any(busy):
+            return [layers * layer * at_work for layer, at_work in zip(price.layers, busy, strict=True)]
+        scale, rest = verify / max(cost.verify, 1e-9), max(0.0, cost.draft - sum(own)) / sum(busy)
+        found = [0.0] * len(own)
+        for i in compress(range(len(own)), busy):
             found[i] = self.records[i].measure((own[i] + rest) * scale, layers, price.layers[i])
         return found

@@ -25,7 +25,7 @@ from ...models.cost_profile import Profile, profile_of
 from ...request import Outcome, Request
 from ...tree import ROOT
 from ..base import Child, Frontier, GrowthPolicy, Plan, Pool, SourceInfo
-from .calibration import Calibration
+from .calibration import Trust
 from .costs import ARPass, CostModel
 from .explain import Report
 from .gain import Price, Record, Selection
@@ -33,12 +33,9 @@ from .gain import Price, Record, Selection
 MOST_NODES = 512
 """A pass over several requests verifies no more in all, so that looking for how many stays quick."""
 _LEAST = 0.01
-"""Candidates that are less likely to be accepted are not drafted, and teach nothing."""
+"""Candidates that are less likely to be accepted are not drafted."""
 _SPARE = 0.5
 """Nodes of so much of the least value stay until the end: steps of the curve may have room for them."""
-_ONWARD, _TRIALS, _KEEP = 0.6, 10.0, 0.98
-"""How often the first candidate below an accepted node is right: before any trial, which counts for so many, and what
-each further trial leaves of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +48,7 @@ class AutoPlan(Plan):
         best: weighted acceptance probabilities of all drafted nodes, negated, in ascending order.
         size: how many of them pay.
         layers: that the drafters made a pass for.
+        parts: which drafter drafts for each of these rows.
         proposed: each layer's frontier.
         pools: what was drafted.
         chosen: how many nodes in all are verified.
@@ -61,6 +59,7 @@ class AutoPlan(Plan):
     best: list[float] = field(default_factory=list)
     size: int = 0
     layers: int = 1
+    parts: dict[int, int] = field(default_factory=dict)
     proposed: list[Frontier] = field(default_factory=list)
     pools: Sequence[Pool] = ()
     chosen: int = 0
@@ -99,10 +98,8 @@ class AutoTree(GrowthPolicy):
     target: Profile | None = None
     drafter: Profile | None = None
     report: Report = field(init=False, repr=False, compare=False)
-    _calibration: tuple[Calibration, Calibration] = field(init=False, repr=False, compare=False)
+    _trust: Sequence[Trust] = field(init=False, repr=False, compare=False)
     _selection: Selection = field(init=False, repr=False, compare=False)
-    _hits: float = field(default=_ONWARD * _TRIALS, repr=False, compare=False)
-    _tried: float = field(default=_TRIALS, repr=False, compare=False)
     _costs: CostModel | None = field(default=None, repr=False, compare=False)
     _models: list[Capabilities] | None = field(default=None, repr=False, compare=False)
 
@@ -111,7 +108,7 @@ class AutoTree(GrowthPolicy):
         self._learn_anew([Record(profile=self.drafter)])
 
     def _learn_anew(self, records: Sequence[Record]) -> None:
-        self._calibration = Calibration(), Calibration()  # of first candidates, of all others
+        self._trust = [Trust() for _ in records]
         self._selection = Selection(records)
         self.report = Report(self._selection)
 
@@ -161,22 +158,23 @@ class AutoTree(GrowthPolicy):
         """Candidates whose path may pay; those that another layer may pay below get children."""
         plan = cast(AutoPlan, frontier.plan)
         plan.proposed.append(frontier)
+        if not frontier.depth:
+            plan.parts = {row: found.part for row, found in zip(frontier.rows, frontier.candidates, strict=True)}
         children, values = list[Child](), list[float]()
         least = max(_SPARE * plan.least, _LEAST)
         for at, (row, found) in enumerate(zip(frontier.rows, frontier.candidates, strict=True)):
             above, weight = frontier.tags[at] if frontier.depth else 1.0, plan.weights[row]
-            for rank, logprob in enumerate(found.logprobs):
-                path = above * self._calibration[rank > 0].acceptance(math.exp(logprob))
-                if path * weight > least:
+            for rank, edge in enumerate(self._trust[plan.parts[row]].acceptance(found)):
+                if (path := above * edge) * weight > least:
                     children.append(Child(at, rank, False, path))
                     values.append(path * weight)
                     plan.add(path * weight)
         if frontier.depth + 1 >= self.depth:
             return children
-        least = plan.least
-        onward = self._hits / self._tried
-        gains = [onward * value - least for value in values]
-        if sum([gain for gain in gains if gain > 0]) <= plan.price.rate * sum(plan.price.layers):
+        least, parts = plan.least, [plan.parts[frontier.rows[child.parent]] for child in children]
+        gains = [self._trust[part].onward * value - least for part, value in zip(parts, values, strict=True)]
+        layer = sum([plan.price.layers[part] for part in set(parts)])
+        if sum([gain for gain in gains if gain > 0]) <= plan.price.rate * layer:
             return children
         plan.layers += 1
         return [child._replace(extend=gain > 0) for child, gain in zip(children, gains, strict=True)]
@@ -224,10 +222,7 @@ class AutoTree(GrowthPolicy):
             found = next((candidates for r, n, candidates in numbered if (r, n) == (row, node)), None)
             if found is None or not found.tokens:
                 return
-            self._hits, self._tried = _KEEP * self._hits + (found.tokens[0] == token), _KEEP * self._tried + 1
-            for rank, (guess, logprob) in enumerate(zip(found.tokens, found.logprobs, strict=True)):
-                if (p := math.exp(logprob)) > _LEAST:
-                    self._calibration[rank > 0].learn(p, guess == token)
+            self._trust[plan.parts[row]].learn(found, token)
             if not plan.pools:
                 return
             children = enumerate(zip(plan.pools[row].parents, plan.pools[row].tokens, strict=True))
