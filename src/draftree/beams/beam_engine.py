@@ -15,10 +15,10 @@ from ..drafters.base import BeamSource, DraftSource
 from ..engine.input_processor import check_params, each_params, fitted, with_token_rules
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel, prefill_scored
-from ..models.protocols import DraftHead
+from ..models.protocols import DraftHead, tokenizer_of
 from ..request import Stats
 from ..text.encoding import encode
-from ..text.tokenizer import Prompt, Tokenizer
+from ..text.tokenizer import Prompt
 from .beam_distributions import BeamDraws, target_distributions
 from .drafting import DepthRule, grow
 from .forest import Beam, BeamRequest, DraftRecord, TreeRow, feed
@@ -90,7 +90,6 @@ class BeamEngine:
     Attributes:
         target: the model whose beams are given.
         source: what drafts; None: nothing does.
-        tokenizer: for text prompts and text output; None for bare token ids.
         name: what people call what drafts; by default the source's.
         records: what became of the drafts of searched beams so far, by their settings.
 
@@ -104,7 +103,6 @@ class BeamEngine:
         target: LanguageModel,
         source: DraftSource | None = None,
         *,
-        tokenizer: Tokenizer | None = None,
         name: str | None = None,
     ) -> None:
         if not isinstance(target, ForestModel):
@@ -119,7 +117,7 @@ class BeamEngine:
         self.target = target
         self.source: BeamSource | None = source
         self.name = name or (source.name if source is not None else "none")
-        self.tokenizer = tokenizer or getattr(target, "tokenizer", None)
+        self.tokenizer = tokenizer_of(target)
         self.records: dict[BeamParams, DraftRecord] = {}
         self._depths = None if source is None else DepthRule.of(target, source)
         if source is not None:

@@ -148,7 +148,7 @@ def _reading_predictions(speculation: SpeculationOptions) -> SpeculationOptions:
 
 def _compare(engine: Engine, request: Request, report: dict[str, object], *, quiet: bool) -> None:
     """Decode the same prompt without drafts and report on both."""
-    without = Engine(engine.target, tokenizer=engine.inputs.tokenizer)
+    without = Engine(engine.target)
     prompt = request.ids[: request.prompt_length]
     params = replace(request.params, seed=request.seed)
     handle = without.submit(prompt, params)

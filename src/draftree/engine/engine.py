@@ -22,7 +22,7 @@ from ..config import SamplingParams, typed
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
 from ..request import Chunk, Stats
-from ..text.tokenizer import Prompt, Tokenizer
+from ..text.tokenizer import Prompt
 from .input_processor import InputProcessor, each_params
 from .observer import EngineRequest, Observer, Setup
 from .scheduler import Job, Scheduler, SchedulerParams
@@ -133,7 +133,6 @@ class Engine:
 
     Args:
         speculation: how requests are drafted for and verified that choose nothing else; by default AR decoding.
-        tokenizer: for text prompts and text output; the target's own by default, None for bare token ids.
         observers: are notified in this order.
         scheduling: what runs at once.
 
@@ -147,13 +146,12 @@ class Engine:
         target: LanguageModel,
         speculation: SpeculationParams | Speculation | None = None,
         *,
-        tokenizer: Tokenizer | None = None,
         observers: Sequence[Observer] = (),
         scheduling: SchedulerParams | None = None,
     ) -> None:
         scheduling = SchedulerParams() if scheduling is None else scheduling
         self.target = target
-        self.inputs = InputProcessor(target, tokenizer or getattr(target, "tokenizer", None))
+        self.inputs = InputProcessor(target)
         self._speculations = Speculations(target, scheduling.prefixes)
         self.speculation = self._speculations.find(speculation or Speculation())
         self.stepper = Stepper(target, observers, scheduling.prefixes)

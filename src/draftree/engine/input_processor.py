@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..config import SamplingParams
 from ..errors import ConfigError, ContextError, FieldError, InputError, PromptError
 from ..models.base import Capabilities, LanguageModel, check_text
+from ..models.protocols import tokenizer_of
 from ..sampling.token_rules import TokenRules
 from ..text.detokenizer import Detokenizer, NoText, TextStream
 from ..text.encoding import encode
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 class InputProcessor:
     """Makes requests of a model's prompts; any thread may use it.
 
-    Args:
-        tokenizer: None: prompts are token ids.
+    Attributes:
+        tokenizer: the model's; None: prompts are token ids.
     """
 
-    def __init__(self, target: LanguageModel, tokenizer: Tokenizer | None) -> None:
-        self.tokenizer, self._target = tokenizer, target
+    def __init__(self, target: LanguageModel) -> None:
+        self.tokenizer, self._target = tokenizer_of(target), target
         # transformers' tokenizers change in their first call; from then on threads may share them.
-        self._start = [] if tokenizer is None else tokenizer.encode("")
+        self._start = [] if self.tokenizer is None else self.tokenizer.encode("")
         self._compiling = Lock()
         self._grammars: Grammars | None = None
 
