@@ -21,7 +21,7 @@ from draftree.models.loading import load
 from draftree.policies.fixed import StaticTree
 from draftree.sampling.constraint import ConstraintState, TextEnded, followed
 from draftree.sampling.grammar import Function, Grammar, Grammars
-from draftree.text.conversation import CALL_TAGS, call_text
+from draftree.text.encoding import CALL_TAGS, call_text
 
 from .tiny import BYTES_VOCAB, VOCAB, bytes_tokenizer, save_gguf, tiny, tiny_tokenizer
 from .toy import ToyModel

@@ -15,9 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from draftree.config import SamplingParams
 from draftree.engine.input_processor import text_stream
 from draftree.errors import InputError, PromptError
-from draftree.text.conversation import call_text
 from draftree.text.detokenizer import Detokenizer, NoText
-from draftree.text.encoding import encode, user
+from draftree.text.encoding import call_text, encode, user
 from draftree.text.tokenizer import Conversation, Prompt
 
 TEMPLATE = (

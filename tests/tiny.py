@@ -47,7 +47,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from draftree.text.conversation import CALL_TAGS
+from draftree.text.encoding import CALL_TAGS
 
 torch.set_num_threads(1)
 """Models this small are several times slower on more threads, above all on a busy machine."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from draftree.openai.tool_calls import CallParser
 from draftree.request import Chunk
-from draftree.text.conversation import call_text
+from draftree.text.encoding import call_text
 
 Call = tuple[str, dict[str, Any]]
 

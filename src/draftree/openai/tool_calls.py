@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from ..request import Chunk
-from ..text.conversation import CALL_TAGS
 from ..text.detokenizer import overlap
+from ..text.encoding import CALL_TAGS
 
 _OPENS, _CLOSES = CALL_TAGS
 _HEAD = re.compile(r'\s*\{"name": "([^"\\]*)", "arguments": ')

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, shortened
 from ..sandbox.jobs import JSON_LAYOUT
 from ..sandbox.workers import JobError, run
-from ..text.conversation import CALL_TAGS
+from ..text.encoding import CALL_TAGS
 from ..text.tokenizer import Tokenizer
 from .constraint import ConstraintState, TextEnded
 

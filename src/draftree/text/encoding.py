@@ -1,13 +1,23 @@
-"""Encodes prompts: a text, a conversation or token ids becomes token ids."""
+"""Encodes prompts: a text, a conversation through the model's chat template, or token ids becomes token ids.
+
+Calls of functions are in Hermes' format where a template has none.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from ..errors import PromptError
-from .conversation import check_text, render
+from ..sandbox.workers import JobError, run
 from .tokenizer import Conversation, Prompt, Tokenizer
+
+CALL_TAGS = ("<tool_call>", "</tool_call>")
+"""Around a call of a function in Hermes' format, {"name": ..., "arguments": {...}} on a line of its own between."""
+
+_GOES_ON = "\ue000goes on "
+"""Behind the content that an answer goes on with, in a rendered conversation; a template may strip its space."""
 
 
 def encode(tokenizer: Tokenizer | None, prompt: Prompt, field: str = "prompt") -> list[int]:
@@ -58,3 +68,134 @@ def _ids(tokenizer: Tokenizer, text: str, field: str, **options: bool) -> list[i
 def user(prompt: str) -> list[dict[str, str]]:
     """A conversation that consists of one question."""
     return [{"role": "user", "content": prompt}]
+
+
+def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
+    """A conversation as the model's chat template writes it, up to where the answer begins.
+
+    Raises:
+        PromptError: a message lacks its role or content, or there is no template that takes the conversation.
+    """
+    messages, tools = [dict(m) for m in conversation.messages], [dict(tool) for tool in conversation.tools]
+    for message in messages:
+        if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise PromptError(f"message {message} of the conversation: give it a text 'role' and a text 'content'")
+    check_text(json.dumps([messages, tools], ensure_ascii=False, default=str), "prompt")
+    last = messages[-1] if messages else {"role": "user", "content": ""}
+    if not (last["content"].strip() or last["role"] == "tool" or last.get("tool_calls")):
+        raise PromptError("the prompt is empty: give it at least one character")
+    if not tokenizer.chat_template:
+        raise PromptError("the model has no chat template: give the prompt as raw text (--raw on the command line)")
+    calls = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
+    if calls and not _writes_calls(tokenizer):
+        messages, tools = _with_calls_as_text(messages, tools), []
+    try:
+        return _rendered(tokenizer, messages, tools, continued=conversation.continued)
+    except JobError as error:
+        raise PromptError(
+            f"the model's chat template does not take this conversation ({error}): "
+            "give the prompt as raw text (--raw on the command line)"
+        ) from None
+
+
+def _rendered(
+    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, continued: bool
+) -> str:
+    """A conversation as the chat template writes it, up to what begins an answer, or to the last message's content.
+
+    Raises:
+        JobError: the template fails.
+    """
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("tool_use" if tools else "default") or template.get("default", "")
+    if continued:
+        *before, last = messages
+        messages = [*before, {**last, "content": last["content"] + _GOES_ON}]
+    given = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": not continued}
+    text = str(run("render", template, {**tokenizer.special_tokens_map, "documents": None, **given}))
+    if not continued:
+        return text
+    found, mark, behind = text.rpartition(_GOES_ON.rstrip())
+    if not mark:
+        raise JobError("it leaves the last message's content out")
+    return found if behind.startswith(" ") else found.rstrip()
+
+
+def call_text(name: str, arguments: object) -> str:
+    """A call of a function in Hermes' format, tags included."""
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"\n{call}\n".join(CALL_TAGS)
+
+
+_PROBED = {"name": "probe", "description": "what_it_does", "parameters": {"type": "object", "properties": {}}}
+_PROBE: list[dict[str, Any]] = [
+    {"role": "user", "content": "a"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "probe", "arguments": {"x": 1}}}],
+    },
+    {"role": "tool", "content": "b"},
+]
+
+
+def _writes_calls(tokenizer: Tokenizer) -> bool:
+    """The chat template describes tools, and writes calls of the past in Hermes' format, white space aside.
+
+    A template that does neither gets all of it as text, and so does one that has a format of its own: an answer's calls
+    are parsed in Hermes' format alone.
+    """
+    probed = {"type": "function", "function": _PROBED}
+    try:
+        written = "".join(_rendered(tokenizer, _PROBE, [probed], continued=False).split())
+    except JobError:
+        return False
+    return "what_it_does" in written and "".join(call_text("probe", {"x": 1}).split()) in written
+
+
+def _with_calls_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools, calls and their results in Hermes' format: in messages of the system, the assistant and the user."""
+    found: list[dict[str, Any]] = []
+    for before, message in zip([None, *messages], messages, strict=False):
+        content = message["content"]
+        if message["role"] == "tool":
+            result = f"<tool_response>\n{content}\n</tool_response>"
+            if before is not None and before["role"] == "tool":
+                found[-1]["content"] += f"\n{result}"
+            else:
+                found.append({"role": "user", "content": result})
+        else:
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            written = [call_text(call["name"], call["arguments"]) for call in calls]
+            found.append({"role": message["role"], "content": "\n".join([content] * bool(content) + written)})
+    if tools:
+        instructions = _INSTRUCTIONS.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        if found[0]["role"] == "system":
+            found[0]["content"] += f"\n\n{instructions}"
+        else:
+            found.insert(0, {"role": "system", "content": instructions})
+    return found
+
+
+_INSTRUCTIONS = """# Tools
+
+Functions that you can call, as JSON, one in each line:
+<tools>
+{}
+</tools>
+
+To call one, write its name and its arguments as JSON inside tags, and do so again for each further call:
+<tool_call>
+{{"name": FUNCTION, "arguments": {{ARGUMENT: VALUE}}}}
+</tool_call>
+
+What a call returns comes to you inside <tool_response></tool_response>."""
+
+
+def check_text(text: str, field: str) -> None:
+    """Raise PromptError where a text has lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PromptError(f"the {field} is not valid UTF-8: convert it, for example with iconv", field) from None
