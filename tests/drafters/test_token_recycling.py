@@ -73,7 +73,7 @@ class TestTable:
         table = SuccessorTable(2)
         table.put({(ANY, 3): 0, (ANY, 4): 1}, *found([(1, 0.5), (2, 0.25)], [(5, 0.8), (6, 0.2)]))
         table.put({(ANY, 3): 0}, *found([(7, 0.6), (8, 0.4)]))
-        for token, tokens, p in ((4, [5, 6], [0.44, 0.11]), (3, [7, 8], [0.33, 0.22])):
+        for token, tokens, p in ((4, [5, 6], [0.28, 0.07]), (3, [7, 8], [0.21, 0.14])):
             said = after(table, (9, token), 2)
             assert said.tokens == tokens
             assert np.exp(said.logprobs).tolist() == pytest.approx(p)
@@ -82,7 +82,7 @@ class TestTable:
         table = SuccessorTable(2)
         table.put({(ANY, 3): 0, (4, 3): 1}, *found([(1, 0.8), (2, 0.2)], [(2, 0.6), (7, 0.4)]))
         said = after(table, (4, 3), 4)
-        own, common = 0.75, 0.25 * 0.55
+        own, common = 0.5, 0.5 * 0.35
         want = {2: own * 0.6 + common * 0.2, 7: own * 0.4, 1: common * 0.8}
         assert said.tokens == [2, 7, 1]
         assert np.exp(said.logprobs).tolist() == pytest.approx([*want.values()])
@@ -90,7 +90,7 @@ class TestTable:
     def test_the_entropy_is_of_the_whole_distribution_whatever_the_width(self) -> None:
         table = SuccessorTable(2)
         table.put({(ANY, 3): 0}, *found([(1, 0.5), (2, 0.25)]))
-        distribution = [0.275, 0.1375, 0.5875]
+        distribution = [0.175, 0.0875, 0.7375]
         for width in (1, 2):
             said = after(table, (0, 3), width)
             assert len(said.tokens) == width
@@ -101,7 +101,7 @@ class TestTable:
         for token in (3, 4, 3, 5):
             table.put({(ANY, token): 0}, *found([(token + 1, 0.5)]))
         found_now = [np.exp(after(table, (0, token), 1).logprobs).tolist() for token in (3, 4, 5)]
-        assert found_now == [pytest.approx([0.275]), [], pytest.approx([0.275])]
+        assert found_now == [pytest.approx([0.175]), [], pytest.approx([0.175])]
         again = SuccessorTable(1, capacity=1)
         again.fill(table.entries)
         assert [c for c, _ in again.entries.contexts.tolist()] == [ANY]
@@ -160,8 +160,8 @@ def test_trees_follow_the_successors_of_each_token() -> None:
     tree = drafted(source, request_of(9, 1))
     assert tree.tokens.tolist() == [2, 3, 4, 5, 1, 5, 2, 3]
     assert tree.parents.tolist() == [-1, -1, 0, 0, 1, 1, 4, 4]
-    blend = 0.75 + 0.25 * 0.55  # tokens 1, 2 and 1, 3 have been seen, 9, 1 and 3, 1 have not
-    steps = [0.33, 0.165, 0.8 * blend, 0.1 * blend, 0.7 * blend, 0.1 * blend, 0.33, 0.165]
+    blend = 0.5 + 0.5 * 0.35  # tokens 1, 2 and 1, 3 have been seen, 9, 1 and 3, 1 have not
+    steps = [0.21, 0.105, 0.8 * blend, 0.1 * blend, 0.7 * blend, 0.1 * blend, 0.21, 0.105]
     paths = [steps[0], steps[1], *(steps[0] * x for x in steps[2:4]), *(steps[1] * x for x in steps[4:6])]
     paths += [paths[4] * x for x in steps[6:]]
     assert np.exp(tree.path_logprobs).tolist() == pytest.approx(paths)

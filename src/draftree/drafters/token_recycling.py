@@ -110,8 +110,9 @@ WIDTH = 8
 """Successors of a context that are kept, as many as in the paper."""
 CAPACITY = 1 << 16
 """Contexts that are kept, those that were seen last: 4.2 MB, and the index of their names."""
-_SURE, _FAIR = 0.75, 0.55
-"""How far the successors of the last two tokens are believed, and those of the last one where the two are not known."""
+_SURE, _FAIR = 0.5, 0.35
+"""How far the successors of the last two tokens are believed, and those of the last one where the two are not known: so
+that of first candidates with a probability of 0.20, 0.60 on average 0.18, 0.63 are right where lookup is not sure."""
 
 Context = tuple[int, int]
 """The token before the last, ANY for whatever, and the last token."""
