@@ -48,7 +48,7 @@ COMMANDS = {
     "report": Command("bench", "Report on runs of bench."),
     "profile": Command("info", "Measure what passes of a model cost on this machine."),
     "calibrate": Command("calibrate", "Make a tree for two models out of measured acceptance."),
-    "train": Command("train_classifier", "Train draft heads and classifiers."),
+    "train": Command("train", "Train draft heads and classifiers."),
 }
 """All commands, in the order of the help."""
 
