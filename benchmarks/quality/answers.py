@@ -15,7 +15,7 @@ from draftree.artifacts import write_whole
 from draftree.bench.contestants import AR, Entry
 from draftree.bench.results import AnswerRecord, read_config, read_items, read_results, read_summary
 from draftree.bench.run import encode_turns
-from draftree.bench.suites import Item, spider_databases
+from draftree.bench.suites import Item, data_folder
 from draftree.bench.summary import interval
 from draftree.errors import ConfigError
 from draftree.models.base import LanguageModel, Nodes, prefill_scored
@@ -59,7 +59,7 @@ def score_run(folder: Path, data: str | None = None, *, unsafe: bool = False, en
     items = {item.id: item for item in read_items(folder)}
     if not read_summary(folder).get("complete"):
         raise ConfigError(f"{folder} is not finished: give its command again: {config['command']}")
-    score = scorer(config["suite"], spider_databases(data), unsafe=unsafe)
+    score = scorer(config["suite"], data_folder(data) / "spider_dev" / "database", unsafe=unsafe)
     if score is None:
         raise ConfigError(f"answers to {config['suite']} have no right and wrong: take a run of another suite")
     ar = {e.label for e in (Entry(**values) for values in config["entries"]) if e.method == AR}

@@ -340,11 +340,6 @@ def _hub(name: str, dataset: str, configuration: str | None, split: str) -> Iter
         ) from None
 
 
-def spider_databases(data: str | None = None) -> Path:
-    """The folder of Spider's SQLite files."""
-    return data_folder(data) / "spider_dev" / "database"
-
-
 def _spider(folder: Path) -> Parse:
     """Questions whose database is there, with its schema.
 
