@@ -84,7 +84,7 @@ class Stats:
         reused: tokens of the prompt that a kept row had.
         steps: target passes after the prefill.
         drafted, accepted: [d] nodes at depth d + 1 that were drafted and accepted.
-        drafters: name -> what it did, the parts of an ensemble apart; a node that several proposed counts for each.
+        drafters: name -> what it did, the parts of an ensemble apart.
         out_of_context: name -> tokens that it takes, of the drafters whose context ended before the answer did: they
             drafted nothing from there on.
         drafted_layers: of beams: layers that were drafted, over all steps.

@@ -43,7 +43,7 @@ class Metrics(Observer):
         self._by_depth = counter("draftree:draft_tokens", "Drafted tokens, by depth and fate.", ["depth", "accepted"])
         self._by_drafter = counter(
             "draftree:drafter_tokens",
-            "Drafted tokens of ended requests, by drafter; one that several of an ensemble proposed counts for each.",
+            "Drafted tokens of ended requests, by drafter.",
             ["drafter", "accepted"],
         )
         self._rejected = counter("draftree:admission_rejections", "Requests that were turned away: the queue was full.")
