@@ -97,7 +97,7 @@ def test_the_default_drafter_takes_the_head_that_ships(
     model: HFModel, prompts: list[list[int]], greedy: list[list[int]]
 ) -> None:
     made = draftree.load_drafter("auto", model, policy("opt-tree"))
-    assert made.name == "lookup+recycle+head"
+    assert made.name == "lookup+head"
     got = Engine(model, Speculation(made, 16)).generate(prompts[:1], SamplingParams(max_tokens=TOKENS))[0]
     _agree(model, prompts[0], greedy[0], got.token_ids, SamplingParams())
     assert got.stats.mal > 1.5
@@ -106,7 +106,7 @@ def test_the_default_drafter_takes_the_head_that_ships(
 def test_the_target_of_the_head_is_known_by_its_weights() -> None:
     weights, _ = load_stock("smollm2", dtype="bfloat16")
     made = draftree.load_drafter("auto", HFModel(weights, name="mine", self_test=False), policy("opt-tree"))
-    assert made.name == "lookup+recycle+head"
+    assert made.name == "lookup+head"
 
 
 def test_greedy_ids_equal_with_a_drafting_model(

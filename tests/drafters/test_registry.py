@@ -31,7 +31,7 @@ from ..tiny import save_tiny, tiny
 
 Captured = pytest.CaptureFixture[str]
 
-ALL = "lookup+recycle+head"
+ALL = "lookup+head"
 PROMPT = [3, 14, 15, 9, 2, 6, 14, 15]
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 
@@ -147,15 +147,15 @@ def test_figures_traces_and_explanations_say_what_it_is(
     assert run([*asked, "--explain"]) == 0
     printed = capsys.readouterr().err
     assert f"{ALL}, auto, match: 12 tokens" in printed
-    assert all(f"drafter {part}, now" in printed for part in ("lookup", "recycle", "head tiny"))
+    assert all(f"drafter {part}, now" in printed for part in ("lookup", "head tiny"))
     begun = next(read_trace(trace))
     assert isinstance(begun, RunRecord)
     assert (begun.labels, begun.drafter["name"]) == ({"drafter": ALL, "method": "auto"}, ALL)
 
 
 def test_what_it_recycles_is_kept_in_a_file(model: str, shipped: Path, tmp_path: Path) -> None:
-    asked = ["generate", "the cat", "--target", model, "--max-tokens", "9", "--recycle-file", str(tmp_path / "seen")]
-    assert run(asked) == 0
+    asked = ["generate", "the cat", "--target", model, "--max-tokens", "9", "--drafter", "recycle"]
+    assert run([*asked, "--recycle-file", str(tmp_path / "seen")]) == 0
     assert (tmp_path / "seen").exists()
 
 

@@ -51,7 +51,7 @@ from .options import (
     with_options,
 )
 
-DEFAULT_DRAFTER = "lookup+recycle+head"
+DEFAULT_DRAFTER = "lookup+head"
 _MOST_REPEATS = 10_000
 """Each has a seed, and a line for each contestant and prompt: beyond them no plan fits the memory."""
 _HASHED = 64 << 20

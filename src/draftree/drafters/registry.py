@@ -146,7 +146,7 @@ SOURCES = (
 _BY_PATH = SourceKind(names=(), summary="")
 _BY_NAME = {name: kind for kind in SOURCES for name in kind.names}
 DRAFTERS = {
-    AUTO: "lookup; lookup+recycle+head where a head comes, but on llama.cpp (head where children are drawn)",
+    AUTO: "lookup; lookup+head where a head comes, but on llama.cpp (head where children are drawn)",
     **{", ".join(kind.names): kind.summary for kind in SOURCES},
     NONE: "no drafting: AR decoding",
 }
@@ -340,7 +340,7 @@ def resolved(
 ) -> DrafterSpec:
     """What "auto" stands for: the best that is there for a target. Any other drafter stands for itself.
 
-    It is the drafter that the policy was made for, if it was made for one that is there; else lookup+recycle+head for
+    It is the drafter that the policy was made for, if it was made for one that is there; else lookup+head for
     a target that a head comes for and pays with, without ``learning`` that head alone, but lookup for a policy that
     weighs costs where a second token in a pass costs more than heads gain; else lookup.
     """
@@ -351,7 +351,7 @@ def resolved(
         return DrafterSpec.parse(policy.made_for.drafter)
     if not shipped or (isinstance(policy, AutoTree) and _second_token(target) > _RIGHT):
         return DrafterSpec.parse("lookup")
-    return DrafterSpec.parse("lookup+recycle+head" if learning else "head")
+    return DrafterSpec.parse("lookup+head" if learning else "head")
 
 
 def _second_token(target: LanguageModel) -> float:
