@@ -32,20 +32,6 @@ def test_the_empty_tree_has_no_nodes_no_depth_and_gains_the_bonus_token() -> Non
     assert empty.children(ROOT) == []
 
 
-def test_the_nodes_of_a_chain_are_each_the_child_of_the_one_before() -> None:
-    chain = DraftTree.chain([7, 8, 9])
-    assert (chain.tokens.tolist(), chain.parents.tolist(), chain.depths.tolist()) == ([7, 8, 9], [-1, 0, 1], [1, 2, 3])
-
-
-def test_the_path_logprobs_of_a_chain_are_running_sums() -> None:
-    chain = DraftTree.chain([7, 8, 9], [-0.5, -0.25, -1.0])
-    assert chain.path_logprobs.tolist() == [-0.5, -0.75, -1.75]
-
-
-def test_a_chain_without_tokens_is_empty() -> None:
-    assert len(DraftTree.chain([])) == 0
-
-
 def test_depth_is_that_of_the_deepest_node() -> None:
     assert tree([ROOT, ROOT, 0, 1, 3]).depth == 3
 

@@ -28,6 +28,12 @@ Path = tuple[int, ...]
 """Tokens from the root (left out) down to a node; () is the root."""
 
 
+def chain_tree(tokens: Sequence[int], logprob: float = 0.0) -> DraftTree:
+    """Tokens in order, each the child of the one before, of this draft log-probability."""
+    depths = np.arange(len(tokens)) + 1
+    return DraftTree.of(tokens, depths - 2, depths, logprob * depths, np.zeros(len(tokens)))
+
+
 class ToyModel:
     """A ``LanguageModel`` whose next-token logits depend on the last two tokens and on the position.
 

@@ -67,7 +67,7 @@ class DrafterStats:
     """What one drafter did for one request.
 
     Attributes:
-        drafted: nodes that it proposed, alone or beside other drafters of its ensemble.
+        drafted: nodes that it proposed.
         accepted: of these, accepted.
     """
 

@@ -9,7 +9,7 @@ as parent -1. Nodes are numbered in level order, so a parent's number is always 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -126,13 +126,6 @@ class DraftTree:
     def empty(cls) -> DraftTree:
         """The tree without nodes: its verification is one AR step."""
         return _EMPTY
-
-    @classmethod
-    def chain(cls, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> DraftTree:
-        """A tree of width 1: ``tokens`` in order, each the child of the one before."""
-        n = len(tokens)
-        steps = np.zeros(n, np.float32) if logprobs is None else np.asarray(logprobs, np.float32)
-        return cls.of(tokens, np.arange(n) + ROOT, np.arange(n) + 1, steps.cumsum(), np.zeros(n))
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -29,6 +29,7 @@ from .. import tiny_gguf
 from ..heads import trained
 from ..pairs import costs, source, target
 from ..tiny import VOCAB
+from ..toy import chain_tree
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 POLICIES = [Eagle2Tree(4, 5), OptTree(0.01, 6), ClassifierTree(joint, 0.05, 6, 6, 6), ClassifierTree(joint, 0.05, 1)]
@@ -92,7 +93,7 @@ class Spy:
 def outcome(nodes: int, taken: int, draft: float = 0.5, passes: int = 2) -> Outcome:
     made = Request([1] * 10, SamplingParams(), 9, frozenset(), NoText())
     made.ids += [1] * taken
-    tree = DraftTree.chain([1] * nodes) if nodes else DraftTree.empty()
+    tree = chain_tree([1] * nodes) if nodes else DraftTree.empty()
     return Outcome(made, tree, [], [1] * taken, taken, StepCost(1, draft, 9.0, 0.25, passes))
 
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget
 from draftree.errors import ConfigError
-from draftree.policies.base import GrowthPolicy, Plan, highest
+from draftree.policies.base import GrowthPolicy, Plan, best_per_row
 from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.request import Outcome, Request, Stats, StepCost
 from draftree.tree import DraftTree
 
-from ..toy import Path, Script, ScriptedScorer, trees_of
+from ..toy import Path, Script, ScriptedScorer, chain_tree, trees_of
 
 TINY = 1e-9
 """A threshold that any gain passes."""
@@ -150,7 +150,7 @@ def test_batched_trees_are_what_each_is_alone(policy: GrowthPolicy) -> None:
 
 
 def outcome(depth: int, taken: int, draft: float, verify: float) -> Outcome:
-    tree = DraftTree.chain([1] * depth)
+    tree = chain_tree([1] * depth)
     request = Request.__new__(Request)
     request.stats = Stats(steps=1)
     return Outcome(request, tree, [], [1] * taken, taken, StepCost(1, draft, verify, 0.0, depth))
@@ -180,7 +180,7 @@ def test_best_paths_are_closed_under_parents_when_scores_tie() -> None:
     sure: Script = lambda row, path: ([1, 2], [0.0, -math.inf], 0.0)  # noqa: E731
     tree = trees_of(ScriptedScorer(sure), OptTree(TINY, 10), [Budget(4)])[0]
     assert tree.parents.tolist() == [-1, 0, 1, 2]
-    assert highest([0.0, 0.0, 0.0], 2) == [True, True, False]
+    assert best_per_row([0.0, 0.0, 0.0], [0, 0, 0], [2]) == [True, True, False]
 
 
 def best_first(script: Script, nodes: int) -> set[Path]:

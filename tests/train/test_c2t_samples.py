@@ -40,7 +40,7 @@ from draftree.tree import DraftTree, Drawing
 from ..heads import trained
 from ..pairs import drafter, source, target
 from ..tiny import VOCAB
-from ..toy import ScriptedScorer
+from ..toy import ScriptedScorer, chain_tree
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8], [4, 5, 6]]
 P = list(FEATURES).index("probability")
@@ -114,7 +114,7 @@ def test_full_trees_have_a_thousand_nodes_and_are_not_pruned() -> None:
 
 
 def test_thinning_keeps_all_that_was_accepted_and_a_share_of_the_rest() -> None:
-    tree = DraftTree.chain([1] * 2000)
+    tree = chain_tree([1] * 2000)
     whole = samples_of(tree, list(range(100)), 3)
     some = thinned(whole, 0.1, torch.Generator().manual_seed(0))
     assert int(some.accepted.sum()) == 100

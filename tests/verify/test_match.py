@@ -24,7 +24,7 @@ from draftree.tree import ROOT, DraftTree
 from draftree.verify.match import Verdict, match
 
 from ..test_tree import tree
-from ..toy import ToyModel, distribution
+from ..toy import ToyModel, chain_tree, distribution
 from .chances import Chance, outcomes
 
 PROMPT = [1, 0, 2]
@@ -283,7 +283,7 @@ def note_in(seen: list[list[int]]) -> Callable[[NDArray[np.int64], NDArray[np.fl
 def test_a_processor_sees_what_was_drawn_before_and_only_where_the_walk_goes() -> None:
     """They saw histories that never happen while another request of the batch walked on; a grammar could raise."""
     seen, other = list[list[int]](), list[list[int]]()
-    drafted = DraftTree.chain([1, 2, 3])
+    drafted = chain_tree([1, 2, 3])
     rows = np.zeros((8, 5), np.float32)
     rows[:4, 4] = 9.0  # the first request draws 4 at once
     rows[range(4, 8), [1, 2, 3, 4]] = 9.0  # the second accepts everything

@@ -285,15 +285,10 @@ def descending(scores: Sequence[float]) -> list[int]:
     return sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
 
 
-def highest(scores: Sequence[float], count: int) -> list[bool]:
-    """[N] the ``count`` highest scores; ties go to the earlier entry."""
-    return best_per_row(scores, [0] * len(scores), [count])
-
-
 def highest_in_budget(scores: Sequence[Sequence[float]], budgets: Sequence[Budget]) -> list[list[bool] | None]:
     """What ``GrowthPolicy.prune`` returns where the nodes of highest scores are verified; [P] scores a pool."""
     return [
-        None if len(own) <= budget.nodes else highest(own, budget.nodes)
+        None if len(own) <= budget.nodes else best_per_row(own, [0] * len(own), [budget.nodes])
         for own, budget in zip(scores, budgets, strict=True)
     ]
 

@@ -10,6 +10,7 @@ from draftree.policies.auto.gain import Record, Selection
 from draftree.request import Outcome, StepCost
 from draftree.tree import DraftTree
 
+from ...toy import chain_tree
 from .test_policy import ME, Fake
 
 FLAT = Curve([1.0] * 9, [1.0] * 9)
@@ -19,7 +20,7 @@ def step(selection: Selection, accepted: int, seconds: float, drafted: int = 4) 
     """One step in which the first drafter took so many AR passes, if it drafted."""
     price = selection.begin([Fake()], FLAT, ARPass(64, 1))
     on = any(price.enabled)
-    tree, path = (DraftTree.chain([1] * drafted), list(range(accepted))) if on else (DraftTree.empty(), [])
+    tree, path = (chain_tree([1] * drafted), list(range(accepted))) if on else (DraftTree.empty(), [])
     tokens = [1] * (len(path) + 1)
     cost = StepCost(1, seconds if on else 0.0, 1.0, 0.0, 0)
     outcome = Outcome(Fake(), tree, path, tokens, len(tokens), cost)
