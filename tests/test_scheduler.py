@@ -13,9 +13,6 @@ from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, QueueFullError
 from draftree.models.base import Row
 from draftree.text.detokenizer import NoText
-from draftree.tree import DraftTree
-
-_NONE = DraftTree.empty().tokens
 
 
 def job(slots: int = 10, *, priority: int = 0, arrival: float = 0.0, timeout: float | None = None) -> Job:

@@ -71,7 +71,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-PENALTY = as_processor(RepetitionPenaltyLogitsProcessor(1.2))
 PARAMS = [
     SamplingParams(max_tokens=14),
     SamplingParams(

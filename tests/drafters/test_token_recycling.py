@@ -43,7 +43,6 @@ from ..toy import ToyModel
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26]]
 TOKENS = 20
-NEVER = float("-inf")
 
 
 def found(*distributions: list[tuple[int, float]]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
