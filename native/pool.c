@@ -12,7 +12,7 @@
 enum {
     /* A worker waits for the next task this many pauses (half a millisecond: a step's Python fits in), then sleeps: to
      * be woken takes longer than a short pass's layers. */
-    PAUSES_BEFORE_SLEEP = 20000,
+    PAUSES_BEFORE_SLEEP = 60000,
     /* At a barrier the others are on their way: only a CPU that another process holds makes the wait long. */
     PAUSES_BEFORE_YIELD = 2000,
     /* Nanoseconds of a wait that a system's scheduler makes, not an uneven share of the work. */

@@ -307,7 +307,11 @@ class NativeHead(NativeRows):
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
-        self.prune(row, path, len(path))
+        own = self.own(row)
+        super().commit(own, path)
+        if len(path):
+            own.last, own.root = own.drafted[path[-1]], None
+        own.drafted = []
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
