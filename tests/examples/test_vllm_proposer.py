@@ -44,11 +44,11 @@ def config(tokens: int, longest: int = 100) -> SimpleNamespace:
 
 
 def test_rows_get_chains_of_their_own_lengths() -> None:
-    texts = np.array([[1, 2, 3, 4, 1, 2, 0], [5, 6, 7, 8, 9, 0, 0], [1, 2, 3, 4, 1, 2, 0]])
+    texts = np.array([[1, 2, 3, 4, 5, 1, 2, 0], [5, 6, 7, 8, 9, 0, 0, 0], [1, 2, 3, 4, 5, 1, 2, 0]])
     proposer = ChainProposer(config(3))
-    assert proposer.propose([[2], [9], []], np.array([6, 5, 6]), texts, slot_mappings=None) == [[3, 4, 1], [], []]
-    texts[0, 5:7] = 9, 9
-    assert proposer.propose([[9], [9], []], np.array([7, 5, 6]), texts) == [[], [], []]
+    assert proposer.propose([[2], [9], []], np.array([7, 5, 7]), texts, slot_mappings=None) == [[3, 4], [], []]
+    texts[0, 6:8] = 9, 9
+    assert proposer.propose([[9], [9], []], np.array([8, 5, 7]), texts) == [[], [], []]
 
 
 def test_nothing_is_drafted_beyond_the_context() -> None:

@@ -14,6 +14,7 @@ from itertools import compress
 from typing import NamedTuple
 
 from ...models.cost_profile import Profile
+from ...models.protocols import DraftHead
 from ...request import Outcome, Request, StepCost
 from ..base import SourceInfo
 from .costs import ARPass, Curve
@@ -24,8 +25,8 @@ _CHEAP = 0.02
 """A drafter that takes no more of an AR pass always drafts."""
 _READS = 32
 """Tokens that a model reads beside a proposal; more of a text count as reading it first."""
-_GUESS = 0.6
-"""How often the first candidate of a draft model or head is right, as long as nothing is known."""
+_FIRST, _FIRST_OF_MODEL = (0.6, 1), (1.6, 3)
+"""Tokens that a proposal gains, and its layers, as long as nothing is known: of a head or texts, of a draft model."""
 _WEIGHT = 1.0
 """Steps that a guess counts for."""
 _KEEP, _KEEP_UNUSED = 0.94, 0.98
@@ -78,8 +79,10 @@ class Record:
 
     def value(self, curve: Curve, ar: ARPass, pace: float) -> float:
         """Expected tokens of a step beyond those of the time that drafting takes, in AR passes."""
-        one = curve.below[min(ar.batch, len(curve.below) - 1)] - curve.seconds[0]
-        guess = _GUESS - pace * (one + self.layer(ar)) / curve.seconds[0]
+        model = self.source.model if self.source else None
+        gain, layers = _FIRST if model is None or isinstance(model, DraftHead) else _FIRST_OF_MODEL
+        nodes = min(layers * ar.batch, len(curve.below) - 1)
+        guess = gain - pace * (curve.below[nodes] - curve.seconds[0] + layers * self.layer(ar)) / curve.seconds[0]
         return (_WEIGHT * guess + self._gained - pace * self._spent) / (_WEIGHT + self._weight)
 
     def pays(self, requests: Sequence[Request], curve: Curve, ar: ARPass, pace: float) -> bool:
