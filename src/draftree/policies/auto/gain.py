@@ -25,7 +25,7 @@ _CHEAP = 0.02
 """A drafter that takes no more of an AR pass always drafts."""
 _READS = 32
 """Tokens that a model reads beside a proposal; more of a text count as reading it first."""
-_FIRST, _FIRST_OF_MODEL = (0.6, 1), (1.6, 3)
+_FIRST, _FIRST_OF_MODEL = (0.6, 1), (2.0, 3)
 """Tokens that a proposal gains, and its layers, as long as nothing is known: of a head or texts, of a draft model."""
 _WEIGHT = 1.0
 """Steps that a guess counts for."""
