@@ -101,9 +101,10 @@ class Record:
         if not layer:
             self._scale = seconds / layers
             return seconds
-        counted = min(_MOST, max(1 / _MOST, seconds / layers / layer))
+        expected = (layers + 1) * layer  # it reads what was committed, too
+        counted = min(_MOST, max(1 / _MOST, seconds / expected))
         self._scale *= 0.95 + 0.05 * counted
-        return counted * layers * layer
+        return counted * expected
 
     def learn(self, gained: float, spent: float) -> None:
         """In one step it has gained so many tokens a request and spent so many AR passes."""
