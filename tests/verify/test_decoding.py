@@ -193,6 +193,12 @@ def test_block_takes_chains_only(method: str) -> None:
         load_engine("./never-loaded", SpeculationParams(method=made, verification="block"))
 
 
+def test_a_refused_method_is_named_as_it_was_given() -> None:
+    for method in ("auto", "opt-tree", "static"):
+        with pytest.raises(ConfigError, match=f"verification block with method {method}, which"):
+            SpeculationParams(method=method, verification="block")
+
+
 def test_a_misspelt_scheme_is_answered_with_the_nearest_and_all_names() -> None:
     with pytest.raises(UnknownNameError, match="did you mean multi-round.*top1-residual"):
         Engine(ToyModel(), Speculation(scheme=find_scheme("multiround")))

@@ -74,7 +74,8 @@ class SpeculationParams:
         check_corpus(spec, self.corpus)
         budget = node_budget(policy, self.nodes)
         if str(spec) != NONE:
-            scheme.check(policy, budget, learns(spec, self.corpus))
+            method = self.method if isinstance(self.method, str) else ""
+            scheme.check(policy, budget, learns(spec, self.corpus), method and f"method {method}")
         for name, value in (("spec", spec), ("policy", policy), ("scheme", scheme)):
             object.__setattr__(self, name, value)
 

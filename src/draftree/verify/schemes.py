@@ -68,22 +68,23 @@ class Scheme(ABC):
     ) -> list[Verdict]:
         """Verify a batch of trees (``match.match`` for the arguments)."""
 
-    def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False) -> None:
+    def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False, method: str = "") -> None:
         """Raise ConfigError unless trees that ``policy`` shapes, of up to ``nodes`` nodes, can be verified.
 
         Args:
             learns: what the drafter predicts depends on other requests (``DraftSource.learns``).
+            method: what people call the policy; by default its class.
         """
         if self.drawing.random and learns:
             raise ConfigError(
-                f"verification {self.name} draws children: a cascade draws none, and recycle, ensembles and corpora of "
-                "outputs learn from all requests, so that a seed would not give the same text again: use verification "
-                "match, or drafter auto"
+                f"verification {self.name} draws children: cascades and ensembles draw none, and recycle and corpora "
+                "of outputs learn from all requests, so that a seed would not give the same text again: use "
+                "verification match, or drafter auto"
             )
         if self.drawing.random and policy.by_value:
             raise ConfigError(
-                f"verification {self.name} with {type(policy).__name__}: that policy ranks or prunes siblings by their "
-                "probabilities, and drawn siblings must not be: use verification match, or a method such as static"
+                f"verification {self.name} with {method or type(policy).__name__}, which ranks or prunes siblings by "
+                "their probabilities, where they must be drawn: use verification match, or a method such as static"
             )
 
 
@@ -179,12 +180,12 @@ class Block(_OneByOne):
     summary = "a drawn chain verified as a whole: the most that one chain can give"
     drawing = Drawing.WITHOUT_REPLACEMENT
 
-    def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False) -> None:
-        super().check(policy, nodes, learns)
+    def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False, method: str = "") -> None:
+        super().check(policy, nodes, learns, method)
         if (width := policy.width_for(nodes)) > 1:
             raise ConfigError(
-                f"verification block with {type(policy).__name__} of width {width}: it verifies chains only: use "
-                "method chain or early-stop, or verification multi-round"
+                f"verification block with {method or type(policy).__name__}, which makes trees of width {width}: it "
+                "verifies chains only: use method chain or early-stop, or verification multi-round"
             )
 
     def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
