@@ -39,7 +39,7 @@ from ..gguf.gguf_file import GGUFHeader, fingerprint
 from ..processors import default_threads
 from .architecture import Description, describe
 from .binding import VERSION, WARPING, CEdits, Loaded, LoadedModel
-from .native_rows import NativeRows
+from .native_rows import NativeRow, NativeRows
 from .vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
@@ -191,9 +191,16 @@ class NativeModel(NativeRows):
         """Which hidden states are kept."""
         return FeatureSpec(self._loaded.tracked)
 
-    @property
-    def _kept(self) -> FeatureSpec:
-        return self.tracked
+    @exclusive
+    def open(self) -> Row:
+        """A new row (``LanguageModel.open``)."""
+        return self._add(NativeRow(self._loaded.open(), kept=self.tracked))
+
+    @exclusive
+    def states(self, row: Row, first: int, count: int) -> NDArray[np.float32]:
+        """[count, F] hidden states that a row keeps of its tokens, and behind them of its nodes, from ``first`` on."""
+        own = self.own(row)
+        return self._loaded.states(own.slot, first, count, len(own.kept.layers)).reshape(count, -1)
 
     @exclusive
     def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:

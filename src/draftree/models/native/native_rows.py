@@ -9,7 +9,6 @@ from threading import RLock
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import CacheError
 from ...scores import LastScores
@@ -56,14 +55,9 @@ class NativeRows:
         self.forget_rows()
 
     def forget_rows(self) -> None:
-        """Have no rows, which are another's."""
+        """Begin without rows: those of the model that this is a copy of stay that model's."""
         self.pass_seconds = 0.0
         self._open = {}
-
-    @property
-    def _kept(self) -> FeatureSpec:
-        """Which hidden states new rows keep."""
-        return FeatureSpec()
 
     @property
     def rows(self) -> int:
@@ -77,11 +71,6 @@ class NativeRows:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""
         return sum(lengths) * self._loaded.token_bytes <= self.cache_bytes
 
-    @exclusive
-    def open(self) -> Row:
-        """A new row (``LanguageModel.open``)."""
-        return self._add(NativeRow(self._loaded.open(), kept=self._kept))
-
     def _add(self, row: R) -> R:
         self._open[row.slot] = row
         return row
@@ -91,12 +80,6 @@ class NativeRows:
         if (found := self._open.get(row.slot)) is row and found is not None:
             return found
         raise CacheError("the row is closed, or another model's: open its prompt again")
-
-    @exclusive
-    def states(self, row: Row, first: int, count: int) -> NDArray[np.float32]:
-        """[count, F] hidden states that a row keeps of its tokens, and behind them of its nodes, from ``first`` on."""
-        own = self.own(row)
-        return self._loaded.states(own.slot, first, count, len(own.kept.layers)).reshape(count, -1)
 
     def _pass(self, rows: Sequence[NativeRow], nodes: Sequence[Nodes], *sources: Numbers) -> list[int]:
         """One pass over new nodes of rows; of how many of each the scores are wanted."""
