@@ -23,7 +23,8 @@ from draftree.models.native.architecture import Hyperparameters
 from draftree.models.native.head_binding import CHead, HeadDescription, LoadedHead
 from draftree.models.native.native_head import NativeHead, describe_head
 from draftree.models.native.native_model import NativeModel
-from draftree.scores import Edit
+from draftree.sampling.warping import Warping
+from draftree.scores import Draft, Edit
 
 from .damage import EXTREMES
 
@@ -32,7 +33,7 @@ _SIZES = ("layers", "rope_size", "rope_tables")
 
 
 def walk(head: NativeHead, target: NativeModel, random: np.random.Generator) -> None:
-    """Read, draft, fork and close rows in any order; several of them in one pass."""
+    """Read, read again, draft, fork and close rows, several of them in one pass."""
     vocab = target.capabilities.vocab_size
     texts = [random.integers(0, vocab, n).tolist() for n in random.integers(1, 200, 3)]
     targets: list[Row] = [prefill(target, text) for text in texts]
@@ -40,6 +41,7 @@ def walk(head: NativeHead, target: NativeModel, random: np.random.Generator) -> 
     for step in range(4):
         fresh = [text[row.length + 1 :] for text, row in zip(texts, rows, strict=True)]
         head.read(rows, fresh, targets)
+        head.read(rows, [[]] * len(rows), targets)
         for level in range(3):
             nodes = []
             for row, count in zip(rows, random.integers(0, 6, 3).tolist(), strict=True):
@@ -48,7 +50,9 @@ def walk(head: NativeHead, target: NativeModel, random: np.random.Generator) -> 
             scores = head.extend(rows, nodes)
             slots = range(scores.starts[-1])
             mask = random.integers(0, 2**32, (vocab + 31) // 32, dtype=np.uint32)
-            scores.top(slots, 5, [Edit(mask=mask)] * len(slots))
+            draft = Draft([Warping(0.8)] * len(slots), random.integers(0, 2**63, len(slots)).tolist())
+            for of in (None, draft):
+                scores.top(slots, 5, [Edit(mask=mask)] * len(slots), of)
             if len(slots):
                 scores.logits(slots)
         for b, row in enumerate(rows):
