@@ -139,11 +139,14 @@ static int is_scored(const Head *head, const Row *row, int32_t token) {
     return 0;
 }
 
-/* Pack the learned rows anew from the tile of row `first` on; rows: memory for those of a tile. */
-static void pack_learned(const Model *model, Row *row, int32_t first, uint8_t *rows) {
+/* Pack the learned rows from the tile of row `first` on. */
+static int pack_learned(const Model *model, Row *row, int32_t first) {
     const Model *target = model->head->target;
     const TensorPlace *place = &target->output_place;
     const size_t row_bytes = format_row_bytes(place->format, place->columns);
+    uint8_t *rows = malloc(TILE_ROWS * row_bytes);
+    if (!rows)
+        return DRAFTREE_NO_MEMORY;
     for (int32_t tile = first / TILE_ROWS; tile * TILE_ROWS < row->learned_count; tile++) {
         const Learned *learned = row->learned + tile * TILE_ROWS;
         const int32_t left = row->learned_count - tile * TILE_ROWS, count = left < TILE_ROWS ? left : TILE_ROWS;
@@ -153,6 +156,8 @@ static void pack_learned(const Model *model, Row *row, int32_t first, uint8_t *r
         pack_tile(place->format, place->columns, rows, row_bytes, count,
                   row->learned_tiles + (size_t)tile * model->cache.learned_tile_bytes);
     }
+    free(rows);
+    return DRAFTREE_OK;
 }
 
 int draftree_learn(Model *model, int32_t row, const int32_t *tokens, int32_t count) {
@@ -166,10 +171,8 @@ int draftree_learn(Model *model, int32_t row, const int32_t *tokens, int32_t cou
             return DRAFTREE_BAD_TOKEN;
     if (!model->cache.learned_tile_bytes)
         return DRAFTREE_OK;
-    const TensorPlace *place = &model->head->target->output_place;
-    uint8_t *rows = malloc(TILE_ROWS * format_row_bytes(place->format, place->columns));
     const int32_t first = found->learned_count;
-    int error = rows ? DRAFTREE_OK : DRAFTREE_NO_MEMORY;
+    int error = DRAFTREE_OK;
     for (int32_t i = 0; i < count && !error; i++) {
         if (is_scored(model->head, found, tokens[i]))
             continue;
@@ -177,11 +180,10 @@ int draftree_learn(Model *model, int32_t row, const int32_t *tokens, int32_t cou
         if (!error)
             found->learned[found->learned_count++] = (Learned){tokens[i], found->length + i + 1};
     }
+    if (!error && found->learned_count > first)
+        error = pack_learned(model, found, first);
     if (error)
         found->learned_count = first;
-    else if (found->learned_count > first)
-        pack_learned(model, found, first, rows);
-    free(rows);
     return error;
 }
 
