@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import pairwise
 from threading import Lock
-from typing import NamedTuple
 
 from ...errors import PromptError
+from ..gguf.gguf_tokens import Piece, PieceDecoder
 from .library import Library
 
 _UNKNOWN, _UNUSED, _CONTROL, _USER_DEFINED, _STRIPS = 1, 2, 8, 16, 128
@@ -32,14 +32,7 @@ _LONGEST = 2**20
 _stacks = Lock()
 
 
-class _Piece(NamedTuple):
-    """A token's text in bytes."""
-
-    text: bytes
-    special: bool
-
-
-class LlamaTokenizer:
+class LlamaTokenizer(PieceDecoder):
     """A ``draftree.text.tokenizer.Tokenizer`` of a GGUF file; several threads may use it at once.
 
     Text is encoded by llama.cpp, up to ``_TOGETHER`` special tokens a call. Tokens are decoded in Python, from their
@@ -58,9 +51,7 @@ class LlamaTokenizer:
         """
         self.chat_template: str | dict[str, str] | None = chat_template
         self._library, self._vocab, self._owner = library, vocab, owner
-        self._size: int = library.vocab_n_tokens(vocab)
-        self._pieces: dict[int, _Piece] = {}
-        # SentencePiece puts a space in front of a text, which is not the text's own.
+        super().__init__(library.vocab_n_tokens(vocab))
         self._prefixed = self._join(bare := self._tokenize("a", special=False)).startswith(b" ")
         whole = self._tokenize("a", special=True)
         begins = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), len(whole))
@@ -101,40 +92,13 @@ class LlamaTokenizer:
             )
         return call() if run <= _RUN else _with_stack(run * _STACK, call)
 
-    def decode(
-        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
-    ) -> str:
-        """The text of ids; bytes that are no character become U+FFFD.
-
-        Args:
-            clean_up_tokenization_spaces: without effect: no space is removed.
-        """
-        text = self._join(token_ids, skip_special_tokens)
-        return text[self._prefixed and text.startswith(b" ") :].decode(errors="replace")
-
-    def _join(self, ids: Sequence[int], skip_special: bool = False) -> bytes:
-        pieces = map(self._piece, ids)
-        return b"".join(piece.text for piece in pieces if not (skip_special and piece.special))
-
-    def _piece(self, token: int) -> _Piece:
-        """A token's text; none of one beyond the vocabulary, of which output layers may have some."""
-        piece = self._pieces.get(token)
-        if piece is None:
-            piece = self._pieces[token] = self._read(token) if 0 <= token < self._size else _Piece(b"", False)
-        return piece
-
-    def _read(self, token: int) -> _Piece:
+    def _read(self, token: int) -> Piece:
         count = -_BYTES
         while count < 0:
             buffer = ctypes.create_string_buffer(-count)
             count = self._library.token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
         special = self._library.vocab_get_attr(self._vocab, token) & (_UNKNOWN | _CONTROL)
-        return _Piece(buffer.raw[:count], bool(special))
-
-    def spelling(self) -> tuple[list[bytes], list[int]]:
-        """The bytes of each token, and the ids of special ones."""
-        pieces = [self._piece(token) for token in range(self._size)]
-        return [piece.text for piece in pieces], [token for token, piece in enumerate(pieces) if piece.special]
+        return Piece(buffer.raw[:count], bool(special))
 
     @cached_property
     def special_tokens_map(self) -> Mapping[str, str]:

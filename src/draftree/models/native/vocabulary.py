@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import regex  # type: ignore[import-untyped]
@@ -13,6 +12,7 @@ from gguf.constants import Keys, TokenType
 
 from ...errors import PromptError
 from ..gguf.gguf_file import GGUFHeader
+from ..gguf.gguf_tokens import Piece, PieceDecoder
 from .bpe import AddedTokens, BytePairs, split
 from .header_reader import damaged, unsupported
 from .pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -48,14 +48,7 @@ _RIGHT_STRIPPED = ("phi-3", "phi3")
 _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
 
-class _Spelling(NamedTuple):
-    """A token's text in bytes."""
-
-    text: bytes
-    special: bool
-
-
-class GGUFTokenizer:
+class GGUFTokenizer(PieceDecoder):
     """A ``draftree.text.tokenizer.Tokenizer`` of a GGUF file; several threads may use it at once.
 
     Attributes:
@@ -73,7 +66,8 @@ class GGUFTokenizer:
             raise unsupported(header, f"the tokenizer {model!r}")
         self.chat_template: str | dict[str, str] | None = header.chat_template
         self._texts, self._kinds = _texts(header), _kinds(header)
-        self._ids = dict(zip(self._texts, range(len(self._texts)), strict=True))
+        super().__init__(len(self._texts))
+        self._ids = dict(zip(self._texts, range(self._size), strict=True))
         self.eos_ids = self._read_ends(header, _DEFAULTS[model][1])
         names = zip(("bos", "eos"), (Keys.Tokenizer.BOS_ID, Keys.Tokenizer.EOS_ID), _DEFAULTS[model], strict=True)
         self._named = {name: self._named_token(header, key, default) for name, key, default in names}
@@ -94,12 +88,11 @@ class GGUFTokenizer:
         self._patterns, self._added = patterns, self._read_added(header)
         self._begin = self._edge(header, Keys.Tokenizer.ADD_BOS, "bos", begins)
         self._end = self._edge(header, Keys.Tokenizer.ADD_EOS, "eos", False)
-        self._pieces: dict[int, _Spelling] = {}
 
     def _named_token(self, header: GGUFHeader, key: str, default: int) -> int | None:
         """The token under a key, or the default, where there is such a token."""
         named = *(header.numbers(key) or ())[:1], default
-        return next((token for token in named if token < len(self._texts)), None)
+        return next((token for token in named if token < self._size), None)
 
     def _read_ends(self, header: GGUFHeader, default: int) -> frozenset[int]:
         """Tokens that end a text; those that are found by their texts become control tokens.
@@ -169,35 +162,11 @@ class GGUFTokenizer:
             elif self._unknown is not None:
                 yield self._unknown
 
-    def decode(
-        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
-    ) -> str:
-        """The text of ids; bytes that are no character become U+FFFD.
-
-        Args:
-            clean_up_tokenization_spaces: without effect: no space is removed.
-        """
-        pieces = [self._pieces.get(token) or self._piece(token) for token in token_ids]
-        text = b"".join([piece.text for piece in pieces if not (skip_special_tokens and piece.special)])
-        return text[self._prefixed and text.startswith(b" ") :].decode(errors="replace")
-
-    def _piece(self, token: int) -> _Spelling:
-        """A token's text; none of one beyond the vocabulary, of which output layers may have some."""
-        piece = self._pieces.get(token)
-        if piece is None:
-            piece = self._pieces[token] = self._read(token) if 0 <= token < len(self._texts) else _Spelling(b"", False)
-        return piece
-
-    def _read(self, token: int) -> _Spelling:
+    def _read(self, token: int) -> Piece:
         kind, text = self._kinds[token], self._texts[token]
         if kind in _FOUND:
-            return _Spelling(text.encode(), kind in _SPECIAL)
-        return _Spelling(self._spell(text, kind), False)
-
-    def spelling(self) -> tuple[list[bytes], list[int]]:
-        """The bytes of each token, and the ids of special ones."""
-        pieces = [self._piece(token) for token in range(len(self._texts))]
-        return [piece.text for piece in pieces], [token for token, piece in enumerate(pieces) if piece.special]
+            return Piece(text.encode(), kind in _SPECIAL)
+        return Piece(self._spell(text, kind), False)
 
     @cached_property
     def special_tokens_map(self) -> Mapping[str, str]:
