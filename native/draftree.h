@@ -63,7 +63,7 @@ enum {
     MODEL_TENSORS,
 };
 
-/* Of a draft head besides; all may be missing but what its kind needs. */
+/* Tensors that draft heads alone have. One may be missing unless the head's kind needs it. */
 enum {
     INPUT, /* EAGLE-1: [embedding; state] -> what the first layer reads; EAGLE-3: hidden states -> state */
     INPUT_BIAS,
@@ -106,7 +106,7 @@ enum { MOST_FEATURES = 8 };
 typedef struct {
     int32_t fuses_states;          /* 1: EAGLE-3 */
     int32_t features;              /* hidden states of the target that it reads */
-    int32_t places[MOST_FEATURES]; /* theirs among those that the target tracks */
+    int32_t places[MOST_FEATURES]; /* where each is among those that the target tracks */
     int32_t norms_features_apart;  /* FEATURE_NORM norms each of them by itself */
     int32_t norms_residual;        /* the first layer's residual is norm(s) */
     int32_t norms_state;           /* the next state is what the output layer reads, after the last norm */
@@ -139,9 +139,10 @@ void draftree_free(Model *model);
  */
 int draftree_share_threads(Model *model, const Model *other);
 
-/* A draft head for a target, whose threads, instruction set and, where it has none itself, embeddings it uses: free it
- * first. weights: what tensors lie in, read before the call returns. tokens: [vocabulary] of its output layer, ids of
- * the target, whose model_tensors the OUTPUT_NORM may be missing of. The rest as draftree_load. */
+/* Load a draft head for a target. It uses the target's threads and instruction set, and the target's embeddings if it
+ * has none: no pass of a head may come after its target is freed. weights: the bytes that its tensors lie in, read
+ * before the call returns. tokens: [vocabulary], the target's id of each output. Of model_tensors EAGLE-1 may lack
+ * OUTPUT_NORM, and a head as wide as its target EMBEDDING. The rest as draftree_load. */
 int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size, const Architecture *architecture,
                        const HeadArchitecture *head, const double *rope_frequencies, const TensorPlace *layer_tensors,
                        const TensorPlace *model_tensors, const TensorPlace *head_tensors, const int32_t *tokens,
@@ -175,15 +176,15 @@ int draftree_extend_head(Model *head, int32_t row_count, const int32_t *rows, co
                          const int32_t *tokens, const int32_t *parents, const uint8_t *wanted,
                          const int32_t *target_rows, const int32_t *sources);
 
-/* Let a row of a head score these tokens too, those that it does not yet. Scores of its nodes are over [the output
- * layer's; those learned, in their order], and forks have those that were learned among their tokens. */
+/* Let a row of a head score the tokens that are committed to it next, beside the output layer's. Scores of its nodes
+ * are over [the output layer's; those learned, in their order]; a fork keeps those that are among its tokens. */
 int draftree_learn(Model *head, int32_t row, const int32_t *tokens, int32_t count);
 
-/* The tokens that a head's row scores: how many, then which. */
+/* The tokens that a head's row scores: how many (below 0: an error code), and which. */
 int32_t draftree_output_count(const Model *head, int32_t row);
 int draftree_output_tokens(const Model *head, int32_t row, int32_t *tokens);
 
-/* Forget the last committed tokens of a row, all but `length`, and its nodes. */
+/* Keep the first `length` committed tokens of a row; drop those behind them, and its nodes. */
 int draftree_cut(Model *model, int32_t row, int32_t length);
 
 /* Keep uncommitted nodes, a path from the last committed token down; drop all others. */
@@ -220,12 +221,12 @@ typedef struct {
     float min_p;
 } Warping;
 
-/* Of slots of the last extend; ties go to the lower token. A draft head's are of the tokens that the slot's row scores:
- * masks and results name tokens of the target, logits come in the order of draftree_output_tokens, changes and draws
- * are errors. */
+/* What slots of the last extend hold; of equal logits the first wins. A draft head has logits of the tokens that the
+ * slot's row scores, in the order of draftree_output_tokens: masks and results name tokens of the target, and changes
+ * and draws are errors. */
 int draftree_argmax(Model *model, int32_t count, const int32_t *slots, const Edits *edits, int32_t *tokens);
-/* Where there are warpings: of warped logits; where there are keys too, of temperature x (warped logits + noise). At
- * temperature 0: of the logits. */
+/* The k largest logits: with warpings the warped ones, with keys too temperature x (warped logit + noise); at
+ * temperature 0 the logits. */
 int draftree_top(Model *model, int32_t count, const int32_t *slots, int32_t k, const Edits *edits,
                  const Warping *warpings, const uint64_t *keys, int32_t *tokens, float *log_probabilities,
                  float *entropies);

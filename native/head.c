@@ -22,7 +22,7 @@ static void gather_features(const Part *part, const float *features, float *gath
         part->vector->rms_norm(gathered, norm, count * size, epsilon, gathered);
 }
 
-/* EAGLE-3: states of the nodes that come with hidden states of the target, one after the other in `contracted`. */
+/* EAGLE-3: compute the states of nodes that come with hidden states of the target, into `contracted` one by one. */
 static void fuse_features(const Part *part) {
     const PackedMatrix *input = &part->model->head->input;
     int count = 0;
@@ -115,7 +115,7 @@ void score_learned(const Part *part, int first_slot) {
                 first = nodes[i].slot - first_slot;
         if (!count)
             continue;
-        if (part->thread == part->threads - 1) /* who has computed the last tile */
+        if (part->thread == part->threads - 1) /* it has computed the last tile */
             for (int64_t slot = first; slot < first + count; slot++)
                 for (int64_t output = part->a->vocabulary; output < outputs; output++)
                     logits[slot * stride + output] = -INFINITY;

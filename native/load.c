@@ -96,7 +96,7 @@ typedef struct {
     int vector; /* kept as floats */
 } Shape;
 
-/* A draft head's first layer may read embeddings and states beside one another, or do without a norm. */
+/* The first layer of EAGLE-3 reads embeddings and states side by side; that of EAGLE-1 may lack a norm. */
 static Shape layer_shape(const Model *model, int layer, int tensor) {
     const Architecture *a = &model->architecture;
     const int first = model->head && !layer, joins = first && model->head->architecture.fuses_states;
@@ -236,7 +236,7 @@ static void place_vector(Layout *layout, const TensorPlace *place, float **vecto
         format_decode_row(place->format, layout->model->file.data + place->offset, place->columns, *vector);
 }
 
-/* Embeddings of a head's own, as they are. */
+/* A head's own embeddings are copied, not packed. */
 static void place_embeddings(Layout *layout, const TensorPlace *place) {
     Model *model = layout->model;
     if (place->format < 0)
@@ -371,7 +371,7 @@ static int copy_layers(Model *model, const Source *source) {
     return DRAFTREE_OK;
 }
 
-/* All but what differs between models and heads: the file is mapped, the pool is there. */
+/* Load what models and heads have in common, from a mapped file on a pool that is there. */
 static int load(Model *model, const Source *source) {
     const Architecture *a = &model->architecture;
     int error = check_tensors(model, source);
@@ -402,7 +402,7 @@ static int load_model(Model *model, const char *path, int threads, const Source 
     return error;
 }
 
-/* What was loaded, or the error of that. */
+/* Hand over a model, or free it and return why it was not loaded. */
 static int loaded_or_freed(int error, Model *loaded, Model **model) {
     if (error)
         draftree_free(loaded);
@@ -462,7 +462,7 @@ static int check_head(const Model *model, const int32_t *tokens, char message[25
     return DRAFTREE_OK;
 }
 
-/* Which tokens its outputs are; the states that its cells keep. */
+/* List the tokens of a head's outputs; let its cells keep the state that the next node reads. */
 static int start_head(Model *model, const int32_t *tokens) {
     Head *head = model->head;
     const TensorPlace *output = &head->target->output_place;

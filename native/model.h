@@ -16,7 +16,7 @@ enum {
     MOST_TRACKED = 64,
 };
 
-/* A vector of floats, or NULL where the architecture has none. */
+/* The weights of a layer; a vector that the architecture lacks is NULL. */
 typedef struct {
     PackedMatrix query, key, value, output;
     PackedMatrix gate, up, down;
@@ -38,8 +38,8 @@ typedef struct {
     int32_t path_length;
     const int32_t *path;   /* and these */
     int32_t slot;          /* of its scores; -1: nobody wants them */
-    const float *features; /* of draft heads: hidden states of the target before it; NULL: */
-    const float *state;    /* what the head predicted there; NULL: zeros */
+    const float *features; /* of draft heads: the target's hidden states at the token before; NULL: `state` counts */
+    const float *state;    /* what the head predicted at its parent; NULL: zeros */
 } PassNode;
 
 /* Queries of one row and key head that share a reading of the cache: nodes x query heads, node by node. */
@@ -95,8 +95,8 @@ typedef struct {
 
 /* The outputs of a slot: [vocabulary], then those that its row has learned, from the next whole tile on. */
 typedef struct {
-    int32_t learned;
-    int32_t first; /* of them in learned_tokens */
+    int32_t learned; /* how many these are */
+    int32_t first;   /* where they begin in learned_tokens */
 } Slot;
 
 struct Model {
@@ -149,8 +149,8 @@ typedef struct {
     const int32_t *target_rows, *sources; /* of draft heads */
 } Pass;
 
-/* head.c: what the slots of a pass are of. Whether the states of a head's nodes are there; where the state of node `at`
- * of row b is. */
+/* head.c: list what each slot of a pass scores; check that the states are there that a head's nodes read; find that of
+ * node `at` of row b. */
 int list_slots(Model *model, const Pass *pass, int64_t slots);
 int check_sources(const Model *model, const Pass *pass);
 void find_state(const Model *model, const Pass *pass, int32_t b, int32_t at, PassNode *node);

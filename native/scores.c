@@ -74,7 +74,7 @@ static void mask_logits(const uint32_t *mask, int64_t tokens, float *logits) {
 
 static int allows(const uint32_t *mask, int32_t token) { return mask[token / 32] >> (token % 32) & 1; }
 
-/* The same of a draft head's logits: a mask that allows none of its tokens is left out. */
+/* Mask a draft head's logits; a mask that allows none of its tokens is left out. */
 static void mask_outputs(const Question *question, int32_t entry, const uint32_t *mask, float *logits) {
     const int64_t count = logit_count(question, entry);
     int any = 0;
@@ -223,7 +223,7 @@ typedef struct {
     int32_t token;
 } Candidate;
 
-/* Those that may be drawn, and memory for them. */
+/* A warped distribution, and the key of its noise. */
 typedef struct {
     const Question *question;
     int32_t entry;
@@ -511,8 +511,7 @@ static void find_best(const Question *question, const float *logits, int64_t len
             tokens[possible++] = token;
 }
 
-/* What the thread's memory holds then: the warped logits of an entry, with the noise of its draw where there is a key.
- */
+/* Write warped logits to the thread's memory, with the noise of the draw where there is a key. */
 static const float *warp_logits(const Draw *draw, int thread) {
     const int64_t length = draw->length;
     const float temperature = draw->warping->temperature;
@@ -535,7 +534,7 @@ static const float *warp_logits(const Draw *draw, int thread) {
     return warped;
 }
 
-/* The k best of logits with noise, by its exact values: it is among a few more by those that are about right. */
+/* The k best logits with exact noise: they are among a few more that are best with noise that is about right. */
 static void find_noisy_best(const Draw *draw, const float *warped, int32_t k, float *values, int32_t *tokens) {
     enum { MORE = 8 };
     const float temperature = draw->warping->temperature;

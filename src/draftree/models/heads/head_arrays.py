@@ -19,8 +19,7 @@ class LayerArrays:
 
     Attributes:
         qkv, qkv_biases: of queries, keys and values.
-        norms: of the input (the embedding, where the layer reads a state beside it), of the state, of queries, of keys
-            and of what the feed-forward block reads.
+        input_norm: of its input, or of the embedding where it reads a state beside that.
     """
 
     qkv: tuple[Array, Array, Array]
@@ -38,7 +37,7 @@ class LayerArrays:
 
     @property
     def weights(self) -> Iterator[Array | None]:
-        """All of them in the order of a network's parameters, which has some of them in one."""
+        """All of them in the order of a network's parameters, some of which are several in one."""
         yield from (self.input_norm, self.state_norm, np.concatenate(self.qkv))
         yield None if self.qkv_biases is None else np.concatenate(self.qkv_biases)
         yield from (self.query_norm, self.key_norm, self.output, self.output_bias, self.feed_forward_norm)
@@ -56,7 +55,8 @@ class HeadArrays:
         fuses_states: EAGLE-3; else EAGLE-1 (``eagle_network``).
         fc, fc_bias: makes a state of hidden states, or what the first layer reads of embedding and state.
         feature_norms: of all hidden states side by side, or of each.
-        norm, output: before the output layer, and this; None: the target's.
+        norm: before the output layer.
+        output: None: the target's output layer.
         embeddings: None: the target's.
     """
 

@@ -199,13 +199,13 @@ class Loaded:
 
     @property
     def cache_bytes(self) -> int:
-        """That keys and values of the open rows take now."""
+        """Bytes that the pages of the open rows take now."""
         found: int = self._library.draftree_cache_bytes(self._pointer)
         return found
 
     @property
     def token_bytes(self) -> int:
-        """Of the keys and values of a token."""
+        """Bytes of a new token: its keys, values and hidden states."""
         found: int = self._library.draftree_token_bytes(self._pointer)
         return found
 
@@ -264,7 +264,7 @@ class Loaded:
         self._check(self._library.draftree_prune(self._pointer, row, nodes.ctypes.data, len(nodes), trunk))
 
     def states(self, row: int, first: int, count: int, kept: int) -> NDArray[np.float32]:
-        """[count, kept, hidden] of cells of a row, which keeps so many hidden states of each, from the ``first`` on."""
+        """[count, kept, hidden] states of a row's cells from ``first`` on; ``kept``: how many the row keeps of each."""
         states = np.empty((count, kept, self.hidden_size), np.float32)
         self._check(self._library.draftree_states(self._pointer, row, first, count, states.ctypes.data))
         return states

@@ -87,7 +87,7 @@ class LoadedHead(Loaded):
         self._check(code)
 
     def learn(self, row: int, tokens: Numbers) -> None:
-        """Let a row score these tokens, which are committed next, too."""
+        """Let a row score these tokens too, which are committed to it next."""
         self._check(self._library.draftree_learn(self._pointer, row, self._tokens.filled(tokens), len(tokens)))
 
     def outputs(self, row: int) -> NDArray[np.int32]:
@@ -99,7 +99,7 @@ class LoadedHead(Loaded):
         return tokens
 
     def cut(self, row: int, length: int) -> None:
-        """Forget the last committed tokens of a row, all but ``length``, and its nodes."""
+        """Keep the first ``length`` committed tokens of a row; drop those behind them, and its nodes."""
         self._check(self._library.draftree_cut(self._pointer, row, length))
 
 

@@ -31,7 +31,7 @@ from .rope import frequencies, yarn, yarn_magnitude
 FORMAT = Format.Q8_0
 """What the matrices of a head are packed in; rows of the target's output layer stay as they are."""
 _ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
-"""By the names of transformers -> those of the C interface."""
+"""Name of an activation in transformers -> its number in the C interface."""
 _ABSENT = (0, -1, 0, 0)
 
 
@@ -237,7 +237,7 @@ class NativeHeadScores(NativeScores):
 
 
 def masks_of(edits: Edits | None) -> Edits | None:
-    """What counts of edits for a head."""
+    """Edits without changes of logits, which a head leaves out."""
     return edits and [Edit(mask=edit.mask) for edit in edits]
 
 
@@ -339,9 +339,9 @@ class NativeHead(NativeRows):
         return scores
 
     def _begin(self, row: NativeHeadRow, text: Sequence[int]) -> Sequence[int]:
-        """What a row reads of the target: its last token again where there is no new one.
+        """Drop a row's nodes; return what it reads: new tokens, or else its last one again, which is dropped too.
 
-        It is empty for a text of one token, before which there is no state: any token serves to draft from.
+        Nothing where the target's text has one token, before which there is no state: any node serves to draft from.
         """
         if not text and row.length:
             text = [row.last]
@@ -358,7 +358,7 @@ class NativeHead(NativeRows):
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``); each comes after its parent.
 
-        An empty row reads zeros, which is to measure passes.
+        Nodes of an empty row read zeros: passes are measured so.
         """
         own = [self.own(row) for row in rows]
         sources = list[int]()

@@ -173,7 +173,7 @@ class NativeModel(NativeRows):
 
     @property
     def loaded(self) -> LoadedModel:
-        """It in C."""
+        """What C has loaded of it."""
         return self._loaded
 
     @property

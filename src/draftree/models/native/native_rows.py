@@ -21,7 +21,7 @@ class NativeRow(Row):
     """A sequence inside a model, whose cells keep hidden states.
 
     Attributes:
-        kept: which: those that were tracked when it was opened, and with it the row that it was forked from.
+        kept: which: those that were tracked when it, or the row that it was forked from, was opened.
     """
 
     kept: FeatureSpec
@@ -42,7 +42,7 @@ class NativeRows:
         pass_seconds: wall-clock seconds inside passes so far, first ones of a row not counted.
 
     Args:
-        lock: held by who is inside.
+        lock: whoever is inside holds it.
     """
 
     capabilities: Capabilities
