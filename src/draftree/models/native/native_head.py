@@ -329,9 +329,9 @@ class NativeHead(NativeRows):
         The children of a row's last token read the target's hidden states there, if it has read that token.
         """
         own = [self.own(row) for row in rows]
+        slots = [self._target.own(target).slot for target in targets]
         fed = [self._begin(row, text) for row, text in zip(own, texts, strict=True)]
         sources = [source for row, text in zip(own, fed, strict=True) for source in _cells(row.length, len(text))]
-        slots = [self._target.own(target).slot for target in targets]
         scores = self._scored(own, [Nodes.chain(text or [0], 1) for text in fed], slots, sources)
         for row, text, slot, target in zip(own, fed, slots, targets, strict=True):
             self.commit(row, range(len(text)))
