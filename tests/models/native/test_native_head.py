@@ -163,7 +163,7 @@ def test_a_row_scores_the_tokens_of_its_own_text_too(target: NativeModel, tmp_pa
     assert head.vocabulary_of(head.open()).tolist() == base
     fork = head.fork(row, 4)
     assert head.vocabulary_of(fork).tolist() == base + [token for token in TEXT[1:5] if token not in base]
-    scores = head.read([fork], [TEXT[5:]], [opened])
+    head.read([fork], [TEXT[5:]], [opened])
     alone, _, logits = read(head, target)
     scores = head.read([fork], [[]], [opened])
     assert bits(scores.logits([0])[0]) == bits(logits)
