@@ -212,7 +212,7 @@ def test_output_is_ar_decodings_alone_and_in_a_batch_of_three(name: str, tempera
 @pytest.mark.parametrize("scheme", ["multi-round", "multi-round-replacement", "top1-residual", "block"])
 @pytest.mark.parametrize("width", ["1", "15"])
 def test_schemes_that_draw_children_refuse_a_policy_that_ranks_them(scheme: str, width: str) -> None:
-    with pytest.raises(ConfigError, match=f"verification {scheme} with ClassifierTree"):
+    with pytest.raises(ConfigError, match=f"verification {scheme} with method c2t"):
         load_engine("./never-loaded", SpeculationParams(method="c2t", settings={"width": width}, verification=scheme))
 
 
