@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from ...models.cost_profile import Profile
@@ -77,7 +78,6 @@ class _Drift:
         return self.total / self.weight if self.weight else 0.0
 
 
-@dataclass(slots=True)
 class CostModel:
     """A target's seconds by tokens, context and batch: a pass computes no more than the tokens of its requests.
 
@@ -86,23 +86,20 @@ class CostModel:
     machine) changes no choice and is left out.
     """
 
-    profile: Profile
-    _curves: dict[tuple[int, int, int, int, int], Curve] = field(default_factory=dict, repr=False)
-    _ar: _Drift = field(default_factory=_Drift, repr=False)
-    _drafted: _Drift = field(default_factory=_Drift, repr=False)
+    def __init__(self, profile: Profile) -> None:
+        self._profile, self._ar, self._drafted = profile, _Drift(), _Drift()
+        self._kept = lru_cache(_MOST_CURVES)(self._curve)
 
     def curve(self, nodes: int, ar: ARPass) -> Curve:
         """Of up to ``nodes`` nodes behind about ``context`` tokens, at the speed that AR passes have."""
-        context, drift = ar.context // _CONTEXT_STEP, round(self.drift / _DRIFT_STEP)
-        key = nodes, context, ar.batch, ar.other_tokens, drift
-        if (found := self._curves.get(key)) is None:
-            if len(self._curves) >= _MOST_CURVES:
-                self._curves.clear()
-            at, sizes = context * _CONTEXT_STEP, range(ar.tokens, ar.tokens + nodes + 1)
-            seconds = [self.profile.seconds(tokens / ar.batch, at, ar.batch) for tokens in sizes]
-            seconds[1:] = [second * math.exp(drift * _DRIFT_STEP) for second in seconds[1:]]
-            found = self._curves[key] = Curve(seconds, convex_below(seconds))
-        return found
+        context = ar.context // _CONTEXT_STEP * _CONTEXT_STEP
+        return self._kept(nodes, ar._replace(context=context), round(self.drift / _DRIFT_STEP))
+
+    def _curve(self, nodes: int, ar: ARPass, drift: int) -> Curve:
+        sizes = range(ar.tokens, ar.tokens + nodes + 1)
+        seconds = [self._profile.seconds(tokens / ar.batch, ar.context, ar.batch) for tokens in sizes]
+        seconds[1:] = [second * math.exp(drift * _DRIFT_STEP) for second in seconds[1:]]
+        return Curve(seconds, convex_below(seconds))
 
     @property
     def drift(self) -> float:
@@ -114,10 +111,9 @@ class CostModel:
         """A pass over ``nodes`` nodes in all took ``measured`` seconds; one that mostly reads prompts tells nothing."""
         if ar.other_tokens > ar.batch:
             return
-        expected = self.profile.seconds((ar.tokens + nodes) / ar.batch, ar.context, ar.batch)
-        ratio, own, other = math.log(max(measured, 1e-9) / expected), self._drafted, self._ar
-        if not nodes:
-            own, other = other, own
+        expected = self._profile.seconds((ar.tokens + nodes) / ar.batch, ar.context, ar.batch)
+        ratio = math.log(max(measured, 1e-9) / expected)
+        own, other = (self._drafted, self._ar) if nodes else (self._ar, self._drafted)
         if own.weight or other.weight:
             level = own.mean if own.weight else other.mean
             ratio = max(level - _MOST, min(level + _MOST, ratio))
