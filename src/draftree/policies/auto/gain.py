@@ -68,9 +68,7 @@ class Record:
 
     def reading(self, requests: Sequence[Request]) -> float:
         """Seconds in which its models read what they have not read of these requests."""
-        if self.source is None:
-            return 0.0
-        unread = [pair for request in requests for pair in self.source.unread(request)]
+        unread = [pair for request in requests if self.source for pair in self.source.unread(request)]
         return sum([self.profiles[id(model)].seconds(n, n) for model, n in unread if n > _READS])
 
     def layer(self, ar: ARPass) -> float:
@@ -85,16 +83,12 @@ class Record:
         guess = gain - pace * (curve.below[nodes] - curve.seconds[0] + layers * self.layer(ar)) / curve.seconds[0]
         return (_WEIGHT * guess + self._gained - pace * self._spent) / (_WEIGHT + self._weight)
 
-    def pays(self, requests: Sequence[Request], curve: Curve, ar: ARPass, pace: float) -> bool:
-        """Whether it drafts for these requests, if its models must read their texts first."""
-        reading = self.reading(requests)
+    def pays(self, reading: float, left: int, curve: Curve, ar: ARPass, pace: float) -> bool:
+        """Whether it drafts for requests that have ``left`` tokens to go, if reading their texts comes first."""
         if not reading and self.layer(ar) <= _CHEAP * curve.seconds[0]:
             return True
         value = self.value(curve, ar, pace)
-        if value <= 0:
-            return False
-        left = max([request.tokens_left for request in requests])
-        return reading <= left * value / (1 + value) * curve.seconds[0]
+        return value > 0 and reading <= left * value / (1 + value) * curve.seconds[0]
 
     def measure(self, seconds: float, layers: int, layer: float) -> float:
         """Drafting ``layers`` of ``layer`` seconds each took so many; those of them that count."""
@@ -154,13 +148,15 @@ class Selection:
 
     def begin(self, requests: Sequence[Request], curve: Curve, ar: ARPass) -> Price:
         """Settle which drafters draft, and what they cost."""
-        pace, new = self.pace, sum([request.stats.steps == 0 for request in requests]) / len(requests)
-        for record in self.records:
+        pace, left = self.pace, max([request.tokens_left for request in requests])
+        new = sum([request.stats.steps == 0 for request in requests]) / len(requests)
+        reading = [record.reading(requests) for record in self.records]
+        for record, seconds in zip(self.records, reading, strict=True):
             record.fade(1 - (1 - _KEEP_ANEW) * new)
-            record.on = record.pays(requests, curve, ar, pace)
+            record.on = record.pays(seconds, left, curve, ar, pace)
         enabled = tuple([record.on for record in self.records])
         layers = tuple([record.on * record.layer(ar) for record in self.records])
-        fresh = any([record.on and record.reading(requests) > 0 for record in self.records])
+        fresh = any(compress(reading, enabled))
         return Price(ar, curve, ar.tokens * pace / curve.seconds[0], enabled, layers, fresh)
 
     def learn(self, price: Price, layers: int, nodes: int, outcomes: Sequence[Outcome]) -> float:
@@ -190,10 +186,8 @@ class Selection:
         """Seconds of drafting by each drafter: its own, and its part of those of growing and learning."""
         own = cost.drafters or [cost.draft / len(self.records)] * len(self.records)
         busy = [on and seconds > 0 for on, seconds in zip(price.enabled, own, strict=True)]
-        if price.fresh or not any(busy):
-            return [layers * layer * at_work for layer, at_work in zip(price.layers, busy, strict=True)]
-        scale, rest = verify / max(cost.verify, 1e-9), max(0.0, cost.draft - sum(own)) / sum(busy)
-        found = [0.0] * len(own)
-        for i in compress(range(len(own)), busy):
-            found[i] = self.records[i].measure((own[i] + rest) * scale, layers, price.layers[i])
-        return found
+        scale, rest = verify / max(cost.verify, 1e-9), max(0.0, cost.draft - sum(own)) / max(1, sum(busy))
+        return [
+            at_work and (layers * layer if price.fresh else record.measure((seconds + rest) * scale, layers, layer))
+            for record, at_work, seconds, layer in zip(self.records, busy, own, price.layers, strict=True)
+        ]
