@@ -148,14 +148,14 @@ class _EnsembleScorer(Scorer):
             open_ = [n for n in roots if self._limits[n.row][part] and not _is_sure(found.get(n, NO_CANDIDATES))]
             for root, candidates in zip(open_, self._score(part, open_, width), strict=True):
                 if candidates.tokens:
-                    found[root], self._part[root.row] = candidates._replace(part=part), part
+                    found[root], self._part[root.row] = candidates, part
         return found
 
     def _score(self, part: int, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         if not nodes:
             return []
         began = time.perf_counter()
-        found = self._scorers[part].score(nodes, width)
+        found = [candidates._replace(part=part) for candidates in self._scorers[part].score(nodes, width)]
         self.seconds[part] += time.perf_counter() - began
         return found
 

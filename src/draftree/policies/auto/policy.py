@@ -24,7 +24,7 @@ from ...models.base import Capabilities, LanguageModel
 from ...models.cost_profile import Profile, profile_of
 from ...request import Outcome, Request
 from ...tree import ROOT
-from ..base import Child, Frontier, GrowthPolicy, Plan, Pool, SourceInfo
+from ..base import NO_CANDIDATES, Child, Frontier, GrowthPolicy, Plan, Pool, SourceInfo
 from .calibration import Trust
 from .costs import ARPass, CostModel
 from .explain import Report
@@ -47,22 +47,14 @@ class AutoPlan(Plan):
         weights: [B] what each request's tokens count; their mean is 1.
         best: weighted acceptance probabilities of all drafted nodes, negated, in ascending order.
         size: how many of them pay.
-        layers: that the drafters made a pass for.
-        parts: which drafter drafts for each of these rows.
         proposed: each layer's frontier.
-        pools: what was drafted.
-        chosen: how many nodes in all are verified.
     """
 
     price: Price
     weights: Sequence[float]
     best: list[float] = field(default_factory=list)
     size: int = 0
-    layers: int = 1
-    parts: dict[int, int] = field(default_factory=dict)
     proposed: list[Frontier] = field(default_factory=list)
-    pools: Sequence[Pool] = ()
-    chosen: int = 0
 
     @property
     def least(self) -> float:
@@ -100,7 +92,7 @@ class AutoTree(GrowthPolicy):
     report: Report = field(init=False, repr=False, compare=False)
     _trust: Sequence[Trust] = field(init=False, repr=False, compare=False)
     _selection: Selection = field(init=False, repr=False, compare=False)
-    _costs: CostModel | None = field(default=None, repr=False, compare=False)
+    _costs: CostModel = field(init=False, repr=False, compare=False)
     _models: list[Capabilities] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -111,6 +103,8 @@ class AutoTree(GrowthPolicy):
         self._trust = [Trust() for _ in records]
         self._selection = Selection(records)
         self.report = Report(self._selection)
+        if self.target is not None:
+            self._costs = CostModel(self.target)
 
     def prepare(self, target: LanguageModel, sources: Sequence[SourceInfo]) -> None:
         """Find the costs, unless they were given: measured earlier, or of a table that ships."""
@@ -119,12 +113,10 @@ class AutoTree(GrowthPolicy):
             raise ConfigError("this AutoTree has learned for other models: make a new one")
         self._models = models
         self.target = self.target or profile_of(target)
-        self._learn_anew([self._record(source, target) for source in sources])
+        self._learn_anew([self._record(source) for source in sources])
 
-    def _record(self, source: SourceInfo, target: LanguageModel) -> Record:
-        """A drafter's, with the costs of its models; a twin of the target has the target's."""
-        own = [self.target if model.capabilities == target.capabilities else None for model in source.models]
-        costs = {id(m): self.drafter or twin or profile_of(m) for m, twin in zip(source.models, own, strict=True)}
+    def _record(self, source: SourceInfo) -> Record:
+        costs = {id(model): self.drafter or profile_of(model) for model in source.models}
         return Record(source, costs, costs.get(id(source.model)))
 
     def width_for(self, nodes: int) -> int:
@@ -139,7 +131,6 @@ class AutoTree(GrowthPolicy):
         """Look up the costs and choose the drafters; no nodes where drafting cannot win."""
         if self.target is None:
             raise ConfigError("auto has no costs: give its drafter to an Engine, which finds them")
-        self._costs = self._costs or CostModel(self.target)
         ar = ARPass(max([len(request.ids) for request in requests]), len(requests), other_tokens)
         nodes = [budget.nodes for budget in budgets]
         curve = self._costs.curve(min(sum(nodes), max(*nodes, MOST_NODES)), ar)
@@ -147,36 +138,29 @@ class AutoTree(GrowthPolicy):
         drafts = any(price.enabled) and any([budget.depth != 0 for budget in budgets])
         weights = [budget.weight for budget in budgets]
         mean = sum(weights) / len(weights)
-        return AutoPlan(
-            budgets=budgets if drafts else [Budget(0, budget.depth) for budget in budgets],
-            enabled=price.enabled,
-            price=price,
-            weights=[weight / mean for weight in weights],
-        )
+        within = budgets if drafts else [Budget(0, budget.depth) for budget in budgets]
+        return AutoPlan(within, price.enabled, price=price, weights=[weight / mean for weight in weights])
 
     def grow(self, frontier: Frontier) -> list[Child]:
         """Candidates whose path may pay; those that another layer may pay below get children."""
         plan = cast(AutoPlan, frontier.plan)
         plan.proposed.append(frontier)
-        if not frontier.depth:
-            plan.parts = {row: found.part for row, found in zip(frontier.rows, frontier.candidates, strict=True)}
         children, values = list[Child](), list[float]()
         least = max(_SPARE * plan.least, _LEAST)
         for at, (row, found) in enumerate(zip(frontier.rows, frontier.candidates, strict=True)):
             above, weight = frontier.tags[at] if frontier.depth else 1.0, plan.weights[row]
-            for rank, edge in enumerate(self._trust[plan.parts[row]].acceptance(found)):
+            for rank, edge in enumerate(self._trust[found.part].acceptance(found)):
                 if (path := above * edge) * weight > least:
                     children.append(Child(at, rank, False, path))
                     values.append(path * weight)
                     plan.add(path * weight)
         if frontier.depth + 1 >= self.depth:
             return children
-        least, parts = plan.least, [plan.parts[frontier.rows[child.parent]] for child in children]
+        least, parts = plan.least, [frontier.candidates[child.parent].part for child in children]
         gains = [self._trust[part].onward * value - least for part, value in zip(parts, values, strict=True)]
         layer = sum([plan.price.layers[part] for part in set(parts)])
         if sum([gain for gain in gains if gain > 0]) <= plan.price.rate * layer:
             return children
-        plan.layers += 1
         return [child._replace(extend=gain > 0) for child, gain in zip(children, gains, strict=True)]
 
     def prune(self, plan: Plan, pools: Sequence[Pool]) -> Sequence[Sequence[bool] | None]:
@@ -187,8 +171,7 @@ class AutoTree(GrowthPolicy):
             for row, (pool, weight) in enumerate(zip(pools, plan.weights, strict=True))
             for node, path in enumerate(pool.tags)
         )
-        keep, left = [[False] * len(pool.tags) for pool in pools], [budget.nodes for budget in plan.budgets]
-        chosen = list[tuple[int, int]]()
+        left, chosen = [budget.nodes for budget in plan.budgets], list[tuple[int, int]]()
         seconds, expected = plan.price.curve.seconds, [float(plan.price.ar.tokens)]
         for minus, row, node in ranked:
             if left[row] and len(expected) < len(seconds):
@@ -197,35 +180,27 @@ class AutoTree(GrowthPolicy):
                 expected.append(expected[-1] - minus)
         # where the rate of the last steps is more than any size can reach, all lose against it, the smallest least
         rate = min(plan.price.rate, max(map(truediv, expected, seconds)))
-        plan.chosen = max(range(len(expected)), key=lambda size: expected[size] - rate * seconds[size])
-        for row, node in chosen[: plan.chosen]:
-            keep[row][node] = True
-        plan.pools = pools
-        return keep
+        size = max(range(len(expected)), key=lambda size: expected[size] - rate * seconds[size])
+        best = set(chosen[:size])
+        return [[(row, node) in best for node in range(len(pool.tags))] for row, pool in enumerate(pools)]
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
-        plan = cast(AutoPlan, plan)
-        if plan.proposed:
-            for row, outcome in enumerate(outcomes):
-                self._calibrate(plan, row, outcome.tokens[: outcome.taken])
-        took = self._selection.learn(plan.price, plan.layers, plan.chosen, outcomes)
-        if self._costs is not None:
-            self._costs.learn(plan.chosen, plan.price.ar, outcomes[0].step.verify)
-        self.report.add(plan.chosen, outcomes, took)
+        plan, nodes = cast(AutoPlan, plan), sum([len(outcome.tree) for outcome in outcomes])
+        for row, outcome in enumerate(outcomes):
+            self._calibrate(plan, row, outcome.tokens[: outcome.taken])
+        took = self._selection.learn(plan.price, max(1, len(plan.proposed)), nodes, outcomes)
+        self._costs.learn(nodes, plan.price.ar, outcomes[0].step.verify)
+        self.report.add(nodes, outcomes, took)
 
     def _calibrate(self, plan: AutoPlan, row: int, tokens: Sequence[int]) -> None:
         """Walk down what was proposed along the target's tokens; candidates count whether they became nodes or not."""
-        node = ROOT
+        node: int | None = ROOT
         for token, frontier in zip(tokens, plan.proposed, strict=False):
             numbered = zip(frontier.rows, frontier.nodes, frontier.candidates, strict=True)
-            found = next((candidates for r, n, candidates in numbered if (r, n) == (row, node)), None)
-            if found is None or not found.tokens:
+            found = next((candidates for r, n, candidates in numbered if (r, n) == (row, node)), NO_CANDIDATES)
+            if not found.tokens:
                 return
-            self._trust[plan.parts[row]].learn(found, token)
-            if not plan.pools:
-                return
-            children = enumerate(zip(plan.pools[row].parents, plan.pools[row].tokens, strict=True))
-            node = next((number for number, child in children if child == (node, token)), ROOT)
-            if node == ROOT:
-                return
+            self._trust[found.part].learn(found, token)
+            children = enumerate(zip(frontier.pools[row].parents, frontier.pools[row].tokens, strict=True))
+            node = next((number for number, child in children if child == (node, token)), None)
