@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...request import Outcome
 from .gain import Selection
 
 
-@dataclass(slots=True)
 class Report:
     """Sums over steps.
 
@@ -20,12 +18,10 @@ class Report:
         passes: AR passes that the steps took.
     """
 
-    selection: Selection
-    steps: int = 0
-    drafted: int = 0
-    nodes: int = 0
-    tokens: float = 0.0
-    passes: float = 0.0
+    def __init__(self, selection: Selection) -> None:
+        self.selection = selection
+        self.steps = self.drafted = self.nodes = 0
+        self.tokens = self.passes = 0.0
 
     def add(self, nodes: int, outcomes: Sequence[Outcome], passes: float) -> None:
         """One step."""
