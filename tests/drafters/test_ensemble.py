@@ -213,8 +213,8 @@ class TestAuto:
         good.asked.clear()
         bad.asked.clear()
         decode(ensemble, {1: 0.8, 3: 0.2}, 400, chosen)
-        assert 0 < bad.asked.count(()) < 60
-        assert good.asked.count(()) + bad.asked.count(()) >= 400
+        assert 0 < bad.asked.count(()) <= 43  # a try costs a tenth of a step: 1.1% of the time
+        assert good.asked.count(()) + bad.asked.count(()) == 400
         text = chosen.report.text()
         assert "drafter bad, now" in text
         assert "drafter good, now on" in text
@@ -228,8 +228,8 @@ class TestAuto:
         one.asked.clear()
         two.asked.clear()
         decode(ensemble, {1: 0.8, 3: 0.2}, 100, chosen)
-        assert one.asked.count(()) > 90
-        assert two.asked.count(()) < 20
+        assert one.asked.count(()) == 100
+        assert not two.asked
 
 
 # whole decodings

@@ -101,8 +101,9 @@ def test_tokens_beside_cost_nothing_where_passes_cost_the_same() -> None:
 def test_load_that_has_passed_leaves_no_mark() -> None:
     policy = AutoTree(target=affine(1.0, 0.1))
     before = decoded(policy, 1, 30, says=0.8)[-1]
-    assert set(decoded(policy, 1, 100, says=0.8, other_tokens=400)[-50:]) <= {0, 1}
-    assert decoded(policy, 1, 30, says=0.8)[-1] >= before - 1 > 0
+    loaded = decoded(policy, 1, 100, says=0.8, other_tokens=400)
+    assert max(loaded) <= 1  # a node costs what 0.98 tokens do, and a draft that was always right is as sure as that
+    assert decoded(policy, 1, 30, says=0.8)[-1] == before > 0
 
 
 def test_a_pass_is_priced_by_its_tokens() -> None:
@@ -169,6 +170,7 @@ def test_a_request_whose_tokens_count_more_gets_more_nodes_and_others_fewer() ->
     for weight in (2.0, 4.0):
         heavy, *others = weighted(policy(), 0.7, weight, 1.0, 1.0)
         assert heavy > alike[0] and sum(others) <= sum(alike[1:])
+    assert sum(others) < sum(alike[1:])  # at weight 2 one more node for it costs the others none
     light, *others = weighted(policy(), 0.7, 0.25, 1.0, 1.0)
     assert light < alike[0] and sum(others) >= sum(alike[1:])
 

@@ -33,20 +33,19 @@ def layer(seconds: float) -> Record:
     return Record(profile=Profile(ME, (Point(1, 64, (1, 9), (seconds, seconds)),)))
 
 
-@pytest.mark.parametrize("seconds", [0.05, 0.3, 1.0])
-def test_one_that_is_never_right_loses_little_and_is_tried_again(seconds: float) -> None:
-    selection, lost = Selection([layer(seconds)]), []
-    for _ in range(2000):
-        lost.append(step(selection, 0, seconds) * seconds)
-    assert sum(lost[:32]) <= 1.2 + seconds
-    assert sum(lost[1000:]) <= 0.025 * 1000
-    assert (sum(lost[1000:]) > 0) == (seconds < 0.6)  # what can never pay, by the guess, is never tried
+@pytest.mark.parametrize(("seconds", "at_first", "later"), [(0.05, 24, 424), (0.3, 2, 40), (1.0, 0, 0)])
+def test_one_that_is_never_right_loses_little_and_is_tried_again(seconds: float, at_first: int, later: int) -> None:
+    """Tries cost 2.1, 1.2 and 0% of AR decoding in the end; what can never pay, by the guess, is never tried."""
+    selection = Selection([layer(seconds)])
+    tried = [step(selection, 0, seconds) for _ in range(2000)]
+    assert sum(tried[:32]) <= at_first
+    assert 0.9 * later <= sum(tried[1000:]) <= later
 
 
 def test_one_that_gains_drafts_at_once_and_stays() -> None:
     selection = Selection([layer(0.5)])
     assert all([step(selection, 2, 0.5) for _ in range(200)])
-    assert selection.pace == pytest.approx(2.0, abs=0.1)
+    assert selection.pace == pytest.approx(2.0, abs=0.001)
 
 
 def test_one_that_gains_no_more_stops_and_begins_anew_in_another_text() -> None:
@@ -54,8 +53,8 @@ def test_one_that_gains_no_more_stops_and_begins_anew_in_another_text() -> None:
     for _ in range(50):
         step(selection, 2, 0.3)
     wrong = [step(selection, 0, 0.3) for _ in range(60)]
-    assert not wrong[-1] and sum(wrong) < 40
-    assert [step(selection, 2, 0.3) for _ in range(400)][-1]
+    assert sum(wrong[:35]) <= 31 and sum(wrong[35:]) <= 2
+    assert all([step(selection, 2, 0.3) for _ in range(40)][20:])
 
 
 def test_one_that_costs_next_to_nothing_always_drafts() -> None:

@@ -156,7 +156,8 @@ def test_a_machine_that_is_slower_throughout_changes_nothing() -> None:
 def test_sequences_of_a_batch_share_the_size_of_the_pass() -> None:
     policy = AutoTree(target=costs(CURVES["stepped"]), depth=NODES)
     chosen = decode(policy, 200, 0.9, 0.9, batch=3)
-    assert all((3 + n) % 8 in (0, 7) or n == 0 for n in chosen[100:])  # at an edge, or one below
+    # 16 tokens, an edge; or four layers and no fifth, of which each node is likely to be worth what it costs, 0.61
+    assert set(chosen[100:]) == {13, 12}
 
 
 def test_a_size_that_the_pool_does_not_have_is_not_chosen() -> None:
@@ -209,7 +210,7 @@ class TestWithADraftingModel:
             script = lambda row, path: ([7], [math.log(0.9)], 1.0)  # noqa: E731
             tree = grow(ScriptedScorer(script), policy, plan)[0].tree
             policy.observe(plan, [Outcome(request, tree, [], [1], 1, StepCost(1, 0.3, 1.0, 0.0, 1))])
-        assert 0 < asked <= 30
+        assert 0 < asked <= 6
 
     def test_it_is_asked_about_few_nodes_and_layers_where_many_candidates_share_the_distribution(self) -> None:
         asked: Counter[int] = Counter()
