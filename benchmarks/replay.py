@@ -60,7 +60,8 @@ class Clock:
         context = sum(len(outcome.request.ids) - outcome.taken for outcome in outcomes) // rows
         verify = self.target.seconds(1 + nodes / rows, context, rows)
         draft = step.draft if self.draft is None else self.draft * (step.draft_passes or bool(nodes))
-        return replace(step, draft=draft, verify=verify)
+        share = draft / step.draft if step.draft else 0.0
+        return replace(step, draft=draft, verify=verify, drafters=tuple(share * part for part in step.drafters))
 
 
 class Clocked:
@@ -103,11 +104,9 @@ class Run:
         self.steps += len(outcomes)
         self.tokens += sum(outcome.taken for outcome in outcomes)
         self.nodes += sum(len(outcome.tree) for outcome in outcomes)
-        self.draft, self.verify, self.other = (
-            self.draft + cost.draft,
-            self.verify + cost.verify,
-            self.other + cost.other,
-        )
+        self.draft += cost.draft
+        self.verify += cost.verify
+        self.other += cost.other
 
 
 class Contestant(Observer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,8 @@ def test_a_step_takes_the_profiles_seconds_and_those_of_drafting_that_are_given(
     assert Clock(profile).cost(one) == StepCost(1, 0.5, 2.0, 0.25, 2)
     assert Clock(profile, 0.1).cost(one) == StepCost(1, 0.2, 2.0, 0.25, 2)
     assert Clock(profile, 0.1).cost([outcome(2, 3, passes=0)]).draft == 0.1
+    split = replace(one[0], step=replace(one[0].step, drafters=(0.125, 0.25)))
+    assert Clock(profile, 0.1).cost([split]).drafters == pytest.approx((0.05, 0.1))
     assert [Clock(profile, given).cost(nothing).draft for given in (None, 0.1)] == [0.125, 0.0]
     assert Clock(profile).cost([outcome(1, 1), outcome(3, 1)]).verify == pytest.approx(4.5)  # 6 tokens in two rows
     spy = Spy()
