@@ -6,8 +6,8 @@ A path's matches go on with its next token: where one of them has that token, th
 have it, each a token longer. An index is searched where none is left.
 
 A match of n tokens votes for its successor with the weight n^1.5; each different successor brings a weight of 3 for the
-tokens that no match has, as in escape method C of prediction by partial matching. So a longer or more frequent match is
-a surer one, and entropies mean what they mean for a model.
+tokens that no match has. So a longer or more frequent match is a surer one, and entropies mean what they mean for a
+model.
 
 A corpus lies in blocks: token ids behind one another, and a suffix array of positions, read backwards: the longest
 matches of a tail lie where it would stand. A text that is added is a block at first; a block takes in smaller ones

@@ -1,7 +1,7 @@
 """A drafter as people write it, parsed once into a value that travels.
 
 lookup                                one source of drafts
-lookup+recycle                        an ensemble: one tree out of what both propose
+lookup+recycle                        an ensemble: in each step the tree of one of them
 lookup:method=static>head:tau=0.5     a cascade: A>B drafts by A, and B verifies that
 """
 

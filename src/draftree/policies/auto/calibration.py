@@ -1,7 +1,7 @@
 """Draft probability -> acceptance probability, learned while decoding.
 
-The draft distribution tells how probable a token is to the drafter; what counts is how often the target accepts it once
-its parent is accepted.
+The draft distribution tells how probable a token is to the drafter. What counts is how often the target accepts the
+token where it has accepted the parent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..base import Candidates
 _PRIOR = 1.5
 """Fisher information before any trial: of six trials at p = 1/2."""
 _KEEP = 0.998
-"""Share of it that each further trial leaves."""
+"""Share of the information beyond it that each further trial leaves."""
 _MOST = 4.0
 """Largest correction of log-odds."""
 _LEAST = 0.01

@@ -1,9 +1,9 @@
 """What each drafter gains and costs, and which of them draft in the next proposal.
 
 Tokens and seconds are counted in passes of AR decoding over all requests: a pass yields one token a request. A drafter
-drafts while the tokens that only it brings are expected to exceed what decoding would yield in the time that it takes.
-Before it has drafted that is a guess from its kind and the measured costs; records fade, towards the guess while it
-does not draft, so that it is tried again in another text.
+drafts while the tokens of its trees that are accepted are expected to exceed what decoding would yield in the time that
+drafting and verifying them take. Before it has drafted that is a guess from its kind and the measured costs. Records
+fade: while a drafter does not draft its own comes near the guess again, and where the guess pays it is tried again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _CHEAP = 0.02
 _READS = 32
 """Tokens that a model reads beside a proposal; more of a text count as reading it first."""
 _FIRST, _FIRST_OF_MODEL = (0.6, 1), (2.0, 3)
-"""Tokens that a proposal gains, and its layers, as long as nothing is known: of a head or texts, of a draft model."""
+"""Tokens that a proposal gains and the layers that it takes, before any is known: of a head or of texts, and of a draft
+model."""
 _WEIGHT = 1.0
 """Steps that a guess counts for."""
 _KEEP, _KEEP_UNUSED = 0.94, 0.98
@@ -41,14 +42,14 @@ _MOST = 4.0
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One drafter's.
+    """What one drafter has gained and cost.
 
     Attributes:
         source: the drafter; None: unknown.
         profiles: measured costs of the models that make passes for it, by ``id``.
         profile: of these, that of the model that makes one pass a layer; None: there is none.
         on: it drafts in the step that was begun last.
-        steps, tokens, seconds: how often it drafted, accepted tokens that were its alone, what it took.
+        steps, tokens, seconds: how often it drafted, accepted tokens of its trees, what drafting took.
     """
 
     source: SourceInfo | None = None
