@@ -27,7 +27,6 @@ FLOORS = [
     ["bench"],
     ["openai"],
     ["server"],
-    ["batch"],
     ["cli"],
 ]
 """From the lowest: a room or a module of the root imports from its own floor and from those below."""

@@ -84,8 +84,6 @@ def test_lines_that_cannot_be_answered_fail_the_command_also_when_it_goes_on(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--replicas", "2"], "--replicas 2 is of --ray"),
-        (["--ray", "--replicas", "0"], "--replicas is 0: use at least 1"),
         (["--rows", "0"], "rows is 0: use at least 1"),
         (["--method", "magic"], "no method 'magic'"),
         (["--queue", "5"], "No such option: --queue"),

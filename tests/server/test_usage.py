@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from draftree.batch.answering import BODIES, CHAT, COMPLETIONS, RESPONSES, Answering
-from draftree.batch.batch_files import BatchLine
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
+from draftree.openai.batches import BODIES, CHAT, COMPLETIONS, RESPONSES, Answering, BatchLine
 
 from .running import LOOKUP, NAME, Running, posted, running, streamed, target
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from draftree.batch.batch_files import BatchInput, BatchOutput
 from draftree.errors import ConfigError, RunError
+from draftree.openai.batches import BatchInput, BatchOutput
 
 
 @pytest.fixture

@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-from draftree.batch.answering import CHAT, COMPLETIONS, RESPONSES, Answering, scheduled
-from draftree.batch.batch_files import BatchLine, Record, is_error
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
+from draftree.openai.batches import CHAT, COMPLETIONS, RESPONSES, Answering, BatchLine, Record, is_error, scheduled
 from draftree.text.encoding import user
 from draftree.text.tokenizer import Prompt
 
-from ..server.running import LOOKUP, NAME, TEXT, posted, running, target
+from .running import LOOKUP, NAME, TEXT, posted, running, target
 
 MODEL = {"model": NAME}
 MESSAGES = [{"role": "user", "content": TEXT}]
@@ -178,7 +177,7 @@ def test_a_grammar_that_does_not_do_costs_its_line_alone(body: dict[str, Any]) -
 
 @pytest.mark.parametrize("place", ["find_choices", "Engine.submit", "Choices.whole", "parse"])
 def test_whatever_is_raised_for_a_line_costs_that_line_alone(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "draftree.batch.answering"
+    module = "draftree.openai.batches"
     owner: Any = importlib.import_module(module)
     *path, name = place.split(".")
     for part in path:
