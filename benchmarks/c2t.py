@@ -120,8 +120,7 @@ def chains(scores: dict[str, Score]) -> dict[str, list[Contestant]]:
 
 
 def _tree(score: Score, beta: float, width: int = 15, top: int | None = 15) -> GrowthPolicy:
-    given = isinstance(score, Classifier) and score.given_parent
-    return ClassifierTree(score, beta, width, top, DEPTH, given)
+    return ClassifierTree(score, beta, width, top, DEPTH)
 
 
 def held_against(contestant: Contestant, texts: Sequence[KnownText]) -> tuple[Point, float]:

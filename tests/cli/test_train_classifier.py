@@ -81,7 +81,10 @@ def test_a_second_fit_takes_the_same_samples(model: str, prompts: Path, tmp_path
     out, data = tmp_path / "net.json", ["--data", str(tmp_path / "data")]
     assert run(asked(model, prompts, out, *data)) == 0
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data").iterdir()}
-    other, more = tmp_path / "other.json", ("--features", "probability,rank", "--hidden", "12", "--apart", "5")
+    other, more = (
+        tmp_path / "other.json",
+        ("--feature", "probability", "--feature", "rank", "--hidden", "12", "--apart", "5"),
+    )
     assert run(asked(model, prompts, other, *data, *more)) == 0
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "data").iterdir()} == before
     assert read_classifier(str(other)).classifier.features == ("probability", "rank")
@@ -123,23 +126,6 @@ def test_an_interrupted_training_goes_on_where_it_was(
     assert out.read_bytes() == whole.read_bytes()
 
 
-def test_fine_tuning_starts_from_a_classifier(model: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
-    one, two = tmp_path / "one.json", tmp_path / "two.json"
-    assert run(asked(model, prompts, one, "--hidden", "12")) == 0
-    more = ["--fine-tune", str(one)]
-    capsys.readouterr()
-    assert run(asked(model, prompts, two, *more)) == 2
-    assert "has 12 units, not 48: give --hidden 12" in complaint(capsys)
-    assert run(asked(model, prompts, two, *more, "--hidden", "12", "--features", "rank")) == 2
-    assert "has features probability,entropy,depth,log-probability, not rank: give --features" in complaint(capsys)
-    assert run(asked(model, prompts, two, *more, "--hidden", "12", "--given-parent")) == 2
-    assert "was trained without --given-parent" in complaint(capsys)
-    assert run(asked(model, prompts, two, *more, "--hidden", "12")) == 0
-    found = read_classifier(str(two))
-    assert found.trained_on["fine_tuned_from"] == "one.json"
-    assert found.trained_on["recipe"]["learning_rate"] == 1e-4
-
-
 def test_nothing_accepted_is_said(model: str, tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("\n".join("abcdefghijklmnopqrstuvwxyz"))
@@ -149,23 +135,21 @@ def test_nothing_accepted_is_said(model: str, tmp_path: Path, capsys: Captured) 
 
 
 BAD = {
-    "no samples": (["--samples", "0"], "samples is 0"),
-    "no rows": (["--rows", "0"], "rows is 0"),
-    "one token": (["--max-tokens", "1"], "max_tokens is 1"),
-    "no negatives": (["--negatives", "0"], "negatives is 0"),
-    "no units": (["--hidden", "0"], "hidden is 0"),
-    "no epochs": (["--epochs", "0"], "epochs is 0"),
-    "no rate": (["--learning-rate", "0"], "learning_rate is 0"),
-    "nothing left to learn from": (["--apart", "1"], "apart is 1: keep one prompt in 2 or more apart"),
+    "no samples": (["--samples", "0"], "--samples is 0"),
+    "no rows": (["--rows", "0"], "--rows is 0"),
+    "one token": (["--max-tokens", "1"], "--max-tokens is 1"),
+    "no negatives": (["--negatives", "0"], "--negatives is 0"),
+    "no units": (["--hidden", "0"], "--hidden is 0"),
+    "no epochs": (["--epochs", "0"], "--epochs is 0"),
+    "no rate": (["--learning-rate", "0"], "--learning-rate is 0"),
+    "nothing left to learn from": (["--apart", "1"], "--apart is 1: use at least 2"),
     "fewer prompts than one in so many": (["--apart", "26"], "25 prompts: give at least 26"),
     "negative seed": (["--seed", "-1"], "seed is -1"),
-    "no such feature": (["--features", "probability,colour"], "no feature 'colour': choose from probability"),
-    "a feature twice": (["--features", "rank,rank"], "each once"),
+    "no such feature": (["--feature", "colour"], "no feature 'colour': choose from probability"),
+    "a feature twice": (["--feature", "rank", "--feature", "rank"], "each once"),
     "no drafter": (["--drafter", "none"], "drafter none drafts nothing"),
-    "no classifier to start from": (["--fine-tune", "nowhere.json"], "no classifier 'nowhere.json'"),
     "no folder": (["--out", "nowhere/net.json"], "folder nowhere"),
     "no prompt file": (["--prompts", "nowhere.txt"], "no prompt file 'nowhere.txt'"),
-    "more than the disk holds": (["--samples", "1000000000000000"], "need .* bytes on disk"),
 }
 
 
@@ -173,8 +157,7 @@ BAD = {
 def test_bad_settings_are_refused_before_any_work(case: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
     arguments, named = BAD[case]
     assert run(asked("./nowhere", prompts, tmp_path / "net.json", *arguments)) == 2
-    found = complaint(capsys)
-    assert all(part in found for part in named.split(" .* ")), found
+    assert named in complaint(capsys)
     assert [p.name for p in tmp_path.iterdir()] == ["prompts.txt"]
 
 

@@ -146,19 +146,6 @@ def test_the_second_top_k_is_set_or_switched_off_by_name(value: str | int, top: 
     assert policy.pool(30) == policy.depth * min(30, top or 30)
 
 
-@given(seed=st.integers(0, 10_000), nodes=st.integers(1, 12))
-def test_scores_given_their_parents_are_multiplied_along_a_path(seed: int, nodes: int) -> None:
-    scores = Scripted(seed, ScriptedScorer(flat))
-    distribution: dict[Tokens, float] = {(): 1.0}
-    for depth in range(3):
-        distribution |= {
-            (*p, t): x * scores.of(0, (*p, t)) for p, x in distribution.items() if len(p) == depth for t in (1, 2, 3)
-        }
-    best = sorted((x for p, x in distribution.items() if p and x >= 0.05), reverse=True)[:nodes]
-    tree = grown(seed, [Budget(nodes)], beta=0.05, width=WIDTH, top=None, depth=3, given_parent=True)[0]
-    assert sorted((distribution[p] for p in paths(tree)), reverse=True) == pytest.approx(best)
-
-
 def test_what_cannot_be_in_the_tree_is_not_asked_about() -> None:
     scorer = ScriptedScorer(flat)
     score: Score = lambda frontier: [[*map(math.exp, own)] for own in frontier.scores]  # noqa: E731

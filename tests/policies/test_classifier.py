@@ -121,7 +121,6 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a feature too few": (lambda c: c.update(features=["rank"]), "weights do not fit 1 features"),
     "a feature twice": (lambda c: c.update(features=["rank", "rank"]), "name at least one, and each once"),
     "no features": (lambda c: c.update(features=[]), "name at least one"),
-    "neither true nor false": (lambda c: c.update(given_parent=0), "corrupt: classifier.given_parent"),
     "no units": (lambda c: c.update(hidden=[], bias=[], output=[]), "has 0 hidden units"),
     "too many units": (lambda c: c.update(hidden=[[0, 0]] * 2000), "has 2000 hidden units: use 1 to 1024"),
     "a unit too few": (lambda c: c["bias"].pop(), "weights do not fit"),

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from draftree.policies.fixed import Acceptance, Ranks, best_size, best_tree, check_paths, expected_acceptance_length
+from draftree.policies.fixed import Acceptance, Ranks, best_tree, check_paths, expected_acceptance_length
 
 Tree = frozenset[Ranks]
 
@@ -89,27 +89,3 @@ def test_the_first_nodes_are_the_best_smaller_tree_where_acceptance_falls_with_r
 def test_512_nodes_take_seconds() -> None:
     table = 0.7 * np.power(0.6, np.tile(np.arange(32.0), (12, 1)))
     assert len(best_tree(table, 512)) == 512
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_no_size_and_depth_gives_more_tokens_a_second(seed: int) -> None:
-    table = random_table(seed, 3)
-
-    def verify(tokens: int) -> float:
-        return 1.0 if tokens <= 4 else 1.3 if tokens <= 6 else 2.0
-
-    tree = best_size(table, verify, 0.1, max_nodes=7)
-    rates = {
-        other: gain(table, other) / (0.1 * max(map(len, other), default=0) + verify(len(other) + 1))
-        for n in range(8)
-        for other in forests(n, 3, _WIDTH)
-    }
-    assert rates[frozenset(tree)] == pytest.approx(max(rates.values()), abs=1e-12)
-
-
-def test_the_best_size_follows_the_costs() -> None:
-    table = 0.6 * np.power(0.5, np.tile(np.arange(4.0), (6, 1)))
-    assert best_size(table, lambda tokens: float(tokens), 0.5, 16) == ()
-    assert len(best_size(table, lambda tokens: 1.0, 0.0, 16)) == 16
-    cheap, dear = (best_size(table, lambda tokens: 1.0, seconds, 16) for seconds in (0.01, 0.6))
-    assert max(map(len, cheap)) > max(map(len, dear))

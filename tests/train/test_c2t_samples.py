@@ -24,10 +24,10 @@ from draftree.tracing.trace import Trace, read_trace
 from draftree.train import c2t_samples as module
 from draftree.train.c2t_samples import (
     NODES,
+    SampleOptions,
     SampleRecipe,
     Samples,
     SampleStore,
-    check_finite,
     collect,
     full_trees,
     samples_along,
@@ -35,7 +35,7 @@ from draftree.train.c2t_samples import (
     thinned,
 )
 from draftree.train.responses import Response, respond
-from draftree.tree import DraftTree, Drawing
+from draftree.tree import Drawing
 
 from ..heads import trained
 from ..pairs import drafter, source, target
@@ -67,12 +67,10 @@ def test_labels_on_a_scripted_toy_are_the_path_that_the_target_takes() -> None:
     # Behind the first token comes 1 2 2: a tree of depth 2 (the last token is the bonus) whose path 1, 2 is accepted.
     found, trees = samples_along(TreeDrafter(full_trees(), TwoTokens()), response([9, 1, 2, 2]), 0, share=1.0)
     assert trees == 1
-    columns = (found.features[:, P], found.accepted, found.reached)
-    got = sorted(zip(*(c.tolist() for c in columns), strict=True))
-    unreached, rejected, accepted = (False, False), (False, True), (True, True)
-    want = [(0.09, unreached), (0.21, unreached), (0.21, accepted), (0.3, rejected), (0.49, rejected), (0.7, accepted)]
-    assert [(y, r) for _, y, r in got] == [label for _, label in want]
-    assert [p for p, _, _ in got] == pytest.approx([p for p, _ in want])
+    got = sorted(zip(found.features[:, P].tolist(), found.accepted.tolist(), strict=True))
+    want = [(0.09, False), (0.21, False), (0.21, True), (0.3, False), (0.49, False), (0.7, True)]
+    assert [y for _, y in got] == [y for _, y in want]
+    assert [p for p, _ in got] == pytest.approx([p for p, _ in want])
 
 
 def test_each_tree_begins_where_the_last_one_was_left() -> None:
@@ -96,7 +94,6 @@ def test_samples_are_those_of_a_trace_of_decoding_with_full_trees(name: str, num
     steps = [r for r in records if isinstance(r, StepRecord) and len(r.tree)]
     want = Samples.joined([samples_of(r.tree, r.path, number) for r in steps])
     assert np.array_equal(want.accepted.numpy(), np.concatenate([r.accepted for r in steps]))
-    assert np.array_equal(want.reached.numpy(), np.concatenate([r.reached for r in steps]))
     got, trees = samples_along(drafter(name, model, full_trees()), drawn, seed, share=1.0)
     assert trees == len(steps)
     assert torch.equal(got.accepted, want.accepted)
@@ -215,27 +212,21 @@ def test_a_full_disk_is_one_line(tmp_path: Path, full_disk: None) -> None:
         run(tmp_path / "data", most=10)
 
 
-def test_features_that_are_no_numbers_are_named() -> None:
-    tree = DraftTree.of(
-        torch.tensor([1]), torch.tensor([-1]), torch.tensor([1]), torch.tensor([-0.5]), torch.tensor([math.nan])
-    )
-    with pytest.raises(RunError, match="feature entropy of a draft for prompt 5 is nan"):
-        check_finite(samples_of(tree, [], 4))
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"max_tokens": 1}, "max_tokens is 1"),
+        ({"samples": 0}, "samples is 0: use at least 1"),
+        ({"rows": 0}, "rows is 0: use at least 1"),
+        ({"max_tokens": 1}, "max_tokens is 1: use at least 2"),
         ({"negatives": 0.0}, "negatives is 0"),
         ({"negatives": 1.5}, "negatives is 1.5"),
         ({"negatives": math.nan}, "negatives is nan"),
-        ({"seed": -1}, "seed is -1"),
+        ({"apart": 1}, "apart is 1: use at least 2"),
     ],
 )
 def test_settings_out_of_range_are_refused(change: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        recipe(**change)
+        SampleOptions(**change)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["head", "recycle"])

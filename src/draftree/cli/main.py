@@ -47,7 +47,7 @@ COMMANDS = {
     "bench": Command("bench", "Measure methods and drafters on prompts."),
     "report": Command("bench", "Report on runs of bench."),
     "profile": Command("info", "Measure what passes of a model cost on this machine."),
-    "calibrate": Command("calibrate", "Make a tree for two models out of measured acceptance."),
+    "calibrate": Command("train", "Make a tree for two models out of measured acceptance."),
     "train": Command("train", "Train draft heads and classifiers."),
 }
 """All commands, in the order of the help."""

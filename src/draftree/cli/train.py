@@ -1,10 +1,11 @@
-"""The commands ``draftree train head`` and ``draftree train classifier``."""
+"""The commands ``draftree train head``, ``draftree train classifier`` and ``draftree calibrate``."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,44 +15,39 @@ from annotated_types import Interval
 from ..artifacts import LARGEST_DATA, locked, new_file, own_folder, read_bytes, user_path
 from ..config import check_fields, option
 from ..drafters.grow import TreeDrafter
-from ..drafters.registry import load_drafter, provenance
+from ..drafters.registry import check_corpus, learns, load_drafter, provenance
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
-from ..errors import ConfigError, UnknownNameError
+from ..errors import ConfigError, RunError, UnknownNameError
 from ..models.base import FINAL_STATE
 from ..models.model_files import DEFAULT_MODEL
 from ..models.protocols import trainable
-from ..policies.c2t import CLASSIFIER_FILE, DEFAULT_FEATURES, Classifier, ClassifierFile, read_classifier
+from ..policies.base import Provenance
+from ..policies.c2t import CLASSIFIER_FILE, Classifier, ClassifierFile
+from ..policies.fixed import TREE_FILE, TreeFile, best_tree, expected_acceptance_length
 from ..progress import out as output
 from ..progress import progress_reporter
-from ..train.c2t_fit import FINE_RATE, RATE, ClassifierFigures, ClassifierRecipe, check_split, evaluate, fit
-from ..train.c2t_samples import (
-    APART,
-    SAMPLES_RECIPE,
-    SampleRecipe,
-    SampleStore,
-    check_recipe,
-    check_room,
-    collect,
-    full_trees,
-)
+from ..train.c2t_fit import ClassifierFigures, ClassifierRecipe, check_split, evaluate, fit
+from ..train.c2t_samples import SAMPLES_RECIPE, SampleOptions, SampleRecipe, SampleStore, collect, full_trees
 from ..train.eagle_fit import FitRecipe, HeadFigures, fast_in_bf16
 from ..train.eagle_training import HeadTraining, TrainingLimits
 from ..train.head_architectures import ARCHITECTURES, Architecture, is_trained, read_trained
 from ..train.head_data import HeadData
 from ..train.prompts import LONGEST_PROMPT, PromptFile, digest, encoded, read_prompts, shuffled
-from ..train.responses import MAX_ROWS, TEMPERATURES, DataRecipe
+from ..train.rank_acceptance import CalibrationOptions, TruePath, measure
+from ..train.responses import TEMPERATURES, DataRecipe
 from .interrupt import GO_ON, on_interrupt
-from .options import ComputeOptions, Drafter, Target, number, whole, with_options
+from .options import ComputeOptions, Drafter, Target, whole, with_options
 
 WORK = "work"
 """Folder, in that of a head, of what training needs."""
+_SHOWN_RANKS = 6
 
 train = typer.Typer(help="Train what drafts.", add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
-    """The files of prompts that something is trained on."""
+    """The files of prompts that something is trained on, or measured with."""
 
     prompts: tuple[str, ...] = option("Prompts: one a line, .jsonl or .csv; may be repeated.", (), metavar="FILE")
     licence: tuple[str, ...] = option(
@@ -179,26 +175,8 @@ def classifier(
     out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the classifier.")],
     target: Target = DEFAULT_MODEL,
     drafter: Drafter = DEFAULT_DRAFTER,
-    samples: Annotated[int, whole("N", "Nodes of draft trees to learn from, if there are prompts enough.")] = 600_000,
-    negatives: Annotated[
-        float, number("R", "Share of the nodes that the target does not accept to keep; the score makes up for it.")
-    ] = 0.1,
-    max_tokens: Annotated[int, whole("N", "Most tokens of a response.")] = 96,
-    rows: Annotated[int, whole("N", "Responses that are drawn together.")] = 16,
-    features: Annotated[str, typer.Option(help="What it sees of a node, with commas.")] = ",".join(DEFAULT_FEATURES),
+    sampling: SampleOptions,
     recipe: ClassifierRecipe,
-    learning_rate: Annotated[
-        float | None, number("R", f"Learning rate of Adam; {RATE:g}, or {FINE_RATE:g} with --fine-tune.")
-    ] = None,
-    fine_tune: Annotated[
-        str | None, typer.Option("--fine-tune", metavar="FROM", help="Start from this classifier, not afresh.")
-    ] = None,
-    apart: Annotated[
-        int, whole("N", "One prompt in N is kept apart, to choose among epochs and for the figures.")
-    ] = APART,
-    data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder of the samples, for several fits; else FILE.samples.")
-    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite an existing classifier, and samples of other settings.")
     ] = False,
@@ -209,22 +187,11 @@ def classifier(
     Ctrl-C keeps what is done: the same command goes on from there.
     """
     path = new_file(out, "--out", CLASSIFIER_FILE.owns, force=force)
-    names = tuple(name.strip() for name in features.split(","))
-    rate = learning_rate if learning_rate is not None else RATE if fine_tune is None else FINE_RATE
-    recipe = replace(recipe, features=names, learning_rate=rate, seed=source.seed)
-    check_recipe(max_tokens, negatives, source.seed)
-    if samples < 1:
-        raise ConfigError(f"samples is {samples}: use at least 1")
-    if not 1 <= rows <= MAX_ROWS:
-        raise ConfigError(f"rows is {rows}: use 1 to {MAX_ROWS}")
-    init = None if fine_tune is None else _first_classifier(fine_tune, recipe)
-    spec = DrafterSpec.parse(drafter)
-    if str(spec) == NONE:
-        raise ConfigError("drafter none drafts nothing: train for lookup, a head, a draft model or an ensemble")
+    recipe, apart, negatives = replace(recipe, seed=source.seed), sampling.apart, sampling.negatives
+    spec = _drafting(drafter)
     texts, files = source.read()
     check_split(len(texts), apart)
-    folder = own_folder(data or f"{path}.samples", "--data", SAMPLES_RECIPE)
-    check_room(folder, samples)
+    folder = own_folder(sampling.data or f"{path}.samples", "--data", SAMPLES_RECIPE)
     model = compute.load(target)
     drafts = load_drafter(spec, model, full_trees(), learning=False)
     tokens = encoded(model, texts, raw=source.raw)
@@ -237,21 +204,22 @@ def classifier(
         SampleRecipe(
             **asdict(made_for),
             prompts=digest(tokens),
-            max_tokens=max_tokens,
+            max_tokens=sampling.max_tokens,
             negatives=negatives,
             seed=source.seed,
             dtype=model.capabilities.dtype,
         ),
         force=force,
     )
-    with on_interrupt(lambda: f"interrupted with {store.count} of {samples} samples: {GO_ON}"):
-        with progress_reporter("collecting samples", samples, store.count) as progress:
+    most, rows = sampling.samples, sampling.rows
+    with on_interrupt(lambda: f"interrupted with {store.count} of {most} samples: {GO_ON}"):
+        with progress_reporter("collecting samples", most, store.count) as progress:
             drafts.prepare(model)
-            model.reserve(rows + 1, LONGEST_PROMPT + max_tokens)
-            collect(store, model, drafts, tokens, most=samples, rows=rows, progress=progress)
+            model.reserve(rows + 1, LONGEST_PROMPT + sampling.max_tokens)
+            collect(store, model, drafts, tokens, most=most, rows=rows, progress=progress)
         learned, kept_apart = store.samples().split(apart)
         with progress_reporter("fitting, epochs", recipe.epochs) as progress:
-            found = fit(learned, recipe, negatives, init, progress, kept_apart)
+            found = fit(learned, recipe, negatives, progress, kept_apart)
     figures = evaluate(found, kept_apart, negatives)
     trained_on = {
         "prompts": [asdict(file) for file in files],
@@ -261,35 +229,24 @@ def classifier(
         "accepted": int(learned.accepted.sum()),
         "negatives": negatives,
         "apart": apart,
-        "max_tokens": max_tokens,
+        "max_tokens": sampling.max_tokens,
         "temperatures": list(TEMPERATURES),
         "recipe": asdict(recipe),
-        "fine_tuned_from": None if fine_tune is None else Path(fine_tune).name,
     }
     ClassifierFile(found, made_for, trained_on, asdict(figures)).save(path)
     _report_classifier(found, figures, path, folder)
 
 
-def _first_classifier(name: str, recipe: ClassifierRecipe) -> Classifier:
-    """The classifier to start from.
+def _drafting(name: str) -> DrafterSpec:
+    """A drafter that drafts.
 
     Raises:
-        ConfigError: it sees other features, or has another number of units, than the new one shall have.
+        ConfigError: it is none.
     """
-    init = read_classifier(name).classifier
-    if init.given_parent != recipe.given_parent:
-        here, there = ("with", "without") if init.given_parent else ("without", "with")
-        raise ConfigError(f"--fine-tune {name} was trained {here} --given-parent, not {there}: train it as it was")
-    if init.features != recipe.features:
-        raise ConfigError(
-            f"--fine-tune {name} has features {','.join(init.features)}, not {','.join(recipe.features)}: "
-            f"give --features {','.join(init.features)}"
-        )
-    if len(init.hidden) != recipe.hidden:
-        raise ConfigError(
-            f"--fine-tune {name} has {len(init.hidden)} units, not {recipe.hidden}: give --hidden {len(init.hidden)}"
-        )
-    return init
+    spec = DrafterSpec.parse(name)
+    if str(spec) == NONE:
+        raise ConfigError("drafter none drafts nothing: name lookup, a head, a draft model or an ensemble")
+    return spec
 
 
 def _report_classifier(found: Classifier, figures: ClassifierFigures, path: Path, folder: Path) -> None:
@@ -304,5 +261,57 @@ def _report_classifier(found: Classifier, figures: ClassifierFigures, path: Path
     output.print(
         f"{path}: {found.parameters} parameters; draft with it by --method c2t --set classifier={path}; "
         f"{folder} may be deleted",
+        markup=False,
+    )
+
+
+@partial(with_options, without=("licence",))
+def calibrate(
+    *,
+    source: PromptOptions,
+    out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the tree.")],
+    target: Target = DEFAULT_MODEL,
+    drafter: Drafter = DEFAULT_DRAFTER,
+    options: CalibrationOptions,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing tree file.")] = False,
+    compute: ComputeOptions,
+) -> None:
+    """Measure how often a drafter is right, and write the best fixed tree for it (--method sequoia --tree FILE)."""
+    path = new_file(out, "--out", TREE_FILE.owns, force=force)
+    spec = _drafting(drafter)
+    check_corpus(spec, None)
+    if learns(spec):
+        raise ConfigError(
+            f"drafter {drafter} learns while trees are verified: calibrate with lookup, a head or a draft model"
+        )
+    texts, _ = source.read()
+    model, policy = compute.load(target), TruePath()
+    drafts = load_drafter(spec, model, policy, learning=False)
+    prompts = encoded(model, texts, raw=source.raw)
+    with progress_reporter("calibrating", len(prompts)) as progress:
+        counts = measure(options, model, drafts, policy, prompts, source.seed, progress)
+    acceptance = counts.acceptance
+    tree = best_tree(acceptance, options.nodes)
+    if not tree:
+        raise RunError(
+            f"drafter {drafts.name} was never right in {sum(counts.trials)} trials: use more prompts, a larger "
+            "--max-tokens, or another drafter"
+        )
+    found = TreeFile(
+        made_for=Provenance(model.capabilities.name, drafts.name),
+        temperature=options.temperature,
+        prompts=len(prompts),
+        counts=counts,
+        expected_acceptance_length=expected_acceptance_length(acceptance, tree),
+        tree=tree,
+    )
+    found.save(path)
+    shown = range(min(_SHOWN_RANKS, acceptance.shape[1]))
+    output.print(f"{'depth':>5} {'trials':>7}  accepted at rank " + " ".join(f"{r:>5}" for r in shown))
+    for d, (trials, rates) in enumerate(zip(counts.trials, acceptance.tolist(), strict=True), 1):
+        output.print(f"{d:>5} {trials:>7}  {'':16} " + " ".join(f"{rates[r]:5.3f}" for r in shown))
+    output.print(
+        f"{path}: {len(tree)} nodes down to depth {max(map(len, tree))}, "
+        f"expected acceptance length {found.expected_acceptance_length:.2f} (bonus included)",
         markup=False,
     )

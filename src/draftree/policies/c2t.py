@@ -75,8 +75,8 @@ MAX_HIDDEN = 1024
 class Classifier:
     """Two layers over n features: C = sigmoid(output . relu(hidden x + bias) + threshold).
 
-    C is the probability that the target accepts a node with all above it, as in C2T, or the node alone where it has
-    accepted the one above. Negatives that were left out of training are made up for in the last number.
+    C is the probability that the target accepts a node with all above it. Negatives that were left out of training are
+    made up for in the last number.
 
     Attributes:
         features: their names, entries of ``FEATURES``.
@@ -84,7 +84,6 @@ class Classifier:
         bias: [h] of the first layer.
         output: [h] weights of the second layer.
         threshold: its bias.
-        given_parent: C is the node's own, given its parent's acceptance.
 
     Raises:
         ConfigError: there is no such feature, or the numbers do not make such a net.
@@ -95,7 +94,6 @@ class Classifier:
     bias: tuple[float, ...]
     output: tuple[float, ...]
     threshold: float
-    given_parent: bool = False
     _first: Floats = field(init=False, repr=False, compare=False)
     _last: Floats = field(init=False, repr=False, compare=False)
 
@@ -222,8 +220,7 @@ class ClassifierTree(Checked, GrowthPolicy):
     """Layer by layer: score each node's ``width`` most probable tokens, drop C < ``beta``, keep the ``top`` highest C.
 
     C is a node's own score, whatever the scores above it are (C2T, Algorithm 1). What is dropped is not expanded, so
-    the rest is a tree though C may rise along a path. Scores given the parent are multiplied along the path first: then
-    C is the probability that the whole path is accepted, as the paper's is.
+    the rest is a tree though C may rise along a path.
 
     The node budget is not the paper's. Where it is smaller than the tree, the nodes whose least C on the path is
     highest stay, and what cannot be among them is not drafted.
@@ -235,7 +232,6 @@ class ClassifierTree(Checked, GrowthPolicy):
         width: children of a node that are scored.
         top: most nodes of a layer, K of the paper's second top-K; None: no limit.
         depth: deepest level.
-        given_parent: scores are of nodes given their parents.
         made_for: the models that ``score`` was trained on.
 
     Raises:
@@ -249,7 +245,6 @@ class ClassifierTree(Checked, GrowthPolicy):
     width: Width = 15
     top: Count | None = 15
     depth: Count = 10
-    given_parent: bool = False
     made_for: Provenance | None = None
 
     def width_for(self, nodes: int) -> int:
@@ -266,7 +261,6 @@ class ClassifierTree(Checked, GrowthPolicy):
         for parent, own in enumerate(self.score(frontier)):
             above = frontier.tags[parent] if frontier.depth else 1.0
             for rank, score in enumerate(own):
-                score = score * above if self.given_parent else score
                 if score >= self.beta:
                     layer.append(Child(parent, rank, extend, min(score, above)))
                     scores.append(score)

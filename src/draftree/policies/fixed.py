@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -120,36 +120,7 @@ def best_tree(acceptance: Acceptance, nodes: int) -> tuple[Ranks, ...]:
     Nodes that would gain nothing are left out. The most probable nodes come first, as far as parents and lower ranks
     allow: where larger ranks are less often right, the first n nodes are the best tree of n nodes.
     """
-    _, choices = _solve(acceptance, nodes)
-    return _best_first(_unfold(choices, nodes), acceptance)
-
-
-def best_size(
-    acceptance: Acceptance, verify_seconds: Callable[[int], float], draft_seconds_per_layer: float, max_nodes: int
-) -> tuple[Ranks, ...]:
-    """The tree that gains most tokens a second: max over b nodes, d levels of E(b, d) / (d t_draft + t_verify(b + 1)).
-
-    Args:
-        acceptance: [D, R].
-        verify_seconds: tokens of a target pass, the root among them -> its seconds.
-        draft_seconds_per_layer: of one drafter pass.
-        max_nodes: largest tree.
-
-    Returns:
-        its nodes; none where autoregressive decoding, 1 / t_verify(1), is the fastest.
-    """
-    seconds = np.array([verify_seconds(n + 1) for n in range(max_nodes + 1)])
-    best_rate = 1 / float(seconds[0])
-    best: list[Ranks] = []
-    for depth in range(1, len(acceptance) + 1):
-        gains, choices = _solve(acceptance[:depth], max_nodes)
-        rates = (1 + gains) / (depth * draft_seconds_per_layer + seconds)
-        rates[1:][np.diff(gains) <= 0] = 0  # the tree has fewer nodes: it was rated as a smaller one
-        rates[0] = 0
-        n = int(rates.argmax())
-        if rates[n] > best_rate:
-            best_rate, best = float(rates[n]), _unfold(choices, n)
-    return _best_first(best, acceptance)
+    return _best_first(_unfold(_solve(acceptance, nodes), nodes), acceptance)
 
 
 def expected_acceptance_length(acceptance: Acceptance, paths: Sequence[Ranks]) -> float:
@@ -157,14 +128,14 @@ def expected_acceptance_length(acceptance: Acceptance, paths: Sequence[Ranks]) -
     return 1 + math.fsum(_path_acceptance(acceptance.tolist(), path) for path in paths)
 
 
-def _solve(acceptance: Acceptance, nodes: int) -> tuple[NDArray[np.float64], Numbers]:
+def _solve(acceptance: Acceptance, nodes: int) -> Numbers:
     """The recursion for all sizes at once.
 
     c(d, n, r) is what n nodes below an accepted node of depth d gain at most in children of rank r and more:
     c(d, n, r) = max over 1 <= m <= n of a[d, r] (1 + c(d + 1, m - 1, 0)) + c(d, n - m, r + 1); 0: no more children.
 
     Returns:
-        ([nodes + 1] gains c(0, n, 0); [D, R, nodes + 1] the m of each maximum, 0 for no more children).
+        [D, R, nodes + 1] the m of each maximum, 0 for no more children.
     """
     depths, ranks = acceptance.shape
     choices = np.zeros((depths, ranks, nodes + 1), np.int64)
@@ -180,7 +151,7 @@ def _solve(acceptance: Acceptance, nodes: int) -> tuple[NDArray[np.float64], Num
             siblings = gains.clip(min=0)
             choices[d, r] = np.where(gains > 0, nodes - every.argmax(1), 0)
         below = siblings
-    return below, choices
+    return choices
 
 
 def _unfold(choices: Numbers, nodes: int) -> list[Ranks]:

@@ -84,7 +84,7 @@ def _c2t(classifier: str, beta: float, width: int, top: str, depth: int) -> Grow
     limit = None if top == "none" else read_number(int, "top", top, "use a whole number from 1, or 'none'")
     found = read_classifier(classifier)
     net = found.classifier
-    return ClassifierTree(net, beta, width, limit, depth, net.given_parent, found.made_for)
+    return ClassifierTree(net, beta, width, limit, depth, found.made_for)
 
 
 @dataclass(frozen=True, slots=True)

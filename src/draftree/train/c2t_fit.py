@@ -15,12 +15,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from ..config import Count, LearningRate, check_fields, option
 from ..errors import ConfigError, RunError
 from ..policies.c2t import BETA, DEFAULT_FEATURES, MAX_HIDDEN, Classifier, check_features
-from .c2t_samples import APART, Samples
+from .c2t_samples import Samples
 
-EPOCHS, BATCH = 10, 1024
-RATE, FINE_RATE = 1e-3, 1e-4
-"""Learning rates as published: from the start, and from another classifier."""
-HIDDEN = 48
 BETAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """Thresholds that figures are given for."""
 RECALL_TIE = 0.01
@@ -35,22 +31,22 @@ class ClassifierRecipe:
     """How a classifier is fitted; the defaults are C2T's, but for a fourth feature.
 
     Attributes:
-        features: what it sees of a candidate.
-        given_parent: learn the acceptance of nodes whose parents are accepted, from these alone.
-        hidden: units of its first layer.
-        batch: samples of a step.
         seed: of the first weights and of the order.
 
     Raises:
         ConfigError: a value is out of range.
     """
 
-    features: tuple[str, ...] = DEFAULT_FEATURES
-    given_parent: bool = option("Score nodes given that their parents are accepted, not whole paths.", False)
-    hidden: Annotated[int, Interval(ge=1, le=MAX_HIDDEN)] = option("Units of its first layer.", HIDDEN, metavar="N")
-    epochs: Count = option("Rounds over the samples.", EPOCHS, metavar="N")
-    batch: Count = option("Samples of one training step.", BATCH, metavar="N")
-    learning_rate: LearningRate = RATE
+    features: tuple[str, ...] = option(
+        f"What it sees of a node; may be repeated. {', '.join(DEFAULT_FEATURES)} by default.",
+        DEFAULT_FEATURES,
+        name="--feature",
+        metavar="NAME",
+    )
+    hidden: Annotated[int, Interval(ge=1, le=MAX_HIDDEN)] = option("Units of its first layer.", 48, metavar="N")
+    epochs: Count = option("Rounds over the samples.", 10, metavar="N")
+    batch: Count = option("Samples of one training step.", 1024, metavar="N")
+    learning_rate: LearningRate = option("Learning rate of Adam.", 1e-3, metavar="R")
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -62,30 +58,25 @@ def fit(
     samples: Samples,
     recipe: ClassifierRecipe,
     negatives: float,
-    init: Classifier | None = None,
     progress: Callable[[int], None] = lambda epochs: None,
     validation: Samples | None = None,
 ) -> Classifier:
     """Minimise binary cross-entropy; the same samples and seed give the same classifier.
 
     After each epoch the net is tried on ``validation`` at ``BETA``, and ``best_of`` chooses among the epochs, by
-    recall and then by low positive rate (C2T, Section 4). Scores given the parent are not the paper's: they are used
-    as probabilities, not held against a threshold, and the last epoch is taken.
+    recall and then by low positive rate (C2T, Section 4).
 
     Features are scaled to mean 0 and deviation 1, and the scales are then folded into the first layer. Training on
     a share s of the negatives makes the odds of every score 1 / s too high: ln s is added to the last bias.
 
     Args:
         negatives: the share s that they have of what was not accepted.
-        init: a classifier to start from, of the same features and units.
         progress: called with how many epochs are done.
         validation: prompts kept apart; where it is None, or has no accepted node, the last epoch is taken.
 
     Raises:
         RunError: all labels are equal, or there are none.
     """
-    if recipe.given_parent:
-        samples = samples.take(samples.reached)
     check_labels(samples.accepted)
     given = samples.columns(recipe.features)
     mean, scale = given.mean(0), given.std(0).clamp(min=1e-6)
@@ -93,8 +84,6 @@ def fit(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         net = nn.Sequential(nn.Linear(x.shape[1], recipe.hidden), nn.ReLU(), nn.Linear(recipe.hidden, 1))
-    if init is not None:
-        _load(net, init, mean, scale, negatives)
     optimizer = torch.optim.Adam(net.parameters(), lr=recipe.learning_rate)
     generator = torch.Generator().manual_seed(recipe.seed)
     nets: list[Classifier] = []
@@ -105,7 +94,7 @@ def fit(
             optimizer.step()
         nets.append(_folded(net, recipe, mean, scale, negatives))
         progress(epoch)
-    if recipe.given_parent or validation is None or not bool(validation.accepted.any()):
+    if validation is None or not bool(validation.accepted.any()):
         return nets[-1]
     return nets[best_of([_at(BETA, *_scored(each, validation, negatives))[1:] for each in nets])]
 
@@ -145,22 +134,7 @@ def _folded(net: nn.Sequential, recipe: ClassifierRecipe, mean: Tensor, scale: T
         bias=tuple((bias - hidden @ mean.double()).float().tolist()),
         output=tuple(output[0].float().tolist()),
         threshold=float((last[0] + math.log(negatives)).float()),
-        given_parent=recipe.given_parent,
     )
-
-
-def _load(net: nn.Sequential, init: Classifier, mean: Tensor, scale: Tensor, negatives: float) -> None:
-    """The inverse of ``_folded``, with other samples' scales."""
-    hidden = torch.tensor(init.hidden, dtype=torch.float64)
-    values = (
-        hidden * scale,
-        torch.tensor(init.bias, dtype=torch.float64) + hidden @ mean.double(),
-        torch.tensor([init.output]),
-        torch.tensor([init.threshold - math.log(negatives)]),
-    )
-    with torch.no_grad():
-        for parameter, value in zip(net.parameters(), values, strict=True):
-            parameter.copy_(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +142,7 @@ class ClassifierFigures:
     """How good a classifier is on samples; thinned nodes are weighted up, so that figures are about whole trees.
 
     Attributes:
-        prompts, nodes, accepted: that it was held against; of nodes given their parents, those with accepted parents.
+        prompts, nodes, accepted: that it was held against.
         loss: binary cross-entropy of all nodes, nats for each accepted one.
         calibration_error: mean distance of a score from the share that was accepted, over ten bins of scores and the
             nodes that score at least 0.01.
@@ -189,8 +163,6 @@ def evaluate(classifier: Classifier, samples: Samples, negatives: float) -> Clas
     Args:
         negatives: share that the samples have of what was not accepted.
     """
-    if classifier.given_parent:
-        samples = samples.take(samples.reached)
     scores, y, weights = _scored(classifier, samples, negatives)
     loss = -(weights * torch.where(y, scores, 1 - scores).clamp(min=1e-12).log()).sum()
     return ClassifierFigures(
@@ -224,13 +196,11 @@ def _calibration_error(scores: Tensor, accepted: Tensor, weights: Tensor) -> flo
     return float(gaps.abs().sum()) / max(1e-9, float(weights.sum()))
 
 
-def check_split(prompts: int, every: int = APART) -> None:
+def check_split(prompts: int, every: int) -> None:
     """Make sure that one prompt in ``every`` can be kept apart.
 
     Raises:
-        ConfigError: there are too few, or none would be left to learn from.
+        ConfigError: there are too few.
     """
-    if every < 2:
-        raise ConfigError(f"apart is {every}: keep one prompt in 2 or more apart, to learn from the others")
     if prompts < every:
         raise ConfigError(f"{prompts} prompts: give at least {every}, for one in {every} is kept apart for the figures")

@@ -12,32 +12,31 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from annotated_types import Ge, Interval
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..artifacts import check_disk, make_folder, read_bytes, write_whole
-from ..config import SamplingParams
+from ..artifacts import make_folder, read_bytes, write_whole
+from ..config import Checked, Count, SamplingParams, option
 from ..drafters.base import Drafter
 from ..engine.replay import Replay, pass_maker
-from ..errors import ConfigError, ModelFileError, RunError
+from ..errors import ConfigError, ModelFileError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..models.huggingface.inspection import torch_dtype
 from ..models.protocols import tracked
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import Eagle2Tree
 from ..policies.c2t import FEATURES, features, of_tree
-from ..tree import ROOT, DraftTree
-from .responses import DataRecipe, Response, respond, seed_of
+from ..tree import DraftTree
+from .responses import MAX_ROWS, DataRecipe, Response, respond, seed_of
 
 WIDTH, LEVELS = 10, 11
 NODES = WIDTH + (LEVELS - 1) * WIDTH**2
 """Of a full tree; with its root 1011, as published."""
-APART = 20
-"""One prompt in so many is kept apart by default: the published split of 0.95 and 0.05."""
 
 
 def full_trees() -> GrowthPolicy:
@@ -51,13 +50,11 @@ class Samples(NamedTuple):
     Attributes:
         features: [M, F] float32, all of ``FEATURES`` in their order.
         accepted: [M] bool, the node was on the accepted path.
-        reached: [M] bool, its parent was accepted, or is the root: the target verified the node itself.
         numbers: [M] int64, of the prompt.
     """
 
     features: Tensor
     accepted: Tensor
-    reached: Tensor
     numbers: Tensor
 
     def take(self, which: Tensor) -> Samples:
@@ -70,11 +67,10 @@ class Samples(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Samples]) -> Samples:
-        none = torch.zeros(0).bool()
-        empty = cls(torch.zeros(0, len(FEATURES)), none, none, torch.zeros(0).long())
+        empty = cls(torch.zeros(0, len(FEATURES)), torch.zeros(0).bool(), torch.zeros(0).long())
         return cls(*(torch.cat(columns) for columns in zip(empty, *parts, strict=True)))
 
-    def split(self, every: int = APART) -> tuple[Samples, Samples]:
+    def split(self, every: int) -> tuple[Samples, Samples]:
         """Those to learn from, and those of one prompt in ``every``, which are kept apart."""
         apart = self.numbers % every == every - 1
         return self.take(~apart), self.take(apart)
@@ -82,11 +78,10 @@ class Samples(NamedTuple):
 
 def samples_of(tree: DraftTree, path: Sequence[int], number: int) -> Samples:
     """All nodes of a full tree of which the target accepted ``path``."""
-    accepted = torch.zeros(len(tree) + 1, dtype=torch.bool)
-    accepted[[*path, ROOT]] = True  # the root is the last
+    accepted = torch.zeros(len(tree), dtype=torch.bool)
+    accepted[list(path)] = True
     given = torch.from_numpy(features(of_tree(tree), tuple(FEATURES)))
-    numbers = torch.full((len(tree),), number)
-    return Samples(given, accepted[:-1], accepted[torch.from_numpy(tree.parents)], numbers)
+    return Samples(given, accepted, torch.full((len(tree),), number))
 
 
 def thinned(samples: Samples, share: float, generator: torch.Generator) -> Samples:
@@ -126,21 +121,6 @@ def samples_along(
     return Samples.joined(parts), len(parts)
 
 
-def check_finite(samples: Samples) -> None:
-    """Make sure that all features are numbers.
-
-    Raises:
-        RunError: one is not; the message names it.
-    """
-    bad = ~samples.features.isfinite()
-    if bool(bad.any()):
-        row, column = bad.nonzero()[0].tolist()
-        raise RunError(
-            f"feature {list(FEATURES)[column]} of a draft for prompt {int(samples.numbers[row]) + 1} is "
-            f"{float(samples.features[row, column])}: the drafter's logits are no numbers, use another drafter or dtype"
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRecipe(DataRecipe):
     """How samples are drawn; equal ones may be added to one another.
@@ -149,9 +129,6 @@ class SampleRecipe(DataRecipe):
         drafter: its name.
         target_weights, drafter_weights: fingerprints.
         negatives: share of the nodes that were not accepted to keep.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     drafter: str
@@ -159,22 +136,21 @@ class SampleRecipe(DataRecipe):
     drafter_weights: str
     negatives: float
 
-    def __post_init__(self) -> None:
-        check_recipe(self.max_tokens, self.negatives, self.seed)
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOptions(Checked):
+    """How many samples are drawn, and of what."""
 
-def check_recipe(max_tokens: int, negatives: float, seed: int) -> None:
-    """Make sure that samples can be drawn so.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-    if max_tokens < 2:
-        raise ConfigError(f"max_tokens is {max_tokens}: use at least 2, for one token to draft")
-    if not 0 < negatives <= 1:
-        raise ConfigError(f"negatives is {negatives}: keep a share of them above 0 and up to 1")
-    if not 0 <= seed < 2**62:
-        raise ConfigError(f"seed is {seed}: use a whole number from 0 to 2^62 - 1")
+    samples: Count = option("Nodes of draft trees to learn from, if there are prompts enough.", 600_000, metavar="N")
+    negatives: Annotated[float, Interval(gt=0, le=1)] = option(
+        "Share of the nodes that the target does not accept to keep; the score makes up for it.", 0.1, metavar="R"
+    )
+    max_tokens: Annotated[int, Ge(2)] = option("Most tokens of a response.", 96, metavar="N")
+    rows: Annotated[int, Interval(ge=1, le=MAX_ROWS)] = option("Responses that are drawn together.", 16, metavar="N")
+    apart: Annotated[int, Ge(2)] = option(
+        "One prompt in N is kept apart, to choose among epochs and for the figures.", 20, metavar="N"
+    )
+    data: str | None = option("Folder of the samples, for several fits; else FILE.samples.", metavar="DIR")
 
 
 SAMPLES_RECIPE = "recipe.json"
@@ -264,20 +240,6 @@ def _read(path: Path) -> dict[str, Tensor]:
     return columns
 
 
-def check_room(folder: Path, samples: int) -> None:
-    """Make sure that the disk can hold so many samples.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    check_disk(
-        folder,
-        samples * (4 * len(FEATURES) + 10),  # bytes of the columns
-        f"{samples} samples",
-        "ask for fewer --samples, or choose another folder with --data",
-    )
-
-
 def collect(
     store: SampleStore,
     target: LanguageModel,
@@ -295,9 +257,6 @@ def collect(
         prompts: token ids of all prompts.
         rows: responses that the target gives together.
         progress: called with how many samples there are.
-
-    Raises:
-        RunError: a feature is not a number.
     """
     recipe, can = store.recipe, target.capabilities
 
@@ -323,6 +282,5 @@ def collect(
             read = replace(response, features=response.features.to(can.device, torch_dtype(can)))
             verifier = pass_maker(target, drafter, read.features if read.features.shape[1] else None)
             samples, trees = samples_along(drafter, read, recipe.seed, recipe.negatives, verifier, tracked(target))
-            check_finite(samples)
             store.add(response.number, samples, trees)
             progress(min(store.count, most))
