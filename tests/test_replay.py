@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import Drafter, DraftSource
+from draftree.drafters.base import Drafter, DraftSource, NoDrafter
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -16,6 +16,7 @@ from draftree.engine.engine import Engine
 from draftree.engine.observer import Observer
 from draftree.engine.replay import Replay
 from draftree.engine.speculation import Speculation
+from draftree.models.base import Nodes
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.best_paths import OptTree
 from draftree.request import Outcome
@@ -78,3 +79,26 @@ def test_a_replay_drafts_and_gains_what_decoding_does(name: str) -> None:
         assert [s.expected for s in again] == pytest.approx([s.expected for s in steps.seen], rel=1e-3)
         accepted += sum(s.gained - 1 for s in again)
     assert accepted > 3
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize("name", ["lookup", "recycle", "head"])
+def test_the_target_has_read_what_a_replay_has_gained(name: str, drafted: bool) -> None:
+    """Whoever measures along a text takes more tokens at a time than were accepted."""
+    model, text = target(), [(5 * i) % VOCAB for i in range(20)]
+    with Replay(
+        TreeDrafter(OptTree(0.01), made(name, model)), PROMPTS[0], text, SamplingParams(), target=model
+    ) as known:
+        while known.left:
+            tree = known.propose(5, 5)
+            known.advance(tree, known.accepted(tree) if drafted else [], min(7, len(known.left)))
+            assert known.request.row is not None
+            assert known.request.row.length == len(known.request.ids) - 1
+        assert known.request.row is not None
+        found = model.extend([known.request.row], [Nodes.chain(text[-1:])]).logits([0])
+    with Replay(NoDrafter(), PROMPTS[0], text, SamplingParams(), target=model) as again:
+        while again.left:
+            again.step(0)
+        assert again.request.row is not None
+        whole = model.extend([again.request.row], [Nodes.chain(text[-1:])]).logits([0])
+    assert found == pytest.approx(whole, abs=1e-4)

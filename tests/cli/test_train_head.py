@@ -18,6 +18,7 @@ from draftree.train import head_data
 from draftree.train import responses as draw
 from draftree.train.prompts import read_prompts
 
+from .. import tiny_gguf
 from ..published import FLAGS, Recipe
 from ..tiny import save_tiny
 
@@ -68,11 +69,14 @@ def complaint(capsys: Captured) -> str:
     return printed.err
 
 
+@pytest.mark.parametrize("engine", ["transformers", "native"])
 @pytest.mark.parametrize("arch", ["eagle", "eagle3"])
 def test_it_trains_a_head_that_generate_drafts_with(
-    arch: str, model: str, prompts: Path, tmp_path: Path, capsys: Captured
+    arch: str, engine: str, model: str, prompts: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     out = tmp_path / "head"
+    if engine == "native":
+        model = str(tiny_gguf.write(tmp_path / "model.gguf", layers=3, hidden=64, heads=2, kv_heads=1, context=512))
     capsys.readouterr()
     assert run(asked(model, prompts, out, "--licence", "CC0", "--arch", arch)) == 0
     printed = capsys.readouterr()
@@ -94,6 +98,15 @@ def test_it_trains_a_head_that_generate_drafts_with(
     assert report["stats"]["drafted"] > 0
     assert run(["calibrate", "--prompts", str(prompts), "--out", str(tmp_path / "tree.json"), "--target", model,
                 "--drafter", str(out), "--max-tokens", "24", "--depth", "3"]) == 0  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ["eagle", "eagle3"])
+def test_a_head_has_the_mlp_that_is_asked_for(arch: str, model: str, prompts: Path, tmp_path: Path) -> None:
+    assert run(asked(model, prompts, tmp_path / "head", "--arch", arch, "--feed-forward", "48")) == 0
+    head = find_head(tmp_path / "head")
+    assert head is not None
+    assert head.config.intermediate_size == 48
+    assert head.arrays(None).layers[0].gate.shape[0] == 48
 
 
 def test_a_second_run_has_nothing_left_to_do(model: str, trained: Path, prompts: Path, tmp_path: Path) -> None:

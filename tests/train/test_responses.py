@@ -13,14 +13,16 @@ from draftree.artifacts import write_whole
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
-from draftree.models.base import FINAL_STATE, FeatureSpec
+from draftree.models.base import FINAL_STATE, FeatureSpec, prefill
 from draftree.models.huggingface.features import feature_part
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.native.native_model import NativeModel
 from draftree.train import head_data
 from draftree.train.head_data import HeadData, by_length
 from draftree.train.prompts import digest, encoded, shuffled
 from draftree.train.responses import TEMPERATURES, DataRecipe, Response, respond
 
+from .. import tiny_gguf
 from ..heads import PROMPTS
 from ..tiny import tiny, tiny_tokenizer
 
@@ -49,6 +51,20 @@ def test_their_hidden_states_are_those_of_their_tokens(target: HFModel) -> None:
         causal = target.model.base_model(input_ids=r.tokens[None], use_cache=False)[0][0]
         assert r.features.dtype == torch.float16
         assert torch.allclose(r.features.float(), causal[:-1], atol=1e-2)
+
+
+def test_hidden_states_of_the_native_engine_are_those_of_the_whole_text(tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "model.gguf", layers=3, hidden=64, heads=2, kv_heads=1, context=512)
+    native, layers = NativeModel(path), FeatureSpec((1, *FINAL_STATE.layers))
+    native.track_features(layers)
+    drawn = respond(native, PROMPTS, range(4), rows=3, max_tokens=20, seed=0, states=native.hidden_states)
+    for r in sorted(drawn, key=lambda r: r.number):
+        row = prefill(native, r.tokens[:-1].tolist())
+        whole = torch.from_numpy(native.states(row, 0, len(r.tokens) - 1))
+        assert (r.kept, r.features.dtype) == (layers, torch.float16)
+        assert torch.equal(r.features, whole.half())
+        native.close(row)
+    assert native.rows == 0
 
 
 def store(drawn: Sequence[Response], target: HFModel, folder: Path, patch: pytest.MonkeyPatch) -> HeadData:

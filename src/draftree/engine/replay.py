@@ -84,6 +84,9 @@ class Replay:
         outcome = Outcome(self.request, tree, path, gained, len(gained), cost, found)
         self._drafter.observe([outcome])
         count(outcome, self._drafter)
+        if self._target is not None and (unread := self.request.ids[self._row.length : -1]):
+            self._target.extend([self._row], [Nodes.chain(unread, wanted=0)])
+            self._target.commit(self._row, range(len(unread)))
         return outcome
 
     def step(self, nodes: int) -> tuple[DraftTree, list[int]]:

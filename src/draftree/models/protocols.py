@@ -6,7 +6,7 @@ Rows with several live paths, which beams need, are ``ForestModel``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from .base import FINAL_STATE, FeatureSpec, ForestModel, LanguageModel, Nodes, R
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
 
 
 @runtime_checkable
@@ -116,15 +115,29 @@ def tracked(model: LanguageModel) -> FeatureSpec:
     return model.tracked if isinstance(model, FeatureModel) else FeatureSpec()
 
 
-@runtime_checkable
-class TrainableModel(FeatureModel, Protocol):
-    """A model whose weights are at hand: what a head is trained with.
+class LayerSizes(NamedTuple):
+    """Sizes of a decoder layer.
 
     Attributes:
-        model: the weights.
+        feed_forward: width of its MLP.
     """
 
-    model: PreTrainedModel
+    query_heads: int
+    key_heads: int
+    head_size: int
+    feed_forward: int
+
+
+@runtime_checkable
+class TrainableModel(FeatureModel, Protocol):
+    """A model that heads can be trained for: they learn from its hidden states, and get layers of its sizes."""
+
+    @property
+    def layer_sizes(self) -> LayerSizes:
+        """Of its own layers."""
+
+    def hidden_states(self, row: Row) -> Tensor:
+        """[n, F] the tracked hidden states of a row's committed tokens, on the model's device."""
 
     @property
     def rows(self) -> int:
@@ -143,8 +156,8 @@ def trainable(model: LanguageModel) -> TrainableModel:
     if isinstance(model, TrainableModel):
         return model
     raise UnsupportedModelError(
-        f"{model.capabilities.name} has no weights that a head could be trained with: use backend 'transformers', or "
-        "drafter 'lookup' or a model"
+        f"no head can be trained for {model.capabilities.name} on its backend: use backend 'native' or 'transformers', "
+        "or drafter 'lookup' or a model"
     )
 
 

@@ -21,7 +21,7 @@ from ..artifacts import write_whole
 from ..config import Checked, Count, Whole, option
 from ..errors import RunError
 from ..models.heads.eagle_network import EagleNetwork
-from ..models.heads.head_folder import load_head
+from ..models.heads.head_folder import head_in
 from ..models.heads.head_writing import save_head
 from ..models.protocols import TrainableModel
 from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate
@@ -57,6 +57,7 @@ class TrainingLimits(Checked):
         steps: of the fit; None: as many as fit the hours.
         held_out: prompts that are kept apart for the figures.
         vocabulary: tokens of the draft vocabulary.
+        feed_forward: width of a new head's MLP; None: the target's.
         responses: to a prompt, if the tokens and the hours allow.
         rows: responses that are drawn together; None: 32 on a CPU, elsewhere as many as half of the memory holds, up to
             1024.
@@ -72,6 +73,7 @@ class TrainingLimits(Checked):
     steps: Count | None = option("Training steps; by default what fits the hours.", metavar="N")
     held_out: Whole = option("Prompts kept apart, for the figures.", 32, metavar="N")
     vocabulary: Count = option("Tokens that the head drafts; the text's own come on top.", 8192, metavar="N")
+    feed_forward: Count | None = option("Width of the head's MLP; by default the target's.", metavar="N")
     responses: Annotated[int, Interval(ge=1, le=_MOST_RESPONSES)] = option(
         "Most responses to a prompt; further ones are sampled.", 1, metavar="N"
     )
@@ -172,7 +174,9 @@ class HeadTraining:
         embeddings = self.target.embeddings(every.to(device))
         frozen = Frozen(embeddings.float(), weight.float(), None if bias is None else bias.float())
         if network is None:
-            network = self.architecture.begin(self.target, frozen, vocabulary, learned, self.recipe.seed)
+            network = self.architecture.begin(
+                self.target, frozen, vocabulary, learned, self.recipe.seed, self.limits.feed_forward
+            )
         key = self._key(learned, vocabulary)
         fit = Fit(self.recipe, network.to(device), frozen, learned, self.limits.steps or 1, key)
         if not fit.resume(checkpoint) and self.limits.steps is None:
@@ -191,7 +195,8 @@ class HeadTraining:
     def _key(self, learned: list[Response], vocabulary: Tensor) -> str:
         """Identifies the fit: settings, responses, and what it starts from."""
         data = [asdict(self.data.recipe), *self.data.kept.layers]
-        parts = [asdict(self.recipe), self.limits.steps, data, vocabulary.tolist(), [r.number for r in learned]]
+        sizes = self.limits.steps, self.limits.feed_forward
+        parts = [asdict(self.recipe), sizes, data, vocabulary.tolist(), [r.number for r in learned]]
         init = None
         if self.init is not None:
             files = sorted(self.init.glob("*.safetensors")) or sorted(self.init.glob("*.bin"))
@@ -214,7 +219,7 @@ class HeadTraining:
             fit.save(checkpoint)
 
     def _figures(self, apart: list[Response], stage: Stage) -> dict[str, HeadFigures]:
-        head = load_head(self.out, self.target)
+        head = head_in(self.out).torch_head(self.target)
         groups = {
             "greedy": [r for r in apart if r.temperature == 0],
             "sampled": [r for r in apart if r.temperature > 0],

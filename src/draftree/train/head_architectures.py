@@ -51,7 +51,13 @@ class Architecture(Protocol):
         """Which hidden states of the target a new head reads."""
 
     def begin(
-        self, target: TrainableModel, frozen: Frozen, vocabulary: Tensor, responses: Sequence[Response], seed: int
+        self,
+        target: TrainableModel,
+        frozen: Frozen,
+        vocabulary: Tensor,
+        responses: Sequence[Response],
+        seed: int,
+        feed_forward: int | None = None,
     ) -> EagleNetwork:
         """A network to train from the start, on the device of ``frozen``: as good as a linear map makes it.
 
@@ -59,6 +65,7 @@ class Architecture(Protocol):
             vocabulary: [D] int64 ids of the tokens that it drafts.
             responses: to learn from.
             seed: of the weights that start at random.
+            feed_forward: width of its MLP; None: the target's.
         """
 
 
@@ -75,10 +82,18 @@ embeddings and output layer are the target's own and are not in the files."""
         return FINAL_STATE
 
     def begin(
-        self, target: TrainableModel, frozen: Frozen, vocabulary: Tensor, responses: Sequence[Response], seed: int
+        self,
+        target: TrainableModel,
+        frozen: Frozen,
+        vocabulary: Tensor,
+        responses: Sequence[Response],
+        seed: int,
+        feed_forward: int | None = None,
     ) -> EagleNetwork:
         scale = _spread(responses) / float(frozen.embeddings.square().mean().sqrt())
-        network = new_eagle(EagleConfig.like(target, embedding_scale=scale), seed).to(frozen.weight.device)
+        network = new_eagle(EagleConfig.like(target, feed_forward, embedding_scale=scale), seed).to(
+            frozen.weight.device
+        )
         regress(network, frozen, responses)
         return network
 
@@ -107,10 +122,18 @@ has an output layer of its own, in the format of speculators; embeddings are the
         return FeatureSpec(layers_read(target.layers))
 
     def begin(
-        self, target: TrainableModel, frozen: Frozen, vocabulary: Tensor, responses: Sequence[Response], seed: int
+        self,
+        target: TrainableModel,
+        frozen: Frozen,
+        vocabulary: Tensor,
+        responses: Sequence[Response],
+        seed: int,
+        feed_forward: int | None = None,
     ) -> EagleNetwork:
         layers = layers_read(target.layers)
-        config = EagleConfig.like(target, draft_vocab_size=len(vocabulary), eagle_aux_hidden_state_layer_ids=layers)
+        config = EagleConfig.like(
+            target, feed_forward, draft_vocab_size=len(vocabulary), eagle_aux_hidden_state_layer_ids=layers
+        )
         output = {"lm_head.weight": frozen.weight.detach().cpu().clone()}
         network = _fresh(config, output, FeatureSpec(layers), seed, fuses_states=True).to(frozen.weight.device)
         fuse(network, responses)

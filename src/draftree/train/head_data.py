@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ..artifacts import check_disk, is_bare, make_folder, read_bytes, write_whole
 from ..errors import ConfigError, ModelFileError, RunError
-from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
+from ..models.base import FINAL_STATE, FeatureSpec
+from ..models.protocols import TrainableModel
 from .responses import DataRecipe, Response, respond
 
 SHARD_TOKENS = 1 << 15
@@ -117,7 +118,7 @@ class HeadData:
 
     def collect(
         self,
-        target: LanguageModel,
+        target: TrainableModel,
         *,
         tokens: int,
         seconds: float,
@@ -151,7 +152,15 @@ class HeadData:
                     yield number
 
         recipe = self.recipe
-        drawn = respond(target, self.prompts, wanted(), rows=rows, max_tokens=recipe.max_tokens, seed=recipe.seed)
+        drawn = respond(
+            target,
+            self.prompts,
+            wanted(),
+            rows=rows,
+            max_tokens=recipe.max_tokens,
+            seed=recipe.seed,
+            states=target.hidden_states,
+        )
         try:
             with closing(drawn):
                 for response in drawn:

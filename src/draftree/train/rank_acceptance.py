@@ -21,11 +21,11 @@ from ..engine.engine import Engine
 from ..engine.replay import Replay, pass_maker
 from ..engine.speculation import Speculation
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
-from ..models.huggingface.features import FeatureRow
 from ..models.protocols import tracked
 from ..policies.base import MAX_WIDTH, Child, Frontier, GrowthPolicy
 from ..policies.fixed import Counts
 from ..request import Request
+from .responses import row_features
 
 
 @dataclass(slots=True)
@@ -143,7 +143,6 @@ def decoded(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tu
     try:
         while request.finish_reason is None:
             engine.stepper.step([request])
-        row = request.row
-        return request, row.waiting_features() if isinstance(row, FeatureRow) and row.features else None
+        return request, None if request.row is None else row_features(request.row)
     finally:
         engine.stepper.close(request)

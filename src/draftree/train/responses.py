@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -14,7 +14,7 @@ from ..engine.engine import Engine, Handle
 from ..engine.observer import Observer
 from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import Speculation
-from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
+from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Row
 from ..models.huggingface.features import FeatureRow
 from ..models.protocols import TrainableModel, tracked
 from ..request import Outcome, Request
@@ -55,6 +55,11 @@ class Response:
         return self.tokens.shape[0] - self.prompt_length
 
 
+def row_features(row: Row) -> Tensor | None:
+    """[n, F] hidden states that the row itself keeps of its committed tokens; None: it keeps none."""
+    return row.waiting_features() if isinstance(row, FeatureRow) and row.features else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRecipe:
     """What responses are drawn; equal ones may be added to one another.
@@ -93,6 +98,7 @@ def respond(
     rows: int,
     max_tokens: int,
     seed: int,
+    states: Callable[[Row], Tensor | None] = row_features,
 ) -> Generator[Response]:
     """Responses to the prompts of these numbers, in the order in which they end.
 
@@ -104,9 +110,10 @@ def respond(
         numbers: which are still to do; read one by one, as rows become free.
         rows: responses that are decoded together.
         max_tokens: most tokens of a response.
+        states: gives a row's hidden states.
     """
     target.reserve(rows, max(map(len, prompts)) + max_tokens)
-    ended = _EndedFeatures()
+    ended = _EndedFeatures(states)
     engine = Engine(target, Speculation(nodes=1), observers=[ended], scheduling=SchedulerParams(rows=rows, queue=rows))
     waiting, running = iter(numbers), dict[int, Handle]()
     try:
@@ -136,7 +143,8 @@ def respond(
 class _EndedFeatures(Observer):
     """Keeps the hidden states of requests that have ended, as a ``Response`` has them."""
 
-    def __init__(self) -> None:
+    def __init__(self, states: Callable[[Row], Tensor | None]) -> None:
+        self._states = states
         self.features: dict[Request, Tensor] = {}
 
     def opened(self, request: Request) -> None:
@@ -149,10 +157,9 @@ class _EndedFeatures(Observer):
     def _keep(self, request: Request) -> None:
         if request.finish_reason is None or request.row is None:
             return
-        if isinstance(request.row, FeatureRow) and request.row.features:
-            self.features[request] = _halved(request.row.waiting_features()).cpu()
-        else:
-            self.features[request] = torch.zeros(len(request.ids) - 1, 0, dtype=torch.float16)
+        states = self._states(request.row)
+        none = torch.zeros(len(request.ids) - 1, 0, dtype=torch.float16)
+        self.features[request] = none if states is None else _halved(states).cpu()
 
 
 def _halved(states: Tensor) -> Tensor:

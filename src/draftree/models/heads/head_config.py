@@ -96,19 +96,20 @@ class EagleConfig:
             raise ConfigError("norm_before_fc and fc_norm are both set: hidden states would be normed twice: use one")
 
     @classmethod
-    def like(cls, target: TrainableModel, **fields: Any) -> EagleConfig:
-        """A config with the sizes of one of the target's own layers, where its config names them."""
-        config = target.model.config.get_text_config(decoder=True)
-        hidden = target.hidden_size
-        heads = int(getattr(config, "num_attention_heads", 0) or max(1, hidden // 64))
-        dim = int(getattr(config, "head_dim", None) or hidden // heads)
+    def like(cls, target: TrainableModel, feed_forward: int | None = None, **fields: Any) -> EagleConfig:
+        """A config with the sizes of one of the target's own layers.
+
+        Args:
+            feed_forward: width of the MLP; None: the target's.
+        """
+        sizes = target.layer_sizes
         return cls(
-            hidden_size=hidden,
+            hidden_size=target.hidden_size,
             vocab_size=target.capabilities.vocab_size,
-            intermediate_size=int(getattr(config, "intermediate_size", 0) or 3 * hidden),
-            num_attention_heads=heads,
-            num_key_value_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-            head_dim=dim + dim % 2,
+            intermediate_size=feed_forward or sizes.feed_forward,
+            num_attention_heads=sizes.query_heads,
+            num_key_value_heads=sizes.key_heads,
+            head_dim=sizes.head_size + sizes.head_size % 2,
             rms_norm_eps=1e-5,
             rope_theta=10000.0,
             max_position_embeddings=target.capabilities.max_length,

@@ -43,6 +43,7 @@ from .head_tensors import UNREADABLE, Array, is_same, read_sample, read_tensors,
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .eagle_model import HeadModel
     from .eagle_network import EagleNetwork
 
 CONFIG = "config.json"
@@ -202,17 +203,20 @@ class HeadFolder:
             UnsupportedModelError: the target's hidden states cannot be read, or the native engine does not compute it.
             MissingPackageError: it needs torch, which is missing.
         """
-        name = f"head {self.folder.name}"
         if isinstance(target, NativeModel):
             self._check_target(target)
             arrays = self.arrays(target.layers)
             if arrays.embeddings is not None and _are_of(target, arrays.embeddings):
                 arrays = replace(arrays, embeddings=None)
-            return NativeHead(arrays, target, name)
-        network, ids = self.network_for(feature_model(target))
+            return NativeHead(arrays, target, f"head {self.folder.name}")
+        return self.torch_head(feature_model(target))
+
+    def torch_head(self, target: FeatureModel) -> HeadModel:
+        """The head by torch, which reads hidden states that are given to it (``load``)."""
+        network, ids = self.network_for(target)
         from .eagle_model import HeadModel
 
-        return HeadModel(network, ids, target, name)
+        return HeadModel(network, ids, target, f"head {self.folder.name}")
 
     def network_for(self, target: FeatureModel) -> tuple[EagleNetwork, Tensor]:
         """Its network without embeddings that are the target's own, and the ids of its vocabulary.
@@ -377,10 +381,15 @@ def load_head(folder: Path, target: LanguageModel) -> DraftHead:
     Raises:
         UnknownNameError: there is none.
     """
-    return _head_in(folder).load(target)
+    return head_in(folder).load(target)
 
 
-def _head_in(folder: Path) -> HeadFolder:
+def head_in(folder: Path) -> HeadFolder:
+    """What a folder with a head holds.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
     if (head := find_head(folder)) is None:
         raise UnknownNameError(f"no draft head in {folder}: give a folder that 'draftree train head' wrote")
     return head
@@ -392,7 +401,7 @@ def describe(folder: Path) -> dict[str, str]:
     Raises:
         UnknownNameError: there is none.
     """
-    return _head_in(folder).describe()
+    return head_in(folder).describe()
 
 
 def _are_of(target: FeatureModel, embeddings: Array) -> bool:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ...errors import UnknownNameError, UnsupportedModelError
 from ..base import LanguageModel
-from ..native.native_model import NativeModel
 from ..protocols import DraftHead, TrainableModel, feature_model
 from .head_folder import find_head, load_head
 
@@ -35,7 +34,7 @@ def comes_for(target: LanguageModel) -> bool:
 
     Beside the passes of llama.cpp a head, which torch runs step by step, takes more time than it saves.
     """
-    return isinstance(target, NativeModel | TrainableModel) and shipped_for(target) is not None
+    return isinstance(target, TrainableModel) and shipped_for(target) is not None
 
 
 def shipped_head(target: LanguageModel) -> DraftHead:

@@ -39,9 +39,10 @@ from ..base import (
     decoded,
     prefill_scored,
 )
+from ..protocols import LayerSizes
 from . import attention, inspection
 from .cache import Rows, TreeCache, bytes_of
-from .features import FeatureRow
+from .features import FeatureRow, feature_row
 from .runner import GraphRunner, Pass, Runner, StockRunner, check_runner, exclusive, runner_of
 from .torch_scores import scores_of
 
@@ -202,6 +203,22 @@ class HFModel:
     def hidden_size(self) -> int:
         """H of its hidden states."""
         return self._embeddings.shape[1]
+
+    @property
+    def layer_sizes(self) -> LayerSizes:
+        """Sizes of its own layers, as far as its config names them (``TrainableModel.layer_sizes``)."""
+        config, hidden = self.model.config.get_text_config(decoder=True), self.hidden_size
+        heads = int(getattr(config, "num_attention_heads", 0) or max(1, hidden // 64))
+        return LayerSizes(
+            query_heads=heads,
+            key_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+            head_size=int(getattr(config, "head_dim", None) or hidden // heads),
+            feed_forward=int(getattr(config, "intermediate_size", 0) or 3 * hidden),
+        )
+
+    def hidden_states(self, row: Row) -> Tensor:
+        """[n, F] the tracked hidden states of committed tokens (``TrainableModel.hidden_states``)."""
+        return feature_row(row).waiting_features()
 
     @property
     def _embeddings(self) -> Tensor:

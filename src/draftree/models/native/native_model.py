@@ -37,6 +37,7 @@ from ..base import (
 from ..gguf.gguf_checks import check
 from ..gguf.gguf_file import GGUFHeader, fingerprint
 from ..processors import default_threads
+from ..protocols import LayerSizes
 from .architecture import Description, describe
 from .binding import VERSION, WARPING, CEdits, Loaded, LoadedModel
 from .native_rows import NativeRow, NativeRows
@@ -151,6 +152,8 @@ class NativeModel(NativeRows):
         path, self.threads = Path(path), threads or default_threads()
         self._header = check(path)
         description = describe(self._header)
+        sizes = description.hyperparameters
+        self._layer_sizes = LayerSizes(sizes.query_heads, sizes.key_heads, sizes.head_size, sizes.feed_forward)
         self.tokenizer, eos_ids = read_vocabulary(self._header)
         self._loaded = _load(path, description, self.threads, tier or "")
         self.capabilities = _capabilities(self._header, self._loaded, name or str(path), self.threads, eos_ids)
@@ -215,6 +218,18 @@ class NativeModel(NativeRows):
                 f"{', '.join(map(str, missing))}: use a head that was made for it"
             )
         self._loaded.track((self.tracked | wanted).layers)
+
+    @property
+    def layer_sizes(self) -> LayerSizes:
+        """Sizes of its own layers (``TrainableModel.layer_sizes``)."""
+        return self._layer_sizes
+
+    def hidden_states(self, row: Row) -> Tensor:
+        """[n, F] the tracked hidden states of committed tokens (``TrainableModel.hidden_states``)."""
+        return _tensor(self.states(row, 0, row.length))
+
+    def free_cache(self) -> None:
+        """Nothing: new rows use the pages of closed ones (``TrainableModel.free_cache``)."""
 
     def embeddings(self, ids: Tensor) -> Tensor:
         """[n, H] embeddings of tokens (``FeatureModel.embeddings``), dequantized."""
