@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +14,7 @@ from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import Corpus, CorpusSource, NgramSource
+from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.models.huggingface.hf_model import HFModel
@@ -28,9 +27,8 @@ from draftree.request import Request
 
 from .tiny import VOCAB, tiny
 
-DRAFTERS = ("lookup", "corpus", "self", "relative", "stranger")
-"""A "relative" is the target with noise on its weights, so it is often right; a "stranger" has weights of its own.
-The "corpus" is what the target says to a prompt of some tests."""
+DRAFTERS = ("lookup", "self", "relative", "stranger")
+"""A "relative" is the target with noise on its weights, so it is often right; a "stranger" has weights of its own."""
 
 
 def target(kind: str = "llama", eos: int | None = None) -> HFModel:
@@ -57,27 +55,12 @@ def source(name: str, model: HFModel, kind: str = "llama") -> DraftSource:
         return EnsembleSource(tuple(source(part, model, kind) for part in name.split("+")))
     if name == "lookup":
         return NgramSource(shortest=1)
-    if name == "corpus":
-        return CorpusSource(corpus(kind))
     if name == "recycle":
         return TokenRecyclingSource()
     if name == "self":
         return ModelSource(model.twin(), VOCAB)
     weights = relative(kind) if name == "relative" else tiny(kind, seed=5)
     return ModelSource(HFModel(weights, self_test=False), VOCAB)
-
-
-def corpus(kind: str = "llama") -> Corpus:
-    """What the target says to a prompt, which is not forgotten."""
-    made = Corpus()
-    made.add(_said(kind))
-    return made
-
-
-@functools.cache
-def _said(kind: str) -> list[int]:
-    prompt = [3, 14, 15, 9, 2, 6, 14, 15]
-    return [*prompt, *generated(tiny(kind), prompt, 40)]
 
 
 def drafter(name: str, model: HFModel, policy: GrowthPolicy, kind: str = "llama") -> Drafter:

@@ -105,7 +105,6 @@ COMMANDS = (
     "generate a --target MODEL --drafter lookup --method sequoia --tree BAD",
     "generate a --target MODEL --drafter lookup --method c2t --set classifier=BAD",
     "generate a --target MODEL --drafter lookup --trace BAD",
-    "generate a --target MODEL --drafter recycle --recycle-file BAD",
     "chat --target BAD",
     "info BAD",
     "profile BAD",
@@ -158,8 +157,6 @@ def test_the_library_refuses_them_too(path: str) -> None:
         load(path)
     with pytest.raises(InputError):
         load_drafter(path, target, policy)
-    with pytest.raises(InputError):
-        load_drafter("recycle", target, policy, recycle_file=path)
     with pytest.raises(InputError):
         list(read_trace(path))
 

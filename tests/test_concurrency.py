@@ -21,7 +21,7 @@ from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import Corpus, CorpusSource, NgramSource
+from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine, Handle
 from draftree.engine.scheduler import SchedulerParams
@@ -35,7 +35,7 @@ from draftree.verify.schemes import find_scheme
 from .toy import ToyModel
 
 VOCAB, LONGEST = 7, 96
-WAYS = ("none", "lookup", "recycle", "model", "other", "ensemble", "cascade", "corpus")
+WAYS = ("none", "lookup", "recycle", "model", "other", "ensemble", "cascade")
 METHODS_TRIED = ("chain", "static", "opt-tree", "hsddw", "dynamic-width", "eagle2")
 
 
@@ -53,7 +53,6 @@ def made_speculation(way: str, method: str = "chain", scheme: str = "match") -> 
         return Speculation()
     sources: dict[str, Callable[[], DraftSource]] = {
         "lookup": partial(NgramSource, shortest=1),
-        "corpus": lambda: CorpusSource(Corpus(outputs=True)),
         "recycle": TokenRecyclingSource,
         "model": lambda: ModelSource(toy(), VOCAB),
         "other": lambda: ModelSource(toy(3), VOCAB),

@@ -23,7 +23,6 @@ def test_the_public_names_are_these() -> None:
         "Child",
         "Chunk",
         "ClassifierTree",
-        "Corpus",
         "DraftTree",
         "DraftreeError",
         "DraftreeWarning",

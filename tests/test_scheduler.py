@@ -163,27 +163,6 @@ def test_a_job_out_of_range_is_refused(bad: dict[str, float]) -> None:
         job(**bad)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("priority", "timeout", "passed", "weight"),
-    [
-        (0, None, 99.0, 1.0),
-        (-1, None, 0.0, 2.0),
-        (1, None, 0.0, 0.5),
-        (-9, None, 0.0, 4.0),
-        (10**6, None, 0.0, 0.25),
-        (0, 10.0, 0.0, 1.0),
-        (0, 10.0, 5.0, 2.0),
-        (0, 10.0, 9.9, 4.0),
-        (0, 10.0, 11.0, 4.0),
-        (-1, 10.0, 5.0, 4.0),
-    ],
-)
-def test_tokens_count_more_by_priority_and_the_less_time_is_left(
-    priority: int, timeout: float | None, passed: float, weight: float
-) -> None:
-    assert job(priority=priority, timeout=timeout, arrival=50.0).weight(50.0 + passed) == pytest.approx(weight)
-
-
 def test_priorities_that_no_float_holds_are_refused() -> None:
     with pytest.raises(ConfigError, match="priority is 1000001"):
         job(priority=10**6 + 1)

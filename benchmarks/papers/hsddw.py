@@ -15,7 +15,7 @@ WINDOWS = ("windows-coder", "windows-smollm2")
 
 def _loops(entry: Entry) -> bool:
     """It drafts on below what its upper level has confirmed."""
-    return "loop=never" not in (entry.drafter or "")
+    return "pending=1" not in (entry.drafter or "")
 
 
 def _levels(runs: Runs) -> Section | None:

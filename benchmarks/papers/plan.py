@@ -42,7 +42,7 @@ CONFIDENCE = ",".join(
     )
 )
 """Of C2T's: the other pair's classifier, and the second top-K."""
-LEVELS = "lookup>{draft},lookup>{draft}:loop=never"
+LEVELS = "lookup>{draft},lookup>{draft}:pending=1"
 FOREST = ",".join(
     (
         "beams:width=4:drafter=none,beams:width=2:drafter=none",

@@ -282,12 +282,10 @@ class Budget:
     Attributes:
         nodes: most drafted nodes (the root is not counted).
         depth: deepest node (the root's children have depth 1); None leaves it to the growth policy.
-        weight: what its tokens count beside those of other requests, where they share a pass.
     """
 
     nodes: int
     depth: int | None = None
-    weight: float = 1.0
 
 
 _SETTING = re.compile(r":(?=\s*\w+\s*=)")

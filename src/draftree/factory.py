@@ -9,7 +9,7 @@ from .beams.beam_engine import BeamEngine
 from .config import typed
 from .drafters.base import DraftSource
 from .drafters.registry import load_source
-from .drafters.spec import AUTO, CORPUS, DEFAULT_DRAFTER, NONE, DrafterSpec
+from .drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine.engine import Engine
 from .engine.observer import Observer
 from .engine.scheduler import SchedulerParams
@@ -71,7 +71,7 @@ def beam_drafter(name: str | DrafterSpec | LanguageModel, sampled: bool) -> Draf
     spec = DrafterSpec.parse(name)
     kinds = {
         "a cascade": spec.is_cascade,
-        **{name: name in spec.sources for name in ("recycle", CORPUS)},
+        "recycle": "recycle" in spec.sources,
         "an ensemble": len(spec.sources) > 1,
     }
     for kind, found in kinds.items():

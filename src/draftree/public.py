@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from .beams.beam_engine import BeamEngine, BeamGeneration, Hypothesis
 from .beams.params import BeamParams
 from .config import Budget, SamplingParams
-from .drafters.ngram import Corpus
 from .drafters.registry import load_drafter
 from .engine.engine import Engine, Generation, Handle
 from .engine.observer import Observer
@@ -49,7 +48,6 @@ __all__ = [
     "Child",
     "Chunk",
     "ClassifierTree",
-    "Corpus",
     "DraftTree",
     "DraftreeError",
     "DraftreeWarning",

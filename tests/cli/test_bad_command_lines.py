@@ -62,7 +62,7 @@ generate {nul} --max-tokens 2 --target {model}
 generate cat --max-tokens 2 --target {model} --temperature 0.0001 --seed 9223372036854775807
 generate cat --max-tokens 2 --target {model} --nodes 1024 --method binary --drafter self
 generate cat --max-tokens 2 --target {model} --drafter recycle+lookup
-generate cat --max-tokens 2 --target {model} --drafter lookup>self:loop=never
+generate cat --max-tokens 2 --target {model} --drafter lookup>self:pending=1
 generate cat --max-tokens 2 --target {model} --method hsddw --drafter self
 generate cat --max-tokens 2 --target {model} --set width=2 --set width=3
 generate cat --max-tokens 2 --target {model} --trace /dev/null
@@ -153,8 +153,6 @@ PROCESSES = [
     ("generate", "cat --max-tokens 0"),
     ("generate", "cat --top-k {huge}"),
     ("generate", "cat --method dynamic-widht"),
-    ("generate", "cat --drafter corpus --corpus {missing}"),
-    ("generate", "cat --drafter corpus --corpus {binary}"),
 ]
 """Of different kinds; each has a process, forked where all modules are loaded: to load them takes 5 s of a CPU."""
 _FORK = """

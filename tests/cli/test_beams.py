@@ -119,7 +119,7 @@ def test_the_joint_warp_is_the_default_and_the_token_warp_another(model: str, ca
         (["--beams", "4", "--drafter", "lookup+recycle"], "recycle drafts one sequence, not beams"),
         (["--beams", "4", "--drafter", "lookup+self"], "an ensemble drafts one sequence, not beams"),
         (["--beams", "4", "--drafter", "head>lookup"], "a cascade drafts one sequence, not beams"),
-        (["--beams", "4", "--drafter", "lookup>self:loop=never"], "a cascade drafts one sequence, not beams"),
+        (["--beams", "4", "--drafter", "lookup>self:pending=1"], "a cascade drafts one sequence, not beams"),
         (["--beams", "4", "--stop", "x"], "stop strings ['x']"),
         (["--beams", "4", "--method", "chain"], "--beams and --method chain exclude each other"),
         (["--beams", "4", "--compare"], "--beams and --compare exclude each other"),

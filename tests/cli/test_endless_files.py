@@ -25,16 +25,12 @@ generate cat --target {zero}
 generate cat --target {model_of_zeros}
 generate cat --target {model} --drafter {zero}
 generate cat --target {model} --drafter {model_of_zeros}
-generate cat --target {model} --recycle-file {zero} --drafter recycle
-generate cat --target {model} --corpus {zero}
-generate cat --target {model} --corpus {zeros.jsonl}
 generate cat --target {model} --method sequoia --drafter self --tree {zero}
 generate cat --target {model} --method c2t --drafter self --set classifier={zero}
 generate cat --target {model} --library {zero} --backend llama.cpp
 generate cat --target {model} --prediction {zero}
 generate cat --target {model} --json-schema {zero}
 generate - --target {model}
-chat --target {model} --corpus {zero}
 batch {zero} {out} --target {model}
 batch {requests} {zero} --target {model}
 batch {requests} /dev/full --target {model}
@@ -46,7 +42,6 @@ profile {zero}
 report {zero}
 report {run_of_zeros}
 serve {model} --api-key-file {zero}
-serve {model} --corpus {zero}
 bench --suite {zero} --out {out} --methods chain --drafters self --target {model}
 bench --suite {zeros.jsonl} --out {out} --methods chain --drafters self --target {model}
 bench --suite {zeros.gz} --out {out} --methods chain --drafters self --target {model}

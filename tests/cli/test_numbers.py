@@ -32,7 +32,7 @@ _BASES = {
 """The other commands have no numbers."""
 _VALUES = ("nan", "inf", "-inf", "-1", "0", "1e99", "")
 _NEVER = ("nan", "inf", "-inf", "")
-_WITH = {"--corpus-memory": ["--corpus-outputs"], "--beams": ["--beams", "2"]}
+_WITH = {"--beams": ["--beams", "2"]}
 """What an option goes with."""
 
 

@@ -51,11 +51,6 @@ OUTPUTS = [
         )
         for force in ("", "--force")
     ),
-    *(
-        Output(f"{words} --recycle-file OUT --drafter recycle")
-        for words in ("generate hello --target MODEL", "chat --target MODEL", "batch SOURCE NEW --target MODEL")
-    ),
-    Output("serve MODEL --port 0 --recycle-file OUT --drafter recycle"),
     Output(f"profile {NOWHERE} --plot OUT", suffix=".svg"),
     *(Output(f"calibrate --target {NOWHERE} --prompts SOURCE --out OUT {force}") for force in ("", "--force")),
     *(
@@ -75,7 +70,7 @@ OUTPUTS = [
     *(Output(f"train head {TRAINED} --out OUT {f}", True, "OUT/work") for f in ("", "--force")),
 ]
 READ = {
-    *("corpus_files", "corpus", "tree", "prediction", "json_schema", "library", "api_key_file"),
+    *("tree", "prediction", "json_schema", "library", "api_key_file"),
     *("source", "prompts", "init", "fine_tune", "suite", "folders"),
 }
 """Parameters that name what is read; --data of suites is another."""

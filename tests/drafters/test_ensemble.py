@@ -301,7 +301,7 @@ def test_names_that_do_not_go_together_are_refused_before_a_model_is_loaded(name
 
 
 def test_an_unknown_part_is_named() -> None:
-    with pytest.raises(UnknownNameError, match="no drafter 'nope': not one of auto, lookup, corpus, recycle"):
+    with pytest.raises(UnknownNameError, match="no drafter 'nope': not one of auto, lookup, recycle"):
         load_drafter("lookup+nope", target(), StaticTree())
 
 
@@ -310,11 +310,6 @@ def test_drawn_children_are_refused_before_a_model_is_loaded() -> None:
         load_engine(
             "./nowhere", SpeculationParams(drafter="lookup+recycle", method="static", verification="top1-residual")
         )
-
-
-def test_a_recycle_file_without_recycling_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"drafter lookup\+self does not recycle: use drafter recycle"):
-        load_engine("./nowhere", SpeculationParams(drafter="lookup+self", recycle_file="seen"))
 
 
 def test_an_ensemble_of_one_or_of_twins_is_refused() -> None:

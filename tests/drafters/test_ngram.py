@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.indexes import LONGEST, MATCHES, NgramIndex, followed, probabilities
-from draftree.drafters.ngram import NgramSource
+from draftree.drafters.ngram import LONGEST, MATCHES, NgramIndex, NgramSource, followed, probabilities
 from draftree.errors import ConfigError
 from draftree.policies.fixed import StaticTree
 from draftree.request import Request

@@ -153,17 +153,6 @@ def test_figures_traces_and_explanations_say_what_it_is(
     assert (begun.labels, begun.drafter["name"]) == ({"drafter": ALL, "method": "auto"}, ALL)
 
 
-def test_what_it_recycles_is_kept_in_a_file(model: str, shipped: Path, tmp_path: Path) -> None:
-    asked = ["generate", "the cat", "--target", model, "--max-tokens", "9", "--drafter", "recycle"]
-    assert run([*asked, "--recycle-file", str(tmp_path / "seen")]) == 0
-    assert (tmp_path / "seen").exists()
-
-
-def test_where_it_does_not_recycle_a_file_is_refused(model: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="drafter lookup does not recycle"):
-        draftree.load_engine(model, draftree.SpeculationParams(recycle_file=tmp_path / "seen"))
-
-
 def test_inside_generate_the_head_comes_by_the_models_weights(shipped: Path) -> None:
     weights = tiny()
     want = generated(weights, PROMPT, 24, eos_token_id=None)

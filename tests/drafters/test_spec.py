@@ -16,7 +16,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import is_model, learns, load_drafter
 from draftree.drafters.spec import DrafterSpec, StageSpec
 from draftree.engine.speculation import SpeculationParams
-from draftree.errors import ConfigError, DraftreeWarning, InputError, UnknownNameError, VocabularyError
+from draftree.errors import DraftreeWarning, InputError, UnknownNameError, VocabularyError
 from draftree.factory import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
@@ -60,9 +60,9 @@ def source(name: str, model: HFModel) -> CascadeSource:
 
 
 def test_levels_are_written_from_the_lowest_up_with_settings_of_their_own() -> None:
-    assert DrafterSpec.parse("lookup+recycle:method=static:width=3 > self:loop=never:pending=9").stages == (
+    assert DrafterSpec.parse("lookup+recycle:method=static:width=3 > self:tau=first:pending=9").stages == (
         StageSpec(("lookup", "recycle"), {"method": "static", "width": "3"}),
-        StageSpec(("self",), {"loop": "never", "pending": "9"}),
+        StageSpec(("self",), {"tau": "first", "pending": "9"}),
     )
 
 
@@ -74,7 +74,7 @@ def test_what_is_no_cascade_is_one_level(tmp_path: Path) -> None:
 
 
 def test_settings_reach_what_they_are_of(model: HFModel) -> None:
-    made = source("lookup:method=static:width=3:depth=2>self:loop=entropy:tau=0.7:pending=5", model)
+    made = source("lookup:method=static:width=3:depth=2>self:tau=0.7:pending=5", model)
     assert made.policy == StaticTree(3, 2)
     assert made.settings == LoopBack(0.7, 5)
     default = source("lookup>self", model)
@@ -89,7 +89,7 @@ def test_an_engine_of_names_gives_the_targets_text(folder: Path, method: str, te
     plain = (
         load_engine(str(folder), SpeculationParams(drafter="none")).generate(["the rain is in"], params)[0].token_ids
     )
-    engine = load_engine(str(folder), SpeculationParams(drafter="lookup>self:loop=entropy:tau=0.7", method=method))
+    engine = load_engine(str(folder), SpeculationParams(drafter="lookup>self:tau=0.7", method=method))
     assert engine.generate(["the rain is in"], params)[0].token_ids == plain
 
 
@@ -110,19 +110,15 @@ def test_cascades_learn_and_are_no_models() -> None:
     [
         ("lookup>", "'lookup>' has a stage without a name: write it as lookup>head"),
         (">self", "has a stage without a name"),
-        ("lookup:loop=never>self", "its first stage has no setting 'loop': it has method and its settings"),
-        ("lookup>self:cap=3", "its last stage has no setting 'cap': it has loop, tau, pending, memory"),
+        ("lookup:tau=1>self", "its first stage has no setting 'tau': it has method and its settings"),
+        ("lookup>self:cap=3", "its last stage has no setting 'cap': it has tau, pending"),
         ("lookup:cap=2:floor=3>self", "cap is 2 and floor 3"),
         ("lookup:method=hsddw:start=-1>self", "start is -1.0: use at least 0"),
         ("lookup:method=chian>self", "no method 'chian': did you mean chain"),
         ("lookup:depth=x:method=chain>self", "depth is 'x': method chain needs a whole number there"),
-        ("lookup>self:loop=often", "loop is 'often': choose from entropy, never"),
         ("lookup>self:tau=-2", "tau is -2.0: use at least 0"),
         ("lookup>self:tau=high", "tau is 'high': use an entropy"),
-        ("lookup>self:memory=0.5", "memory is 0.5: use at least 1"),
-        ("lookup>self:memory=long", "memory is 'long': use a number of tokens"),
         ("lookup:share=0.6>self", "method hsddw has no setting 'share'"),
-        ("lookup:method=hsddw:memory=0>self", "memory is 0.0: use at least 1"),
         ("lookup>self:pending=0", "pending is 0: use at least 1"),
         ("lookup>self:pending=few", "pending is 'few': use a whole number"),
         ("none>self", "none is no stage of a cascade"),
@@ -162,53 +158,13 @@ def test_a_level_that_takes_longer_than_the_target_is_warned_of(
         load_drafter("lookup>self", model, StaticTree())
 
 
-def test_a_recycle_file_is_for_a_level_that_recycles(model: HFModel, tmp_path: Path) -> None:
-    load_drafter("recycle>self", model, StaticTree(), recycle_file=tmp_path / "table.safetensors")
-    with pytest.raises(ConfigError, match="does not recycle"):
-        load_drafter("lookup>self", model, StaticTree(), recycle_file=tmp_path / "table.safetensors")
-
-
 def test_a_misspelt_lower_level_is_found_before_anything_is_loaded() -> None:
     with pytest.raises(UnknownNameError, match="no method 'chian'"):
         load_engine("./never-loaded", SpeculationParams(drafter="lookup:method=chian>self", method="chain"))
 
 
-def test_without_looping_back_every_level_above_the_lowest_never_does() -> None:
-    assert str(DrafterSpec.parse("lookup>self").without_loop_back()) == "lookup>self:loop=never"
-    whole = DrafterSpec.parse("lookup:method=static:width=3 > head:tau=0.5").without_loop_back()
-    assert str(whole) == "lookup:method=static:width=3>head:tau=0.5:loop=never"
-    assert whole.stages[1].loop_back().pending == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("lookup", "drafter 'lookup' is no cascade and never loops back: leave --no-loop-back out, or name one as"),
-        ("lookup>self:loop=entropy", "stage self has loop=entropy: leave that out, or --no-loop-back"),
-    ],
-)
-def test_what_does_not_go_with_no_looping_back_is_refused(name: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        DrafterSpec.parse(name).without_loop_back()
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["generate", "x", "--drafter", "lookup", "--no-loop-back"],
-        ["chat", "--drafter", "lookup", "--no-loop-back"],
-        ["bench", "--suite", "spec-bench", "--out", "x", "--drafters", "lookup>self,lookup", "--no-loop-back"],
-    ],
-)
-def test_the_flag_says_in_a_line_that_a_drafter_is_no_cascade(command: list[str]) -> None:
-    found = CliRunner().invoke(app, command)
-    assert found.exit_code != 0
-    assert isinstance(found.exception, ConfigError)
-    assert "'lookup' is no cascade" in str(found.exception)
-
-
-def test_the_flag_reaches_the_levels(folder: Path) -> None:
-    command = ["generate", "the rain", "--target", str(folder), "--drafter", "lookup>self", "--no-loop-back"]
+def test_one_round_a_proposal_reaches_the_levels(folder: Path) -> None:
+    command = ["generate", "the rain", "--target", str(folder), "--drafter", "lookup>self:pending=1"]
     found = CliRunner().invoke(app, [*command, "--raw", "--json", "--max-tokens", "12"])
     assert found.exit_code == 0, found.output
     stats = json.loads(found.stdout)["stats"]

@@ -32,25 +32,12 @@ def outcome(of: Request, accepted: int, entropies: list[float]) -> Outcome:
 def test_looping_back_ends_where_the_entropy_exceeds_tau_and_tau_learns_from_the_target() -> None:
     decider, one = deciding(LoopBack(1.0)), request_of()
     assert [decider.goes_on(one, 1, h) for h in (0.3, 1.0, 1.01, 9.0)] == [True, True, False, False]
-    decider.threshold(one).learn(outcome(one, 1, [0.2, 0.5, 0.9]), math.inf)
+    decider.threshold(one).learn(outcome(one, 1, [0.2, 0.5, 0.9]))
     assert decider.threshold(one).value == pytest.approx(0.5)
-    decider.threshold(one).learn(outcome(one, 2, [0.2, 0.5, 0.9]), math.inf)
+    decider.threshold(one).learn(outcome(one, 2, [0.2, 0.5, 0.9]))
     assert decider.threshold(one).value == pytest.approx(0.7)
     assert [decider.goes_on(one, 1, h) for h in (0.69, 0.71)] == [True, False]
     assert decider.goes_on(request_of(), 1, 1.0)
-
-
-@pytest.mark.parametrize(("memory", "tau"), [(20, 1.0), (math.inf, 0.5)])
-def test_a_tau_too_low_rises_where_all_that_it_let_through_was_right(memory: float, tau: float) -> None:
-    """Stages and target agree, at an entropy of 1 nat; a plain mean of what was rejected stands still."""
-    made = CascadeSource(Says("low", {1: 0.9}), Says("high", {1: 0.9}), StaticTree(1, 2), LoopBack(0.5, 50, memory))
-    drafter, one = TreeDrafter(StaticTree(1, 9), made), request_of()
-    drafter.open(one)
-    tree = drafter.propose([one], [Budget(9)])[0]
-    assert tree.depth == 3  # one round of two tokens, and the upper stage's own
-    one.ids += [1, 1, 1, 7]
-    drafter.observe([Outcome(one, tree, [0, 1, 2], [1, 1, 1, 7], 4, StepCost(1, 1.0, 1.0, 0.0, 0))])
-    assert made.threshold(one).value == pytest.approx(tau)
 
 
 def test_a_pending_run_is_no_longer_than_its_cap() -> None:

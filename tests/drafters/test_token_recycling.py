@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.distributions import candidates_of
@@ -21,13 +19,11 @@ from draftree.drafters.token_recycling import (
     Context,
     SuccessorTable,
     TokenRecyclingSource,
-    read_entries,
-    vocabulary_of,
 )
 from draftree.engine.engine import Engine
 from draftree.engine.observer import Observer
 from draftree.engine.speculation import Speculation
-from draftree.errors import ConfigError, DraftreeWarning
+from draftree.errors import ConfigError
 from draftree.policies.base import Candidates
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
@@ -101,10 +97,6 @@ class TestTable:
             table.put({(ANY, token): 0}, *found([(token + 1, 0.5)]))
         found_now = [np.exp(after(table, (0, token), 1).logprobs).tolist() for token in (3, 4, 5)]
         assert found_now == [pytest.approx([0.175]), [], pytest.approx([0.175])]
-        again = SuccessorTable(1, capacity=1)
-        again.fill(table.entries)
-        assert [c for c, _ in again.entries.contexts.tolist()] == [ANY]
-        assert after(again, (0, 5), 1).tokens == [6]
 
 
 def request_of(*ids: int) -> Request:
@@ -116,8 +108,8 @@ def pair(one: int, two: int) -> DraftTree:
     return DraftTree.of([one, two], [-1, -1], [1, 1], [0.0, 0.0], [0.0, 0.0])
 
 
-def prepared(width: int = 2, file: Path | None = None) -> TokenRecyclingSource:
-    source = TokenRecyclingSource(width, file)
+def prepared(width: int = 2) -> TokenRecyclingSource:
+    source = TokenRecyclingSource(width)
     source.prepare(ToyModel(10))
     return source
 
@@ -244,81 +236,3 @@ def test_drawn_children_are_refused() -> None:
 def test_a_width_below_1_is_refused() -> None:
     with pytest.raises(ConfigError, match="keeps 0 successors"):
         TokenRecyclingSource(0)
-
-
-class TestFile:
-    def test_what_was_learned_is_there_in_the_next_run(self, tmp_path: Path) -> None:
-        source = prepared(file=tmp_path / "seen")
-        source.close(taught(source))
-        want = drafted(source, request_of(9, 1))
-        got = drafted(prepared(file=tmp_path / "seen"), request_of(9, 1))
-        assert np.array_equal(got.tokens, want.tokens)
-        assert np.array_equal(got.path_logprobs, want.path_logprobs)
-
-    def test_it_is_written_when_the_last_sequence_ends(self, tmp_path: Path) -> None:
-        source = prepared(file=tmp_path / "seen")
-        one, two = taught(source), request_of(5)
-        source.open(two)
-        source.close(one)
-        assert not (tmp_path / "seen").exists()
-        source.close(two)
-        source.close(two)
-        assert [f.name for f in tmp_path.iterdir()] == ["seen"]
-
-    @pytest.mark.parametrize("width", [1, 3])
-    def test_another_width_takes_what_fits(self, width: int, tmp_path: Path) -> None:
-        source = prepared(file=tmp_path / "seen")
-        source.close(taught(source))
-        tree = drafted(prepared(width, tmp_path / "seen"), request_of(9, 1), nodes=2)
-        assert tree.tokens.tolist() == ([2, 4] if width == 1 else [2, 3])
-
-    def test_a_file_that_cannot_be_written_costs_a_warning(self, tmp_path: Path) -> None:
-        source = prepared(file=tmp_path / "seen")
-        request = taught(source)
-        (tmp_path / "seen").mkdir()
-        with pytest.warns(DraftreeWarning, match="cannot write"):
-            source.close(request)
-
-    def test_another_vocabulary_is_refused(self, tmp_path: Path) -> None:
-        source = prepared(file=tmp_path / "seen")
-        source.close(taught(source))
-        with pytest.raises(ConfigError, match="another vocabulary: give a file"):
-            TokenRecyclingSource(2, tmp_path / "seen").prepare(ToyModel(11))
-
-    def test_a_missing_folder_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="cannot read recycle file"):
-            prepared(file=tmp_path / "none" / "seen")
-
-    @pytest.mark.parametrize("content", [b"", b"text", b"\x08\0\0\0\0\0\0\0{}      ", b"\xff" * 64])
-    def test_what_is_no_such_file_is_refused(self, content: bytes, tmp_path: Path) -> None:
-        (tmp_path / "seen").write_bytes(content)
-        with pytest.raises(ConfigError, match="seen.*give a file that --recycle-file wrote"):
-            prepared(file=tmp_path / "seen")
-
-    def test_a_torn_file_is_refused(self, tmp_path: Path) -> None:
-        source = prepared(file=tmp_path / "seen")
-        source.close(taught(source))
-        whole = (tmp_path / "seen").read_bytes()
-        (tmp_path / "seen").write_bytes(whole[:-5])
-        with pytest.raises(ConfigError, match="is corrupt"):
-            prepared(file=tmp_path / "seen")
-
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            ("contexts", 10),
-            ("contexts", -2),
-            ("successors", -1),
-            ("probabilities", 1.5),
-            ("probabilities", float("nan")),
-        ],
-    )
-    def test_numbers_that_make_no_table_are_refused(self, name: str, value: float, tmp_path: Path) -> None:
-        source = prepared(file=tmp_path / "seen")
-        source.close(taught(source))
-        tensors = load_file(tmp_path / "seen")
-        tensors[name].flat[0] = value
-        about = {"format": "draftree recycled successors", "version": "1", "vocabulary": vocabulary_of(ToyModel(10))}
-        save_file(tensors, tmp_path / "seen", metadata=about)
-        with pytest.raises(ConfigError, match="its numbers make no table"):
-            read_entries(tmp_path / "seen", 10, about["vocabulary"])

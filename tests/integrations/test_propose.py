@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.indexes import CorpusIndex
-from draftree.drafters.ngram import NgramSource
+from draftree.drafters.ngram import NgramIndex, NgramSource
 from draftree.errors import ConfigError
 from draftree.integrations.propose import Proposer, propose
 from draftree.policies.best_paths import OptTree
@@ -100,8 +99,10 @@ def test_a_prediction_is_drafted_from_the_first_token_on() -> None:
 
 
 def test_a_corpus_and_the_text_count_as_one() -> None:
-    corpus = CorpusIndex(100)
-    corpus.keep([[1, 2, 3], [1, 2, 4], [1, 2, 4]])
+    corpus = NgramIndex()
+    for text in ([1, 2, 3], [1, 2, 4], [1, 2, 4]):
+        corpus.extend(text)
+        corpus.end()
     assert Proposer(corpora=[corpus]).propose([1, 2], 2) == ([4, 3], [-1, -1])
     own = [9, 1, 2, 3, 1, 2]
     assert Proposer(corpora=[corpus]).propose(own, 2, depth=1) == ([3, 4], [-1, -1]), "the text's own comes first"

@@ -207,7 +207,7 @@ def test_what_cannot_verify_trees_is_refused(registered: _Algorithm, given: dict
 def test_corpora_of_the_host_are_drafted_from(registered: _Algorithm) -> None:
     arguments = SimpleNamespace(nodes=4, overlap=False, corpora={"own": [[1, 2, 3], [4]]})
     worker = registered.factory(arguments)(arguments, cycle)
-    assert worker.list_external_corpora() == {"own": 6}  # tokens, and what parts texts
+    assert worker.list_external_corpora() == {"own": 4}
     assert worker.trees.draft({"a": [0, 1, 2]}, 4)[0].tolist() == [2, 3, 0, 0]
     worker.remove_external_corpus("own")
     assert worker.trees.draft({"a": [0, 1, 2]}, 4)[0].tolist() == [2, 0, 0, 0]

@@ -18,7 +18,7 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.eagle import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import Corpus, CorpusSource, NgramSource
+from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_drafter, load_source, resolved
 from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.drafters.token_recycling import TokenRecyclingSource
@@ -55,7 +55,6 @@ PARAMS = SamplingParams(max_tokens=14, ignore_eos=True)
 
 SOURCES: dict[str, Callable[[], DraftSource]] = {
     "lookup": NgramSource,
-    "corpus": lambda: CorpusSource(Corpus(outputs=True)),
     "recycle": TokenRecyclingSource,
     "model": lambda: ModelSource(ToyModel(VOCAB, 1), VOCAB),
     "ensemble": lambda: EnsembleSource((NgramSource(), TokenRecyclingSource(), ModelSource(ToyModel(VOCAB, 1), VOCAB))),

@@ -76,7 +76,7 @@ def alone(policy: GrowthPolicy, which: int, steps: int) -> list[list[int]]:
 
 
 def test_a_window_of_two_groups_at_once_is_that_of_each_alone() -> None:
-    window = Window(start=None, memory=8.0, cap=6)
+    window = Window(start=None, cap=6)
     both = interleaved(DynamicWindow(window), 12)
     for which, found in enumerate(both):
         assert found == alone(DynamicWindow(window), which, 12)

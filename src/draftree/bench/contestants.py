@@ -22,9 +22,8 @@ from ..beams.params import BeamParams
 from ..config import MAX_NODES, SamplingParams, named_settings
 from ..drafters.base import DraftSource
 from ..drafters.grow import TreeDrafter
-from ..drafters.ngram import Corpus
 from ..drafters.registry import is_model, load_draft_model
-from ..drafters.spec import AUTO, CORPUS, NONE, DrafterSpec
+from ..drafters.spec import AUTO, NONE, DrafterSpec
 from ..engine.engine import Engine
 from ..engine.observer import Observer
 from ..engine.speculation import SpeculationParams
@@ -66,7 +65,6 @@ class Entry:
         settings: of the method.
         nodes: node budget.
         candidates: of verification match (``CANDIDATES``); None: the scheme's own.
-        corpus: files that its drafter drafts from.
     """
 
     label: str
@@ -77,7 +75,6 @@ class Entry:
     nodes: int = 1
     verify: str = DEFAULT_SCHEME
     candidates: str | None = None
-    corpus: tuple[str, ...] = ()
 
     @property
     def is_peer(self) -> bool:
@@ -118,7 +115,6 @@ class Entry:
             nodes=self.nodes,
             verification=self.verify,
             candidates=self.candidates,
-            corpus=Corpus(self.corpus) if self.corpus else None,
         )
 
 
@@ -133,14 +129,12 @@ def entries(
     temperatures: Sequence[float],
     nodes: int | None = None,
     candidates: str | None = None,
-    corpus: Sequence[str] = (),
 ) -> list[Entry]:
     """AR decoding, every method with every drafter, and the peers, at every temperature.
 
     Args:
         nodes: node budget of methods that name none; without it each has its own.
         candidates: of methods that name none and verify by match.
-        corpus: files that drafters "corpus" draft from.
 
     Raises:
         ConfigError: a name is there twice, a setting or a drafter does not fit, or a peer lacks what it needs.
@@ -160,9 +154,7 @@ def entries(
                     raise ConfigError(f"method {text!r} has no drafter: name one in --drafters")
                 for drafter in drafters:
                     own = text if len(drafters) == 1 else f"{text}@{drafter}"
-                    found.append(_method(text, own + suffix, drafter, temperature, nodes, candidates, corpus))
-    if corpus and not any(entry.corpus for entry in found):
-        raise ConfigError(f"corpus {corpus[0]}: no drafter drafts from it: name {CORPUS} in --drafters")
+                    found.append(_method(text, own + suffix, drafter, temperature, nodes, candidates))
     labels = [entry.label for entry in found]
     if double := next((label for label in labels if labels.count(label) > 1), None):
         raise ConfigError(f"{double!r} is there twice: name each method, drafter and temperature once")
@@ -176,7 +168,6 @@ def _method(
     temperature: float,
     nodes: int | None,
     candidates: str | None,
-    corpus: Sequence[str],
 ) -> Entry:
     name, settings = named_settings(text)
     if (own := settings.pop("nodes", None)) is not None:
@@ -193,8 +184,7 @@ def _method(
         raise ConfigError("drafter 'none' is AR decoding ('ar'), which takes part anyway: leave it out")
     candidates = settings.pop("candidates", candidates if isinstance(find_scheme(verify), Match) else None)
     nodes = node_budget(find_method(name).policy(settings), nodes)
-    files = tuple(corpus) if CORPUS in DrafterSpec.parse(drafter).sources else ()
-    entry = Entry(label, name, drafter, temperature, settings, nodes, verify, candidates, files)
+    entry = Entry(label, name, drafter, temperature, settings, nodes, verify, candidates)
     entry.speculation(drafter)  # checks that they go together
     return entry
 

@@ -43,9 +43,7 @@ from .interrupt import GO_ON, on_interrupt
 from .options import (
     Candidates,
     ComputeOptions,
-    CorpusFiles,
     Nodes,
-    NoLoopBack,
     Target,
     whole,
     with_options,
@@ -74,8 +72,6 @@ def bench(
         typer.Option(help="With commas: METHOD, METHOD:KEY=VALUE (nodes, verify, candidates, settings), or peer:NAME."),
     ] = DEFAULT_METHOD,
     drafters: Annotated[str, typer.Option(help="With commas; each method runs with each.")] = DEFAULT_DRAFTER,
-    no_loop_back: NoLoopBack = False,
-    corpus: CorpusFiles = None,
     temperature: Annotated[str, typer.Option(metavar="T", help="One or more, with commas; 0 is greedy.")] = "0",
     max_tokens: Annotated[int, whole("N", "Most tokens of an answer.")] = 128,
     repeats: Annotated[int, whole("N", "Answers of each contestant to each prompt.")] = 1,
@@ -109,9 +105,8 @@ def bench(
     if turns is not None and turns < 1:
         raise ConfigError(f"turns are {turns}: use at least 1")
     SamplingParams(seed=seed + repeats - 1)
-    parsed = map(DrafterSpec.parse, _names(drafters))
-    named = [str(spec.without_loop_back() if no_loop_back else spec) for spec in parsed]
-    contestants = entries(split_names(methods), named, temperatures, nodes, candidates, corpus or ())
+    named = [str(DrafterSpec.parse(name)) for name in _names(drafters)]
+    contestants = entries(split_names(methods), named, temperatures, nodes, candidates)
     if replay:
         check_replayed(contestants)
     for entry in contestants:
@@ -132,7 +127,7 @@ def bench(
         "seed": seed,
         "nodes": nodes,
         "replay": replay,
-        "files": _files([target, *named, *(corpus or ()), *(v for e in contestants for v in e.settings.values())]),
+        "files": _files([target, *named, *(v for e in contestants for v in e.settings.values())]),
         "target": target,
         **asdict(compute),
         "machine": machine(),

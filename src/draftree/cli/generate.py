@@ -170,9 +170,6 @@ def _compare(engine: Engine, request: Request, report: dict[str, object], *, qui
         err.print(f"draft trees decode {ratio:.2f}x as fast as AR decoding (tokens per second), {verdict}")
 
 
-_DRAFTER = ("--drafter", "--no-loop-back")
-
-
 def _exclude(options: Mapping[str, object]) -> None:
     """Check that no option was given, beside --beams, that beams have no use for.
 
@@ -180,8 +177,8 @@ def _exclude(options: Mapping[str, object]) -> None:
         ConfigError: one was.
     """
     for flag, value in options.items():
-        if flag not in _DRAFTER:
-            what = flag if value is True or flag in ("--set", "--corpus") else f"{flag} {value}"
+        if flag != "--drafter":
+            what = flag if value is True or flag == "--set" else f"{flag} {value}"
             raise ConfigError(f"--beams and {what} exclude each other: leave one out")
 
 

@@ -132,7 +132,6 @@ def methods() -> None:
     """List the ways to shape draft trees, the verification schemes, and the drafters."""
     from ..config import DEFAULT_NODES
     from ..drafters.registry import DRAFTERS
-    from ..drafters.spec import LOOPS
     from ..policies.methods import METHODS
     from ..verify.schemes import SCHEMES
 
@@ -155,7 +154,7 @@ def methods() -> None:
     typer.echo(f"{'MODEL':20} any model with the target's vocabulary")
     typer.echo(f"{'A+B':20} an ensemble: one tree out of what A and B propose")
     typer.echo(f"{'A>B':20} a cascade: A proposes to B, B verifies, corrects and lets A go on, before the target")
-    loop = f"loop={'|'.join(LOOPS)}:tau=H:memory=N:pending=N"
+    loop = "tau=H:pending=N"
     typer.echo(f"{'':20} A:method=M:... shapes proposals; B:{loop} sets when")
 
 

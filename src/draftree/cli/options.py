@@ -13,7 +13,6 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 import typer
 
 from ..config import DEFAULT_NODES, Checked, Count, SamplingParams, option
-from ..drafters.ngram import MEMORY, Corpus
 from ..engine.observer import Observer
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError
@@ -189,43 +188,21 @@ class ComputeOptions(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationOptions(SpeculationParams):
-    """As on the command line: a cascade may lose its loop, and a tree file is a setting of the method."""
+    """As on the command line: a tree file is a setting of the method."""
 
     tree: str | None = option("A tree that 'draftree calibrate' wrote, for sequoia.", metavar="FILE")
-    no_loop_back: bool = option("In a cascade A>B, let A propose once a draft (the paper's ablation).", False)
-    corpus_files: tuple[str, ...] = option(
-        'Drafter corpus drafts from this file: text, or .jsonl with "text", "prompt" or "completion"; may be repeated.',
-        (),
-        name="--corpus",
-        metavar="FILE",
-    )
-    corpus_outputs: bool = option("Drafter corpus drafts from outputs of ended requests too, whoever made them.", False)
-    corpus_memory: int | None = option(
-        f"MiB that the corpus may take, 8 bytes a token; the oldest outputs are forgotten. {MEMORY} by default.",
-        metavar="N",
-    )
 
     def __post_init__(self) -> None:
-        if self.corpus is None and (self.corpus_files or self.corpus_outputs or self.corpus_memory is not None):
-            if not self.corpus_files and not self.corpus_outputs:
-                raise ConfigError(f"--corpus-memory {self.corpus_memory} is of a corpus: name files with --corpus")
-            memory = MEMORY if self.corpus_memory is None else self.corpus_memory
-            made = Corpus(self.corpus_files, outputs=self.corpus_outputs, memory=memory)
-            object.__setattr__(self, "corpus", made)
         if self.tree is not None:
             object.__setattr__(self, "settings", {**(self.settings or {}), "tree": self.tree})
         SpeculationParams.__post_init__(self)
         budget = node_budget(self.policy, self.nodes)
         if note := unbounded(str(self.method), budget, f"--nodes {DEFAULT_NODES}"):
             complain(note)
-        if self.no_loop_back:
-            object.__setattr__(self, "spec", self.spec.without_loop_back())
 
 
 Target = Annotated[str, typer.Option(help="Model whose output you want: smollm2, a folder, a .gguf file or a hub id.")]
 Drafter = Annotated[str, _like(SpeculationParams, "drafter")]
-CorpusFiles = Annotated[list[str] | None, _like(SpeculationOptions, "corpus_files")]
-NoLoopBack = Annotated[bool, _like(SpeculationOptions, "no_loop_back")]
 Nodes = Annotated[int | None, _like(SpeculationParams, "nodes")]
 Candidates = Annotated[str | None, _like(SpeculationParams, "candidates")]
 Temperature = Annotated[float, _like(SamplingParams, "temperature")]

@@ -22,7 +22,7 @@ from ..config import Budget, Checked, Count, Entropy
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..policies.base import NO_CANDIDATES, Candidates, GrowthPolicy, Plan
-from ..policies.chains import Memory, Threshold
+from ..policies.chains import Threshold
 from ..request import Outcome, Request, StageStats, StepCost
 from ..tree import ROOT, DraftTree, Drawing
 from .base import DraftSource, Grown, Scorer, UnscoredNode
@@ -37,7 +37,6 @@ class LoopBack(Checked):
         tau: threshold before any rejection in nats; None: the least entropy of the request's first draft.
         pending: from this many tokens on a run is not drafted further, 50 as in the authors' code; 1: one round a
             proposal, the paper's ablation.
-        memory: see ``Threshold``.
 
     Raises:
         ConfigError: a value is out of range.
@@ -45,7 +44,6 @@ class LoopBack(Checked):
 
     tau: Entropy | None = None
     pending: Count = 50
-    memory: Memory = math.inf
 
 
 class TokenTrie:
@@ -164,8 +162,6 @@ class _Rounds:
     Attributes:
         tries: the requests' tries.
         proposed: for each row, the nodes whose tokens A proposed.
-        refused: for each row, the least entropy of a distribution of B whose token was too unsure to be drafted
-            further.
     """
 
     def __init__(self, cascade: CascadeSource, requests: Sequence[Request], drawing: Drawing) -> None:
@@ -175,7 +171,6 @@ class _Rounds:
         self._upper = _Stage(cascade.upper, requests, self.tries, drawing)
         self._ended = [set[int]() for _ in requests]
         self.proposed = [set[int]() for _ in requests]
-        self.refused = [math.inf for _ in requests]
 
     def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
         """What follows nodes of one depth; nothing where the run ends."""
@@ -197,12 +192,7 @@ class _Rounds:
         above = self._upper.found[row].get(trie.parents[node])
         if above is None:
             return False
-        depth, entropy = trie.depth(node), above.entropy
-        if cascade.goes_on(self._requests[row], depth, entropy):
-            return True
-        if depth < cascade.settings.pending:
-            self.refused[row] = min(self.refused[row], entropy)
-        return False
+        return cascade.goes_on(self._requests[row], trie.depth(node), above.entropy)
 
     def _round(self, wanted: Mapping[int, Sequence[int]], width: int) -> None:
         """Propose below the likeliest wanted node of each request, and score all of it."""
@@ -332,7 +322,7 @@ class CascadeSource(DraftSource):
     def threshold(self, request: Request) -> Threshold:
         """The stopping threshold of a request."""
         if request not in self._thresholds:
-            self._thresholds[request] = Threshold(self.settings.tau, self.settings.memory)
+            self._thresholds[request] = Threshold(self.settings.tau)
         return self._thresholds[request]
 
     def goes_on(self, request: Request, depth: int, entropy: float) -> bool:
@@ -384,7 +374,7 @@ class CascadeSource(DraftSource):
         if (rounds := self._rounds) is not None:
             for row, (outcome, trie) in enumerate(zip(outcomes, rounds.tries, strict=True)):
                 nodes = trie.nodes_of(outcome.tree)
-                self.threshold(outcome.request).learn(outcome, rounds.refused[row])
+                self.threshold(outcome.request).learn(outcome)
                 lower, upper = outcome.request.stats.stages
                 accepted = outcome.path[: outcome.taken]
                 upper.proposed += len(nodes)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
 from ..artifacts import user_path
 from ..config import typed
@@ -27,8 +25,8 @@ from .draft_model import ModelSource
 from .eagle import EagleSource
 from .ensemble import EnsembleSource
 from .grow import TreeDrafter
-from .ngram import Corpus, CorpusSource, NgramSource
-from .spec import AUTO, CORPUS, NONE, DrafterSpec
+from .ngram import NgramSource
+from .spec import AUTO, NONE, DrafterSpec
 from .token_recycling import TokenRecyclingSource
 
 
@@ -71,31 +69,6 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
     return model
 
 
-class Stores(NamedTuple):
-    """What sources without a model read, and keep for other requests.
-
-    Attributes:
-        recycle_file: where "recycle" keeps what it has learned.
-        corpus: of "corpus".
-    """
-
-    recycle_file: Path | None
-    corpus: Corpus | None
-
-    def corpus_source(self) -> CorpusSource:
-        """A source of the corpus.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        if self.corpus is None:
-            raise ConfigError(_NO_CORPUS)
-        return CorpusSource(self.corpus)
-
-
-_NO_CORPUS = "drafter corpus has no texts: give some, as draftree generate --corpus FILE does"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceKind:
     """What a name makes: a source without a model, or a model whose passes a source reads.
@@ -103,14 +76,14 @@ class SourceKind:
     Attributes:
         names: as they are written.
         summary: one line for ``draftree methods``.
-        source: makes the source from what the caller gives.
+        source: makes the source.
         model: makes the model from the name, or a loaded model, and the target.
         learns: see ``DraftSource``.
     """
 
     names: tuple[str, ...]
     summary: str
-    source: Callable[[Stores], DraftSource] | None = None
+    source: Callable[[], DraftSource] | None = None
     model: Callable[[str | LanguageModel, LanguageModel], LanguageModel] = _folder_or_model
     learns: bool = False
 
@@ -119,17 +92,12 @@ SOURCES = (
     SourceKind(
         names=("lookup",),
         summary="continuations of earlier occurrences in prompt and output; no model",
-        source=lambda stores: NgramSource(),
-    ),
-    SourceKind(
-        names=(CORPUS,),
-        summary="continuations of earlier occurrences in files (--corpus) and past outputs; no model",
-        source=Stores.corpus_source,
+        source=NgramSource,
     ),
     SourceKind(
         names=("recycle",),
         summary="what the target found probable when it last saw the same token; no model",
-        source=lambda stores: TokenRecyclingSource(file=stores.recycle_file),
+        source=TokenRecyclingSource,
         learns=True,
     ),
     SourceKind(
@@ -165,33 +133,9 @@ def is_model(drafter: DrafterSpec) -> bool:
     return named and not more and not is_head(str(source))
 
 
-def learns(drafter: DrafterSpec, corpus: Corpus | None = None) -> bool:
+def learns(drafter: DrafterSpec) -> bool:
     """As ``DraftSource.learns``; "auto" is chosen so that it may."""
-    return len(drafter.sources) > 1 or kind_of(drafter.sources[0]).learns or (corpus is not None and corpus.outputs)
-
-
-def check_recycle_file(drafter: DrafterSpec, file: str | Path | None) -> None:
-    """Check that a drafter recycles tokens if there is a file for it; "auto" is checked once it is resolved.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    if file is not None and str(drafter) != AUTO and "recycle" not in drafter.sources:
-        raise ConfigError(
-            f"recycle file {file}: drafter {drafter} does not recycle: use drafter recycle or lookup+recycle"
-        )
-
-
-def check_corpus(drafter: DrafterSpec, corpus: Corpus | None) -> None:
-    """Check that a drafter drafts from a corpus if, and only if, there is one.
-
-    Raises:
-        ConfigError: it does not, or has none.
-    """
-    if corpus is not None and CORPUS not in drafter.sources:
-        raise ConfigError(f"drafter {drafter} does not draft from a corpus: use {CORPUS}, or {CORPUS}+lookup")
-    if corpus is None and CORPUS in drafter.sources:
-        raise ConfigError(_NO_CORPUS)
+    return len(drafter.sources) > 1 or kind_of(drafter.sources[0]).learns
 
 
 _RIGHT = 0.6
@@ -206,8 +150,6 @@ def load_drafter(
     target: LanguageModel,
     policy: GrowthPolicy,
     *,
-    recycle_file: str | Path | None = None,
-    corpus: Corpus | None = None,
     learning: bool = True,
 ) -> Drafter:
     """Make a drafter by name.
@@ -218,8 +160,6 @@ def load_drafter(
         target: the model that it drafts for.
         policy: shapes its trees. A ``DynamicWindow`` over a cascade is HSDDW: it shapes the proposals of
             stages without a method of their own, and the run that the target verifies is a chain.
-        recycle_file: where "recycle" keeps what it has learned from one run to the next.
-        corpus: what "corpus" drafts from.
         learning: "auto" may be what learns from all requests; not so where children are drawn (``Drawing.random``).
 
     Raises:
@@ -229,15 +169,13 @@ def load_drafter(
         ModelFileError: the draft head cannot be read.
     """
     drafter = resolved(DrafterSpec.parse(name), target, policy, learning=learning)
-    check_recycle_file(drafter, recycle_file)
-    check_corpus(drafter, corpus)
     called = str(drafter)
     if called == NONE:
         return NoDrafter()
     window = None
     if drafter.is_cascade and isinstance(policy, DynamicWindow):
         window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the last stage's (``LoopBack``)
-    source = load_source(drafter, target, recycle_file=recycle_file, corpus=corpus, window=window)
+    source = load_source(drafter, target, window=window)
     check_made_for(policy.made_for, provenance(target, source, called))
     return TreeDrafter(policy, source, called)
 
@@ -246,22 +184,19 @@ def load_source(
     name: str | DrafterSpec | LanguageModel,
     target: LanguageModel,
     *,
-    recycle_file: str | Path | None = None,
-    corpus: Corpus | None = None,
     window: Window | None = None,
 ) -> DraftSource:
     """Make the source of any drafter but "auto" and "none"; it raises the errors of ``load_drafter``.
 
     Args:
-        name, target, recycle_file, corpus: as ``load_drafter``.
+        name, target: as ``load_drafter``.
         window: shapes the proposals of stages that have no method of their own; None: their default does.
     """
     stages = DrafterSpec.parse(name).stages
-    stores = Stores(None if recycle_file is None else user_path(recycle_file), corpus)
     made: list[DraftSource] = []
     for number, stage in enumerate(stages, start=1):
         try:
-            parts = tuple(_source(part, target, stores) for part in stage.sources)
+            parts = tuple(_source(part, target) for part in stage.sources)
         except VocabularyError as error:
             place = f"stage {number} of {len(stages)}, {stage.name}: " if len(stages) > 1 else ""
             raise VocabularyError(f"{place}{error}") from None
@@ -274,11 +209,11 @@ def load_source(
     return CascadeSource(lower, upper, below.policy(window), stage.loop_back(), (below.name, stage.name))
 
 
-def _source(name: str | LanguageModel, target: LanguageModel, stores: Stores) -> DraftSource:
+def _source(name: str | LanguageModel, target: LanguageModel) -> DraftSource:
     """The source of one name."""
     kind, vocab = kind_of(name), target.capabilities.vocab_size
     if kind.source is not None:
-        return kind.source(stores)
+        return kind.source()
     model = kind.model(name, target)
     return EagleSource(model, vocab) if isinstance(model, DraftHead) else ModelSource(model, vocab)
 

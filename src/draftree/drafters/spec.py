@@ -8,13 +8,13 @@ lookup:method=static>head:tau=0.5     a cascade: A>B drafts by A, and B verifies
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..artifacts import is_path
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, read_number
-from ..policies.chains import MEMORIES, DynamicWindow, Window, read_start
+from ..policies.chains import FIRST, DynamicWindow, Window, read_start
 from ..policies.methods import find_method
 from .cascade import LoopBack
 
@@ -22,15 +22,10 @@ AUTO = DEFAULT_DRAFTER = "auto"
 NONE = "none"
 LOOKUP = "lookup"
 """Drafts from the request's own texts, a predicted output among them."""
-CORPUS = "corpus"
-"""Drafts from texts that are given, and from past outputs."""
 METHOD = "hsddw"
 """The default method of a stage's proposals."""
-NEVER = "never"
-LOOPS = ("entropy", NEVER)
-"""When a stage lets the one before it draft again: by its entropy, or in one round a proposal (``LoopBack``)."""
-_LOOP = ("loop", "tau", "pending", "memory")
-"""Settings of ``LoopBack``; "memory" may be one of a method too."""
+_LOOP = ("tau", "pending")
+"""Settings of ``LoopBack``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +80,8 @@ class StageSpec:
 
     @property
     def loop_settings(self) -> list[str]:
-        """Names of its settings that are of ``LoopBack`` alone, and not of its method."""
-        method = find_method(self.settings.get("method", METHOD))
-        return [key for key in self.settings if key in _LOOP and key not in method.settings]
+        """Names of its settings that are of ``LoopBack``, and not of its method."""
+        return [key for key in self.settings if key in _LOOP]
 
     def policy(self, window: Window | None = None) -> GrowthPolicy:
         """A new policy that shapes its proposals to the next stage, from "method" and the settings of that method.
@@ -102,17 +96,9 @@ class StageSpec:
 
     def loop_back(self) -> LoopBack:
         """When it lets the stage before it draft again: the settings ``_LOOP``."""
-        loop, default = self.settings.get("loop", LOOPS[0]), LoopBack()
-        if loop not in LOOPS:
-            raise ConfigError(f"loop is {loop!r}: choose from {', '.join(LOOPS)}")
-        pending, memory = (self.settings.get(key, str(getattr(default, key))) for key in ("pending", "memory"))
-        try:
-            most = int(pending)
-        except ValueError:
-            raise ConfigError(f"pending is {pending!r}: use a whole number of tokens, at least 1") from None
-        tau = read_start("tau", self.settings.get("tau", "first"))
-        made = LoopBack(tau, most, read_number(float, "memory", memory, MEMORIES))
-        return replace(made, pending=1) if loop == NEVER else made
+        pending = self.settings.get("pending", str(LoopBack().pending))
+        most = read_number(int, "pending", pending, "use a whole number of tokens, at least 1")
+        return LoopBack(read_start("tau", self.settings.get("tau", FIRST)), most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,25 +161,6 @@ class DrafterSpec:
     def sources(self) -> tuple[str | LanguageModel, ...]:
         """The sources of all stages."""
         return tuple(source for stage in self.stages for source in stage.sources)
-
-    def without_loop_back(self) -> DrafterSpec:
-        """The same cascade with one round a proposal on every stage: the paper's ablation.
-
-        Raises:
-            ConfigError: it is no cascade, or a stage has a rule of its own.
-        """
-        if not self.is_cascade:
-            raise ConfigError(
-                f"drafter '{self}' is no cascade and never loops back: leave --no-loop-back out, or name one as "
-                "lookup>head"
-            )
-        first, *rest = self.stages
-        for stage in rest:
-            if (rule := stage.settings.get("loop", NEVER)) != NEVER:
-                raise ConfigError(
-                    f"drafter '{self}': stage {stage.name} has loop={rule}: leave that out, or --no-loop-back"
-                )
-        return DrafterSpec((first, *(replace(s, settings={**s.settings, "loop": NEVER}) for s in rest)))
 
 
 def _sources(text: str) -> tuple[str, ...]:

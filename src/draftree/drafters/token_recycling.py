@@ -1,110 +1,21 @@
-"""Token recycling: the target's latest top-k successors of each token, kept in a table and in a safetensors file."""
+"""Token recycling: the target's latest top-k successors of each token, kept in a table."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifacts import write_whole
-from ..errors import ConfigError, DraftreeWarning, RunError
-from ..models.base import LanguageModel
+from ..errors import ConfigError
 from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT, Drawing
 from .base import DraftSource, Scorer, UnscoredNode
 from .distributions import candidates_of
-
-FORMAT = "draftree recycled successors"
-VERSION = "1"
-_WAY_OUT = "give a file that --recycle-file wrote with this target, or a new name"
-
-
-class Entries(NamedTuple):
-    """Contexts and their successors.
-
-    Attributes:
-        contexts: [R, 2] int64 (``Context``).
-        successors: [R, k] int32.
-        probabilities: [R, k] float32, descending; 0 where there is none.
-    """
-
-    contexts: NDArray[np.int64]
-    successors: NDArray[np.int32]
-    probabilities: NDArray[np.float32]
-
-    def fit(self, vocab: int) -> bool:
-        """They can be of a vocabulary of this size."""
-        contexts, successors, probabilities = self
-        if [x.dtype for x in self] != [np.int64, np.int32, np.float32] or any(x.ndim != 2 for x in self):
-            return False
-        count, width = successors.shape
-        if not width or contexts.shape != (count, 2) or probabilities.shape != (count, width):
-            return False
-        return bool(
-            ((contexts >= np.array([ANY, 0])) & (contexts < vocab)).all()
-            and ((successors >= 0) & (successors < vocab)).all()
-            and ((probabilities >= 0) & (probabilities <= 1.001)).all()
-            and (probabilities[:, 1:] <= probabilities[:, :-1]).all()
-        )
-
-
-def vocabulary_of(target: LanguageModel) -> str:
-    """What tells vocabularies apart: a digest of all tokens, or their number where there is no tokenizer."""
-    tokenizer = getattr(target, "tokenizer", None)
-    if tokenizer is None:
-        return f"{target.capabilities.vocab_size} tokens"
-    pairs = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
-    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
-
-
-def write_entries(path: Path, entries: Entries, vocabulary: str) -> None:
-    """Write the file, whole or not at all.
-
-    Raises:
-        RunError: it cannot be written.
-    """
-    from safetensors.numpy import save
-
-    about = {"format": FORMAT, "version": VERSION, "vocabulary": vocabulary}
-    write_whole(path, save(entries._asdict(), metadata=about))
-
-
-def read_entries(path: Path, vocab: int, vocabulary: str) -> Entries | None:
-    """What the file has; None where there is no file but could be one.
-
-    Raises:
-        ConfigError: it cannot be read, is no such file, or is of another vocabulary; or its folder is not there.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    if not path.exists() and path.parent.is_dir():
-        return None
-    try:
-        with safe_open(path, framework="np") as file:
-            about = file.metadata() or {}
-            if about.get("format") != FORMAT or about.get("version") != VERSION:
-                raise ConfigError(f"{path} is no file of recycled successors of version {VERSION}: {_WAY_OUT}")
-            if about.get("vocabulary") != vocabulary:
-                raise ConfigError(f"recycle file {path} is of a model with another vocabulary: {_WAY_OUT}")
-            entries = Entries(*(file.get_tensor(name) for name in Entries._fields))
-    except OSError as error:
-        raise ConfigError(f"cannot read recycle file {path}: {error.strerror or error}: {_WAY_OUT}") from None
-    except SafetensorError as error:
-        raise ConfigError(f"recycle file {path} is corrupt ({error}): {_WAY_OUT}") from None
-    if not entries.fit(vocab):
-        raise ConfigError(f"recycle file {path} is corrupt (its numbers make no table): {_WAY_OUT}")
-    return entries
-
 
 WIDTH = 8
 """Successors of a context that are kept, as many as in the paper."""
@@ -166,19 +77,6 @@ class SuccessorTable:
                         blend[successor] = blend.get(successor, 0.0) + weight * p
         return dict(sorted(blend.items(), key=itemgetter(1), reverse=True))
 
-    @property
-    def entries(self) -> Entries:
-        """All that is known, the oldest first."""
-        at = np.array(list(self._rows.values()), dtype=np.int64)
-        contexts = np.array(list(self._rows), dtype=np.int64).reshape(-1, 2)
-        return Entries(contexts, self._tokens[at], self._probabilities[at])
-
-    def fill(self, entries: Entries) -> None:
-        """Take over what was known elsewhere, the latest of it where it is too much."""
-        most = len(self._tokens)
-        if keys := {(before, token): row for row, (before, token) in enumerate(entries.contexts[-most:].tolist())}:
-            self.put(keys, entries.successors[-most:], entries.probabilities[-most:])
-
 
 @dataclass(slots=True)
 class TokenRecyclingSource(DraftSource):
@@ -186,7 +84,6 @@ class TokenRecyclingSource(DraftSource):
 
     Attributes:
         width: successors that are kept of each context.
-        file: read when it is there, and written whenever the last open request has ended; None: nothing is kept.
 
     Raises:
         ConfigError: a width below 1.
@@ -195,10 +92,7 @@ class TokenRecyclingSource(DraftSource):
     learns = True
 
     width: int = WIDTH
-    file: Path | None = None
     _table: SuccessorTable = field(init=False, repr=False)
-    _vocabulary: str = field(default="", repr=False)
-    _open: set[Request] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
         if self.width < 1:
@@ -212,20 +106,6 @@ class TokenRecyclingSource(DraftSource):
     @property
     def reads_scores(self) -> bool:
         return True
-
-    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
-        """Read the file.
-
-        Raises:
-            ConfigError: the file cannot be read, is none, or is of another vocabulary; or its folder is not there.
-        """
-        if self.file is not None:
-            self._vocabulary = vocabulary_of(target)
-            if (entries := read_entries(self.file, target.capabilities.vocab_size, self._vocabulary)) is not None:
-                self._table.fill(entries)
-
-    def open(self, request: Request) -> None:
-        self._open.add(request)
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         return _RecyclingScorer(self._table, requests)
@@ -241,17 +121,6 @@ class TokenRecyclingSource(DraftSource):
                 for node in [*range(len(tree)), ROOT, *outcome.path]:
                     contexts[ANY, of_node[node]] = contexts[before[node], of_node[node]] = node
                 self._table.put(contexts, found.tokens, np.exp(found.logprobs))
-
-    def close(self, request: Request) -> None:
-        """Write the file when no request is left; where that fails, warn and go on."""
-        if request not in self._open:
-            return
-        self._open.remove(request)
-        if self.file is not None and not self._open:
-            try:
-                write_entries(self.file, self._table.entries, self._vocabulary)
-            except RunError as error:
-                warnings.warn(str(error), DraftreeWarning, stacklevel=2)
 
 
 class _RecyclingScorer(Scorer):

@@ -220,9 +220,7 @@ class Engine:
         Args:
             prompt, params, speculation, prediction, observers: as in ``request``.
             priority: lower runs sooner; a request that has waited ten seconds longer comes before the next lower one.
-                While it runs, ``auto`` drafts more for it, and less for others, the lower it is.
-            timeout: seconds in which it has to end; then it ends with what it has, for the reason "deadline". The less
-                of them are left, the more ``auto`` drafts for it.
+            timeout: seconds in which it has to end; then it ends with what it has, for the reason "deadline".
 
         Raises:
             InputError: it does not fit the model or its cache, or names what does not exist.
@@ -390,7 +388,7 @@ class Engine:
         unread = sum([request.unread for request in running if not request.decodes])
         began, failure = time.perf_counter(), None
         try:
-            if self.stepper.step(running, prompt_tokens, self.scheduler.weights):
+            if self.stepper.step(running, prompt_tokens):
                 self.scheduler.chunk.observe(min(unread, prompt_tokens), time.perf_counter() - began)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
             failure = error

@@ -14,13 +14,10 @@ from typing import Protocol
 
 from ..config import Checked, Count, Positive, Priority, Whole, check_type, option
 from ..errors import FieldError, QueueFullError
-from ..request import Request
 from .observer import EngineRequest
 
 _PRIORITY = 10.0
 """Seconds of waiting that one step of priority stands for: whoever waits long enough comes before all others."""
-_MOST_WEIGHT = 4.0
-"""How much more a token may count for its request's priority, and again for its deadline, than one that has neither."""
 _ALONE = 2048
 """Prompt tokens of a step while nobody waits for a next token: bounds the memory of a pass and the time to cancel."""
 
@@ -88,7 +85,7 @@ class Job:
 
     Attributes:
         slots: most cache slots that it may come to need.
-        priority: lower runs sooner, by ten seconds of waiting a step, and is drafted for more (``weight``).
+        priority: lower runs sooner, by ten seconds of waiting a step.
         timeout: seconds from its arrival in which it has to end; None: any.
         cancelled: it is to end.
     """
@@ -108,13 +105,6 @@ class Job:
     def done(self) -> bool:
         """It has ended, and holds nothing."""
         return self.request.finish_reason is not None and self.request.row is None
-
-    def weight(self, now: float) -> float:
-        """What its tokens count where requests share a pass: twice as much a step of priority, and as much more as the
-        part of its time that is left is less than all."""
-        left = 1.0 if self.timeout is None else 1 - (now - self.arrival) / self.timeout
-        by_priority = min(_MOST_WEIGHT, max(1 / _MOST_WEIGHT, 2.0 ** -max(-9, min(9, self.priority))))
-        return by_priority / max(1 / _MOST_WEIGHT, left)
 
     def due(self, now: float) -> str | None:
         """Why it has to end now, if it has."""
@@ -222,14 +212,6 @@ class Scheduler:
             self.running.append(job)
             admitted.append(job)
         return admitted
-
-    @property
-    def weights(self) -> dict[Request, float]:
-        """What the tokens of requests that run count beside one another (``Job.weight``)."""
-        if len(self.running) < 2:
-            return {}
-        now = time.monotonic()
-        return {job.request: job.weight(now) for job in self.running}
 
     @property
     def prompt_tokens(self) -> int:

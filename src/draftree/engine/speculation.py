@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Lock
 
 from ..config import check_fields, option, typed
 from ..drafters.base import Drafter, NoDrafter
-from ..drafters.ngram import Corpus
-from ..drafters.registry import check_corpus, check_recycle_file, learns, load_drafter
+from ..drafters.registry import learns, load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError
 from ..models.base import LanguageModel
@@ -28,7 +26,6 @@ class SpeculationParams:
     """How drafts are made and verified, parsed and checked before any model is loaded.
 
     Attributes:
-        corpus: what "corpus" drafts from.
         spec, policy, scheme: what ``drafter``, ``method`` with its ``settings``, and ``verification`` name.
 
     Raises:
@@ -36,7 +33,7 @@ class SpeculationParams:
     """
 
     drafter: str | DrafterSpec | LanguageModel = option(
-        "What drafts: auto (the best that is there for the target), lookup, corpus, recycle, head, a draft head's "
+        "What drafts: auto (the best that is there for the target), lookup, recycle, head, a draft head's "
         "folder, a model with the target's vocabulary, none, self, or several: A+B joins, A>B "
         "lets B verify A.",
         DEFAULT_DRAFTER,
@@ -58,10 +55,6 @@ class SpeculationParams:
         "draft distribution alone, as the papers do; the text is the same.",
         metavar="KIND",
     )
-    recycle_file: str | Path | None = option(
-        "Where recycle keeps what it has learned, for the next run.", metavar="FILE"
-    )
-    corpus: Corpus | None = None
     spec: DrafterSpec = field(init=False)
     policy: GrowthPolicy = field(init=False)
     scheme: Scheme = field(init=False)
@@ -70,12 +63,10 @@ class SpeculationParams:
         check_fields(self)
         policy, scheme = find_policy(self.method, self.settings), find_scheme(self.verification, self.candidates)
         spec = DrafterSpec.parse(self.drafter)
-        check_recycle_file(spec, self.recycle_file)
-        check_corpus(spec, self.corpus)
         budget = node_budget(policy, self.nodes)
         if str(spec) != NONE:
             method = self.method if isinstance(self.method, str) else ""
-            scheme.check(policy, budget, learns(spec, self.corpus), method and f"method {method}")
+            scheme.check(policy, budget, learns(spec), method and f"method {method}")
         for name, value in (("spec", spec), ("policy", policy), ("scheme", scheme)):
             object.__setattr__(self, name, value)
 
@@ -85,18 +76,11 @@ class SpeculationParams:
         named = [x if isinstance(x, str) else id(x) for x in (self.method, self.verification)]
         drafter = self.drafter if isinstance(self.drafter, (str, DrafterSpec)) else id(self.drafter)
         settings = tuple(sorted((self.settings or {}).items()))
-        return (str(drafter), *named, settings, self.nodes, self.candidates, str(self.recycle_file), id(self.corpus))
+        return (str(drafter), *named, settings, self.nodes, self.candidates)
 
     def made_for(self, target: LanguageModel) -> Speculation:
         """Load the drafter."""
-        drafter = load_drafter(
-            self.spec,
-            target,
-            self.policy,
-            recycle_file=self.recycle_file,
-            corpus=self.corpus,
-            learning=not self.scheme.drawing.random,
-        )
+        drafter = load_drafter(self.spec, target, self.policy, learning=not self.scheme.drawing.random)
         return Speculation(drafter, self.nodes, self.scheme)
 
 

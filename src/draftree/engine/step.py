@@ -8,7 +8,7 @@ with the next tokens of it in place of a tree; when the last of them is read, it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -39,7 +39,6 @@ class _Part:
         head: tokens that its row has not: of a prompt as many as are read now, else the last token alone.
         decodes: its prompt has been read.
         ends: the head ends with the request's last token: the next one is drawn.
-        weight: what its tokens count beside those of other requests (``Budget.weight``).
         tree: drafted below the last token of the head, its root.
         first: slot of node 0 of the tree; node n has slot first + n, ROOT included.
         verdict: on the tree; None: the head does not end with the request's last token.
@@ -52,7 +51,6 @@ class _Part:
     head: list[int]
     decodes: bool
     ends: bool
-    weight: float = 1.0
     tree: DraftTree = field(default_factory=DraftTree.empty)
     first: int = 0
     verdict: Verdict | None = None
@@ -120,7 +118,7 @@ class _Group:
         passes = self.drafter.passes
         budgets = [
             # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
-            Budget(p.request.speculation.nodes, p.request.tokens_left - 1, p.weight)
+            Budget(p.request.speculation.nodes, p.request.tokens_left - 1)
             for p in self.parts
         ]
         requests = [part.request for part in self.parts]
@@ -161,18 +159,12 @@ class Stepper:
             raise
         return request
 
-    def step(
-        self,
-        requests: Sequence[EngineRequest],
-        prompt_tokens: int | None = None,
-        weights: Mapping[Request, float] | None = None,
-    ) -> list[Outcome]:
+    def step(self, requests: Sequence[EngineRequest], prompt_tokens: int | None = None) -> list[Outcome]:
         """Draft, verify and commit once for each of these requests, together.
 
         Args:
             requests: begun, each once.
             prompt_tokens: most tokens of prompts that are read, the first requests' first; None: all.
-            weights: what requests' tokens count (``Budget.weight``); None: all the same.
 
         Returns:
             an outcome for each request whose prompt had been read before.
@@ -182,7 +174,7 @@ class Stepper:
             RunError: a step of one failed after its commit.
         """
         self._timer.begun()
-        parts = _parts(requests, prompt_tokens, weights or {})
+        parts = _parts(requests, prompt_tokens)
         if not parts:
             return []
         for part in parts:
@@ -252,9 +244,7 @@ class Stepper:
         return request.prompt_length + tokens + 1 + min(request.speculation.nodes, _RESERVED)
 
 
-def _parts(
-    requests: Sequence[EngineRequest], prompt_tokens: int | None, weights: Mapping[Request, float]
-) -> list[_Part]:
+def _parts(requests: Sequence[EngineRequest], prompt_tokens: int | None) -> list[_Part]:
     """What each request feeds, in the order of their rows."""
     if not isinstance(requests, (list, tuple)):
         raise ConfigError(f"step takes a list of requests: {requests!r} is none")
@@ -273,7 +263,7 @@ def _parts(
         if unread:
             head = request.ids[row.length : row.length + unread]
             ends = row.length + unread == len(request.ids)
-            parts.append(_Part(request, row, head, decodes, ends, weights.get(request, 1.0)))
+            parts.append(_Part(request, row, head, decodes, ends))
     return sorted(parts, key=lambda part: part.row.slot) if len(parts) > 1 else parts
 
 

@@ -1,8 +1,8 @@
 """Draft trees for other engines: token ids go in, tokens and their parents come out; no model, no torch.
 
-Drafts are continuations of earlier occurrences in the text itself, in a predicted output, and in corpora: what drafters
-``lookup`` and ``corpus`` know, by the same indexes (``drafters/indexes.py``). Here all texts count as one. The tree has
-the n most probable paths, which of all trees of n nodes has the largest expected acceptance length (OPT-Tree,
+Drafts are continuations of earlier occurrences in the text itself, in a predicted output, and in other texts: what
+drafter ``lookup`` knows, by the same index (``drafters/ngram.py``). Here all texts count as one. The tree has the
+n most probable paths, which of all trees of n nodes has the largest expected acceptance length (OPT-Tree,
 Theorem 3.1).
 
     proposer = Proposer()                        # one for each request
@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from typing import NamedTuple
 
-from ..drafters.indexes import LONGEST, NgramIndex, TextIndex, followed, probabilities, search
+from ..drafters.ngram import LONGEST, Match, NgramIndex, followed, probabilities
 from ..errors import ConfigError
 
 _ROOT = -1
@@ -47,10 +47,10 @@ class Proposer:
 
     Args:
         prediction: token ids of what is likely to follow the prompt.
-        corpora: other texts, such as a ``CorpusIndex``; proposers may share them.
+        corpora: of other texts; proposers may share them.
     """
 
-    def __init__(self, prediction: Sequence[int] = (), corpora: Sequence[TextIndex] = ()) -> None:
+    def __init__(self, prediction: Sequence[int] = (), corpora: Sequence[NgramIndex] = ()) -> None:
         self._prediction, self._corpora = list(prediction), corpora
         self._index: NgramIndex | None = None
 
@@ -80,7 +80,7 @@ class Proposer:
         own = self._read(list(ids))
         most = budget if width is None else min(width, budget)
         tails = [list(ids[-LONGEST:])]  # that of node i is tails[i + 1], the root's the first
-        matches = [own.latest() + search(self._corpora, tails[0])]  # as the tails
+        matches = [own.latest() + _search(self._corpora, tails[0])]  # as the tails
         drafted: list[_Candidate] = []
         ages, candidates = count(), list[_Candidate]()
 
@@ -96,7 +96,7 @@ class Proposer:
             drafted.append(best)
             tails.append([*tails[best.parent + 1], best.token][-LONGEST:])
             found = followed(matches[best.parent + 1], best.token)
-            matches.append(found or search((own, *self._corpora), tails[-1]))
+            matches.append(found or _search((own, *self._corpora), tails[-1]))
             extend(len(drafted) - 1, -best.order, best.depth)
         return _in_levels(drafted)
 
@@ -107,6 +107,11 @@ class Proposer:
         else:
             index.extend(ids[len(index) :])
         return index
+
+
+def _search(indexes: Sequence[NgramIndex], tail: Sequence[int]) -> list[Match]:
+    """Matches in several indexes, those in the first one first."""
+    return [match for index in indexes for match in index.matches(tail)]
 
 
 def _in_levels(drafted: Sequence[_Candidate]) -> tuple[list[int], list[int]]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..drafters.indexes import CorpusIndex
+from ..drafters.ngram import NgramIndex
 from ..errors import ConfigError
 from .propose import Proposer
 
@@ -55,7 +55,8 @@ class FixedTrees:
     """
 
     def __init__(self) -> None:
-        self.corpora: dict[str, CorpusIndex] = {}
+        self.corpora: dict[str, NgramIndex] = {}
+        self.sizes: dict[str, int] = {}
         self._proposers: dict[str, Proposer] = {}
 
     def keep(self, name: str, texts: Sequence[Sequence[int]]) -> int:
@@ -66,14 +67,17 @@ class FixedTrees:
         """
         if name in self.corpora:
             raise ConfigError(f"corpus {name!r} is there already: remove it first, or choose another name")
-        index = CorpusIndex(0)
-        index.keep([text for text in texts if len(text)])
-        self.corpora[name] = index
+        index = self.corpora[name] = NgramIndex()
+        for text in texts:
+            index.extend(text)
+            index.end()
+        self.sizes[name] = sum(map(len, texts))
         self._proposers = {}  # they hold the corpora that there were
-        return sum(map(len, texts))
+        return self.sizes[name]
 
     def remove(self, name: str) -> None:
         self.corpora.pop(name, None)
+        self.sizes.pop(name, None)
         self._proposers = {}
 
     def clear(self) -> None:
@@ -143,7 +147,7 @@ def worker(server_args: Any) -> type:
             self.trees.remove(corpus_id)
 
         def list_external_corpora(self) -> dict[str, int]:
-            return {name: len(index) for name, index in self.trees.corpora.items()}
+            return dict(self.trees.sizes)
 
     return DraftreeWorker
 

@@ -348,8 +348,6 @@ def chosen_with(default: SpeculationParams, chosen: Speculative) -> SpeculationP
         values |= {"settings": None, "nodes": None}
     if chosen.verification is not None:
         values["candidates"] = None
-    if chosen.drafter == NONE:
-        values |= {"corpus": None, "recycle_file": None}
     return SpeculationParams(**values | chosen.model_dump(exclude_none=True))
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, cast
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from annotated_types import Ge
 
 from ..config import MAX_NODES, Budget, Checked, Count, Entropy, Nodes, check_fields
 from ..errors import ConfigError
@@ -26,9 +25,6 @@ FIRST = "first"
 CHAIN = StaticTree(1, MAX_NODES)
 """A chain as long as its budget."""
 _STARTS = f"use an entropy in nats, 0 or more, or {FIRST!r}"
-MEMORIES = "use a number of tokens, 1 or more, or inf to forget nothing"
-Memory = Annotated[float, Ge(1)]
-"""Tokens; infinite: nothing is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,46 +53,26 @@ class Threshold:
 
     Attributes:
         start: tau while nothing has been rejected; None: the least entropy of the first draft.
-        memory: each new token leaves 1 - 1 / memory of the weight of those before; infinite: a plain mean (the paper).
     """
 
     start: float | None = None
-    memory: float = math.inf
     _least: float = field(default=math.inf, repr=False)
     _sum: float = field(default=0.0, repr=False)
-    _weight: float = field(default=0.0, repr=False)
+    _rejected: int = field(default=0, repr=False)
 
     @property
     def value(self) -> float:
         """Tau in nats; infinite during a first draft whose entropies are to set it."""
-        if self._weight:
-            return self._sum / self._weight
+        if self._rejected:
+            return self._sum / self._rejected
         return self._least if self.start is None else self.start
 
-    def learn(self, outcome: Outcome, crossed: float) -> None:
-        """Update tau by an outcome; the token behind which a request ended within its tree was not rejected.
-
-        Where the draft was accepted as far as it went, tau may have been too low: unless the memory is infinite,
-        ``crossed`` counts as a rejected token's entropy. Without it tau could freeze: where nothing is drafted that can
-        be rejected, a mean of rejected tokens never moves.
-
-        Args:
-            outcome: of the tree.
-            crossed: least entropy that ended something in it; infinite: none did.
-        """
+    def learn(self, outcome: Outcome) -> None:
+        """Update tau by an outcome; the token behind which a request ended within its tree was not rejected."""
         if len(outcome.tree) and self._least == math.inf:
             self._least = float(outcome.tree.entropies.min())
-        if outcome.taken < len(outcome.tokens):
-            return
-        if (entropy := outcome.rejected_entropy) is not None:
-            self.rejected(entropy)
-        elif crossed < math.inf and self.memory < math.inf:
-            self.rejected(crossed)
-
-    def rejected(self, entropy: float) -> None:
-        """A token was rejected, drawn from a distribution of this entropy."""
-        left = 1 - 1 / self.memory
-        self._sum, self._weight = left * self._sum + entropy, left * self._weight + 1
+        if outcome.taken == len(outcome.tokens) and (entropy := outcome.rejected_entropy) is not None:
+            self._sum, self._rejected = self._sum + entropy, self._rejected + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +84,6 @@ class Window:
         keep: the token whose distribution crossed tau is still drafted, as in the authors' code; else it is left out.
         floor: least tokens of a draft, whatever tau is: with 0 nothing might ever be rejected, and tau would be frozen.
         cap: most tokens of a draft.
-        memory: see ``Threshold``.
 
     Raises:
         ConfigError: a value is out of range, or the cap lies below the floor.
@@ -118,7 +93,6 @@ class Window:
     keep: bool = True
     floor: Count = 1
     cap: Nodes = 10
-    memory: Memory = math.inf
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -141,11 +115,9 @@ class WindowPlan(Plan):
 
     Attributes:
         thresholds: [B] of the requests.
-        crossed: [B] the entropies that ended their drafts; infinite: none did.
     """
 
     thresholds: Sequence[Threshold]
-    crossed: list[float]
 
 
 @dataclass(slots=True)
@@ -158,14 +130,14 @@ class DynamicWindow(Checked, GrowthPolicy):
     )
 
     def threshold(self, request: Request) -> Threshold:
-        return self._thresholds.setdefault(request, Threshold(self.window.start, self.window.memory))
+        return self._thresholds.setdefault(request, Threshold(self.window.start))
 
     def width_for(self, nodes: int) -> int:
         return 1
 
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> WindowPlan:
         thresholds = [self.threshold(request) for request in requests]
-        return WindowPlan(budgets, thresholds=thresholds, crossed=[math.inf] * len(requests))
+        return WindowPlan(budgets, thresholds=thresholds)
 
     def grow(self, frontier: Frontier) -> list[Child]:
         """The most probable token, unless tau is crossed beyond the floor."""
@@ -174,14 +146,11 @@ class DynamicWindow(Checked, GrowthPolicy):
         for row, found in zip(frontier.rows, frontier.candidates, strict=True):
             tau = np.float32(plan.thresholds[row].value)  # a mean of a tree's entropies, which are float32
             crossed = depth >= window.floor and bool(np.float32(found.entropy) > tau)
-            if crossed:
-                plan.crossed[row] = found.entropy
             counts.append(int(window.keep or depth == window.floor or not crossed))
             extend.append(not crossed and depth < window.cap)
         return frontier.likeliest(counts, extend)
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
-        """Learn tau: from each rejected token, and from drafts that tau ended though all of them was accepted."""
-        plan = cast(WindowPlan, plan)
-        for outcome, tau, crossed in zip(outcomes, plan.thresholds, plan.crossed, strict=True):
-            tau.learn(outcome, crossed)
+        """Learn tau from each rejected token."""
+        for outcome, tau in zip(outcomes, cast(WindowPlan, plan).thresholds, strict=True):
+            tau.learn(outcome)

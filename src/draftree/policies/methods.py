@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,10 +73,10 @@ def _dynamic_window(cap: int) -> GrowthPolicy:
     return AutoTree(1, cap)
 
 
-def _hsddw(start: str, crossing: str, floor: int, cap: int, memory: float) -> GrowthPolicy:
+def _hsddw(start: str, crossing: str, floor: int, cap: int) -> GrowthPolicy:
     if crossing not in ("keep", "drop"):
         raise ConfigError(f"crossing is {crossing!r}: the token that crosses the threshold is to 'keep' or to 'drop'")
-    return DynamicWindow(Window(read_start("start", start), crossing == "keep", floor, cap, memory))
+    return DynamicWindow(Window(read_start("start", start), crossing == "keep", floor, cap))
 
 
 def _c2t(classifier: str, beta: float, width: int, top: str, depth: int) -> GrowthPolicy:
@@ -204,7 +203,7 @@ _METHODS = (
         "hsddw",
         "chain of FLOOR to CAP tokens, ended where entropy exceeds the mean of rejected tokens; over 'A>B' it is HSDDW",
         _hsddw,
-        {"start": FIRST, "crossing": "keep", "floor": 1, "cap": 10, "memory": math.inf},
+        {"start": FIRST, "crossing": "keep", "floor": 1, "cap": 10},
     ),
     Method(
         "c2t",

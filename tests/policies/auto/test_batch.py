@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from random import Random
 
 import pytest
 
@@ -16,7 +15,7 @@ from draftree.engine.speculation import Speculation
 from draftree.models.cost_profile import Point, Profile
 from draftree.policies.auto.costs import ARPass, CostModel
 from draftree.policies.auto.policy import MOST_NODES, AutoPlan, AutoTree
-from draftree.request import Outcome, Request, StepCost
+from draftree.request import Outcome, StepCost
 from draftree.tree import DraftTree
 
 from ...toy import Path, ScriptedScorer, ToyModel
@@ -155,58 +154,6 @@ def test_output_is_the_targets_own(temperature: float) -> None:
     assert sum(map(sum, (g.stats.drafted for g in got))) > 0
 
 
-def weighted(policy: AutoTree, probability: float, *weights: float, nodes: int = 8) -> list[int]:
-    """Nodes of the trees of requests that are alike but for what their tokens count."""
-    budgets = [Budget(nodes, weight=weight) for weight in weights]
-    plan = policy.plan([Fake() for _ in weights], budgets)
-    return [len(g.tree) for g in grow(ScriptedScorer(chains(*[probability] * len(weights))), policy, plan)]
-
-
-def test_a_request_whose_tokens_count_more_gets_more_nodes_and_others_fewer() -> None:
-    def policy() -> AutoTree:
-        return AutoTree(target=affine(1.0, 0.15))
-
-    alike = weighted(policy(), 0.7, 1.0, 1.0, 1.0)
-    for weight in (2.0, 4.0):
-        heavy, *others = weighted(policy(), 0.7, weight, 1.0, 1.0)
-        assert heavy > alike[0] and sum(others) <= sum(alike[1:])
-    assert sum(others) < sum(alike[1:])  # at weight 2 one more node for it costs the others none
-    light, *others = weighted(policy(), 0.7, 0.25, 1.0, 1.0)
-    assert light < alike[0] and sum(others) >= sum(alike[1:])
-
-
-def test_weights_that_are_all_the_same_change_nothing() -> None:
-    sizes = [weighted(AutoTree(target=affine(1.0, 0.05)), 0.8, *[w] * 3) for w in (0.25, 1.0, 4.0)]
-    assert sizes[0] == sizes[1] == sizes[2]
-
-
-def test_a_request_that_counts_more_gains_more_tokens_a_step() -> None:
-    """Over many steps, whose seconds are those of the profile, of three requests that are as predictable."""
-
-    def gained(*weights: float) -> list[float]:
-        policy, rng = AutoTree(target=affine(1.0, 0.15)), Random(5)
-        requests, tokens = [Fake() for _ in weights], [0] * len(weights)
-        for _ in range(200):
-            plan = policy.plan(requests, [Budget(8, weight=weight) for weight in weights])
-            trees = [grown.tree for grown in grow(ScriptedScorer(chains(*[0.7] * len(weights))), policy, plan)]
-            outcomes = list[Outcome]()
-            assert policy.target is not None
-            seconds = policy.target.seconds((len(weights) + sum(map(len, trees))) / len(weights), 64, len(weights))
-            for b, (request, tree) in enumerate(zip(requests, trees, strict=True)):
-                luck = next(n for n in range(99) if rng.random() > 0.7)
-                path = list(range(min(luck, len(tree))))
-                after = [n + 1 for n in path] + [len(path) + 1 if luck > len(tree) else -1]
-                cost = StepCost(len(weights), 1e-6, seconds, 0.0, 0)
-                outcomes.append(Outcome(request, tree, path, after, len(after), cost))
-                tokens[b] += len(after)
-            policy.observe(plan, outcomes)
-        return [count / 200 for count in tokens]
-
-    alike, (heavy, *others) = gained(1.0, 1.0, 1.0), gained(4.0, 1.0, 1.0)
-    assert heavy > 1.15 * sum(alike) / 3 > 1.15
-    assert sum(others) / 2 < sum(alike) / 3
-
-
 def test_priorities_change_no_text() -> None:
     def texts(urgent: int | None) -> list[list[int]]:
         policy = AutoTree(target=affine(1.0, 0.2), drafter=affine(0.01, 0.0))
@@ -230,19 +177,3 @@ def test_priorities_change_no_text() -> None:
         for i in range(3)
     ]
     assert all(texts(urgent) == alone for urgent in (None, 0, 1, 2))
-
-
-def test_the_engine_gives_drafters_what_the_scheduler_makes_of_priorities() -> None:
-    seen = list[float]()
-
-    class Noting(AutoTree):
-        def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> AutoPlan:
-            seen.append(budgets[0].weight / budgets[-1].weight)
-            return AutoTree.plan(self, requests, budgets, other_tokens)
-
-    drafter = TreeDrafter(Noting(target=affine(1.0, 0.2), drafter=affine(0.01, 0.0)), ModelSource(ToyModel(6), 6))
-    engine = Engine(ToyModel(6, seed=1), Speculation(drafter))
-    handles = [engine.submit([1, 2], SamplingParams(max_tokens=9), priority=p) for p in (-1, 1)]
-    for handle in handles:
-        handle.result()
-    assert max(seen) == 4.0

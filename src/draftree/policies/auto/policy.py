@@ -5,8 +5,7 @@ T_verify(B + n) + d t_draft seconds. The long-run rate is highest where each ste
 (Dinkelbach's transform), with the rate that decoding has reached so far and never less than AR decoding's, which is
 n = 0. So a node stays while the probability of its path exceeds rate x the seconds of one more token, and a layer is
 drafted while what it is expected to add exceeds rate x its seconds. The requests share the pass, so each node competes
-with those of all of them; where their tokens do not count the same (``Budget.weight``) a node's probability is
-multiplied by its request's weight, of mean 1.
+with those of all of them.
 """
 
 from __future__ import annotations
@@ -44,14 +43,12 @@ class AutoPlan(Plan):
 
     Attributes:
         price: what drafting and verifying take.
-        weights: [B] what each request's tokens count; their mean is 1.
-        best: weighted acceptance probabilities of all drafted nodes, negated, in ascending order.
+        best: acceptance probabilities of all drafted nodes, negated, in ascending order.
         size: how many of them pay.
         proposed: each layer's frontier.
     """
 
     price: Price
-    weights: Sequence[float]
     best: list[float] = field(default_factory=list)
     size: int = 0
     proposed: list[Frontier] = field(default_factory=list)
@@ -136,10 +133,8 @@ class AutoTree(GrowthPolicy):
         curve = self._costs.curve(min(sum(nodes), max(*nodes, MOST_NODES)), ar)
         price = self._selection.begin(requests, curve, ar)
         drafts = any(price.enabled) and any([budget.depth != 0 for budget in budgets])
-        weights = [budget.weight for budget in budgets]
-        mean = sum(weights) / len(weights)
         within = budgets if drafts else [Budget(0, budget.depth) for budget in budgets]
-        return AutoPlan(within, price.enabled, price=price, weights=[weight / mean for weight in weights])
+        return AutoPlan(within, price.enabled, price=price)
 
     def grow(self, frontier: Frontier) -> list[Child]:
         """Candidates whose path may pay; those that another layer may pay below get children."""
@@ -147,13 +142,13 @@ class AutoTree(GrowthPolicy):
         plan.proposed.append(frontier)
         children, values = list[Child](), list[float]()
         least = max(_SPARE * plan.least, _LEAST)
-        for at, (row, found) in enumerate(zip(frontier.rows, frontier.candidates, strict=True)):
-            above, weight = frontier.tags[at] if frontier.depth else 1.0, plan.weights[row]
+        for at, found in enumerate(frontier.candidates):
+            above = frontier.tags[at] if frontier.depth else 1.0
             for rank, edge in enumerate(self._trust[found.part].acceptance(found)):
-                if (path := above * edge) * weight > least:
+                if (path := above * edge) > least:
                     children.append(Child(at, rank, False, path))
-                    values.append(path * weight)
-                    plan.add(path * weight)
+                    values.append(path)
+                    plan.add(path)
         if frontier.depth + 1 >= self.depth:
             return children
         least, parts = plan.least, [frontier.candidates[child.parent].part for child in children]
@@ -166,11 +161,7 @@ class AutoTree(GrowthPolicy):
     def prune(self, plan: Plan, pools: Sequence[Pool]) -> Sequence[Sequence[bool] | None]:
         """The number of nodes that gains most, and the best nodes of all requests: they share the pass."""
         plan = cast(AutoPlan, plan)
-        ranked = sorted(
-            (-path * weight, row, node)
-            for row, (pool, weight) in enumerate(zip(pools, plan.weights, strict=True))
-            for node, path in enumerate(pool.tags)
-        )
+        ranked = sorted((-path, row, node) for row, pool in enumerate(pools) for node, path in enumerate(pool.tags))
         left, chosen = [budget.nodes for budget in plan.budgets], list[tuple[int, int]]()
         seconds, expected = plan.price.curve.seconds, [float(plan.price.ar.tokens)]
         for minus, row, node in ranked:
