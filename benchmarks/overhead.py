@@ -23,8 +23,7 @@ from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.models.protocols import TimedModel
-from draftree.sampling.noise import stream_key
-from draftree.sampling.warping import Warping
+from draftree.sampling.warping import Warping, stream_key
 from draftree.text.encoding import user
 
 TEXT = "Repeat this list of words: red, green, blue, red, green, blue, red, green, blue, red, green, blue, red."

@@ -30,9 +30,8 @@ from draftree.bench.suites import Item, choose, load_suite
 from draftree.bench.summary import markdown, ratio
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
-from draftree.engine.observer import Observer
 from draftree.engine.scheduler import SchedulerParams
-from draftree.engine.speculation import Speculation
+from draftree.engine.speculation import Observer, Speculation
 from draftree.errors import InputError
 from draftree.models.cost_profile import Profile, kept_or_measured, processor, use_profile
 from draftree.models.model_files import DEFAULT_MODEL, gguf_path

@@ -40,14 +40,13 @@ from numpy.typing import NDArray
 from draftree.bench.suites import choose, load_suite
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine, Handle
-from draftree.engine.observer import Observer
+from draftree.engine.replay import first_difference
 from draftree.engine.scheduler import SchedulerParams
-from draftree.engine.speculation import SpeculationParams
+from draftree.engine.speculation import Observer, SpeculationParams
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.request import Outcome, Request
 from draftree.text.encoding import encode, user
-from draftree.verify.near_ties import first_difference
 
 OPTIONS = ("backend", "device", "dtype", "runner")
 """Of loading the target."""

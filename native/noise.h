@@ -1,4 +1,4 @@
-/* Noise keyed by (key, token): pure functions of whole numbers, the same as `sampling/noise.py`'s. */
+/* Noise keyed by (key, token): pure functions of whole numbers, the same as `sampling/warping.py`'s. */
 #ifndef DRAFTREE_NOISE_H
 #define DRAFTREE_NOISE_H
 

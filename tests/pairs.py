@@ -18,7 +18,7 @@ from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.policies.auto.policy import AutoTree
+from draftree.policies.auto import AutoTree
 from draftree.policies.base import GrowthPolicy, Provenance
 from draftree.policies.c2t import DEFAULT, ClassifierTree, read_classifier
 from draftree.policies.fixed import Counts, RankTree, TreeFile, expected_acceptance_length

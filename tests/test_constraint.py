@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from draftree.beams.params import BeamParams
+from draftree.beams.forest import BeamParams
 from draftree.config import SamplingParams
 from draftree.drafters import grow as growing
 from draftree.drafters.base import DraftSource, Scorer
@@ -22,8 +22,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
-from draftree.engine.observer import Observer
-from draftree.engine.speculation import Speculation
+from draftree.engine.speculation import Observer, Speculation
 from draftree.errors import ConfigError, RunError
 from draftree.models.heads.head_scores import HeadScores
 from draftree.models.huggingface.torch_scores import TorchScores

@@ -19,7 +19,8 @@ from draftree.sampling.draws import Draws
 from draftree.scores import Scores
 from draftree.tree import DraftTree
 from draftree.verify import schemes
-from draftree.verify.match import Verdict, match
+from draftree.verify.rejection import Verdict
+from draftree.verify.schemes import match
 
 from .toy import ToyModel, chi_square, distribution
 

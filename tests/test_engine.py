@@ -17,8 +17,7 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine, Generation
-from draftree.engine.observer import EngineRequest, Observer
-from draftree.engine.speculation import Speculation
+from draftree.engine.speculation import EngineRequest, Observer, Speculation
 from draftree.errors import ConfigError, InputError, PromptError
 from draftree.integrations.hf_generate import as_processor
 from draftree.models.base import prefill

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from draftree.beams.beam_engine import BeamEngine
-from draftree.beams.params import BeamParams
+from draftree.beams.forest import BeamParams
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter
 from draftree.drafters.draft_model import ModelSource

@@ -20,6 +20,7 @@ import draftree
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
+from draftree.engine.replay import first_difference
 from draftree.engine.speculation import Speculation
 from draftree.models.base import Nodes
 from draftree.models.heads.eagle_model import HeadModel
@@ -29,7 +30,6 @@ from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.methods import METHODS
 from draftree.text.encoding import encode
 from draftree.tree import ROOT
-from draftree.verify.near_ties import first_difference
 
 from .pairs import policy
 from .references import beam_search, generate_greedily, same_beams

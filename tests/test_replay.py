@@ -9,13 +9,12 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, DraftSource, NoDrafter
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
-from draftree.engine.observer import Observer
 from draftree.engine.replay import Replay
-from draftree.engine.speculation import Speculation
+from draftree.engine.speculation import Observer, Speculation
 from draftree.models.base import Nodes
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.best_paths import OptTree

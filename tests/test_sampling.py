@@ -26,7 +26,7 @@ from draftree.models.huggingface import torch_sampling
 from draftree.sampling import noise as keyed
 from draftree.sampling import warping
 from draftree.sampling.draws import DrawPlace, Draws, draw_at
-from draftree.sampling.noise import stream_key
+from draftree.sampling.warping import stream_key
 from draftree.scores import NumpyScores
 
 from .toy import chi_square

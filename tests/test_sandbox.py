@@ -12,8 +12,7 @@ import pytest
 from draftree.errors import ConfigError, PromptError
 from draftree.sampling.grammar import Function, Grammars
 from draftree.sandbox import workers
-from draftree.text.encoding import encode, user
-from draftree.text.tokenizer import Conversation
+from draftree.text.encoding import Conversation, encode, user
 
 from .tiny import BYTES_VOCAB, bytes_tokenizer
 

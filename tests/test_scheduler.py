@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from draftree.config import SamplingParams
-from draftree.engine.observer import EngineRequest
 from draftree.engine.scheduler import ChunkSize, Job, Scheduler, SchedulerParams
-from draftree.engine.speculation import Speculation
+from draftree.engine.speculation import EngineRequest, Speculation
 from draftree.errors import ConfigError, QueueFullError
 from draftree.models.base import Row
 from draftree.text.detokenizer import NoText

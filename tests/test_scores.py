@@ -13,8 +13,7 @@ from draftree.errors import CacheError
 from draftree.models.base import LanguageModel, Nodes, prefill_scored
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.torch_scores import TorchScores
-from draftree.sampling.noise import gumbel_noise, stream_key
-from draftree.sampling.warping import Warping, draw, softmax, warp
+from draftree.sampling.warping import Warping, draw, gumbel_noise, softmax, stream_key, warp
 from draftree.scores import Changes, Edit, NumpyScores, Scores, edited
 
 from .tiny import tiny

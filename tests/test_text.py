@@ -16,8 +16,7 @@ from draftree.config import SamplingParams
 from draftree.engine.input_processor import text_stream
 from draftree.errors import InputError, PromptError
 from draftree.text.detokenizer import Detokenizer, NoText
-from draftree.text.encoding import call_text, encode, user
-from draftree.text.tokenizer import Conversation, Prompt
+from draftree.text.encoding import Conversation, Prompt, call_text, encode, user
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"

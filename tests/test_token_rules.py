@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from draftree.beams.params import BeamParams
+from draftree.beams.forest import BeamParams
 from draftree.config import Processor, SamplingParams
 from draftree.drafters.base import DraftSource
 from draftree.drafters.draft_model import ModelSource
@@ -23,8 +23,7 @@ from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
-from draftree.sampling.constraint import Constraint
-from draftree.sampling.token_rules import TokenRules
+from draftree.sampling.constraint import Constraint, TokenRules
 from draftree.verify.schemes import find_scheme
 
 from .test_constraint import EOS, PROMPT, VOCAB, Drafted, ToyConstraint, model, sources

@@ -18,8 +18,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
-from draftree.engine.observer import Observer
-from draftree.engine.speculation import Speculation
+from draftree.engine.speculation import Observer, Speculation
 from draftree.errors import ConfigError, DraftreeWarning, TraceError
 from draftree.integrations.hf_generate import as_processor
 from draftree.policies.methods import METHODS

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from draftree.beams.params import BeamParams
+from draftree.beams.forest import BeamParams
 from draftree.bench.contestants import AR, Entry
 from draftree.bench.results import AnswerRecord
 from draftree.bench.summary import ALL, LoadedRun, MethodFigures, number, paired, ratio_text

@@ -11,9 +11,8 @@ from .drafters.base import DraftSource
 from .drafters.registry import load_source
 from .drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec
 from .engine.engine import Engine
-from .engine.observer import Observer
 from .engine.scheduler import SchedulerParams
-from .engine.speculation import SpeculationParams
+from .engine.speculation import Observer, SpeculationParams
 from .errors import ConfigError
 from .models.base import LanguageModel
 from .models.heads.shipped_heads import comes_for

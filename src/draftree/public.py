@@ -6,22 +6,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .beams.beam_engine import BeamEngine, BeamGeneration, Hypothesis
-from .beams.params import BeamParams
+from .beams.forest import BeamParams
 from .config import Budget, SamplingParams
 from .drafters.registry import load_drafter
 from .engine.engine import Engine, Generation, Handle
-from .engine.observer import Observer
 from .engine.scheduler import SchedulerParams
-from .engine.speculation import Speculation, SpeculationParams
+from .engine.speculation import Observer, Speculation, SpeculationParams
 from .errors import DraftreeError, DraftreeWarning, InputError, QueueFullError, RunError, needs_extra
 from .factory import load_beam_engine, load_beam_source, load_engine
 from .models.loading import load
-from .policies.auto.policy import AutoTree
+from .policies.auto import AutoTree
 from .policies.base import Child, Frontier, GrowthPolicy
 from .policies.best_paths import Eagle2Tree, OptTree
 from .policies.c2t import ClassifierTree, read_classifier
-from .policies.chains import DynamicWindow, EntropyStop, Window
-from .policies.entropy import BranchingSteps, BudgetTree, EntropyTree
+from .policies.entropy import BranchingSteps, BudgetTree, DynamicWindow, EntropyStop, EntropyTree, Window
 from .policies.fixed import RankTree, StaticTree
 from .policies.methods import METHODS
 from .request import Chunk, Seconds, StageStats, Stats

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CacheError
-from .sampling.noise import gumbel_noise
-from .sampling.warping import Warping, draw, largest, warp
+from .sampling.warping import Warping, draw, gumbel_noise, largest, warp
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from draftree.drafters.base import BeamSource
-from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.ngram import NgramSource
 from draftree.models.huggingface.hf_model import HFModel
 

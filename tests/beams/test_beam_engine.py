@@ -10,14 +10,13 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from draftree.beams.beam_distributions import BeamDraws
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.drafting import grow
-from draftree.beams.params import BeamParams, BeamWarp
+from draftree.beams.forest import BeamParams, BeamWarp
+from draftree.beams.speculative import BeamDraws
 from draftree.config import SamplingParams
 from draftree.drafters.base import BeamSource, Scorer, UnscoredNode
-from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_source
 from draftree.drafters.spec import DrafterSpec

@@ -8,8 +8,7 @@ import pytest
 
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.drafting import DepthRule
-from draftree.beams.forest import BeamRequest, DraftRecord
-from draftree.beams.params import DEEPEST, BeamParams
+from draftree.beams.forest import DEEPEST, BeamParams, BeamRequest, DraftRecord
 from draftree.beams.speculative import DraftForest
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource

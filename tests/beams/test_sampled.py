@@ -12,8 +12,7 @@ from torch import Tensor
 
 from draftree.beams import beam_engine as engines
 from draftree.beams.beam_engine import BeamEngine
-from draftree.beams.forest import BeamNode, BeamRequest
-from draftree.beams.params import BeamParams, BeamWarp
+from draftree.beams.forest import BeamNode, BeamParams, BeamRequest, BeamWarp
 from draftree.beams.speculative import sample
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.beams import speculative as rules
-from draftree.beams.beam_distributions import BeamDraws, Cell, target_distributions
 from draftree.beams.beam_engine import BeamEngine
-from draftree.beams.forest import BeamRequest
-from draftree.beams.params import BeamParams, BeamWarp
-from draftree.beams.speculative import Residuals
+from draftree.beams.forest import BeamParams, BeamRequest, BeamWarp
+from draftree.beams.speculative import BeamDraws, Cell, Residuals, target_distributions
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.models.base import prefill_scored

@@ -7,7 +7,7 @@ import torch
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from draftree.beams.beam_engine import BeamEngine, BeamGeneration
-from draftree.beams.params import BeamParams
+from draftree.beams.forest import BeamParams
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.integrations.hf_generate import as_processor

@@ -12,8 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from draftree.beams.beam_distributions import Cell
-from draftree.beams.speculative import Residuals, acceptance_distribution, verify, width_for
+from draftree.beams.speculative import Cell, Residuals, acceptance_distribution, verify, width_for
 
 from ..verify.chances import Chance, outcomes
 

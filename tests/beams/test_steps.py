@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.beams import speculative as rules
-from draftree.beams.beam_distributions import Cell
-from draftree.beams.forest import BeamRequest
-from draftree.beams.params import BeamParams
-from draftree.beams.speculative import Residuals, acceptance_distribution, expected_layers, verify
+from draftree.beams.forest import BeamParams, BeamRequest
+from draftree.beams.speculative import Cell, Residuals, acceptance_distribution, expected_layers, verify
 from draftree.drafters.draft_model import ModelSource
 
 from ..toy import ToyModel

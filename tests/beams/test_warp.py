@@ -14,9 +14,8 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from draftree.beams import speculative as rules
-from draftree.beams.beam_distributions import beam_distribution, target_distributions
-from draftree.beams.params import BeamParams, BeamWarp
-from draftree.beams.speculative import Residuals
+from draftree.beams.forest import BeamParams, BeamWarp
+from draftree.beams.speculative import Residuals, beam_distribution, target_distributions
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError
 from draftree.models.base import prefill_scored

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.beams.params import BeamParams
+from draftree.beams.forest import BeamParams
 from draftree.bench.contestants import Models, entries
 from draftree.bench.results import RECORD_LINE, AnswerRecord
 from draftree.cli.main import run

@@ -14,7 +14,7 @@ from benchmarks.recorded import Drafts, RecordedSource, record
 from benchmarks.replay import HEADER, Clock, Clocked, Run, main, row
 from draftree.config import SamplingParams
 from draftree.drafters.base import DraftSource
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.replay import Replay
 from draftree.models.cost_profile import Point as Size

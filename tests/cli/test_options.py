@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from draftree.beams.params import BeamParams
+from draftree.beams.forest import BeamParams
 from draftree.cli.main import app
 from draftree.cli.options import ComputeOptions, SpeculationOptions, TraceOptions, flag_of, with_options
 from draftree.config import SamplingParams, option

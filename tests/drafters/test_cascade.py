@@ -13,8 +13,7 @@ import pytest
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import DraftSource, UnscoredNode
 from draftree.drafters.cascade import CascadeSource, LoopBack
-from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine, Generation
@@ -22,9 +21,9 @@ from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.policies.auto.policy import AutoTree
+from draftree.policies.auto import AutoTree
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.chains import DynamicWindow, EntropyStop, Window
+from draftree.policies.entropy import DynamicWindow, EntropyStop, Window
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, StepCost

@@ -19,8 +19,7 @@ from draftree.models.huggingface.torch_sampling import gumbel_noise, warp
 from draftree.models.huggingface.torch_scores import TorchScores
 from draftree.policies.base import NO_CANDIDATES
 from draftree.request import Request
-from draftree.sampling.noise import stream_key
-from draftree.sampling.warping import Warping
+from draftree.sampling.warping import Warping, stream_key
 from draftree.scores import Draft, Edit, NumpyScores, Scores
 from draftree.text.detokenizer import NoText
 from draftree.tree import ROOT, Drawing

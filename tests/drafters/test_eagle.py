@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
@@ -18,7 +18,7 @@ from draftree.models.base import prefill
 from draftree.models.heads.eagle_model import HeadModel, HeadPasses
 from draftree.models.huggingface.features import feature_row
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.policies.auto.policy import AutoTree
+from draftree.policies.auto import AutoTree
 from draftree.policies.methods import METHODS
 from draftree.request import Request
 from draftree.text.detokenizer import NoText

@@ -24,7 +24,7 @@ from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.factory import load_engine
 from draftree.models.base import LanguageModel, prefill
-from draftree.policies.auto.policy import AutoTree
+from draftree.policies.auto import AutoTree
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS

@@ -12,7 +12,7 @@ import pytest
 
 from draftree import Engine, Generation, SamplingParams, Speculation
 from draftree.cli.main import run
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.replay import Replay, pass_maker
 from draftree.models.cost_profile import Grid, measure, profile_of

@@ -8,7 +8,7 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import DraftSource
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource

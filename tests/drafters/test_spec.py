@@ -22,7 +22,7 @@ from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.policies.chains import DynamicWindow
+from draftree.policies.entropy import DynamicWindow
 from draftree.policies.fixed import StaticTree
 
 from ..pairs import costs

@@ -21,8 +21,7 @@ from draftree.drafters.token_recycling import (
     TokenRecyclingSource,
 )
 from draftree.engine.engine import Engine
-from draftree.engine.observer import Observer
-from draftree.engine.speculation import Speculation
+from draftree.engine.speculation import Observer, Speculation
 from draftree.errors import ConfigError
 from draftree.policies.base import Candidates
 from draftree.policies.fixed import StaticTree

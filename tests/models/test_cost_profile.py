@@ -28,7 +28,7 @@ from draftree.models.cost_profile import (
     measure_missing,
     profile_of,
 )
-from draftree.policies.auto.policy import AutoTree
+from draftree.policies.auto import AutoTree
 from draftree.scores import Scores
 
 from ..toy import ToyModel

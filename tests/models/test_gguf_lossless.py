@@ -8,7 +8,7 @@ import pytest
 
 import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
-from draftree.beams.params import BeamParams
+from draftree.beams.forest import BeamParams
 from draftree.errors import VocabularyError
 from draftree.factory import load_beam_engine
 from draftree.models.base import LanguageModel

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from draftree.beams.params import BeamParams
+from draftree.beams.forest import BeamParams
 from draftree.config import SamplingParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.errors import ConfigError, RunError, UnsupportedModelError

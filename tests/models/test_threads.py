@@ -13,8 +13,7 @@ from torch import Tensor
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
-from draftree.engine.observer import EngineRequest
-from draftree.engine.speculation import Speculation
+from draftree.engine.speculation import EngineRequest, Speculation
 from draftree.errors import CacheError
 from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface.hf_model import HFModel

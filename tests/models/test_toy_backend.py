@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from draftree.beams.beam_engine import BeamEngine
-from draftree.beams.params import BeamParams
+from draftree.beams.forest import BeamParams
 from draftree.config import SamplingParams
 from draftree.drafters.base import DraftSource
 from draftree.drafters.cascade import CascadeSource
-from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
@@ -42,7 +41,7 @@ from draftree.models.protocols import (
     TwinModel,
     trainable,
 )
-from draftree.policies.chains import CHAIN
+from draftree.policies.entropy import CHAIN
 from draftree.train.head_architectures import new_eagle
 
 from ..heads import randomised

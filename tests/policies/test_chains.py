@@ -11,8 +11,8 @@ from draftree.config import Budget
 from draftree.drafters.base import DraftSource, Scorer
 from draftree.drafters.grow import TreeDrafter
 from draftree.errors import ConfigError, UnknownNameError
-from draftree.policies.auto.policy import AutoTree
-from draftree.policies.chains import DynamicWindow, Window
+from draftree.policies.auto import AutoTree
+from draftree.policies.entropy import DynamicWindow, Window
 from draftree.policies.methods import find_policy
 from draftree.request import Outcome, Request, StepCost
 from draftree.tree import DraftTree, Drawing

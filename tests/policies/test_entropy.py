@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from draftree.config import MAX_NODES, Budget
 from draftree.errors import ConfigError
 from draftree.policies.base import MAX_WIDTH, GrowthPolicy
-from draftree.policies.chains import EntropyStop
-from draftree.policies.entropy import BranchingSteps, EntropyTree, StepFunction, fit
+from draftree.policies.entropy import BranchingSteps, EntropyStop, EntropyTree, StepFunction, fit
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS, find_policy
 from draftree.tree import ROOT, DraftTree, Floats

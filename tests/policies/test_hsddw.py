@@ -20,7 +20,7 @@ from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.policies.chains import CHAIN, DynamicWindow, Window
+from draftree.policies.entropy import CHAIN, DynamicWindow, Window
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import find_policy
 from draftree.request import Outcome, Request, StepCost

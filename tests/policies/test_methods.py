@@ -10,8 +10,7 @@ from draftree.config import DEFAULT_NODES, Budget
 from draftree.drafters.grow import grow
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.chains import DynamicWindow, EntropyStop, Window
-from draftree.policies.entropy import BranchingSteps, EntropyTree
+from draftree.policies.entropy import BranchingSteps, DynamicWindow, EntropyStop, EntropyTree, Window
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import DEFAULT_METHOD, METHODS, find_method, find_policy
 

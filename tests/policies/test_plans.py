@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from draftree.config import Budget
 from draftree.drafters.grow import grow
-from draftree.policies.auto.policy import AutoTree
+from draftree.policies.auto import AutoTree
 from draftree.policies.base import Child, Frontier, GrowthPolicy, Plan
-from draftree.policies.chains import DynamicWindow, Window
+from draftree.policies.entropy import DynamicWindow, Window
 from draftree.request import Outcome, Request, StepCost
 from draftree.tree import ROOT, DraftTree
 

@@ -14,9 +14,8 @@ from typing import Any
 import uvicorn
 
 from draftree.engine.engine import Engine
-from draftree.engine.observer import Observer
 from draftree.engine.scheduler import SchedulerParams
-from draftree.engine.speculation import SpeculationParams
+from draftree.engine.speculation import Observer, SpeculationParams
 from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.scores import Scores

@@ -16,8 +16,7 @@ from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.openai.batches import CHAT, COMPLETIONS, RESPONSES, Answering, BatchLine, Record, is_error, scheduled
-from draftree.text.encoding import user
-from draftree.text.tokenizer import Prompt
+from draftree.text.encoding import Prompt, user
 
 from .running import LOOKUP, NAME, TEXT, posted, running, target
 

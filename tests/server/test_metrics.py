@@ -16,9 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from draftree.config import SamplingParams
 from draftree.drafters.spec import NONE
 from draftree.engine.engine import Engine
-from draftree.engine.observer import Observer
 from draftree.engine.scheduler import SchedulerParams
-from draftree.engine.speculation import SpeculationParams
+from draftree.engine.speculation import Observer, SpeculationParams
 from draftree.openai.answers import speculative_decoding
 from draftree.request import Outcome
 from draftree.server.metrics import Metrics

@@ -14,8 +14,7 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.openai.tool_calls import CallParser
 from draftree.sampling.grammar import Function
-from draftree.text.encoding import CALL_TAGS
-from draftree.text.tokenizer import Conversation
+from draftree.text.encoding import CALL_TAGS, Conversation
 
 from .running import NAME, Running, bytes_target, posted, running, streamed
 

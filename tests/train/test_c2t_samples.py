@@ -12,7 +12,7 @@ import torch
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, DraftSource, Scorer
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation

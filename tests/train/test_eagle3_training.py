@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from draftree.config import SamplingParams
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation

@@ -15,8 +15,13 @@ from draftree.models.base import prefill
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.torch_sampling import gumbel_noise
 from draftree.policies.fixed import Counts
-from draftree.sampling.noise import stream_key
-from draftree.train.rank_acceptance import CalibrationOptions, TruePath, measure, ranks_along
+from draftree.sampling.warping import stream_key
+from draftree.train.rank_acceptance import (
+    CalibrationOptions,
+    TruePath,
+    measure,
+    ranks_along,
+)
 
 from ..lookups import Reference
 from ..pairs import drafter, target

@@ -15,8 +15,7 @@ from draftree.cli.main import app
 from draftree.config import SamplingParams
 from draftree.drafters.base import DraftSource
 from draftree.drafters.cascade import CascadeSource
-from draftree.drafters.draft_model import ModelSource
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
@@ -26,8 +25,7 @@ from draftree.factory import load_engine
 from draftree.integrations.hf_generate import custom_generate
 from draftree.policies.base import Child, Frontier, GrowthPolicy
 from draftree.policies.fixed import StaticTree
-from draftree.sampling.noise import gumbel_noise, stream_key
-from draftree.sampling.warping import warp
+from draftree.sampling.warping import gumbel_noise, stream_key, warp
 from draftree.tracing.records import RunRecord
 from draftree.tracing.trace import read_trace
 from draftree.verify.schemes import DEFAULT_SCHEME, find_scheme

@@ -20,8 +20,7 @@ from draftree.errors import ConfigError, UnknownNameError
 from draftree.factory import load_engine
 from draftree.integrations.hf_generate import as_processor
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.chains import EntropyStop
-from draftree.policies.entropy import EntropyTree
+from draftree.policies.entropy import EntropyStop, EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.sampling.warping import warp

@@ -14,12 +14,20 @@ from torch import Tensor
 
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.chains import EntropyStop
-from draftree.policies.entropy import EntropyTree
+from draftree.policies.entropy import EntropyStop, EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
-from draftree.verify.match import Verdict
-from draftree.verify.rejection import TargetLogits, UniformDraws, Visit, log, multi_round, relaxed, residual, walk
+from draftree.verify.rejection import (
+    TargetLogits,
+    UniformDraws,
+    Verdict,
+    Visit,
+    log,
+    multi_round,
+    relaxed,
+    residual,
+    walk,
+)
 from draftree.verify.schemes import SCHEMES, Block, MultiRound, Relaxed, _OneByOne, find_scheme
 
 from ..toy import ToyModel

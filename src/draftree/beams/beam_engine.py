@@ -17,13 +17,10 @@ from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel, prefill_scored
 from ..models.protocols import DraftHead, tokenizer_of
 from ..request import Stats
-from ..text.encoding import encode
-from ..text.tokenizer import Prompt
-from .beam_distributions import BeamDraws, target_distributions
+from ..text.encoding import Prompt, encode
 from .drafting import DepthRule, grow
-from .forest import Beam, BeamRequest, DraftRecord, TreeRow, feed
-from .params import BeamParams
-from .speculative import DraftForest, sample, search
+from .forest import Beam, BeamParams, BeamRequest, DraftRecord, TreeRow, feed
+from .speculative import BeamDraws, DraftForest, sample, search, target_distributions
 
 
 def check_memory(target: LanguageModel, requests: Sequence[BeamRequest]) -> None:

@@ -15,10 +15,8 @@ from ..models.cost_profile import Profile, profile_of
 from ..models.protocols import DraftHead
 from ..policies.base import Candidates, descending
 from ..tree import ROOT, Drawing
-from .beam_distributions import BeamDraws, beam_distribution
-from .forest import BeamNode, BeamRequest
-from .params import DEEPEST
-from .speculative import DraftForest, DraftLayer, expected_layers
+from .forest import DEEPEST, BeamNode, BeamRequest
+from .speculative import BeamDraws, DraftForest, DraftLayer, beam_distribution, expected_layers
 
 _MODEL, _OTHER = 0.9, 0.7
 """How often a beam of a layer was drafted, as long as nothing is known: by a model, by a head or n-grams."""

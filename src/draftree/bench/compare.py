@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import SamplingParams
+from ..engine.replay import first_difference
 from ..models.base import STOCK, LanguageModel
-from ..verify.near_ties import first_difference
 from ..verify.schemes import find_scheme
 from .contestants import AR, Entry
 from .results import AnswerRecord, read_summary

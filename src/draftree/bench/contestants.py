@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from ..beams.beam_engine import BeamEngine
-from ..beams.params import BeamParams
+from ..beams.forest import BeamParams
 from ..config import MAX_NODES, SamplingParams, named_settings
 from ..drafters.base import DraftSource
 from ..drafters.grow import TreeDrafter
 from ..drafters.registry import is_model, load_draft_model
 from ..drafters.spec import AUTO, NONE, DrafterSpec
 from ..engine.engine import Engine
-from ..engine.observer import Observer
-from ..engine.speculation import SpeculationParams
+from ..engine.speculation import Observer, SpeculationParams
 from ..errors import ConfigError
 from ..factory import beam_drafter, load_beam_source
 from ..models.base import LanguageModel
@@ -36,7 +35,7 @@ from ..models.protocols import TimedModel
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
 from ..request import Outcome, Seconds, Stats
-from ..text.tokenizer import Tokenizer
+from ..text.encoding import Tokenizer
 from ..tree import ROOT
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
 from .peers import LOOKUP_TOKENS, PEERS, TransformersPeer, bare, find_peer

@@ -14,7 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..config import SamplingParams
 from ..errors import UnknownNameError
-from ..text.tokenizer import Tokenizer
+from ..text.encoding import Tokenizer
 from .results import Parts, Turn
 
 LOOKUP_TOKENS = 10

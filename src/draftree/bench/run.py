@@ -16,8 +16,7 @@ from ..config import SamplingParams
 from ..errors import PromptError
 from ..models.base import LanguageModel
 from ..models.protocols import tokenizer_of
-from ..text.encoding import encode
-from ..text.tokenizer import Prompt
+from ..text.encoding import Prompt, encode
 from .contestants import Contestant, Entry, Models
 from .results import AnswerRecord, RunFolder, Turn
 from .suites import Item

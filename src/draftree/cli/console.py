@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from ..artifacts import new_file, read_text, user_path
 from ..engine.engine import Handle
-from ..engine.observer import Observer, Setup
+from ..engine.speculation import Observer, Setup
 from ..errors import ConfigError, PromptError
 from ..progress import out
 from ..request import Chunk, Outcome, Seconds, Stats

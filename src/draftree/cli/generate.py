@@ -11,20 +11,19 @@ from typing import Annotated
 import typer
 
 from ..beams.beam_engine import BeamEngine, BeamGeneration
-from ..beams.params import BeamParams
+from ..beams.forest import BeamParams
 from ..config import SamplingParams
 from ..drafters.spec import AUTO, LOOKUP, NONE
 from ..engine.engine import Engine
+from ..engine.replay import first_difference
 from ..errors import ConfigError
 from ..factory import load_beam_engine
 from ..models.model_files import DEFAULT_MODEL
-from ..policies.auto.policy import AutoTree
+from ..policies.auto import AutoTree
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import err, out
 from ..request import Request
-from ..text.encoding import user
-from ..text.tokenizer import Prompt
-from ..verify.near_ties import first_difference
+from ..text.encoding import Prompt, user
 from ..verify.schemes import Match
 from . import console as show
 from .console import read_file, read_json, read_prompt, run

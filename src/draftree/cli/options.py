@@ -13,8 +13,7 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 import typer
 
 from ..config import DEFAULT_NODES, Checked, Count, SamplingParams, option
-from ..engine.observer import Observer
-from ..engine.speculation import SpeculationParams
+from ..engine.speculation import Observer, SpeculationParams
 from ..errors import ConfigError, FieldError
 from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load

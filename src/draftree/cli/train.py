@@ -15,7 +15,7 @@ from annotated_types import Interval
 from ..artifacts import LARGEST_DATA, locked, new_file, own_folder, read_bytes, user_path
 from ..config import check_fields, option
 from ..drafters.grow import TreeDrafter
-from ..drafters.registry import check_corpus, learns, load_drafter, provenance
+from ..drafters.registry import learns, load_drafter, provenance
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError, RunError, UnknownNameError
 from ..models.base import FINAL_STATE
@@ -279,7 +279,6 @@ def calibrate(
     """Measure how often a drafter is right, and write the best fixed tree for it (--method sequoia --tree FILE)."""
     path = new_file(out, "--out", TREE_FILE.owns, force=force)
     spec = _drafting(drafter)
-    check_corpus(spec, None)
     if learns(spec):
         raise ConfigError(
             f"drafter {drafter} learns while trees are verified: calibrate with lookup, a head or a draft model"

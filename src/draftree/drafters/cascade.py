@@ -22,7 +22,7 @@ from ..config import Budget, Checked, Count, Entropy
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..policies.base import NO_CANDIDATES, Candidates, GrowthPolicy, Plan
-from ..policies.chains import Threshold
+from ..policies.entropy import Threshold
 from ..request import Outcome, Request, StageStats, StepCost
 from ..tree import ROOT, DraftTree, Drawing
 from .base import DraftSource, Grown, Scorer, UnscoredNode

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from ..policies.base import Candidates, Numbers
 from ..request import Request
-from ..sampling.noise import DRAFT_NOISE, derive_seed, gumbel_noise, stream_key
+from ..sampling.warping import DRAFT_NOISE, derive_seed, gumbel_noise, largest, stream_key
 from ..sampling.warping import draw as draw_one
-from ..sampling.warping import largest
 from ..scores import Top
 from ..tree import DraftDistribution, Drawing
 

@@ -16,13 +16,12 @@ from ..models.heads.shipped_heads import comes_for, shipped_head
 from ..models.loading import ModelOptions, load_here
 from ..models.model_files import gguf_path
 from ..models.protocols import DraftHead, tokenizer_of, twin_of
-from ..policies.auto.policy import AutoTree
+from ..policies.auto import AutoTree
 from ..policies.base import GrowthPolicy, Provenance
-from ..policies.chains import CHAIN, DynamicWindow, Window
+from ..policies.entropy import CHAIN, DynamicWindow, Window
 from .base import Drafter, DraftSource, NoDrafter
 from .cascade import CascadeSource
-from .draft_model import ModelSource
-from .eagle import EagleSource
+from .draft_model import EagleSource, ModelSource
 from .ensemble import EnsembleSource
 from .grow import TreeDrafter
 from .ngram import NgramSource

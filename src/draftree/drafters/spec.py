@@ -14,7 +14,7 @@ from ..artifacts import is_path
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, read_number
-from ..policies.chains import FIRST, DynamicWindow, Window, read_start
+from ..policies.entropy import FIRST, DynamicWindow, Window, read_start
 from ..policies.methods import find_method
 from .cascade import LoopBack
 

@@ -22,11 +22,10 @@ from ..config import SamplingParams, typed
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
 from ..request import Chunk, Stats
-from ..text.tokenizer import Prompt
+from ..text.encoding import Prompt
 from .input_processor import InputProcessor, each_params
-from .observer import EngineRequest, Observer, Setup
 from .scheduler import Job, Scheduler, SchedulerParams
-from .speculation import Speculation, SpeculationParams, Speculations
+from .speculation import EngineRequest, Observer, Setup, Speculation, SpeculationParams, Speculations
 from .step import Stepper
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from ..config import SamplingParams
 from ..errors import ConfigError, ContextError, FieldError, InputError, PromptError
 from ..models.base import Capabilities, LanguageModel, check_text
 from ..models.protocols import tokenizer_of
-from ..sampling.token_rules import TokenRules
+from ..sampling.constraint import TokenRules
 from ..text.detokenizer import Detokenizer, NoText, TextStream
-from ..text.encoding import encode
-from ..text.tokenizer import Conversation, Prompt, Tokenizer
-from .observer import EngineRequest
+from ..text.encoding import Conversation, Prompt, Tokenizer, encode
+from .speculation import EngineRequest
 
 if TYPE_CHECKING:
     from ..sampling.grammar import Grammars

@@ -1,19 +1,25 @@
-"""Drafting along a known output: proposals of a drafter where the target's next tokens are known."""
+"""Known outputs: drafting along one, as decoding would have drafted, and where two of them differ."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter
-from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row, prefill
+from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row, prefill, prefill_scored
 from ..models.protocols import tracked
 from ..request import Outcome, Request, StepCost
+from ..sampling.constraint import followed
+from ..sampling.draws import Draws
+from ..sampling.warping import gumbel_noise
 from ..scores import Scores
 from ..text.detokenizer import NoText
 from ..tree import ROOT, DraftTree
-from .statistics import count
+from .step import count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,3 +133,46 @@ def _feature_row(kept: FeatureSpec) -> Row:
     from ..models.huggingface.features import FeatureRow
 
     return FeatureRow(kept=kept)
+
+
+LARGEST_GAP = 1e-3
+"""Largest gap, in logits, that the rounding of differently shaped passes can explain in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two decodings first differ.
+
+    Attributes:
+        index: of the first generated token that differs.
+        gap: by how much the target prefers one of the two tokens there, in (warped, noisy) logits; None: one decoding
+            is the beginning of the other.
+        near_tie: rounding explains the gap.
+    """
+
+    index: int
+    gap: float | None
+    near_tie: bool
+
+
+def first_difference(
+    target: LanguageModel, prompt_ids: Sequence[int], one: Sequence[int], other: Sequence[int], params: SamplingParams
+) -> Difference | None:
+    """The first difference between two decodings of one prompt under one seed; None when they are equal."""
+    shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    if shared == len(one) == len(other):
+        return None
+    if shared in (len(one), len(other)):
+        return Difference(shared, None, near_tie=False)
+    seed, ids = params.seed or 0, [*prompt_ids, *one[:shared]]
+    row, scores = prefill_scored(target, ids)
+    state = None if params.constraint is None else followed(params.constraint.start(), one[:shared])
+    draws = Draws(params, seed, ids, len(prompt_ids), state)
+    logits = draws.warped(scores, 0, ()).astype(np.float64)
+    target.close(row)
+    if params.temperature > 0:
+        logits += gumbel_noise(draws.key(0), len(logits))
+    gap = abs(float(logits[one[shared]] - logits[other[shared]]))
+    rounding = target.capabilities.rounding
+    allowed = LARGEST_GAP if rounding is None else rounding
+    return Difference(shared, gap, gap <= allowed)

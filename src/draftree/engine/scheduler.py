@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ..config import Checked, Count, Positive, Priority, Whole, check_type, option
 from ..errors import FieldError, QueueFullError
-from .observer import EngineRequest
+from .speculation import EngineRequest
 
 _PRIORITY = 10.0
 """Seconds of waiting that one step of priority stands for: whoever waits long enough comes before all others."""

@@ -1,11 +1,13 @@
-"""How one request is drafted for and verified: by name, and made for a target."""
+"""How one request is drafted for and verified, by name and made for a target; requests, and who observes them."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from threading import Lock
+from typing import Any
 
 from ..config import check_fields, option, typed
 from ..drafters.base import Drafter, NoDrafter
@@ -15,6 +17,8 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import DEFAULT_METHOD, find_policy
+from ..request import Outcome, Request
+from ..text.encoding import Tokenizer
 from ..verify.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, find_scheme
 
 _KEPT = 32
@@ -157,3 +161,44 @@ class Speculations:
             drafter.prepare(self._target, self._prefixes)
             self._prepared[id(drafter)] = speculation
         return speculation
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an engine was built of, and when (ISO 8601, UTC)."""
+
+    target: LanguageModel
+    speculation: Speculation
+    tokenizer: Tokenizer | None
+    date: str = field(default_factory=_now)
+
+
+class Observer:
+    """An object that is notified of what an engine does; a subclass overrides what it observes."""
+
+    def begin(self, setup: Setup) -> None:
+        """An engine has been built with this observer."""
+
+    def opened(self, request: EngineRequest) -> None:
+        """A request has been prefilled and has its first token."""
+
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        """A step is over, with an outcome for each request; each ``request.ids`` already ends with the tokens taken."""
+
+    def closed(self, request: EngineRequest) -> None:
+        """A request is freed, even if its prefill failed; ``finish_reason`` is None when it was left early."""
+
+
+class EngineRequest(Request):
+    """A request with its speculation and with observers of its own."""
+
+    def __init__(
+        self, *args: Any, speculation: Speculation, observers: Sequence[Observer] = (), **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self.speculation = speculation
+        self.observers = tuple(observers)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import UnsupportedModelError
 from ..scores import Scores
-from ..text.tokenizer import Tokenizer
+from ..text.encoding import Tokenizer
 from .base import FINAL_STATE, FeatureSpec, ForestModel, LanguageModel, Nodes, Row
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ..config import SamplingParams
 from ..engine.engine import Generation
 from ..request import Chunk, Logprobs, Request, Stats
 from ..text.detokenizer import Detokenizer
-from ..text.tokenizer import Tokenizer
+from ..text.encoding import Tokenizer
 from .tool_calls import CallParser, Parsed
 
 FINISH = {"eos": "stop", "stop": "stop", "criteria": "stop", "length": "length"}

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ..config import Count, Logprobs
 from ..errors import FieldError
-from ..text.tokenizer import Conversation
+from ..text.encoding import Conversation
 from .schema import Body, ResponseFormat, Sent
 from .tools import NamedFunction, Tool, WithTools, check_tools
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from ..config import Count, Logprobs
 from ..errors import FieldError
 from ..request import Chunk, Request
-from ..text.tokenizer import Conversation
+from ..text.encoding import Conversation
 from .answers import Usage, named_logprobs, speculative_decoding
 from .bad_bodies import UnsupportedError
 from .chat_api import CalledFunction, Part, PastCall, past_call, text_of

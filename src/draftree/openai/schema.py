@@ -33,7 +33,7 @@ from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError
 from ..sampling.grammar import Grammar, Grammars
-from ..text.tokenizer import Prompt
+from ..text.encoding import Prompt
 from .bad_bodies import UnsupportedError, check_extra, check_values
 
 MOST_CHOICES = 16

@@ -8,12 +8,22 @@ from functools import partial
 
 from ..config import DEFAULT_NODES, MAX_NODES
 from ..errors import ConfigError, unknown_name
-from .auto.policy import AutoTree
+from .auto import AutoTree
 from .base import MAX_WIDTH, GrowthPolicy, read_number
 from .best_paths import Eagle2Tree, OptTree
 from .c2t import BETA, DEFAULT, ClassifierTree, read_classifier
-from .chains import FIRST, DynamicWindow, EntropyStop, Window, read_start
-from .entropy import BranchingSteps, BudgetTree, EntropyFunction, EntropyTree, StepFunction
+from .entropy import (
+    FIRST,
+    BranchingSteps,
+    BudgetTree,
+    DynamicWindow,
+    EntropyFunction,
+    EntropyStop,
+    EntropyTree,
+    StepFunction,
+    Window,
+    read_start,
+)
 from .fixed import EAGLE, RankTree, StaticTree, read_tree
 
 Settings = Mapping[str, int | float | str]

@@ -1,21 +1,24 @@
-"""What a text may be, token by token: the seam of grammars. Knows nothing of trees, nor of who compiles grammars.
+"""What a text may be, token by token: the seam of grammars, and what a request's parameters rule out.
 
 A state belongs to one text and never changes, so that every node of a draft tree has its own: it is the state of the
 node's parent after the node's token. The target draws from its distribution over the tokens that the state allows
 there, before logits processors and temperature: constrained decoding is AR decoding from another distribution, and
 trees change nothing of it.
+
+``TokenRules`` is ``min_tokens``, ``bad_words`` and ``allowed_token_ids``, beside a grammar where there is one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import RunError
+from ..errors import ConfigError, RunError
 
 
 class ConstraintState(ABC):
@@ -80,3 +83,112 @@ def followed(state: ConstraintState, tokens: Iterable[int]) -> ConstraintState:
             raise RunError(f"token {token} does not fit the constraint: it was drawn without it")
         state = after
     return state
+
+
+class RuleState(ConstraintState):
+    """How many tokens there are, the last of them, and where the grammar stands."""
+
+    def __init__(self, rules: TokenRules, inner: ConstraintState | None, count: int, tail: tuple[int, ...]) -> None:
+        self._rules, self._inner, self._count, self._tail = rules, inner, count, tail
+        self._mask: NDArray[np.uint32] | None = None
+        self._looked = False
+        self._after: dict[int, ConstraintState | None] = {}
+
+    @property
+    def mask(self) -> NDArray[np.uint32] | None:
+        if not self._looked:
+            self._looked, self._mask = True, self._found()
+        return self._mask
+
+    def _found(self) -> NDArray[np.uint32] | None:
+        rules, inner = self._rules, None if self._inner is None else self._inner.mask
+        early, refused = self._count < rules.least, rules.refused(self._tail)
+        if rules.allowed is None and inner is None and not early and not refused:
+            return None
+        mask = rules.base.copy() if inner is None else rules.base & inner
+        _clear(mask, refused)
+        if early:
+            longer = mask.copy()
+            _clear(longer, rules.ends)
+            if longer.any():
+                return longer
+        return mask
+
+    @property
+    def forced(self) -> int | None:
+        return None if self._inner is None else self._inner.forced
+
+    def after(self, token: int) -> ConstraintState | None:
+        """See ``ConstraintState``.
+
+        Raises:
+            ConfigError: no token may come next.
+        """
+        if token not in self._after:
+            self._after[token] = self._next(token)
+        return self._after[token]
+
+    def _next(self, token: int) -> ConstraintState | None:
+        if self.mask is not None and not self.mask.any():
+            raise ConfigError(
+                "no token may come next: bad_words, allowed_token_ids and the constraint rule out all of them: loosen "
+                "one of them"
+            )
+        if not self.allowed(token):
+            return None
+        rules = self._rules
+        if token in rules.ends:
+            return TextEnded()
+        inner = None if self._inner is None else self._inner.after(token)
+        tail = (*self._tail, token)[-rules.longest :] if rules.longest else ()
+        return RuleState(rules, inner, min(self._count + 1, rules.least), tail)
+
+
+def _clear(mask: NDArray[np.uint32], tokens: Collection[int]) -> None:
+    """Rule tokens out, in place."""
+    for token in tokens:
+        mask[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """A ``Constraint`` that is made of a request's parameters.
+
+    Attributes:
+        vocab_size: V.
+        ends: tokens that end the text.
+        least: tokens before which they do not come while any other may.
+        allowed: tokens of which all are; None: any may come.
+        words: sequences of which the last token does not come behind the others.
+        inner: what the text must be besides.
+        base: [ceil(V / 32)] uint32 mask of ``allowed``.
+        longest: tokens before the last one of the longest sequence.
+    """
+
+    vocab_size: int = field(repr=False)
+    ends: frozenset[int] = field(repr=False)
+    least: int = 0
+    allowed: tuple[int, ...] | None = field(default=None, repr=False)
+    words: Sequence[tuple[int, ...]] = ()
+    inner: Constraint | None = None
+    base: NDArray[np.uint32] = field(init=False, repr=False, compare=False)
+    longest: int = field(init=False, repr=False)
+    _endings: Mapping[tuple[int, ...], list[int]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        bits = np.zeros(-(-self.vocab_size // 32) * 32, dtype=bool)
+        bits[list(self.allowed) if self.allowed is not None else slice(self.vocab_size)] = True
+        object.__setattr__(self, "base", np.packbits(bits, bitorder="little").view(np.uint32))
+        endings: dict[tuple[int, ...], list[int]] = {}
+        for *before, last in self.words:
+            endings.setdefault(tuple(before), []).append(last)
+        object.__setattr__(self, "_endings", endings)
+        object.__setattr__(self, "longest", max((len(before) for before in endings), default=0))
+
+    def start(self) -> ConstraintState:
+        return RuleState(self, None if self.inner is None else self.inner.start(), 0, ())
+
+    def refused(self, tail: tuple[int, ...]) -> list[int]:
+        """Tokens that would complete a sequence."""
+        places = (tail[at:] for at in range(len(tail) + 1))
+        return [token for before in places for token in self._endings.get(before, ())]

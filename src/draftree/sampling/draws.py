@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from ..config import SamplingParams
 from ..scores import NO_EDIT, Changes, Edit, Scores, draw_warped
 from .constraint import ConstraintState, followed
-from .noise import derive_seed, stream_key, uniform
-from .warping import draw, warp
+from .warping import derive_seed, draw, stream_key, uniform, warp
 
 _ACCEPTANCE = 1
 """Label of the acceptance draws."""

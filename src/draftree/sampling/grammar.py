@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, shortened
 from ..sandbox.jobs import JSON_LAYOUT
 from ..sandbox.workers import JobError, run
-from ..text.encoding import CALL_TAGS
-from ..text.tokenizer import Tokenizer
+from ..text.encoding import CALL_TAGS, Tokenizer
 from .constraint import ConstraintState, TextEnded
 
 _LONGEST = 1 << 20

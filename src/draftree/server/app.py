@@ -21,8 +21,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ..engine.engine import Engine, Generation
-from ..engine.observer import EngineRequest
-from ..engine.speculation import SpeculationParams
+from ..engine.speculation import EngineRequest, SpeculationParams
 from ..errors import FieldError, InputError, QueueFullError
 from ..openai import bad_bodies
 from ..openai.answers import CompletionBuilder
@@ -31,7 +30,7 @@ from ..openai.chat_api import ChatRequest, TokenizeRequest
 from ..openai.request_mapping import Choices, decoded, find_choices, system_fingerprint
 from ..openai.responses_api import ResponseBuilder, ResponsesRequest
 from ..openai.schema import CompletionRequest, DetokenizeRequest, Sampled
-from ..text.tokenizer import Prompt
+from ..text.encoding import Prompt
 from .engine_loop import AsyncHandle, EngineLoop, EngineThread
 from .inspector import Inspector
 from .metrics import Metrics

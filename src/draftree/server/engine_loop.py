@@ -14,8 +14,7 @@ from typing import TypeVar
 from ..config import SamplingParams
 from ..drafters.grow import TreeDrafter
 from ..engine.engine import Engine, Generation, Handle
-from ..engine.observer import EngineRequest, Observer
-from ..engine.speculation import SpeculationParams
+from ..engine.speculation import EngineRequest, Observer, SpeculationParams
 from ..errors import RunError
 from ..models.base import LanguageModel
 from ..models.cost_profile import measure_missing

@@ -11,11 +11,10 @@ from typing import Any
 from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
-from ..engine.observer import Setup
-from ..engine.speculation import SpeculationParams
+from ..engine.speculation import Setup, SpeculationParams
 from ..models.cost_profile import Point
 from ..openai.schema import Sent, TokenIds
-from ..policies.auto.policy import AutoTree
+from ..policies.auto import AutoTree
 from ..policies.methods import METHODS
 from ..tracing.records import plain
 from ..tracing.trace import run_record

@@ -12,7 +12,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..engine.engine import Engine
-from ..engine.observer import Observer
+from ..engine.speculation import Observer
 from ..models.protocols import cache_tokens
 from ..request import Outcome, Request
 

@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from ..engine.observer import EngineRequest
+from ..engine.speculation import EngineRequest
 
 log = logging.getLogger("draftree.requests")
 

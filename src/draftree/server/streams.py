@@ -12,7 +12,7 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..engine.observer import EngineRequest, Observer
+from ..engine.speculation import EngineRequest, Observer
 from ..openai import bad_bodies
 from ..request import Outcome
 from ..tracing.records import Record, plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from .tokenizer import Tokenizer
+from .encoding import Tokenizer
 
 _WINDOW = 16
 """Tokens that are decoded together at most, once their text is complete."""

@@ -15,7 +15,7 @@ from typing import IO, Any, Literal
 
 from ..artifacts import read_lines, user_path
 from ..config import typed
-from ..engine.observer import EngineRequest, Observer, Setup
+from ..engine.speculation import EngineRequest, Observer, Setup
 from ..errors import ConfigError, DraftreeWarning, TraceError
 from ..request import Outcome, Request
 from .records import (

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..artifacts import write_whole
 from ..config import Checked, Count, LearningRate, SamplingParams, option
-from ..drafters.eagle import EagleSource
+from ..drafters.draft_model import EagleSource
 from ..drafters.grow import TreeDrafter
 from ..engine.replay import Replay
 from ..errors import ConfigError

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ..config import SamplingParams
 from ..engine.engine import Engine, Handle
-from ..engine.observer import Observer
 from ..engine.scheduler import SchedulerParams
-from ..engine.speculation import Speculation
+from ..engine.speculation import Observer, Speculation
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Row
 from ..models.huggingface.features import FeatureRow
 from ..models.protocols import TrainableModel, tracked

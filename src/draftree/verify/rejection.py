@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +21,19 @@ from numpy.typing import NDArray
 from ..errors import ConfigError
 from ..sampling.warping import largest, softmax
 from ..tree import ROOT, DraftDistribution, DraftTree
-from .match import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one request gains from one target pass.
+
+    Attributes:
+        path: accepted nodes in order, by number; may be empty.
+        tokens: the accepted tokens and then the target's own one (the bonus): ``len(path) + 1`` tokens.
+    """
+
+    path: list[int]
+    tokens: list[int]
 
 
 class UniformDraws(Protocol):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from draftree.cli.main import run
 from draftree.config import SamplingParams
-from draftree.drafters.eagle import EagleSource
+from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation

@@ -26,8 +26,7 @@ from draftree.models.llama.library import open_library
 from draftree.models.llama.llama_tokenizer import LlamaTokenizer, read_tokenizer
 from draftree.models.model_files import DEFAULT_MODEL, EMBEDDED
 from draftree.text.detokenizer import Detokenizer
-from draftree.text.encoding import encode, user
-from draftree.text.tokenizer import Tokenizer
+from draftree.text.encoding import Tokenizer, encode, user
 
 from ...tiny import tiny
 from ...tiny_gguf import SPECIAL, Vocabulary, byte_level, with_byte_fallback, write

@@ -11,12 +11,12 @@ import torch
 import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.cli.main import run
+from draftree.engine.replay import first_difference
 from draftree.models.llama.context import Context, Tokens
 from draftree.models.llama.exactness import EXACT, exactness
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.protocols import tokenizer_of
 from draftree.text.encoding import encode
-from draftree.verify.near_ties import first_difference
 
 QUESTIONS = [
     "Repeat this sentence three times: the quick brown fox jumps over the lazy dog.",

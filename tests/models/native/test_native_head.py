@@ -21,8 +21,7 @@ from draftree.models.huggingface.inspection import fingerprint
 from draftree.models.native.binding import tiers
 from draftree.models.native.native_head import NativeHead, NativeHeadRow, rope_of
 from draftree.models.native.native_model import NativeModel
-from draftree.sampling.noise import stream_key
-from draftree.sampling.warping import Warping
+from draftree.sampling.warping import Warping, stream_key
 from draftree.scores import Draft, Edit, NumpyScores
 from tests import tiny_gguf
 from tests.published import FLAGS, ROPES, Recipe, reference

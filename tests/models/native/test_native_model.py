@@ -16,8 +16,7 @@ from draftree.models.cost_profile import Identity
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.native.binding import VERSION, tiers
 from draftree.models.native.native_model import NativeModel, NativeScores
-from draftree.sampling.noise import stream_key
-from draftree.sampling.warping import Warping
+from draftree.sampling.warping import Warping, stream_key
 from draftree.scores import Changes, Draft, Edit, NumpyScores, Scores, Top
 from tests import tiny_gguf
 

@@ -25,8 +25,7 @@ from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL, EMBEDDED
 from draftree.models.native.pre_tokenizers import PRE_TOKENIZERS
 from draftree.models.native.vocabulary import GGUFTokenizer, read_vocabulary
-from draftree.text.encoding import encode
-from draftree.text.tokenizer import Tokenizer
+from draftree.text.encoding import Tokenizer, encode
 
 from ...tiny_gguf import SPECIAL, Vocabulary, byte_level, with_byte_fallback, write
 from ..llama.test_llama_tokenizer import TEXTS

@@ -13,8 +13,8 @@ from draftree.drafters.grow import TreeDrafter, grow
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.models.cost_profile import Point, Profile
-from draftree.policies.auto.costs import ARPass, CostModel
-from draftree.policies.auto.policy import MOST_NODES, AutoPlan, AutoTree
+from draftree.policies.auto import MOST_NODES, AutoPlan, AutoTree
+from draftree.policies.gain import ARPass, CostModel
 from draftree.request import Outcome, StepCost
 from draftree.tree import DraftTree
 

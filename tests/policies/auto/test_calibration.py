@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from draftree.policies.auto.calibration import Calibration
+from draftree.policies.gain import Calibration
 
 
 def test_it_starts_at_the_drafts_own_probabilities_and_ends_at_the_truth() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftree.models.cost_profile import Point, Profile
-from draftree.policies.auto.costs import ARPass, CostModel, convex_below
+from draftree.policies.gain import ARPass, CostModel, convex_below
 
 from .test_policy import ME
 

@@ -6,7 +6,7 @@ import math
 
 from draftree.config import Budget
 from draftree.drafters.grow import grow
-from draftree.policies.auto.policy import AutoTree
+from draftree.policies.auto import AutoTree
 from draftree.request import Outcome, StepCost
 
 from ...toy import ScriptedScorer

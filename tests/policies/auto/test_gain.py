@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftree.models.cost_profile import Point, Profile
-from draftree.policies.auto.costs import ARPass, Curve
-from draftree.policies.auto.gain import Record, Selection
+from draftree.policies.gain import ARPass, Curve, Record, Selection
 from draftree.request import Outcome, StepCost
 from draftree.tree import DraftTree
 

@@ -17,7 +17,7 @@ from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.base import prefill
 from draftree.models.cost_profile import Identity, Point, Profile
-from draftree.policies.auto.policy import AutoTree
+from draftree.policies.auto import AutoTree
 from draftree.request import Outcome, Request, Stats, StepCost
 
 from ...toy import Path, ScriptedScorer, ToyModel

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from ...config import typed
 from ...errors import CacheError, UnsupportedModelError
 from ...scores import LastScores, Scores
-from ...text.tokenizer import Tokenizer
+from ...text.encoding import Tokenizer
 from ...tree import ROOT
 from ..base import (
     DRAFTED,

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from ...errors import CacheError, ConfigError, DraftreeError, RunError
 from ...progress import err
 from ...scores import Scores
-from ...text.tokenizer import Tokenizer
+from ...text.encoding import Tokenizer
 from ..base import Capabilities, Nodes, Row
 from .hf_model import HFModel
 

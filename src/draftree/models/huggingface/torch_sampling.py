@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...sampling.noise import GOLDEN, MASK64, MIX1, MIX2
-from ...sampling.warping import Warping
+from ...sampling.warping import GOLDEN, MASK64, MIX1, MIX2, Warping
 
 _NUCLEUS = 1024
 """Tokens that are sorted at first to find a top-p set on a CPU; the whole vocabulary when they hold too little mass."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...config import typed
 from ...errors import CacheError, UnsupportedModelError
 from ...scores import LastScores, NumpyScores, Scores
-from ...text.tokenizer import Tokenizer
+from ...text.encoding import Tokenizer
 from ...tree import ROOT
 from ..base import FINAL_STATE, NO_NODES, PROMPT, Capabilities, FeatureSpec, Nodes, Row, exclusive, free_memory
 from ..gguf.gguf_file import fingerprint, slot_bytes

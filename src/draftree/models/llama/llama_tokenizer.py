@@ -33,7 +33,7 @@ _stacks = Lock()
 
 
 class LlamaTokenizer(PieceDecoder):
-    """A ``draftree.text.tokenizer.Tokenizer`` of a GGUF file; several threads may use it at once.
+    """A ``draftree.text.encoding.Tokenizer`` of a GGUF file; several threads may use it at once.
 
     Text is encoded by llama.cpp, up to ``_TOGETHER`` special tokens a call. Tokens are decoded in Python, from their
     texts in bytes, which llama.cpp gives once for each token: its own ``detokenize`` removes spaces in front of

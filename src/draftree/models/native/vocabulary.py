@@ -49,7 +49,7 @@ _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
 
 class GGUFTokenizer(PieceDecoder):
-    """A ``draftree.text.tokenizer.Tokenizer`` of a GGUF file; several threads may use it at once.
+    """A ``draftree.text.encoding.Tokenizer`` of a GGUF file; several threads may use it at once.
 
     Attributes:
         chat_template: None: the file has none.

@@ -17,17 +17,14 @@ from dataclasses import dataclass, field
 from operator import truediv
 from typing import cast
 
-from ...config import Budget, Count, check_fields
-from ...errors import ConfigError
-from ...models.base import Capabilities, LanguageModel
-from ...models.cost_profile import Profile, profile_of
-from ...request import Outcome, Request
-from ...tree import ROOT
-from ..base import NO_CANDIDATES, Child, Frontier, GrowthPolicy, Plan, Pool, SourceInfo
-from .calibration import Trust
-from .costs import ARPass, CostModel
-from .explain import Report
-from .gain import Price, Record, Selection
+from ..config import Budget, Count, check_fields
+from ..errors import ConfigError
+from ..models.base import Capabilities, LanguageModel
+from ..models.cost_profile import Profile, profile_of
+from ..request import Outcome, Request
+from ..tree import ROOT
+from .base import NO_CANDIDATES, Child, Frontier, GrowthPolicy, Plan, Pool, SourceInfo
+from .gain import ARPass, CostModel, Price, Record, Selection, Trust
 
 MOST_NODES = 512
 """A pass over several requests verifies no more in all, so that looking for how many stays quick."""
@@ -195,3 +192,44 @@ class AutoTree(GrowthPolicy):
             self._trust[found.part].learn(found, token)
             children = enumerate(zip(frontier.pools[row].parents, frontier.pools[row].tokens, strict=True))
             node = next((number for number, child in children if child == (node, token)), None)
+
+
+class Report:
+    """Sums over steps.
+
+    Attributes:
+        selection: the drafters.
+        steps, drafted: all steps, and those that verified drafts.
+        nodes, tokens: verified nodes, and tokens a request that were gained.
+        passes: AR passes that the steps took.
+    """
+
+    def __init__(self, selection: Selection) -> None:
+        self.selection = selection
+        self.steps = self.drafted = self.nodes = 0
+        self.tokens = self.passes = 0.0
+
+    def add(self, nodes: int, outcomes: Sequence[Outcome], passes: float) -> None:
+        """One step."""
+        self.steps += 1
+        self.drafted += nodes > 0
+        self.nodes += nodes
+        self.tokens += sum([outcome.taken for outcome in outcomes]) / len(outcomes)
+        self.passes += passes
+
+    def text(self) -> str:
+        """A line for people, and one for each drafter."""
+        if not self.steps:
+            return "auto has not decoded anything yet"
+        nodes, tokens, passes = (total / self.steps for total in (self.nodes, self.tokens, self.passes))
+        lines = [
+            f"auto: {tokens:.2f} tokens a step, which costs {passes:.2f} passes of AR decoding; "
+            f"{self.drafted / self.steps:.0%} of {self.steps} steps drafted, {nodes:.1f} tokens a step"
+        ]
+        for record in self.selection.records:
+            each, name = max(1, record.steps), f" {record.source.name}" if record.source else ""
+            lines.append(
+                f"drafter{name}, now {'on' if record.on else 'off'}: drafted in {record.steps / self.steps:.0%}, "
+                f"{record.tokens / each:.2f} of its tokens accepted a step, {1e3 * record.seconds / each:.2f} ms"
+            )
+        return "\n".join(lines)

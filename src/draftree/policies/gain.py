@@ -8,16 +8,131 @@ fade: while a drafter does not draft its own comes near the guess again, and whe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import compress
 from typing import NamedTuple
 
-from ...models.cost_profile import Profile
-from ...models.protocols import DraftHead
-from ...request import Outcome, Request, StepCost
-from ..base import SourceInfo
-from .costs import ARPass, Curve
+from ..models.cost_profile import Profile
+from ..models.protocols import DraftHead
+from ..request import Outcome, Request, StepCost
+from .base import Candidates, SourceInfo
+
+_CONTEXT_STEP = 64
+"""Costs are looked up for contexts rounded to so many tokens."""
+_DRIFT_STEP = 0.02
+"""And for log-ratios rounded to this."""
+_MOST_CURVES = 256
+_KEEP_DRIFT = 0.95
+"""Share of what passes have shown that each further one leaves."""
+_MOST_DRIFT = math.log(4.0)
+"""A pass that takes more than four times as long beside its profile as others do, or less than a fourth, is clipped."""
+
+
+class ARPass(NamedTuple):
+    """A pass without drafts: over ``batch`` requests of up to ``context`` tokens, and ``other_tokens`` of others."""
+
+    context: int
+    batch: int
+    other_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """That it computes, and as many it yields: one read of a prompt counts as one generated."""
+        return self.batch + self.other_tokens
+
+
+class Curve(NamedTuple):
+    """Seconds of verifying 0, 1, ... N nodes in all.
+
+    Attributes:
+        seconds: [N + 1].
+        below: [N + 1] the largest convex curve that is nowhere above: behind the dents and steps of ``seconds`` larger
+            sizes may pay.
+    """
+
+    seconds: list[float]
+    below: list[float]
+
+
+def convex_below(curve: list[float]) -> list[float]:
+    """The largest convex curve that is nowhere above ``curve``."""
+    corners = list[int]()
+    for at in range(len(curve)):
+        while len(corners) > 1:
+            first, middle = corners[-2:]
+            if (curve[middle] - curve[first]) * (at - first) < (curve[at] - curve[first]) * (middle - first):
+                break
+            corners.pop()  # it is on or above the line from the corner before it
+        corners.append(at)
+    found = curve[:1]
+    for left, right in zip(corners, corners[1:], strict=False):
+        slope = (curve[right] - curve[left]) / (right - left)
+        found += [curve[left] + slope * step for step in range(1, right - left + 1)]
+    return found
+
+
+@dataclass(slots=True)
+class _Drift:
+    """The fading mean of log-ratios of passes to their profile."""
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, ratio: float) -> None:
+        self.total, self.weight = _KEEP_DRIFT * self.total + ratio, _KEEP_DRIFT * self.weight + 1
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.weight if self.weight else 0.0
+
+
+class CostModel:
+    """A target's seconds by tokens, context and batch: a pass computes no more than the tokens of its requests.
+
+    A profile repeats one pass; between passes that draft, a pass finds its weights less often in the processor's
+    caches. So AR passes drift from it, and passes over drafted nodes do. A factor common to both (another load on the
+    machine) changes no choice and is left out.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile, self._ar, self._drafted = profile, _Drift(), _Drift()
+        self._kept = lru_cache(_MOST_CURVES)(self._curve)
+
+    def curve(self, nodes: int, ar: ARPass) -> Curve:
+        """Of up to ``nodes`` nodes behind about ``context`` tokens, at the speed that AR passes have."""
+        context = ar.context // _CONTEXT_STEP * _CONTEXT_STEP
+        return self._kept(nodes, ar._replace(context=context), round(self.drift / _DRIFT_STEP))
+
+    def _curve(self, nodes: int, ar: ARPass, drift: int) -> Curve:
+        sizes = range(ar.tokens, ar.tokens + nodes + 1)
+        seconds = [self._profile.seconds(tokens / ar.batch, ar.context, ar.batch) for tokens in sizes]
+        seconds[1:] = [second * math.exp(drift * _DRIFT_STEP) for second in seconds[1:]]
+        return Curve(seconds, convex_below(seconds))
+
+    @property
+    def drift(self) -> float:
+        """Log-ratio of passes over drafted nodes to their profile, less that of AR passes to theirs."""
+        known = min(self._ar.weight, self._drafted.weight)
+        return known / (known + 1) * (self._drafted.mean - self._ar.mean) if known else 0.0
+
+    def learn(self, nodes: int, ar: ARPass, measured: float) -> None:
+        """A pass over ``nodes`` nodes in all took ``measured`` seconds; one that mostly reads prompts tells nothing."""
+        if ar.other_tokens > ar.batch:
+            return
+        expected = self._profile.seconds((ar.tokens + nodes) / ar.batch, ar.context, ar.batch)
+        ratio = math.log(max(measured, 1e-9) / expected)
+        own, other = (self._drafted, self._ar) if nodes else (self._ar, self._drafted)
+        if own.weight or other.weight:
+            level = own.mean if own.weight else other.mean
+            ratio = max(level - _MOST_DRIFT, min(level + _MOST_DRIFT, ratio))
+        own.add(ratio)
+        if not nodes:  # one slow pass over drafts would keep all others from being drafted
+            self._drafted.weight *= _KEEP_DRIFT
+            self._drafted.total *= _KEEP_DRIFT
+
 
 LAYER_NODES = 1.5
 """Mean nodes of a drafted layer, whose seconds a draft model's profile gives."""
@@ -192,3 +307,60 @@ class Selection:
             at_work and (layers * layer if price.fresh else record.measure((seconds + rest) * scale, layers, layer))
             for record, at_work, seconds, layer in zip(self.records, busy, own, price.layers, strict=True)
         ]
+
+
+_PRIOR = 1.5
+"""Fisher information before any trial: of six trials at p = 1/2."""
+_KEEP_INFORMATION = 0.998
+"""Share of the information beyond it that each further trial leaves."""
+_MOST_SHIFT = 4.0
+"""Largest correction of log-odds."""
+_LEAST = 0.01
+"""Candidates that are less likely teach nothing."""
+_ONWARD, _TRIALS, _KEEP_TRIALS = 0.6, 10.0, 0.98
+"""How often first candidates are right: before any trial, which counts for so many, and what a further trial leaves."""
+
+
+class Calibration:
+    """The log-odds of draft probabilities, shifted by what trials show (one step of Newton's method a trial)."""
+
+    def __init__(self) -> None:
+        self._shift, self._odds, self._information = 0.0, 1.0, _PRIOR
+
+    def acceptance(self, probability: float) -> float:
+        """How probable it is that a candidate of this draft probability is accepted; no child exceeds its parent."""
+        odds = self._odds * probability
+        return odds / max(1.0 - probability + odds, 1e-6)
+
+    def learn(self, probability: float, hit: bool) -> None:
+        """A child of an accepted node, verified or not: the text shows whether it is right."""
+        q = self.acceptance(probability)
+        self._information = _PRIOR + _KEEP_INFORMATION * (self._information - _PRIOR) + q * (1.0 - q)
+        self._shift = min(_MOST_SHIFT, max(-_MOST_SHIFT, self._shift + (hit - q) / self._information))
+        self._odds = math.exp(self._shift)
+
+
+class Trust:
+    """What has been learned of one drafter's probabilities: its first candidates and all others are judged apart."""
+
+    def __init__(self) -> None:
+        self._first, self._others = Calibration(), Calibration()
+        self._right, self._trials = _ONWARD * _TRIALS, _TRIALS
+
+    @property
+    def onward(self) -> float:
+        """How often a first candidate is right below a token that was."""
+        return self._right / self._trials
+
+    def acceptance(self, found: Candidates) -> list[float]:
+        """[K] how probable it is that each of a node's candidates is accepted if the node is."""
+        first, others = self._first.acceptance, self._others.acceptance
+        return [(others if rank else first)(math.exp(logprob)) for rank, logprob in enumerate(found.logprobs)]
+
+    def learn(self, found: Candidates, token: int) -> None:
+        """What followed a node in the text was this token."""
+        self._right = _KEEP_TRIALS * self._right + (found.tokens[0] == token)
+        self._trials = _KEEP_TRIALS * self._trials + 1
+        for rank, (guess, logprob) in enumerate(zip(found.tokens, found.logprobs, strict=True)):
+            if (p := math.exp(logprob)) > _LEAST:
+                (self._others if rank else self._first).learn(p, guess == token)
