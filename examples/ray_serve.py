@@ -16,6 +16,7 @@ import draftree
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.server.app import Server, ServerSettings
+from draftree.server.engine_loop import EngineLoop
 from draftree.server.metrics import Metrics
 
 
@@ -28,7 +29,7 @@ def app(arguments: Mapping[str, str]) -> serve.Application:
         target = draftree.load(arguments.get("model", "smollm2"))
         engine = Engine(target, speculation, observers=[metrics], scheduling=SchedulerParams(prefixes=8))
         settings = ServerSettings(name=target.capabilities.name, speculation=speculation)
-        return Server(engine, settings, metrics).app
+        return Server(EngineLoop(lambda: engine), settings, metrics).app
 
     replica = serve.deployment(serve.ingress(endpoints)(), num_replicas=int(arguments.get("replicas", "2")))
     return replica.options(max_ongoing_requests=264).bind()  # as many as run and wait in one server

@@ -20,6 +20,7 @@ from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.scores import Scores
 from draftree.server.app import Server, ServerSettings
+from draftree.server.engine_loop import EngineLoop
 from draftree.server.lifecycle import PATIENCE, patient
 from draftree.server.metrics import Metrics
 
@@ -112,7 +113,7 @@ def running(
         scheduling=scheduling or SchedulerParams(prefixes=2),
     )
     chosen = replace(ServerSettings(name=NAME, speculation=speculation), **settings)
-    app, http = Server(engine, chosen, metrics).app, patient(patience)
+    app, http = Server(EngineLoop(lambda: engine), chosen, metrics).app, patient(patience)
     config = uvicorn.Config(app, port=0, http=http, ws="none", log_level="error", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

@@ -12,7 +12,7 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
-from draftree.openai.tool_calls import CallParser
+from draftree.openai.tools import CallParser
 from draftree.sampling.grammar import Function
 from draftree.text.encoding import CALL_TAGS, Conversation
 
@@ -71,7 +71,11 @@ def as_ar(alone: Engine, seed: int, most: int = 120, **options: Any) -> tuple[li
     biases = None if options.get("forced", True) else bias(alone)
     params = SamplingParams(max_tokens=most, temperature=1.0, seed=seed, constraint=constraint, logit_bias=biases)
     found = alone.generate([Conversation(ASKED, TOOLS)], params)[0]
-    return found.token_ids, CallParser.of(found.chunks, alone.grammars.tags)
+    parser = CallParser(alone.grammars.tags)
+    for chunk in found.chunks:
+        parser.push(chunk)
+    parser.end()
+    return found.token_ids, parser
 
 
 def check(name: str, arguments: str) -> None:

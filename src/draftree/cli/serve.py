@@ -110,7 +110,7 @@ def serve(
     import uvicorn
 
     from ..server.app import Server, ServerSettings
-    from ..server.engine_loop import EngineThread
+    from ..server.engine_loop import EngineLoop
     from ..server.lifecycle import DrainingServer, loading, patient
     from ..server.metrics import Metrics
 
@@ -125,11 +125,10 @@ def serve(
                 raise ConfigError(f"{model} has no tokenizer: a server answers in text")
             return Engine(target, speculation, observers=observers, scheduling=scheduling)
 
-        thread = EngineThread()
         with loading(listener):
-            engine = thread.do(made).result()
+            loop = EngineLoop(made)
         settings = ServerSettings(
-            name=server.name or engine.target.capabilities.name,
+            name=server.name or loop.engine.target.capabilities.name,
             speculation=speculation,
             keys=keys,
             origins=server.origin,
@@ -141,7 +140,7 @@ def serve(
             err.print(
                 f"anybody who reaches {server.host} may send requests: set a key with --api-key-file", style="yellow"
             )
-        served = Server(engine, settings, metrics, thread)
+        served = Server(loop, settings, metrics)
         config = uvicorn.Config(
             served.app,
             http=patient(server.client_timeout),

@@ -1,26 +1,29 @@
-"""Bodies of responses in OpenAI's shape."""
+"""Bodies of answers in OpenAI's shape."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import Any
 
-from ..config import SamplingParams
-from ..engine.engine import Generation
 from ..request import Chunk, Logprobs, Request, Stats
 from ..text.detokenizer import Detokenizer
 from ..text.encoding import Tokenizer
-from .tool_calls import CallParser, Parsed
+from .bad_bodies import failure
+from .request_mapping import Choices, system_fingerprint, tokenizer_of
+from .schema import CompletionRequest, StreamOptions
+from .tools import CallParser, Parsed
 
 FINISH = {"eos": "stop", "stop": "stop", "criteria": "stop", "length": "length"}
 """Why a request ended -> OpenAI's word; others ("cancelled", "deadline") stay as they are."""
 
-Scored = Sequence[tuple[int, Logprobs | None]]
-"""Tokens of a prompt with their log-probabilities; the first has none."""
+
+Scored = tuple[int, Logprobs | None]
+"""A token with its log-probabilities; the first of a prompt has none."""
 
 
 def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
@@ -44,12 +47,6 @@ def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
         },
         "out_of_context": {name: most for s in stats for name, most in s.out_of_context.items()},
     }
-
-
-def without_tokens(generation: Generation) -> Generation:
-    """Of a prompt alone, whose last logits have given a token that nobody wants."""
-    stats = replace(generation.stats, tokens=0)
-    return replace(generation, text="", token_ids=[], chunks=[], finish_reason="length", stats=stats)
 
 
 def agreement(prediction: Sequence[int], output: Sequence[int]) -> tuple[int, int]:
@@ -130,15 +127,15 @@ class TextOffsets:
     Text that waits for a stop string has its place all the same.
 
     Args:
-        prompt: the tokens before the first generated one.
         echoed: the text of the prompt, if the text begins with it: its tokens come first then.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt: Sequence[int], echoed: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: Request, echoed: str) -> None:
+        prompt, skips = request.ids[: request.prompt_length], request.params.skip_special_tokens
         self._left = len(prompt) if echoed else 0  # tokens of the prompt that are to come
         self._next, self._begin = 0, len(echoed)
         self._echo = Detokenizer(tokenizer, skip_special_tokens=False)
-        self._stream = Detokenizer(tokenizer, prompt, skip_special_tokens=params.skip_special_tokens)
+        self._stream = Detokenizer(tokenizer, prompt, skip_special_tokens=skips)
 
     def of(self, token: int) -> int:
         stream = self._echo if self._left > 0 else self._stream
@@ -149,147 +146,141 @@ class TextOffsets:
 
 
 class CompletionBuilder:
-    """The bodies of one answer.
+    """The bodies of one answer of a chat or a completion.
 
     Args:
         key: its id.
         model: its name in the answer.
-        fingerprint: of what answers.
-        spell: the text of a token.
-        chat: the chat endpoint's, else that of completions.
-        tags: of a chat whose answers may call functions: tokens of tags that give no text (``Grammars.tags``).
-        offsets: of a completion, of each choice in its text, the echoed prompt included.
+        requests: one for each choice.
     """
 
-    def __init__(
-        self,
-        key: str,
-        model: str,
-        fingerprint: str,
-        spell: Callable[[int], str],
-        *,
-        chat: bool,
-        tags: Mapping[int, str] | None = None,
-        offsets: Sequence[TextOffsets] = (),
-    ) -> None:
-        self._chat, self._spell, self._tags = chat, spell, tags
-        self._parsers: dict[int, CallParser] = {}  # of choices that are streamed
-        self._offsets = offsets
+    def __init__(self, key: str, model: str, choices: Choices, requests: Sequence[Request]) -> None:
+        self._body, self._requests, self._spell = choices.body, requests, choices.spelled
+        self._options = choices.body.stream_options or StreamOptions()
+        self._parsers: Mapping[int, CallParser] = {}  # where functions may be called
+        if choices.tags is not None:
+            self._parsers = {index: CallParser(choices.tags) for index in range(len(requests))}
+        self._chat = not isinstance(choices.body, CompletionRequest)
+        self._echoed = [choices.echoed(request) for request in requests]
+        tokenizer = tokenizer_of(choices.engine)
+        self._offsets = [
+            TextOffsets(tokenizer, request, echoed) for request, echoed in zip(requests, self._echoed, strict=True)
+        ]
         self._common = {
             "id": key,
             "created": int(time.time()),
             "model": model,
-            "system_fingerprint": fingerprint,
+            "system_fingerprint": system_fingerprint(choices.engine),
         }
 
-    def whole(
-        self,
-        usage: Usage,
-        answers: Sequence[tuple[str, Generation]],
-        echoed: Sequence[Scored] = (),
-    ) -> dict[str, Any]:
-        """An answer that is not streamed.
-
-        Args:
-            answers: text and generation of each choice.
-            echoed: tokens of each choice's prompt, if their log-probabilities are wanted.
-        """
-        choices: list[dict[str, Any]] = []
-        for index, (text, generation) in enumerate(answers):
-            choice: dict[str, Any] = {
-                "index": index,
-                "logprobs": self._logprobs(index, generation.chunks, echoed[index] if echoed else ()),
-                "finish_reason": finish(generation.finish_reason),
-            }
-            if self._chat:
-                message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
-                if self._tags is not None:
-                    parser = CallParser.of(generation.chunks, self._tags)
-                    choice["finish_reason"] = finish(generation.finish_reason, parser)
-                    message["content"] = parser.content
-                    if parser.calls:
-                        message["content"] = parser.content or None
-                        message["tool_calls"] = [
-                            _named_call(call.key, call.name, call.arguments) for call in parser.calls
-                        ]
-                choice["message"] = message
-            else:
-                choice["text"] = text
-            choices.append(choice)
-        stats = [generation.stats for _, generation in answers]
+    def whole(self) -> dict[str, Any]:
+        """The answer when all choices have ended."""
         return {
             **self._common,
             "object": "chat.completion" if self._chat else "text_completion",
-            "choices": choices,
-            "usage": usage.of_choices,
-            "metrics": {"speculative_decoding": speculative_decoding(stats)},
+            "choices": [self._choice(index) for index in range(len(self._requests))],
+            **self._end(),
         }
 
-    def first(self, index: int) -> dict[str, Any] | None:
-        """The piece that begins a choice of a chat."""
-        content = "" if self._tags is None else None
-        return self._piece(index, {"role": "assistant", "content": content}, None) if self._chat else None
+    def _choice(self, index: int) -> dict[str, Any]:
+        request, parser = self._requests[index], self._parsers.get(index)
+        # Of a prompt alone the last logits have given a token that nobody wants.
+        chunks, reason = ([], "length") if self._body.max_tokens == 0 else (request.chunks, request.finish_reason)
+        echoed: list[Scored] = []
+        if request.params.prompt_logprobs is not None:
+            echoed = list(zip(request.ids, (None, *request.prompt_logprobs), strict=False))
+        text = self._echoed[index] + "".join(chunk.text for chunk in chunks)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        if parser is not None:
+            for chunk in chunks:
+                parser.push(chunk)
+            parser.end()
+            message["content"] = parser.content
+            if parser.calls:
+                calls = [_named_call(call.key, call.name, call.arguments) for call in parser.calls]
+                message |= {"content": parser.content or None, "tool_calls": calls}
+        return {
+            "index": index,
+            "logprobs": self._logprobs(index, chunks, echoed),
+            "finish_reason": _finish(reason, parser),
+            **({"message": message} if self._chat else {"text": text}),
+        }
 
-    def token(self, index: int, chunk: Chunk, *, always: bool) -> dict[str, Any] | None:
-        """A piece of what became final with a token; None: nothing did, unless ``always`` a piece is wanted."""
-        part: Any = chunk.text
-        if self._tags is not None:
-            part = _delta(self._parsers.setdefault(index, CallParser(self._tags)).push(chunk))
-        if not (part or chunk.logprobs is not None or always):
-            return None
-        return self._piece(index, {"content": part} if self._chat and self._tags is None else part, None, [chunk])
+    def _end(self) -> dict[str, Any]:
+        """What an answer ends with: usage, with the tokens of a predicted output, and what drafting did."""
+        usage = self._usage()
+        if self._body.predicted:
+            pairs = [agreement(request.prediction, request.output_ids) for request in self._requests]
+            usage = replace(usage, predicted=(sum(has for has, _ in pairs), sum(lacks for _, lacks in pairs)))
+        return {
+            "usage": usage.of_choices,
+            "metrics": {"speculative_decoding": speculative_decoding([request.stats for request in self._requests])},
+        }
 
-    def echo(self, index: int, text: str) -> dict[str, Any]:
-        return self._piece(index, text, None)
+    def _usage(self) -> Usage:
+        found = Usage.of(self._requests, self._body.n)
+        return replace(found, generated=0) if self._body.max_tokens == 0 else found
 
-    def end(self, index: int, finish_reason: str) -> dict[str, Any]:
-        """The end of a choice, and what of a call or of the text before one was held back.
+    async def events(self, chunks: AsyncIterator[tuple[int, Chunk | None]]) -> AsyncIterator[dict[str, Any]]:
+        """The events of a stream: of all choices, as their tokens come.
 
         Args:
-            finish_reason: the request's own.
+            chunks: (choice, token), and (choice, None) at the end of each.
         """
-        parser = self._parsers.get(index)
-        rest = {} if parser is None else _delta(parser.end())
-        return self._piece(index, rest if self._chat else "", finish(finish_reason, parser))
+        for index, echoed in enumerate(self._echoed):
+            if self._chat:
+                yield self._piece(index, {"role": "assistant", "content": None if self._parsers else ""})
+            if echoed:
+                yield self._piece(index, echoed)
+        async for index, chunk in chunks:
+            request, parser = self._requests[index], self._parsers.get(index)
+            if request.error is not None and chunk is None:
+                yield failure(request.error)[1]
+            elif chunk is None:  # what of a call or of the text before one was held back
+                rest = _delta(parser.end()) if parser else {}
+                yield self._piece(index, rest if self._chat else "", _finish(request.finish_reason, parser))
+            elif (piece := self._token(index, chunk, parser)) is not None:
+                yield piece
+        if self._options.include_usage:
+            yield self._streamed([], **await asyncio.to_thread(self._end))
 
-    def _logprobs(self, index: int, chunks: Sequence[Chunk], echoed: Scored = ()) -> dict[str, Any] | None:
+    def _token(self, index: int, chunk: Chunk, parser: CallParser | None) -> dict[str, Any] | None:
+        """A piece of what became final with a token; of nothing only where a trace is beside it."""
+        part: Any = _delta(parser.push(chunk)) if parser else chunk.text
+        if not (part or chunk.logprobs is not None or self._options.include_trace):
+            return None
+        found = self._piece(index, {"content": part} if self._chat and not parser else part, None, [chunk])
+        return found | ({"usage": self._usage().of_choices} if self._options.continuous_usage_stats else {})
+
+    def _piece(
+        self, index: int, part: Any, finish_reason: str | None = None, chunks: Sequence[Chunk] = ()
+    ) -> dict[str, Any]:
+        choice = {"index": index, "logprobs": self._logprobs(index, chunks), "finish_reason": finish_reason}
+        return self._streamed([choice | {"delta" if self._chat else "text": part}])
+
+    def _streamed(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        usage = {"usage": None} if self._options.include_usage else {}
+        return {**self._common, "object": kind, "choices": choices, **usage, **more}
+
+    def _logprobs(self, index: int, chunks: Sequence[Chunk], echoed: Sequence[Scored] = ()) -> dict[str, Any] | None:
         """Log-probabilities of the next tokens of a choice; None: they were not asked for."""
         scored = [*echoed, *((chunk.token, chunk.logprobs) for chunk in chunks if chunk.logprobs is not None)]
         if not scored:
             return None
-        if not self._chat:
-            names = [self._spell(token) for token, _ in scored]
-            return {
-                "tokens": names,
-                "token_logprobs": [one and one.token for _, one in scored],
-                "top_logprobs": [one and {self._spell(token): value for token, value in one.best} for _, one in scored],
-                "text_offset": [self._offsets[index].of(token) for token, _ in scored],
-            }
-        return {"content": named_logprobs(chunks, self._spell), "refusal": None}
-
-    def _piece(self, index: int, part: Any, finish_reason: str | None, chunks: Sequence[Chunk] = ()) -> dict[str, Any]:
-        choice = {"index": index, "logprobs": self._logprobs(index, chunks), "finish_reason": finish_reason}
-        choice["delta" if self._chat else "text"] = part
-        return self._streamed([choice])
-
-    def _streamed(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """A piece of a stream; ``more``: what it has beside choices."""
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return {**self._common, "object": kind, "choices": choices, **more}
-
-    def records(self, records: Sequence[Any]) -> dict[str, Any]:
-        """A piece with lines of a trace, as ``--trace`` writes them."""
-        return self._streamed([], trace=records)
-
-    def last(self, usage: Usage, requests: Sequence[Request]) -> dict[str, Any]:
-        """The piece behind the last choice: usage, and what drafting did."""
-        metrics = {"speculative_decoding": speculative_decoding([request.stats for request in requests])}
-        return self._streamed([], usage=usage.of_choices, metrics=metrics)
+        if self._chat:
+            return {"content": named_logprobs(chunks, self._spell), "refusal": None}
+        return {
+            "tokens": [self._spell(token) for token, _ in scored],
+            "token_logprobs": [one and one.token for _, one in scored],
+            "top_logprobs": [one and {self._spell(token): value for token, value in one.best} for _, one in scored],
+            "text_offset": [self._offsets[index].of(token) for token, _ in scored],
+        }
 
 
-def finish(reason: str, parser: CallParser | None = None) -> str:
+def _finish(reason: str | None, parser: CallParser | None) -> str:
     """OpenAI's word for the end of a request, whose text may have been parsed."""
-    found = FINISH.get(reason, reason)
+    found = FINISH.get(reason or "", reason or "cancelled")
     return "tool_calls" if found == "stop" and parser is not None and parser.called else found
 
 
@@ -297,13 +288,16 @@ def _named_call(key: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": key, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _delta(parsed: Parsed) -> dict[str, Any]:
+def _delta(parts: Sequence[Parsed]) -> dict[str, Any]:
     """What a token has brought: a call's id and name first, its arguments with them or later."""
-    arguments = dict(parsed.arguments)
-    calls = [
-        {"index": call.index, **_named_call(call.key, call.name, arguments.pop(call.index, ""))}
-        for call in parsed.begun
-    ]
-    calls += [{"index": index, "function": {"arguments": text}} for index, text in arguments.items()]
-    found: dict[str, Any] = {"content": parsed.content} if parsed.content else {}
-    return found | ({"tool_calls": sorted(calls, key=lambda call: call["index"])} if calls else {})
+    content, calls = "", dict[int, dict[str, Any]]()
+    for part in parts:
+        if (call := part.call) is None:
+            content += part.text
+        elif part.begins:
+            calls[call.index] = {"index": call.index, **_named_call(call.key, call.name, "")}
+        elif part.text:
+            delta = calls.setdefault(call.index, {"index": call.index, "function": {"arguments": ""}})
+            delta["function"]["arguments"] += part.text
+    found: dict[str, Any] = {"content": content} if content else {}
+    return found | ({"tool_calls": list(calls.values())} if calls else {})

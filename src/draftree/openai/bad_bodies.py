@@ -138,14 +138,17 @@ def _whole(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def input_error(found: InputError, prefix: str = "") -> dict[str, Any]:
-    """Of what a body asks for and cannot have; ``prefix`` begins the message."""
+def failure(found: Exception, prefix: str = "") -> tuple[int, dict[str, Any]]:
+    """Status and body of a request that was not answered; ``prefix`` begins the message."""
+    if not isinstance(found, InputError):
+        why = shortened(f"{prefix}{type(found).__name__}: {' '.join(str(found).split())}")
+        return 500, error(why, "server_error")
     if not isinstance(found, FieldError):
-        return error(f"{prefix}{found}", INVALID)
+        return 400, error(f"{prefix}{found}", INVALID)
     code = next((word for kind, word in _WORDS.items() if isinstance(found, kind)), "invalid_value")
     message = str(found) if found.field in str(found) else f"{found.field}: {found}"
-    kind = MISSING if isinstance(found, UnknownModelError) else INVALID
-    return error(prefix + message, kind, found.field, code)
+    status, kind = (404, MISSING) if isinstance(found, UnknownModelError) else (400, INVALID)
+    return status, error(prefix + message, kind, found.field, code)
 
 
 _WORDS = {
@@ -171,7 +174,7 @@ def body_error(errors: Sequence[Any], sent: object, prefix: str = "") -> dict[st
     name = re.sub(r"\.(?=\[)", "", ".".join(place))
     if isinstance(inner := found.get("ctx", {}).get("error"), FieldError):
         inner.rename(f"{name}.{inner.field}".lstrip("."))
-        return input_error(inner, prefix)
+        return failure(inner, prefix)[1]
     if not place:
         return error(f"{prefix}{NOT_JSON}", INVALID)
     kind = str(found["type"])

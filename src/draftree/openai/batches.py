@@ -24,12 +24,11 @@ from ..artifacts import append_line, file_path, read_lines
 from ..engine.engine import Engine, Handle
 from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import SpeculationParams
-from ..errors import ConfigError, FieldError, InputError, shortened
-from . import bad_bodies
+from ..errors import ConfigError, FieldError, InputError
 from .answers import CompletionBuilder
-from .bad_bodies import UnknownModelError, body_error, input_error
+from .bad_bodies import UnknownModelError, body_error, failure
 from .chat_api import ChatRequest
-from .request_mapping import Choices, decoded, find_choices, system_fingerprint
+from .request_mapping import Choices, find_choices, system_fingerprint
 from .responses_api import ResponseBuilder, ResponsesRequest
 from .schema import CompletionRequest, Sampled
 
@@ -328,38 +327,24 @@ class Answering:
         if isinstance(error, LineError):
             custom_id = error.custom_id
             if error.refusal is None:
-                failure = {"code": "invalid_line", "message": str(error)}
-                return {"id": line.id, "custom_id": custom_id, "response": None, "error": failure}
+                wrong = {"code": "invalid_line", "message": str(error)}
+                return {"id": line.id, "custom_id": custom_id, "response": None, "error": wrong}
             return self._answered(line, custom_id, 400, error.refusal)
-        if isinstance(error, InputError):
-            status = 404 if isinstance(error, UnknownModelError) else 400
-            return self._answered(line, custom_id, status, input_error(error, f"line {line.number}: "))
-        why = shortened(f"line {line.number}: {type(error).__name__}: {' '.join(str(error).split())}")
-        return self._answered(line, custom_id, 500, bad_bodies.error(why, "server_error"))
+        return self._answered(line, custom_id, *failure(error, f"line {line.number}: "))
 
     def _ended(self, each: _Under) -> Record:
         requests = [handle.request for handle in each.handles]
-        if failure := next((request.error for request in requests if request.error is not None), None):
-            return self._failed(each.line, each.parsed.custom_id, failure)
-        body, key, tags = each.parsed.body, each.line.id.removeprefix("batch_req_"), each.choices.tags
-        if isinstance(body, ResponsesRequest):
-            answer = ResponseBuilder(f"resp_{key}", body, self.model, self._spelled, tags).answered(requests[0])
-        else:
-            chat = isinstance(body, ChatRequest)
-            name = f"{'chatcmpl' if chat else 'cmpl'}-{key}"
-            offsets = each.choices.offsets(requests)
-            builder = CompletionBuilder(
-                name, self.model, self.fingerprint, self._spelled, chat=chat, tags=tags, offsets=offsets
-            )
-            answer = each.choices.whole(builder, requests, [handle.generation for handle in each.handles])
+        if error := next((request.error for request in requests if request.error is not None), None):
+            return self._failed(each.line, each.parsed.custom_id, error)
+        body = each.parsed.body
+        builder = ResponseBuilder if isinstance(body, ResponsesRequest) else CompletionBuilder
+        key = body.prefix + each.line.id.removeprefix("batch_req_")
+        answer = builder(key, self.model, each.choices, requests).whole()
         return self._answered(each.line, each.parsed.custom_id, 200, answer)
 
     def _answered(self, line: BatchLine, custom_id: str | None, status: int, body: Mapping[str, Any]) -> Record:
         response = {"status_code": status, "request_id": line.id, "body": body}
         return {"id": line.id, "custom_id": custom_id, "response": response, "error": None}
-
-    def _spelled(self, token: int) -> str:
-        return decoded(self._engine, [token])
 
 
 def scheduled(params: SchedulerParams) -> SchedulerParams:

@@ -101,6 +101,7 @@ class Prediction(Body):
 class ChatRequest(WithTools):
     """``/v1/chat/completions``."""
 
+    prefix = "chatcmpl-"
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     response_format: ResponseFormat | None = None

@@ -1,7 +1,4 @@
-"""A body's choices: what the engine is asked for, and the answer that they make; the same for a server and for batches.
-
-Knows no HTTP.
-"""
+"""A body's choices: what the engine is asked for; the same for a server and for batches."""
 
 from __future__ import annotations
 
@@ -10,12 +7,11 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from ..config import SamplingParams
-from ..engine.engine import Engine, Generation
+from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import FieldError, PromptError
 from ..request import Request
-from . import answers
-from .answers import CompletionBuilder, Scored, TextOffsets, Usage
+from ..text.encoding import Tokenizer
 from .schema import CompletionRequest, Sampled
 
 
@@ -35,44 +31,13 @@ class Choices:
     speculation: SpeculationParams | None
     tags: Mapping[int, str] | None
 
-    def usage(self, requests: Sequence[Request]) -> Usage:
-        """Tokens of the answer, which may be under way."""
-        found = Usage.of(requests, self.body.n)
-        return replace(found, generated=0) if self.body.max_tokens == 0 else found
+    def echoed(self, request: Request) -> str:
+        """What a choice's text begins with: what is read of its prompt, where that was asked for."""
+        echo = isinstance(self.body, CompletionRequest) and self.body.echo
+        return decoded(self.engine, request.ids[: request.prompt_length]) if echo else ""
 
-    def echoed(self, requests: Sequence[Request]) -> list[str]:
-        """What each choice's text begins with: what is read of its prompt, where that was asked for."""
-        if isinstance(self.body, CompletionRequest) and self.body.echo:
-            return [decoded(self.engine, request.ids[: request.prompt_length]) for request in requests]
-        return [""] * len(self.asked)
-
-    def offsets(self, requests: Sequence[Request]) -> list[TextOffsets]:
-        """Of the tokens of each choice of a completion, where their log-probabilities are wanted."""
-        tokenizer = self.engine.inputs.tokenizer
-        if tokenizer is None or not isinstance(self.body, CompletionRequest) or self.body.logprobs is None:
-            return []
-        return [
-            TextOffsets(tokenizer, request.params, request.ids[: request.prompt_length], echoed)
-            for request, echoed in zip(requests, self.echoed(requests), strict=True)
-        ]
-
-    def final_usage(self, requests: Sequence[Request]) -> Usage:
-        """When all have ended: with the tokens of the predicted output that they have, and that they have not."""
-        pairs = [answers.agreement(r.prediction, r.output_ids) for r in requests if self.body.predicted]
-        agreed = (sum(has for has, _ in pairs), sum(lacks for _, lacks in pairs)) if pairs else None
-        return replace(self.usage(requests), predicted=agreed)
-
-    def whole(
-        self, builder: CompletionBuilder, requests: Sequence[Request], made: Sequence[Generation]
-    ) -> dict[str, object]:
-        """The answer when all choices have ended."""
-        if self.body.max_tokens == 0:
-            made = [answers.without_tokens(generation) for generation in made]
-        echoed = self.echoed(requests)
-        texts = [(before + generation.text, generation) for before, generation in zip(echoed, made, strict=True)]
-        wanted = any(request.params.prompt_logprobs is not None for request in requests)
-        scored: list[Scored] = [list(zip(r.ids, (None, *r.prompt_logprobs), strict=False)) for r in requests if wanted]
-        return builder.whole(self.final_usage(requests), texts, scored)
+    def spelled(self, token: int) -> str:
+        return decoded(self.engine, [token])
 
 
 def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> Choices:
@@ -111,12 +76,18 @@ def system_fingerprint(engine: Engine) -> str:
     return f"draftree-{version('draftree')}-{engine.target.capabilities.fingerprint}"
 
 
-def decoded(engine: Engine, ids: Sequence[int]) -> str:
-    """The text of token ids, special ones included.
+def tokenizer_of(engine: Engine) -> Tokenizer:
+    """The model's tokenizer.
 
     Raises:
-        PromptError: the model has no tokenizer.
+        PromptError: it has none.
     """
     if engine.inputs.tokenizer is None:
         raise PromptError("the model has no tokenizer: it gives no text")
-    return str(engine.inputs.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    return engine.inputs.tokenizer
+
+
+def decoded(engine: Engine, ids: Sequence[int]) -> str:
+    """The text of token ids, special ones included."""
+    options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    return str(tokenizer_of(engine).decode(list(ids), **options))

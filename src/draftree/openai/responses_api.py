@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -16,9 +16,9 @@ from ..text.encoding import Conversation
 from .answers import Usage, named_logprobs, speculative_decoding
 from .bad_bodies import UnsupportedError
 from .chat_api import CalledFunction, Part, PastCall, past_call, text_of
+from .request_mapping import Choices
 from .schema import Body, ResponseFormat
-from .tool_calls import CallParser, Parsed, ToolCall
-from .tools import WithTools
+from .tools import CallParser, Parsed, ToolCall, WithTools
 
 ENDS = {"eos": None, "stop": None, "criteria": None, "length": "max_output_tokens"}
 """Why a request ended -> what made the response incomplete."""
@@ -65,6 +65,7 @@ class TextOptions(Body):
 class ResponsesRequest(WithTools):
     """``/v1/responses``."""
 
+    prefix = "resp_"
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
@@ -123,78 +124,86 @@ class ResponseBuilder:
     Args:
         key: its id.
         model: its name in the answer.
-        spell: the text of a token.
-        tags: where functions may be called: tokens of tags that give no text (``Grammars.tags``).
+        requests: the one that makes it.
     """
 
-    def __init__(
-        self, key: str, body: ResponsesRequest, model: str, spell: Callable[[int], str], tags: Mapping[int, str] | None
-    ) -> None:
-        self._body, self._model, self._spell = body, model, spell
+    def __init__(self, key: str, model: str, choices: Choices, requests: Sequence[Request]) -> None:
+        assert isinstance(choices.body, ResponsesRequest)  # noqa: S101 - what it is the builder of
+        (self._request,) = requests
+        self._body, self._model, self._spell = choices.body, model, choices.spelled
         self._id = key
         self._created = int(time.time())
         self._number = 0
-        self._parser = None if tags is None else CallParser(tags)
+        self._parser = None if choices.tags is None else CallParser(choices.tags)
         self._items: list[dict[str, Any]] = []  # the output, the last of them perhaps in progress
         self._unsaid: list[Chunk] = []  # whose text has not come, or is a call's
 
-    def whole(self, request: Request) -> dict[str, Any]:
-        """The response when the request has ended and its events were made."""
-        reason = ENDS.get(request.finish_reason or "", request.finish_reason)
+    def whole(self) -> dict[str, Any]:
+        """The response when the request has ended, without events."""
+        for chunk in self._request.chunks:
+            list(self._token(chunk))
+        list(self._ended())
+        return self._response()
+
+    async def events(self, chunks: AsyncIterator[tuple[int, Chunk | None]]) -> AsyncIterator[dict[str, Any]]:
+        """The events of a stream, in their order.
+
+        Args:
+            chunks: tokens with the number of their choice, and None at the end.
+
+        Raises:
+            the exception that ended the request.
+        """
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._begun("in_progress"))
+        async for _, chunk in chunks:
+            for event in self._ended() if chunk is None else self._token(chunk):
+                yield event
+        response = self._response()
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def _response(self) -> dict[str, Any]:
+        reason = ENDS.get(self._request.finish_reason or "", self._request.finish_reason)
         return {
             **self._begun("completed" if reason is None else "incomplete"),
             "completed_at": int(time.time()),
             "incomplete_details": None if reason is None else {"reason": reason},
             "output": self._items,
-            "usage": Usage.of([request]).of_response,
-            "metrics": {"speculative_decoding": speculative_decoding([request.stats])},
+            "usage": Usage.of([self._request]).of_response,
+            "metrics": {"speculative_decoding": speculative_decoding([self._request.stats])},
         }
-
-    def answered(self, request: Request) -> dict[str, Any]:
-        """The response to a request that has ended, without events."""
-        for chunk in request.chunks:
-            list(self._token(chunk))
-        list(self._ended(request))
-        return self.whole(request)
-
-    async def events(self, request: Request, chunks: AsyncIterator[Chunk]) -> AsyncIterator[dict[str, Any]]:
-        """The events of a stream, in their order."""
-        for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, response=self._begun("in_progress"))
-        async for chunk in chunks:
-            for event in self._token(chunk):
-                yield event
-        for event in self._ended(request):
-            yield event
-        response = self.whole(request)
-        yield self._event(f"response.{response['status']}", response=response)
 
     def _token(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         self._unsaid.append(chunk)
-        yield from self._brought(Parsed(chunk.text) if self._parser is None else self._parser.push(chunk))
-
-    def _ended(self, request: Request) -> Iterator[dict[str, Any]]:
         if self._parser is not None:
-            yield from self._brought(self._parser.end())
+            yield from self._parsed(self._parser.push(chunk))
+        elif chunk.text:
+            yield from self._said(chunk.text)
+
+    def _ended(self) -> Iterator[dict[str, Any]]:
+        if self._request.error is not None:
+            raise self._request.error
+        if self._parser is not None:
+            yield from self._parsed(self._parser.end())
         scored = any(chunk.logprobs is not None for chunk in self._unsaid)
         if not self._items or (scored and self._items[-1]["type"] == "message"):
             yield from self._said("")
         if self._items[-1]["status"] == "in_progress":
-            whole = request.finish_reason in ENDS and ENDS[request.finish_reason] is None
-            yield from self._close("completed" if whole else "incomplete")
+            reason = self._request.finish_reason
+            yield from self._close("completed" if ENDS.get(reason or "", reason) is None else "incomplete")
 
-    def _brought(self, parsed: Parsed) -> Iterator[dict[str, Any]]:
-        if parsed.content:
-            yield from self._said(parsed.content)
-        calls = {call.index: call for call in (*parsed.begun, *parsed.ended)}
-        for index in sorted({*calls, *parsed.arguments}):
-            if calls.get(index) in parsed.begun:
-                yield from self._call(calls[index])
-            if (text := parsed.arguments.get(index)) is not None:
-                self._items[-1]["arguments"] += text
-                yield self._within("response.function_call_arguments.delta", delta=text)
-            if calls.get(index) in parsed.ended:
-                yield from self._close("completed")
+    def _parsed(self, parts: Sequence[Parsed]) -> Iterator[dict[str, Any]]:
+        for part in parts:
+            if part.call is None:
+                yield from self._said(part.text)
+            elif part.begins:
+                yield from self._call(part.call)
+            else:
+                self._items[-1]["arguments"] += part.text
+                if part.text:
+                    yield self._within("response.function_call_arguments.delta", delta=part.text)
+                if part.ends:
+                    yield from self._close("completed")
 
     def _said(self, text: str) -> Iterator[dict[str, Any]]:
         if not self._items:

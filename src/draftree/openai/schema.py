@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -197,8 +197,13 @@ class StreamOptions(Body):
 
 
 class Sampled(Sent):
-    """What all endpoints take that generate."""
+    """What all endpoints take that generate.
 
+    Attributes:
+        prefix: of the ids of answers.
+    """
+
+    prefix: ClassVar[str]
     model: str
     max_tokens: Count | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
@@ -360,6 +365,7 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
 class CompletionRequest(Sampled):
     """``/v1/completions``."""
 
+    prefix = "cmpl-"
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: Whole | None = None  # not sent: _TOKENS
     echo: bool = False

@@ -1,9 +1,11 @@
-"""Functions that a request lets the model call, as chats and responses have them, and the grammar of an answer."""
+"""Functions that a request lets the model call, the grammar of an answer, and its text taken apart as it comes."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -12,7 +14,10 @@ from pydantic import Field
 
 from ..engine.engine import Engine
 from ..errors import ConfigError, FieldError
+from ..request import Chunk
 from ..sampling.grammar import Function, Grammar
+from ..text.detokenizer import overlap
+from ..text.encoding import CALL_TAGS
 from .schema import DEEPEST, Body, Sampled, closed
 
 T = TypeVar("T")
@@ -20,6 +25,10 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _MOST = 128
 """Functions of a request."""
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+_OPENS, _CLOSES = CALL_TAGS
+_HEAD = re.compile(r'\s*\{"name": "([^"\\]*)", "arguments": ')
+_END = f"}}\n{_CLOSES}"
+"""Behind arguments, in which it cannot be: JSON on one line has no line break."""
 
 
 class NamedFunction(Body):
@@ -215,3 +224,129 @@ def _named(field: str, compile_: Callable[[], T]) -> T:
         return compile_()
     except ConfigError as error:
         raise FieldError(field, str(error)) from None
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A call of a function.
+
+    Attributes:
+        index: its number in the answer.
+        key: its id.
+        arguments: as JSON, as far as they have come.
+        whole: its end has come.
+    """
+
+    index: int
+    key: str
+    name: str
+    arguments: str = ""
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A part of an answer: of what is said, or of a call.
+
+    Attributes:
+        text: what is said, or what has come of the call's arguments.
+        call: None: it is said.
+        begins: the call's name has come.
+        ends: the call's end has come.
+    """
+
+    text: str
+    call: ToolCall | None = None
+    begins: bool = False
+    ends: bool = False
+
+
+class CallParser:
+    """Parses texts of ``Grammars.calls``, whole or cut off anywhere.
+
+    White space between what is said and a call, or between calls, belongs to neither.
+
+    Attributes:
+        content: what was said.
+        calls: that were begun.
+
+    Args:
+        tags: tokens of tags that give no text.
+    """
+
+    def __init__(self, tags: Mapping[int, str]) -> None:
+        self.content = ""
+        self.calls: list[ToolCall] = []
+        self._tags = tags
+        self._held = ""
+        self._inside = False  # a tag has opened, and no name has come
+
+    @property
+    def called(self) -> bool:
+        """There are calls, all of them whole."""
+        return bool(self.calls) and self.calls[-1].whole and not self._inside
+
+    def push(self, chunk: Chunk) -> list[Parsed]:
+        self._held += chunk.text + self._tags.get(chunk.token, "")
+        return list(self._parts())
+
+    def end(self) -> list[Parsed]:
+        """The answer has ended: what was held back."""
+        held, self._held = self._held, ""
+        if (call := self._open) is not None:
+            if held and not _is_json(call.arguments):  # else what is held has begun to end the call
+                call.arguments += held
+                return [Parsed(held, call)]
+        elif held and not (self._inside or self.calls):
+            self.content += held
+            return [Parsed(held)]
+        return []
+
+    @property
+    def _open(self) -> ToolCall | None:
+        return self.calls[-1] if self.calls and not self.calls[-1].whole else None
+
+    def _parts(self) -> Iterator[Parsed]:
+        while True:
+            if (call := self._open) is not None:
+                text, call.whole = self._until(_END)
+                call.arguments += text
+                if text or call.whole:
+                    yield Parsed(text, call, ends=call.whole)
+                if not call.whole:
+                    return
+            elif self._inside:
+                if (head := _HEAD.match(self._held)) is None:
+                    return
+                self._held, self._inside = self._held[head.end() :], False
+                call = ToolCall(len(self.calls), f"call_{secrets.token_hex(12)}", head[1])
+                self.calls.append(call)
+                yield Parsed("", call, begins=True)
+            else:
+                text, self._inside = self._until(_OPENS)
+                said = text.rstrip()
+                if not self._inside:
+                    self._held = text[len(said) :] + self._held
+                if said and not self.calls:
+                    self.content += said
+                    yield Parsed(said)
+                if not self._inside:
+                    return
+
+    def _until(self, mark: str) -> tuple[str, bool]:
+        """Text before a mark, which is taken too if it is there; the beginning of one stays held."""
+        at = self._held.find(mark)
+        if at >= 0:
+            text, self._held = self._held[:at], self._held[at + len(mark) :]
+            return text, True
+        cut = len(self._held) - overlap(self._held, mark)
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text, False
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

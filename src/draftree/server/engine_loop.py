@@ -4,148 +4,150 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import aclosing
 from functools import partial
-from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any
 
 from ..config import SamplingParams
 from ..drafters.grow import TreeDrafter
-from ..engine.engine import Engine, Generation, Handle
-from ..engine.speculation import EngineRequest, Observer, SpeculationParams
+from ..engine.engine import Engine, Handle
+from ..engine.speculation import EngineRequest, SpeculationParams
 from ..errors import RunError
 from ..models.base import LanguageModel
 from ..models.cost_profile import measure_missing
 from ..request import Chunk
 
-T = TypeVar("T")
 
+class Submission:
+    """The requests of one body under way, for one task of the event loop.
 
-class EngineThread:
-    """A thread that does one thing after another: it loads the models and makes the steps.
-
-    Each thread that computes gets helpers of its own from OpenMP. Where there are more of them than processors, all
-    sleep instead of spinning at the end of each loop of a pass: passes took 1.4 times as long on two processors.
+    Args:
+        ended: called in the event loop with the number of each that has ended, for whatever reason.
     """
 
-    def __init__(self) -> None:
-        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        threading.Thread(target=self._work, name="draftree engine", daemon=True).start()
-
-    def do(self, call: Callable[[], T]) -> Future[T]:
-        """Do this when all before it is done."""
-        future: Future[T] = Future()
-
-        def task() -> None:
-            try:
-                found = call()
-            except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
-                future.set_exception(error)
-            else:
-                future.set_result(found)
-
-        self._tasks.put(task)
-        return future
-
-    def _work(self) -> None:
-        while True:
-            self._tasks.get()()
-
-
-class AsyncHandle:
-    """A request under way, for one task of the event loop.
-
-    Attributes:
-        handle: of the engine.
-    """
-
-    def __init__(self, handle: Handle, owner: EngineLoop, ended: Callable[[EngineRequest], None] | None = None) -> None:
-        self.handle, self._owner, self._ended = handle, owner, ended
+    def __init__(self, owner: EngineLoop, ended: Callable[[int, EngineRequest], None]) -> None:
+        self._owner, self._ended = owner, ended
+        self._handles: list[Handle] = []
+        self._under: list[int] = []
         self._changed = asyncio.Event()
 
+    @property
+    def requests(self) -> list[EngineRequest]:
+        return [handle.request for handle in self._handles]
+
+    def add(self, handle: Handle) -> None:
+        self._under.append(len(self._handles))
+        self._handles.append(handle)
+
     def wake(self) -> bool:
-        """Let the task look; whether the request has ended."""
+        """Let the task look; whether all requests have ended."""
         self._changed.set()
-        done = self.handle.done
-        if done and self._ended is not None:
-            ended, self._ended = self._ended, None
-            ended(self.handle.request)
-        return done
+        for index in [index for index in self._under if self._handles[index].done]:
+            self._under.remove(index)
+            self._ended(index, self._handles[index].request)
+        return not self._under
 
-    async def chunks(self) -> AsyncIterator[Chunk]:
-        """Tokens as they come; leaving early cancels the request.
+    async def chunks(self) -> AsyncGenerator[tuple[int, Chunk | None]]:
+        """(request, token) as they come, and (request, None) at the end of each; leaving early cancels all.
 
         Raises:
-            the exception that ended it; RunError: the engine has ended.
+            RunError: the engine has ended.
         """
-        with closing(self.handle.chunks()) as chunks:
-            for chunk in chunks:
-                if chunk is not None:
-                    yield chunk
-                elif self._owner.failure is not None:
+        given = [0] * len(self._handles)
+        left = list(range(len(given)))
+        try:
+            while left:
+                self._changed.clear()
+                for index in list(left):
+                    done, chunks = self._handles[index].done, self._handles[index].request.chunks
+                    for chunk in chunks[given[index] :]:
+                        given[index] += 1
+                        yield index, chunk
+                    if done:
+                        left.remove(index)
+                        yield index, None
+                if left and self._owner.failure is not None:
                     raise RunError(f"the engine has ended: {self._owner.failure}: start the server again")
-                else:
+                if left:
                     await self._changed.wait()
-                    self._changed.clear()
+        finally:
+            self.cancel()
 
-    async def result(self) -> Generation:
-        """Its end; a task that is cancelled meanwhile cancels the request.
+    async def end(self) -> None:
+        """Wait for the end of all; a task that is cancelled meanwhile cancels them.
 
         Raises:
-            the exception that ended it.
+            the exception that ended one of them.
         """
-        async for _ in self.chunks():
-            pass
-        return self.handle.generation
+        async with aclosing(self.chunks()) as chunks:
+            async for index, chunk in chunks:
+                error = self._handles[index].request.error
+                if chunk is None and error is not None:
+                    raise error
 
     def cancel(self) -> None:
-        if not self.handle.done:
-            self.handle.cancel()
+        for handle in self._handles:
+            if not handle.done:
+                handle.cancel()
 
 
 class EngineLoop:
-    """Runs an engine in a thread.
+    """A thread that loads an engine and makes its steps.
+
+    Each thread that computes gets helpers of its own from OpenMP. Where there are more of them than processors, all
+    sleep instead of spinning at the end of each loop of a pass: passes took 1.4 times as long on two processors.
 
     Args:
-        engine: nobody else works with it meanwhile.
-        thread: the one that loaded its models; None: one of its own.
+        load: returns the engine, with which nobody else works.
+
+    Raises:
+        what ``load`` raises.
     """
 
-    def __init__(self, engine: Engine, thread: EngineThread | None = None) -> None:
-        self.engine, self._thread = engine, thread or EngineThread()
-        self._handles: set[AsyncHandle] = set()
+    def __init__(self, load: Callable[[], Engine]) -> None:
+        self._submissions: set[Submission] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: Future[None] | None = None
-        self._due = False  # a look at the handles is due in the event loop
-        self._stopped = False
+        self._due = False  # a look at the submissions is due in the event loop
+        self._started, self._stopped = threading.Event(), False
         self.failure: BaseException | None = None
+        loaded: Future[Engine] = Future()
+        self._thread = threading.Thread(target=self._run, args=(load, loaded), name="draftree engine", daemon=True)
+        self._thread.start()
+        self.engine = loaded.result()
 
     @property
     def alive(self) -> bool:
-        return self._running is not None and not self._running.done()
+        """It makes steps."""
+        return self._started.is_set() and self._thread.is_alive() and self.failure is None
 
     def start(self) -> None:
         """Begin to make steps; called in the event loop whose tasks will wait."""
         self._loop = asyncio.get_running_loop()
-        self._running = self._thread.do(self._run)
+        self._started.set()
 
     async def stop(self) -> None:
-        """Cancel what runs and let the thread make no more steps."""
+        """Cancel what runs and make no more steps."""
         self._stopped = True
         self.cancel()
         self.engine.wake()
-        if self._running is not None:
-            await asyncio.wrap_future(self._running)
+        await asyncio.to_thread(self._thread.join)
 
     def cancel(self) -> None:
-        for handle in self._handles:
-            handle.cancel()
+        for submission in self._submissions:
+            submission.cancel()
 
-    def _run(self) -> None:
+    def _run(self, load: Callable[[], Engine], loaded: Future[Engine]) -> None:
         try:
-            self.engine.wait(self._has_ended, self._stepped, partial(measure_missing, self._models()))
+            engine = load()
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+            loaded.set_exception(error)
+            return
+        loaded.set_result(engine)
+        self._started.wait()
+        try:
+            engine.wait(self._has_ended, self._stepped, partial(measure_missing, self._models()))
         except BaseException as error:  # noqa: BLE001 - a server without an engine says so from then on
             self.failure = error
         self._stepped()
@@ -165,38 +167,20 @@ class EngineLoop:
 
     def _look(self) -> None:
         self._due = False
-        self._handles -= {handle for handle in self._handles if handle.wake()}
+        self._submissions -= {submission for submission in self._submissions if submission.wake()}
 
     async def submit(
         self,
+        submission: Submission,
         prompt: list[int],
         params: SamplingParams,
-        speculation: SpeculationParams | None = None,
-        *,
-        prediction: str = "",
-        observers: Sequence[Observer] = (),
-        priority: int = 0,
-        timeout: float | None = None,
-        ended: Callable[[EngineRequest], None] | None = None,
-    ) -> AsyncHandle:
-        """``Engine.submit``, which may wait for a drafter to be loaded, off the event loop.
-
-        Args:
-            ended: called in the event loop when the request has ended, for whatever reason.
-        """
-        call = partial(
-            self.engine.submit,
-            prompt,
-            params,
-            speculation,
-            prediction=prediction,
-            observers=observers,
-            priority=priority,
-            timeout=timeout,
-        )
-        handle = AsyncHandle(await asyncio.to_thread(call), self, ended)
+        speculation: SpeculationParams | None,
+        **options: Any,
+    ) -> None:
+        """``Engine.submit``, which may wait for a drafter to be loaded, off the event loop."""
+        call = partial(self.engine.submit, prompt, params, speculation, **options)
+        submission.add(await asyncio.to_thread(call))
         if self._stopped:
-            handle.cancel()
-        if not handle.wake():
-            self._handles.add(handle)
-        return handle
+            submission.cancel()
+        if not submission.wake():
+            self._submissions.add(submission)

@@ -43,10 +43,12 @@ class Inspector:
         model: its name, as clients call it.
         setup: of the engine.
         speculation: how requests are drafted for that do not say.
-        spell: the text of a token; raises where there is none.
+        spell: the text of tokens; raises where there is none.
     """
 
-    def __init__(self, model: str, setup: Setup, speculation: SpeculationParams, spell: Callable[[int], str]) -> None:
+    def __init__(
+        self, model: str, setup: Setup, speculation: SpeculationParams, spell: Callable[[Sequence[int]], str]
+    ) -> None:
         self._model, self._setup, self._speculation, self._spell = model, setup, speculation, spell
         self.run: dict[str, Any] = plain(run_record(setup, {"method": str(plain(speculation.method))}))
         self.router = router = APIRouter()
@@ -79,7 +81,7 @@ class Inspector:
         return policy.target.points if isinstance(policy, AutoTree) and policy.target is not None else None
 
     async def spell(self, body: SpellRequest) -> dict[str, list[str]]:
-        return {"texts": await asyncio.to_thread(lambda: [self._spell(token) for token in body.tokens])}
+        return {"texts": await asyncio.to_thread(lambda: [self._spell([token]) for token in body.tokens])}
 
 
 @lru_cache(maxsize=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Request, Response
@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import InputError
-from ..openai.bad_bodies import INVALID, MISSING, NOT_JSON, UnknownModelError, body_error, error, input_error
+from ..errors import QueueFullError
+from ..openai.bad_bodies import INVALID, MISSING, NOT_JSON, body_error, error, failure
 
 log = logging.getLogger("draftree.server")
 OPEN = ("/", "/health", "/ready", "/metrics", "/version")
@@ -86,29 +86,23 @@ class Limits:
         await self._app(scope, counted, send)
 
 
-async def invalid(request: Request, found: Exception) -> Response:
-    """A body that is not what it should be: the first field that does not do."""
-    assert isinstance(found, RequestValidationError)  # noqa: S101 - what it is registered for
-    errors = [{**each, "loc": each["loc"][1:]} for each in found.errors()]
-    if errors[0]["type"] == "json_invalid":
-        errors[0]["loc"] = ()
-    return JSONResponse(body_error(errors, found.body), 400)
-
-
-async def wrong(request: Request, found: Exception) -> Response:
-    assert isinstance(found, InputError)  # noqa: S101 - what it is registered for
-    return JSONResponse(input_error(found), 404 if isinstance(found, UnknownModelError) else 400)
-
-
-async def http_error(request: Request, found: Exception) -> Response:
-    assert isinstance(found, HTTPException)  # noqa: S101 - what it is registered for
-    status, said = found.status_code, str(found.detail)
-    if status == 400:  # FastAPI's own: JSON that Python cannot read
-        said = NOT_JSON
-    kind = "server_error" if status >= 500 else MISSING if status == 404 else INVALID
-    return JSONResponse(error(said, kind), status, found.headers)
-
-
-async def failed(request: Request, found: Exception) -> Response:
-    log.exception("a request failed", exc_info=found)
-    return JSONResponse(error(f"{type(found).__name__}: {found}", "server_error"), 500)
+async def refuse(request: Request, found: Exception) -> Response:
+    """The answer to a request that an exception has ended."""
+    headers: Mapping[str, str] | None = None
+    if isinstance(found, RequestValidationError):  # a body that is not what it should be
+        errors = [{**each, "loc": each["loc"][1:]} for each in found.errors()]
+        if errors[0]["type"] == "json_invalid":
+            errors[0]["loc"] = ()
+        status, body = 400, body_error(errors, found.body)
+    elif isinstance(found, QueueFullError):
+        status, body = 429, error(str(found), "rate_limit_error", code="rate_limit_exceeded")
+        headers = {"Retry-After": f"{found.retry_after:.0f}"}
+    elif isinstance(found, HTTPException):
+        status, headers = found.status_code, found.headers
+        kind = "server_error" if status >= 500 else MISSING if status == 404 else INVALID
+        body = error(NOT_JSON if status == 400 else found.detail, kind)  # FastAPI's own: JSON that Python cannot read
+    else:
+        status, body = failure(found)
+    if status == 500:
+        log.exception("a request failed", exc_info=found)
+    return JSONResponse(body, status, headers)

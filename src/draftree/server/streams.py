@@ -13,11 +13,13 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..engine.speculation import EngineRequest, Observer
-from ..openai import bad_bodies
+from ..openai.answers import CompletionBuilder
+from ..openai.bad_bodies import failure
+from ..openai.responses_api import ResponseBuilder
 from ..request import Outcome
-from ..tracing.records import Record, plain
+from ..tracing.records import plain
 from ..tracing.trace import end_record, request_record, step_record
-from .engine_loop import AsyncHandle
+from .engine_loop import Submission
 
 log = logging.getLogger("draftree.server")
 _PING = 15.0
@@ -25,22 +27,47 @@ _PING = 15.0
 
 
 class EventStream(StreamingResponse):
-    """Events of answers that end with it, even if it was left before the first of them."""
+    """Events of an answer that ends with it, even if it was left before the first of them.
 
-    def __init__(self, found: Sequence[AsyncHandle], events: AsyncIterator[str]) -> None:
+    Args:
+        traces: of the answer's requests: their records stand before the events that they belong to.
+    """
+
+    def __init__(
+        self, submission: Submission, builder: CompletionBuilder | ResponseBuilder, traces: Sequence[LiveTrace]
+    ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._found = found
+        super().__init__(_pinged(self._lines()), media_type="text/event-stream", headers=headers)
+        self._submission, self._builder, self._traces = submission, builder, traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            for answer in self._found:
-                answer.cancel()
+            self._submission.cancel()
+
+    async def _lines(self) -> AsyncIterator[str]:
+        named = isinstance(self._builder, ResponseBuilder)
+        try:
+            async for event in self._builder.events(self._submission.chunks()):
+                records = [record for trace in self._traces for record in trace.take()]
+                if records:
+                    yield _line(event | {"choices": [], "trace": records})
+                yield _line(event)
+        except Exception as error:  # noqa: BLE001 - the client gets an event of it
+            log.error("a request failed: %s", error)
+            body = failure(error)[1]
+            yield _line({"type": "error", **body["error"]} if named else body)
+        if not named:
+            yield "data: [DONE]\n\n"
 
 
-async def pinged(events: AsyncIterator[str]) -> AsyncIterator[str]:
+def _line(event: dict[str, Any]) -> str:
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event, ensure_ascii=False)}\n\n"
+
+
+async def _pinged(events: AsyncIterator[str]) -> AsyncIterator[str]:
     """The same, with a comment where nothing comes for long."""
     coming = asyncio.ensure_future(anext(events, None))
     try:
@@ -57,21 +84,6 @@ async def pinged(events: AsyncIterator[str]) -> AsyncIterator[str]:
         coming.cancel()
 
 
-async def named_events(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    """Events with their names, or the error that ends them."""
-    try:
-        async for event in events:
-            yield f"event: {event['type']}\n{event_line(event)}"
-    except Exception as error:  # noqa: BLE001 - the client gets an event of it
-        log.error("a request failed: %s", error)
-        body = {"type": "error", **bad_bodies.error(str(error), "server_error")["error"]}
-        yield f"event: error\n{event_line(body)}"
-
-
-def event_line(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
-
-
 class LiveTrace(Observer):
     """Records of the request that it is an observer of, until they are taken.
 
@@ -79,11 +91,12 @@ class LiveTrace(Observer):
 
     Args:
         number: of the request, in its records.
+        first: records before those.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, first: Sequence[Any] = ()) -> None:
         self._number = number
-        self._records = deque[Record]()
+        self._records = deque[Any](first)
 
     def opened(self, request: EngineRequest) -> None:
         self._records.append(request_record(request, self._number))
