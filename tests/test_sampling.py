@@ -23,7 +23,6 @@ from transformers import (
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError
 from draftree.models.huggingface import torch_sampling
-from draftree.sampling import noise as keyed
 from draftree.sampling import warping
 from draftree.sampling.draws import DrawPlace, Draws, draw_at
 from draftree.sampling.warping import stream_key
@@ -69,7 +68,7 @@ def warp_by_torch(logits: Tensor, params: SamplingParams) -> Tensor:
 def gumbel_noise(seeds: Sequence[int], positions: Sequence[int], vocab: int) -> Tensor:
     """[R, V] by NumPy, row by row."""
     keys = [stream_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    return torch.stack([torch.from_numpy(keyed.gumbel_noise(key, vocab)) for key in keys])
+    return torch.stack([torch.from_numpy(warping.gumbel_noise(key, vocab)) for key in keys])
 
 
 def transformers_warp(logits: Tensor, params: SamplingParams) -> Tensor:
