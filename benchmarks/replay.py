@@ -24,7 +24,8 @@ from typing import Any
 
 from rich.progress import track
 
-from draftree.bench.contestants import Entry, Models, entries, split_names
+from draftree.bench.contestants import Models
+from draftree.bench.entries import Entry, entries, split_names
 from draftree.bench.run import encode_turns
 from draftree.bench.suites import Item, choose, load_suite
 from draftree.bench.summary import markdown, ratio

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from draftree.bench.contestants import AR
+from draftree.bench.entries import AR
 from draftree.bench.summary import ALL, Interval, LoadedRun, load_runs, markdown, ratio_text
 from draftree.errors import ConfigError, DraftreeError
 

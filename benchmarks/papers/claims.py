@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from draftree.bench.contestants import Entry
+from draftree.bench.entries import Entry
 from draftree.bench.summary import ALL, LoadedRun, markdown, number, ratio_text
 
 from . import confidence, dsbd, gunjur, hsddw, opt_tree

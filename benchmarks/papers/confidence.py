@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from draftree.bench.contestants import Entry
+from draftree.bench.entries import Entry
 from draftree.bench.summary import ALL, LoadedRun, MethodFigures, number
 
 from .plots import line_style, plot

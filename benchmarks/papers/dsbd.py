@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from draftree.beams.forest import BeamParams
-from draftree.bench.contestants import AR, Entry
+from draftree.bench.entries import AR, Entry
 from draftree.bench.results import AnswerRecord
 from draftree.bench.summary import ALL, LoadedRun, MethodFigures, number, paired, ratio_text
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from draftree.bench.contestants import Entry
+from draftree.bench.entries import Entry
 from draftree.bench.results import AnswerRecord
 from draftree.bench.summary import ALL, Interval, LoadedRun, interval
 

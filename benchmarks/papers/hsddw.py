@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftree.bench.contestants import Entry
+from draftree.bench.entries import Entry
 from draftree.bench.summary import ALL, LoadedRun, paired, ratio_text
 
 from .sections import SPEEDS, Chapter, Grid, Part, Runs, Section, of, speeds

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from draftree.bench.contestants import Entry
+from draftree.bench.entries import Entry
 from draftree.bench.results import BINS, StepColumns
 from draftree.bench.summary import ALL, LoadedRun, paired, ratio_text
 
@@ -220,7 +220,7 @@ def _sweep(
 def _figure3(runs: Runs) -> Section | None:
     text = (
         "The paper: a pass over 10 tokens takes as long as one over 200. A curve of pass times is no result of a run: "
-        "`draftree profile MODEL --plot FILE` draws that of this machine, and [measurements](measurements.md) has "
+        "`draftree profile MODEL` prints that of this machine, and [measurements](measurements.md) has "
         "tables of them."
     )
     return Section("Figure 3: time by input length", [text]) if of(runs, MAIN) else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftree.artifacts import user_path, write_whole
-from draftree.bench.contestants import split_names
+from draftree.bench.entries import split_names
 from draftree.bench.results import read_summary
 from draftree.bench.suites import data_folder
 from draftree.errors import ConfigError, RunError

@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from draftree.artifacts import write_whole
-from draftree.bench.contestants import AR, Entry
+from draftree.bench.entries import AR, Entry
 from draftree.bench.results import AnswerRecord, read_config, read_items, read_results, read_summary
 from draftree.bench.run import encode_turns
 from draftree.bench.suites import Item, data_folder

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from draftree.bench.contestants import AR, Entry, entries
+from draftree.bench.entries import AR, Entry, entries
 from draftree.bench.results import BINS, AnswerRecord, Parts, RunFolder, StepColumns, Turn
 
 MACHINE = {"processor": "abacus", "cores": 2, "threads": 2, "accelerator": None, "system": "Linux"}
@@ -51,7 +51,6 @@ def record(entry: Entry, prompt: int, answer: Turn, **more: object) -> AnswerRec
         repeat=0,
         seed=11,
         turns=[answer],
-        peak_memory=2**30,
         **more,
     )
 

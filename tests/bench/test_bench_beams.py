@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from draftree.beams.forest import BeamParams
-from draftree.bench.contestants import Models, entries
+from draftree.bench.contestants import Models
+from draftree.bench.entries import entries
 from draftree.bench.results import RECORD_LINE, AnswerRecord
 from draftree.cli.main import run
 from draftree.config import SamplingParams

@@ -10,10 +10,9 @@ from typing import NoReturn
 import pytest
 import torch
 
-from draftree.bench.compare import compare, read_differences
-from draftree.bench.contestants import Entry, entries
+from draftree.bench.entries import Entry, entries
 from draftree.bench.results import RECORD_LINE, AnswerRecord, Parts, RunFolder, Turn, read_items, read_results
-from draftree.bench.run import encode_turns
+from draftree.bench.run import compare, encode_turns, read_differences
 from draftree.bench.suites import Item
 from draftree.errors import ConfigError
 from draftree.models.huggingface.hf_model import HFModel

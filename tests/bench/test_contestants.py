@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftree.bench.contestants import entries, split_names
+from draftree.bench.entries import entries, split_names
 from draftree.config import MAX_NODES
 from draftree.errors import ConfigError, DraftreeError
 from draftree.policies.best_paths import OptTree

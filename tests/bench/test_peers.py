@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from draftree.bench import contestants
-from draftree.bench.contestants import Entry, Models, entries
+from draftree.bench.contestants import Models
+from draftree.bench.entries import Entry, entries
 from draftree.bench.results import AnswerRecord, Parts
 from draftree.config import SamplingParams
 from draftree.models.huggingface.hf_loading import load_stock

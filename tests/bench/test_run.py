@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import shutil
 import signal
@@ -17,9 +16,9 @@ import pytest
 import torch
 
 from draftree.bench import contestants
-from draftree.bench.contestants import entries
+from draftree.bench.entries import entries
 from draftree.bench.results import Turn, read_items, read_results
-from draftree.bench.run import RunPlan, peak_memory, reset_peak
+from draftree.bench.run import RunPlan
 from draftree.bench.suites import Item
 from draftree.cli.bench import commit
 from draftree.cli.main import run
@@ -273,16 +272,16 @@ def test_ctrl_c_keeps_the_answers_that_have_ended(
     assert len(read_results(tmp_path / "out")) == 6
 
 
-def test_a_prompt_that_does_not_fit_is_named_and_skipped_only_if_asked(
-    model: str, tmp_path: Path, capsys: Captured
-) -> None:
+def test_a_prompt_that_does_not_fit_is_left_out(model: str, tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "own.jsonl"
-    path.write_text(json.dumps({"prompt": "a b " * 200, "id": "long"}) + "\n" + json.dumps({"prompt": "a b"}) + "\n")
-    asked = _asked(model, str(path), tmp_path / "out", methods="chain")
-    assert run(asked) == 2
-    assert "prompt long has" in capsys.readouterr().err
-    assert run([*asked, "--skip-bad"]) == 0
+    long, short = json.dumps({"prompt": "a b " * 200}), json.dumps({"prompt": "a b"})
+    path.write_text(f"{long}\n{short}\n")
+    assert run(_asked(model, str(path), tmp_path / "out", methods="chain")) == 0
+    assert "1 of 2 prompts are left out" in capsys.readouterr().err
     assert {r.prompt for r in read_results(tmp_path / "out")} == {"2"}
+    path.write_text(f"{long}\n")
+    assert run(_asked(model, str(path), tmp_path / "none", methods="chain")) == 2
+    assert "no prompt of the suite fits" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -290,8 +289,8 @@ def test_a_prompt_that_does_not_fit_is_named_and_skipped_only_if_asked(
     [
         (("--temperature", "x"), "use numbers with commas"),
         (("--temperature", "-1"), "temperature is -1"),
-        (("--repeats", "0"), "repeats are 0: use 1 to 10000"),
-        (("--max-tokens", "0"), "max_tokens is 0"),
+        (("--repeats", "0"), "--repeats is 0: use at least 1"),
+        (("--max-tokens", "0"), "--max-tokens is 0"),
         (("--categories", "c"), "no category 'c'"),
     ],
 )
@@ -308,18 +307,6 @@ def test_the_entry_of_a_line_says_who_it_was(model: str, suite: str, tmp_path: P
     assert run(_asked(model, suite, tmp_path / "out", methods="chain")) == 0
     chain = next(r for r in read_results(tmp_path / "out") if r.method == "chain")
     assert (chain.drafter, chain.temperature) == ("self", 0.0)
-
-
-def test_the_peak_is_that_since_the_start() -> None:
-    size, cpu = 1 << 27, "cpu"
-    reset_peak(cpu)
-    with mmap.mmap(-1, size) as block:
-        for page in range(0, size, mmap.PAGESIZE):
-            block[page] = 1
-    most = peak_memory(cpu)
-    reset_peak(cpu)
-    least = peak_memory(cpu)
-    assert most is not None and least is not None and most - least > size // 2
 
 
 def test_a_method_without_a_bound_says_so_before_it_starts(suite: str, tmp_path: Path, capsys: Captured) -> None:

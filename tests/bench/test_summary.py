@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.bench.contestants import entries
+from draftree.bench.entries import entries
 from draftree.bench.results import RunFolder, read_results
 from draftree.bench.summary import interval, load_runs, ratio
 from draftree.cli.main import run

@@ -17,7 +17,7 @@ from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
 from benchmarks.papers.gunjur import saving, wasted
 from benchmarks.papers.plan import CODER, FILES, RUNS, Plan, PlannedRun
 from benchmarks.quality.answers import FILE, Scored
-from draftree.bench.contestants import AR, Entry, entries
+from draftree.bench.entries import AR, Entry, entries
 from draftree.bench.results import Parts, Turn
 from draftree.bench.summary import Interval, LoadedRun, load_runs
 from draftree.cli.main import run as draftree

@@ -61,7 +61,7 @@ def test_calibrate_writes_a_tree_that_generate_drafts_with(
     question = ["generate", QUESTIONS[0], "--target", model, "--max-tokens", "24", "--json", "--drafter"]
     assert run([*question, "none"]) == 0
     plain = json.loads(capsys.readouterr().out)
-    assert run([*question, drafter, "--method", "sequoia", "--tree", str(out), "--nodes", "12"]) == 0
+    assert run([*question, drafter, "--method", "sequoia", "--set", f"tree={out}", "--nodes", "12"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["token_ids"] == plain["token_ids"]
     assert report["stats"]["drafted"] > 0 or drafter == "lookup"
@@ -150,10 +150,10 @@ def test_a_tree_of_other_models_is_refused(what: str, model: str, tmp_path: Path
     question = [what, *(["the cat"] if what == "generate" else []), "--target", model, "--method", "sequoia"]
     tree = save_tree(tmp_path / "tree.json", "elsewhere/tiny", "self")
     capsys.readouterr()
-    assert run([*question, "--tree", str(tree), "--drafter", "lookup"]) == 2
+    assert run([*question, "--set", f"tree={tree}", "--drafter", "lookup"]) == 2
     assert "made for drafter 'self', not 'lookup'" in complaint(capsys)
     save_tree(tree, "elsewhere/huge", "lookup")
-    assert run([*question, "--tree", str(tree), "--drafter", "lookup"]) == 2
+    assert run([*question, "--set", f"tree={tree}", "--drafter", "lookup"]) == 2
     assert "made for target 'elsewhere/huge', not" in complaint(capsys)
 
 
@@ -161,10 +161,10 @@ def test_a_tree_of_other_models_is_refused(what: str, model: str, tmp_path: Path
     ("arguments", "named"),
     [
         (["--method", "sequoia"], "method sequoia needs a tree"),
-        (["--method", "sequoia", "--tree", ""], "method sequoia needs a tree"),
-        (["--method", "sequoia", "--tree", "nowhere.json"], "no tree file 'nowhere.json'"),
-        (["--method", "chain", "--tree", "nowhere.json"], "method chain has no setting 'tree': it has depth"),
-        (["--method", "eagle", "--tree", "nowhere.json"], "method eagle has no setting 'tree': it has none"),
+        (["--method", "sequoia", "--set", "tree="], "method sequoia needs a tree"),
+        (["--method", "sequoia", "--set", "tree=nowhere.json"], "no tree file 'nowhere.json'"),
+        (["--method", "chain", "--set", "tree=nowhere.json"], "method chain has no setting 'tree': it has depth"),
+        (["--method", "eagle", "--set", "tree=nowhere.json"], "method eagle has no setting 'tree': it has none"),
     ],
 )
 def test_a_tree_that_cannot_be_used_is_refused_before_any_model(
@@ -177,6 +177,6 @@ def test_a_tree_that_cannot_be_used_is_refused_before_any_model(
 def test_a_corrupt_tree_is_refused_before_any_model(tmp_path: Path, capsys: Captured) -> None:
     tree = save_tree(tmp_path / "tree.json", "tiny", "self")
     tree.write_text(tree.read_text()[:-20])
-    assert run(["generate", "the cat", "--target", "./nowhere", "--method", "sequoia", "--tree", str(tree)]) == 2
+    assert run(["generate", "the cat", "--target", "./nowhere", "--method", "sequoia", "--set", f"tree={tree}"]) == 2
     said = complaint(capsys)
     assert "is not JSON" in said and "give a file that 'draftree calibrate' wrote" in said

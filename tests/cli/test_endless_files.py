@@ -25,7 +25,7 @@ generate cat --target {zero}
 generate cat --target {model_of_zeros}
 generate cat --target {model} --drafter {zero}
 generate cat --target {model} --drafter {model_of_zeros}
-generate cat --target {model} --method sequoia --drafter self --tree {zero}
+generate cat --target {model} --method sequoia --drafter self --set tree={zero}
 generate cat --target {model} --method c2t --drafter self --set classifier={zero}
 generate cat --target {model} --library {zero} --backend llama.cpp
 generate cat --target {model} --prediction {zero}

@@ -52,11 +52,6 @@ def test_profile_prints_a_table_and_keeps_the_profile(model: str, folder: Path, 
     ]
 
 
-def test_a_plot_is_drawn(model: str, tmp_path: Path) -> None:
-    assert run(["profile", model, *SMALL, "--plot", str(tmp_path / "curve.png")]) == 0
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -65,8 +60,6 @@ def test_a_plot_is_drawn(model: str, tmp_path: Path) -> None:
         (["--contexts", "0"], "--contexts is (0,)"),
         (["--batches", "2,1"], "batches are (2, 1)"),
         (["--repeats", "0"], "--repeats is 0"),
-        (["--plot", "curve.jpg"], "ends in .png, .svg or .pdf"),
-        (["--plot", "nowhere/curve.png"], "folder nowhere is not there"),
         (["--sizes", "1,4000"], "passes over 4000 tokens do not fit"),
     ],
 )

@@ -51,7 +51,6 @@ OUTPUTS = [
         )
         for force in ("", "--force")
     ),
-    Output(f"profile {NOWHERE} --plot OUT", suffix=".svg"),
     *(Output(f"calibrate --target {NOWHERE} --prompts SOURCE --out OUT {force}") for force in ("", "--force")),
     *(
         Output(f"calibrate {TRAINED} --drafter lookup --out OUT {force}", beside="OUT.part")

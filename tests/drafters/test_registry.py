@@ -126,7 +126,8 @@ def test_every_scheme_decodes_with_it(scheme: str, with_head: bool, model: str, 
 
 def test_a_calibrated_tree_brings_its_drafter(model: str, tmp_path: Path, capsys: Captured) -> None:
     tree = save_tree(tmp_path / "tree.json", model, "self")
-    asked = ["generate", "the cat", "--target", model, "--max-tokens", "9", "--method", "sequoia", "--tree", str(tree)]
+    asked = ["generate", "the cat", "--target", model, "--max-tokens", "9"]
+    asked += ["--method", "sequoia", "--set", f"tree={tree}"]
     assert run(asked) == 0
     assert "self, sequoia, match: 9 tokens" in capsys.readouterr().err
 

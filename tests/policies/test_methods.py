@@ -72,7 +72,7 @@ def test_every_number_changes_the_policy(name: str, key: str, default: float) ->
 
 def test_sequoia_alone_needs_a_setting() -> None:
     assert [m.name for m in METHODS.values() if not m.complete] == ["sequoia"]
-    with pytest.raises(ConfigError, match="sequoia needs a tree: make one with 'draftree calibrate' .* --tree FILE"):
+    with pytest.raises(ConfigError, match="sequoia needs a tree: .* 'draftree calibrate' .* --set tree=FILE"):
         find_policy("sequoia")
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from draftree.bench.contestants import EngineContestant, entries
+from draftree.bench.contestants import EngineContestant
+from draftree.bench.entries import entries
 from draftree.cli.main import app
 from draftree.config import SamplingParams
 from draftree.drafters.base import DraftSource

@@ -1,216 +1,48 @@
-"""What takes part in a benchmark, by name: ``METHOD[:KEY=VALUE]...`` and ``peer:NAME``. Loads nothing.
+"""What takes part in a benchmark, loaded: our engines, beams, replays of AR decoding, and transformers' own decoding.
 
-opt-tree    opt-tree:nodes=16:candidates=plain    static:verify=relaxed:when=both    ar    peer:hf-generate
-dynamic-width:width_of=0.02:1,1:2,inf:7:depth=3
-beams:width=4:drafter=head    peer:hf-beam-search:width=4
+A replay (``draftree bench --replay``) drafts along AR decoding's answer in place of decoding it again. What the target
+says is known from one AR decoding of each prompt; a method's trees, and what is accepted of them, are then those of
+decoding under match verification, without a pass of the target over a tree.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, Unpack
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol, Unpack, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from ..beams.beam_engine import BeamEngine
 from ..beams.forest import BeamParams
-from ..config import MAX_NODES, SamplingParams, named_settings
+from ..config import SamplingParams
 from ..drafters.base import DraftSource
 from ..drafters.grow import TreeDrafter
 from ..drafters.registry import is_model, load_draft_model
-from ..drafters.spec import AUTO, NONE, DrafterSpec
+from ..drafters.spec import NONE, DrafterSpec
 from ..engine.engine import Engine
-from ..engine.speculation import Observer, SpeculationParams
-from ..errors import ConfigError
-from ..factory import beam_drafter, load_beam_source
+from ..engine.replay import Replay, pass_maker
+from ..engine.speculation import Observer
+from ..factory import load_beam_source
 from ..models.base import LanguageModel
+from ..models.cost_profile import kept_or_measured
 from ..models.huggingface.hf_loading import load_stock
 from ..models.loading import ModelOptions, load
-from ..models.protocols import TimedModel
-from ..policies.base import GrowthPolicy, node_budget
-from ..policies.methods import find_method
-from ..request import Outcome, Seconds, Stats
+from ..models.protocols import TimedModel, tracked
+from ..request import Outcome, Request, Seconds, Stats, StepCost
 from ..text.encoding import Tokenizer
+from ..train.rank_acceptance import decoded
 from ..tree import ROOT
-from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
-from .peers import LOOKUP_TOKENS, PEERS, TransformersPeer, bare, find_peer
+from .entries import Entry
 from .results import BINS, Parts, StepColumns, Turn
 
-AR = "ar"
-"""Autoregressive decoding, as results and command lines call it."""
-PEER = "peer:"
-_CONTEXT = 4096
-"""Tokens of a peer's context that has to be given one."""
-BEAMS = "beams"
-PEER_BEAMS = ("width", "penalty", "early")
-"""Settings of beams that a peer takes."""
-_BETWEEN_NAMES = re.compile(r",(?!\s*(?:inf|[\d.]+(?:e[+-]?\d+)?)\s*:)", re.IGNORECASE)
-"""A comma that no step of entropy (EDGE:VALUE) follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One contestant at one temperature.
-
-    Attributes:
-        label: its name in results; no other has it.
-        method: a method's name, ``AR``, ``BEAMS``, or "peer:" and a peer's name.
-        drafter: a drafter's name; None for AR decoding and peers without a model of their own.
-        settings: of the method.
-        nodes: node budget.
-        candidates: of verification match (``CANDIDATES``); None: the scheme's own.
-    """
-
-    label: str
-    method: str
-    drafter: str | None
-    temperature: float
-    settings: Mapping[str, str] = field(default_factory=dict)
-    nodes: int = 1
-    verify: str = DEFAULT_SCHEME
-    candidates: str | None = None
-
-    @property
-    def is_peer(self) -> bool:
-        return self.method.startswith(PEER)
-
-    @property
-    def peer(self) -> str:
-        return self.method.removeprefix(PEER)
-
-    @property
-    def beams(self) -> BeamParams | None:
-        """Its beams, ours or a peer's; None: it decodes one request."""
-        if self.method == BEAMS or (self.is_peer and PEERS[self.peer].has_beams):
-            return beam_params(self.label, self.settings)
-        return None
-
-    @property
-    def draws_as_ar(self) -> bool:
-        """Its tokens must be those of AR decoding under the same seed."""
-        if self.beams is not None:
-            return False
-        if self.temperature == 0:
-            return not find_scheme(self.verify).lossy
-        return not self.is_peer and isinstance(find_scheme(self.verify), Match)
-
-    def policy(self) -> GrowthPolicy:
-        return find_method(self.method).policy(self.settings)
-
-    def speculation(self, drafter: str | LanguageModel) -> SpeculationParams:
-        """How it drafts and verifies.
-
-        Raises:
-            InputError: what it is made of does not go together.
-        """
-        return SpeculationParams(
-            drafter=drafter,
-            method=self.policy(),
-            nodes=self.nodes,
-            verification=self.verify,
-            candidates=self.candidates,
-        )
-
-
-def split_names(text: str) -> list[str]:
-    """Names of contestants that are written with commas between them; commas within steps of entropy do not count."""
-    return [name.strip() for name in _BETWEEN_NAMES.split(text) if name.strip()]
-
-
-def entries(
-    methods: Sequence[str],
-    drafters: Sequence[str],
-    temperatures: Sequence[float],
-    nodes: int | None = None,
-    candidates: str | None = None,
-) -> list[Entry]:
-    """AR decoding, every method with every drafter, and the peers, at every temperature.
-
-    Args:
-        nodes: node budget of methods that name none; without it each has its own.
-        candidates: of methods that name none and verify by match.
-
-    Raises:
-        ConfigError: a name is there twice, a setting or a drafter does not fit, or a peer lacks what it needs.
-        UnknownNameError: there is no such method, peer or verification.
-    """
-    found: list[Entry] = []
-    for temperature in temperatures:
-        suffix = f" T={temperature:g}" if len(temperatures) > 1 else ""
-        found.append(Entry(AR + suffix, AR, None, temperature))
-        for text in methods:
-            if text.startswith(PEER):
-                found.append(_peer(text, text + suffix, drafters, temperature))
-            elif text.partition(":")[0] == BEAMS:
-                found.append(_beams(text, text + suffix, temperature))
-            elif text != AR:
-                if not drafters:
-                    raise ConfigError(f"method {text!r} has no drafter: name one in --drafters")
-                for drafter in drafters:
-                    own = text if len(drafters) == 1 else f"{text}@{drafter}"
-                    found.append(_method(text, own + suffix, drafter, temperature, nodes, candidates))
-    labels = [entry.label for entry in found]
-    if double := next((label for label in labels if labels.count(label) > 1), None):
-        raise ConfigError(f"{double!r} is there twice: name each method, drafter and temperature once")
-    return found
-
-
-def _method(
-    text: str,
-    label: str,
-    drafter: str,
-    temperature: float,
-    nodes: int | None,
-    candidates: str | None,
-) -> Entry:
-    name, settings = named_settings(text)
-    if (own := settings.pop("nodes", None)) is not None:
-        try:
-            nodes = int(own)
-        except ValueError:
-            nodes = 0
-        if not 1 <= nodes <= MAX_NODES:
-            raise ConfigError(f"method {text!r}: its nodes are {own!r}: use a whole number from 1 to {MAX_NODES}")
-    verify = settings.pop("verify", DEFAULT_SCHEME)
-    for key in [key for key in find_scheme(verify).settings if key in settings]:
-        verify += f":{key}={settings.pop(key)}"
-    if str(DrafterSpec.parse(drafter)) == NONE:
-        raise ConfigError("drafter 'none' is AR decoding ('ar'), which takes part anyway: leave it out")
-    candidates = settings.pop("candidates", candidates if isinstance(find_scheme(verify), Match) else None)
-    nodes = node_budget(find_method(name).policy(settings), nodes)
-    entry = Entry(label, name, drafter, temperature, settings, nodes, verify, candidates)
-    entry.speculation(drafter)  # checks that they go together
-    return entry
-
-
-def _beams(text: str, label: str, temperature: float) -> Entry:
-    _, settings = named_settings(text)
-    drafter = settings.pop("drafter", AUTO)
-    beam_params(text, settings).check(SamplingParams(temperature=temperature))
-    beam_drafter(drafter, temperature > 0)
-    return Entry(label, BEAMS, None if drafter == "none" else drafter, temperature, settings)
-
-
-def _peer(text: str, label: str, drafters: Sequence[str], temperature: float) -> Entry:
-    name, settings = named_settings(text.removeprefix(PEER))
-    peer = find_peer(name)
-    if peer.has_beams:
-        if wrong := next((key for key in settings if key not in PEER_BEAMS), None):
-            raise ConfigError(f"{PEER}{name} has no setting {wrong!r}: choose from {', '.join(PEER_BEAMS)}")
-        beam_params(text, settings).check(SamplingParams(temperature=temperature))
-    elif settings:
-        raise ConfigError(f"{PEER}{name} has no settings: leave out {', '.join(settings)}")
-    drafter = None
-    if peer.drafts_by_model:
-        drafter = next((d for d in drafters if is_model(DrafterSpec.parse(d))), None)
-        if drafter is None:
-            raise ConfigError(f"{text} needs a draft model: name one in --drafters, or leave this peer out")
-    return Entry(label, PEER + name, drafter, temperature, settings)
+_LOOKUP_TOKENS = 10
+"""Tokens that transformers' prompt lookup proposes (the value of its documentation's example)."""
 
 
 class Contestant(Protocol):
@@ -299,87 +131,41 @@ def _by_probability(outcome: Outcome) -> NDArray[np.int64]:
     return np.stack([np.bincount(bins[which], minlength=BINS) for which in (seen, path)])
 
 
-class Models:
-    """Loads what entries need, once each.
+class ReplayContestant(EngineContestant):
+    """Drafts along a known answer: drafting takes the time that it takes, a target's pass what its profile says."""
 
-    Args:
-        target: the target's name.
-        options: of the target (``draftree.load``), and as far as they fit of draft models and peers.
-    """
+    def __init__(self, entry: Entry, models: Models, drafter: str | LanguageModel | None) -> None:
+        super().__init__(entry, models.target, drafter)
+        self._models, self._costs = models, kept_or_measured(models.target)
 
-    def __init__(self, target: str, **options: Unpack[ModelOptions]) -> None:
-        self.target = load(target, **options)
-        self._name, self._options = target, options
-        self._stock: dict[str, tuple[PreTrainedModel, Tokenizer | None]] = {}
-        self._drafters: dict[str, LanguageModel] = {}
-
-    def contestant(self, entry: Entry) -> Contestant:
-        if entry.is_peer:
-            return self._peer(entry)
-        drafter = None if entry.drafter is None else self.drafter(entry.drafter)
-        if entry.beams is not None:
-            source = load_beam_source(drafter or NONE, self.target, sampled=entry.temperature > 0)
-            return BeamContestant(self.target, source, entry.beams)
-        return EngineContestant(entry, self.target, drafter)
-
-    def drafter(self, name: str) -> str | LanguageModel:
-        """What a drafter's name stands for. Models are shared: one contestant decodes at a time."""
-        if not is_model(DrafterSpec.parse(name)):
-            return name
-        if name not in self._drafters:
-            self._drafters[name] = load_draft_model(name, self.target)
-        return self._drafters[name]
-
-    def _peer(self, entry: Entry) -> Contestant:
-        model, tokenizer = self._stocked(self._name)
-        options: dict[str, Any] = {}
-        if entry.peer == "hf-prompt-lookup":
-            options = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
-        elif entry.beams is not None:
-            beams = entry.beams
-            options = {"num_beams": beams.width, "length_penalty": beams.length_penalty}
-            options["early_stopping"] = beams.early_stopping
-        elif entry.drafter is not None:
-            options = {"assistant_model": self._stocked(entry.drafter)[0]}
-        return TransformersPeer(model, tokenizer, **options)
-
-    def _stocked(self, name: str) -> tuple[PreTrainedModel, Tokenizer | None]:
-        if name not in self._stock:
-            model, tokenizer = load_stock(name, dtype=self._options.get("dtype"), device=self._options.get("device"))
-            self._stock[name] = bare(model), tokenizer
-        return self._stock[name]
-
-
-_READ: Mapping[str, tuple[str, Callable[[str], Any]]] = {
-    "width": ("width", int),
-    "draft": ("draft_width", int),
-    "depth": ("depth", int),
-    "threshold": ("threshold", float),
-    "least": ("min_width", int),
-    "penalty": ("length_penalty", float),
-    "early": ("early_stopping", {"yes": True, "no": False, "never": "never"}.__getitem__),
-    "single": ("single_cache", {"yes": True, "no": False}.__getitem__),
-    "warp": ("warp", str),
-}
-"""Setting -> field of ``BeamParams``, and how its text is read."""
-
-
-def beam_params(text: str, settings: Mapping[str, str]) -> BeamParams:
-    """The settings of a contestant ``text`` as one value.
-
-    Raises:
-        ConfigError: there is no such setting, or its value does not do.
-    """
-    values: dict[str, Any] = {}
-    for key, value in settings.items():
-        if key not in _READ:
-            raise ConfigError(f"method {text!r} has no setting {key!r}: choose from {', '.join((*_READ, 'drafter'))}")
-        name, read = _READ[key]
-        try:
-            values[name] = read(value)
-        except (ValueError, KeyError):
-            raise ConfigError(f"method {text!r}: {key} is {value!r}: see docs/bench.md for what it takes") from None
-    return BeamParams(**values)
+    @torch.inference_mode()
+    def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
+        known, features = self._models.answer(prompt, params)
+        made, outcomes, (_, before) = self.engine.speculation, list[Outcome](), self.inside()
+        drafter, ids, target = made.drafter, known.output_ids, self._models.target
+        verifier = pass_maker(target, drafter, features)
+        most = params.max_tokens or len(ids)
+        with Replay(drafter, prompt, ids, params, features, verifier, tracked(target)) as replay:
+            while replay.left:
+                began, passes, context = time.perf_counter(), drafter.passes, len(replay.request.ids)
+                tree = replay.propose(made.nodes, most - (context - len(prompt)) - 1)
+                draft, path = time.perf_counter() - began, replay.accepted(tree)
+                verify = self._costs.seconds(1 + len(tree), context)
+                cost = StepCost(1, draft, verify, 0.0, drafter.passes - passes)
+                outcomes.append(replay.advance(tree, path, len(path) + 1, cost))
+            stats = replay.request.stats
+        s, prefill, pieces = stats.seconds, known.stats.seconds.prefill, [chunk.text for chunk in known.chunks]
+        return Turn(
+            prompt_tokens=len(prompt),
+            ids=ids,
+            text="".join(pieces),
+            finish=known.finish_reason,
+            seconds=Parts(prefill + s.draft + s.verify, prefill, s.draft, s.verify, 0.0),
+            passes=len(outcomes),
+            steps=step_columns(outcomes, stats, s.verify, self.inside()[1] - before),
+            drafted=[0, *(int(i < len(o.path)) for o in outcomes for i in range(o.taken))],
+            pieces=pieces,
+        )
 
 
 class BeamContestant:
@@ -404,3 +190,131 @@ class BeamContestant:
             layers=answer.stats.tokens,
             drafted_layers=answer.stats.drafted_layers,
         )
+
+
+def bare(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with a generation config that says how text ends and nothing else.
+
+    A checkpoint's own may penalise repetition or truncate the distribution, and ``generate`` falls back on it.
+    """
+    given = model.generation_config
+    if given is not None:
+        model.generation_config = GenerationConfig(
+            bos_token_id=given.bos_token_id, eos_token_id=given.eos_token_id, pad_token_id=given.pad_token_id
+        )
+    return model
+
+
+class _FirstTokens(BaseStreamer):
+    """Notes when the first tokens come, and how many; the first call gives the prompt."""
+
+    def __init__(self) -> None:
+        self.calls, self.at, self.count = 0, 0.0, 1
+
+    def put(self, value: Tensor) -> None:
+        self.calls += 1
+        if self.calls == 2:
+            self.at, self.count = time.perf_counter(), value.numel()
+
+    def end(self) -> None: ...
+
+
+class TransformersPeer:
+    """transformers' ``generate`` with these options; with beams the time of the first token is unknown."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer | None, **options: Any) -> None:
+        self._model, self._tokenizer, self._options = model, tokenizer, options
+        self._generate: Callable[..., Tensor] = cast(Any, model).generate
+
+    def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
+        """Answer one prompt; passes of the target are counted, the prefill's too."""
+        ids = torch.tensor([prompt], device=self._model.device)
+        sampling: dict[str, Any] = {"do_sample": False}
+        if params.temperature:
+            sampling = {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}
+        first, passes = _FirstTokens(), 0
+        streaming = {} if "num_beams" in self._options else {"streamer": first}
+
+        def count(*_: object) -> None:
+            nonlocal passes
+            passes += 1
+
+        handle = self._model.register_forward_hook(count)
+        with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
+            torch.manual_seed(params.seed or 0)
+            began = time.perf_counter()
+            made = self._generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=params.max_tokens,
+                **streaming,
+                **sampling,
+                **self._options,
+            )
+            out = made[0, len(prompt) :].tolist()
+            ended = time.perf_counter()
+        handle.remove()
+        parts = Parts(ended - began, prefill=first.at - began if first.calls > 1 else None)
+        text = "" if self._tokenizer is None else str(self._tokenizer.decode(out, skip_special_tokens=True))
+        return Turn(len(prompt), out, text, None, parts, passes, first=first.count)
+
+
+class Models:
+    """Loads what entries need, once each.
+
+    Args:
+        target: the target's name.
+        replay: contestants draft along AR decoding's answers.
+        options: of the target (``draftree.load``), and as far as they fit of draft models and peers.
+    """
+
+    def __init__(self, target: str, *, replay: bool = False, **options: Unpack[ModelOptions]) -> None:
+        self.target = load(target, **options)
+        self._replay = replay
+        self._answers: dict[Hashable, tuple[Request, Tensor | None]] = {}
+        self._name, self._options = target, options
+        self._stock: dict[str, tuple[PreTrainedModel, Tokenizer | None]] = {}
+        self._drafters: dict[str, LanguageModel] = {}
+
+    def contestant(self, entry: Entry) -> Contestant:
+        if entry.is_peer:
+            return self._peer(entry)
+        drafter = None if entry.drafter is None else self.drafter(entry.drafter)
+        if entry.beams is not None:
+            source = load_beam_source(drafter or NONE, self.target, sampled=entry.temperature > 0)
+            return BeamContestant(self.target, source, entry.beams)
+        return ReplayContestant(entry, self, drafter) if self._replay else EngineContestant(entry, self.target, drafter)
+
+    def answer(self, prompt: Sequence[int], params: SamplingParams) -> tuple[Request, Tensor | None]:
+        """AR decoding's answer to a prompt, decoded once, with the hidden states that the target tracks now."""
+        key = (*prompt, params.temperature, params.seed, params.max_tokens, tracked(self.target))
+        if key not in self._answers:
+            self._answers[key] = decoded(Engine(self.target), prompt, params)
+        return self._answers[key]
+
+    def drafter(self, name: str) -> str | LanguageModel:
+        """What a drafter's name stands for. Models are shared: one contestant decodes at a time."""
+        if not is_model(DrafterSpec.parse(name)):
+            return name
+        if name not in self._drafters:
+            self._drafters[name] = load_draft_model(name, self.target)
+        return self._drafters[name]
+
+    def _peer(self, entry: Entry) -> Contestant:
+        model, tokenizer = self._stocked(self._name)
+        options: dict[str, Any] = {}
+        if entry.peer == "hf-prompt-lookup":
+            options = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
+        elif entry.beams is not None:
+            beams = entry.beams
+            options = {"num_beams": beams.width, "length_penalty": beams.length_penalty}
+            options["early_stopping"] = beams.early_stopping
+        elif entry.drafter is not None:
+            options = {"assistant_model": self._stocked(entry.drafter)[0]}
+        return TransformersPeer(model, tokenizer, **options)
+
+    def _stocked(self, name: str) -> tuple[PreTrainedModel, Tokenizer | None]:
+        if name not in self._stock:
+            model, tokenizer = load_stock(name, dtype=self._options.get("dtype"), device=self._options.get("device"))
+            self._stock[name] = bare(model), tokenizer
+        return self._stock[name]

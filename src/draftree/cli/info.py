@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,57 +11,60 @@ import typer
 from rich.table import Table
 
 from ..artifacts import user_path
+from ..config import option
 from ..drafters.registry import is_head
 from ..errors import ConfigError, FieldError
 from ..models.base import Capabilities, LanguageModel
 from ..models.cost_profile import FULL, Grid, Identity, Profile, load_profile, measure_and_keep, profile_folder
 from ..models.protocols import abilities, tokenizer_of
 from ..progress import out
-from .console import plot_file
-from .options import ComputeOptions, whole, with_options
+from .options import ComputeOptions, with_options
 
 _BAR = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions:
+    """What is measured; the grid checks it."""
+
+    sizes: str | None = option("Tokens a pass, from 1 on.", metavar="N,N,...")
+    contexts: str | None = option("Tokens before them.", metavar="N,N,...")
+    batches: str | None = option("Sequences a pass.", metavar="N,N,...")
+    repeats: int = option("Passes of each kind; the fastest counts.", FULL.repeats, metavar="N")
 
 
 @with_options
 def profile(
     *,
     model: Annotated[str, typer.Argument(help="A target or a draft model, named as for generate.")],
-    sizes: Annotated[str | None, typer.Option(metavar="N,N,...", help="Tokens a pass, from 1 on.")] = None,
-    contexts: Annotated[str | None, typer.Option(metavar="N,N,...", help="Tokens before them.")] = None,
-    batches: Annotated[str | None, typer.Option(metavar="N,N,...", help="Sequences a pass.")] = None,
-    repeats: Annotated[int, whole("N", "Passes of each kind; the fastest counts.")] = FULL.repeats,
-    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the curves: .png, .svg or .pdf.")] = None,
+    options: ProfileOptions,
     compute: ComputeOptions,
 ) -> None:
     """Measure what passes of a model cost on this machine, and keep it for the method auto."""
     try:
         grid = Grid(
-            _numbers("sizes", sizes, FULL.sizes),
-            _numbers("contexts", contexts, FULL.contexts),
-            _numbers("batches", batches, FULL.batches),
-            repeats,
+            _numbers("sizes", options.sizes, FULL.sizes),
+            _numbers("contexts", options.contexts, FULL.contexts),
+            _numbers("batches", options.batches, FULL.batches),
+            options.repeats,
         )
     except FieldError as error:
         error.rename(f"--{error.field}")
         raise
     if len(grid.sizes) < 2:
-        raise ConfigError(f"--sizes is {sizes!r}: give at least two, such as 1,2,4,8")
-    drawn = None if plot is None else plot_file(plot)
+        raise ConfigError(f"--sizes is {options.sizes!r}: give at least two, such as 1,2,4,8")
     loaded = compute.load(model)
     longest = loaded.capabilities.max_length
-    if contexts is not None and grid.contexts[-1] >= longest:
+    if options.contexts is not None and grid.contexts[-1] >= longest:
         raise ConfigError(f"--contexts ends with {grid.contexts[-1]}: {model} takes {longest} with a pass")
     began = time.perf_counter()
-    measured = measure_and_keep(loaded, grid.fitting(longest) if sizes is None else grid)
+    measured = measure_and_keep(loaded, grid.fitting(longest) if options.sizes is None else grid)
     seconds = time.perf_counter() - began
     identity = measured.identity
     out.print(f"{identity.dtype}, weight format {identity.weight_format}, {identity.device}", markup=False)
     out.print(_engine(identity), markup=False)
     out.print(_table(measured), soft_wrap=False)
     out.print(f"measured in {seconds:.1f} s, kept as {_file(measured.identity)}", markup=False)
-    if drawn is not None:
-        _draw(measured, drawn)
 
 
 @with_options
@@ -136,17 +140,3 @@ def _table(measured: Profile) -> Table:
         bar = "█" * max(1, round(_BAR * measured.points[0].seconds[i] / longest))
         table.add_row(str(size), *(f"{1e3 * p.seconds[i]:.1f}" for p in measured.points), bar)
     return table
-
-
-def _draw(measured: Profile, file: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    for point in measured.points:
-        seconds = [1e3 * s for s in point.seconds]
-        axes.plot(point.sizes, seconds, marker="o", markersize=3, label=f"context {point.context}, batch {point.batch}")
-    axes.set(xlabel="tokens in a pass", ylabel="milliseconds", title=f"Passes of {measured.identity.model}")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    figure.savefig(file, dpi=150)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
 
-from ..config import DEFAULT_NODES, Checked, Count, SamplingParams, option
+from ..config import DEFAULT_NODES, Checked, Count, option
 from ..engine.speculation import Observer, SpeculationParams
 from ..errors import ConfigError, FieldError
 from ..models.base import LanguageModel
@@ -42,16 +42,6 @@ def _to_whole(text: str) -> int:
     if not -_LARGEST <= value < _LARGEST:
         raise typer.BadParameter(f"{text} is out of range: use a whole number below 2^63")
     return value
-
-
-def number(metavar: str, help_text: str) -> Any:
-    """A numeric option whose complaint names the value."""
-    return typer.Option(parser=_to_number, metavar=metavar, help=help_text)
-
-
-def whole(metavar: str, help_text: str, *names: str) -> Any:
-    """A whole-number option whose complaint names the value; called as its parameter unless it has ``names``."""
-    return typer.Option(*names, parser=_to_whole, metavar=metavar, help=help_text)
 
 
 def with_options(function: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
@@ -156,12 +146,6 @@ def given(value: Any) -> dict[str, object]:
     return {flag: now for flag, (now, default) in found.items() if now != default}
 
 
-def _like(made: Any, name: str) -> Any:
-    """A single option of a dataclass, for a command that has other defaults or no use for the others."""
-    found, hint = next((f, hint) for f, hint in _option_fields(made) if f.name == name)
-    return _parameter(found, hint, optional=False).annotation.__metadata__[0]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeOptions(Checked):
     """Where and how models compute."""
@@ -187,13 +171,9 @@ class ComputeOptions(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationOptions(SpeculationParams):
-    """As on the command line: a tree file is a setting of the method."""
-
-    tree: str | None = option("A tree that 'draftree calibrate' wrote, for sequoia.", metavar="FILE")
+    """As on the command line: a tree without a bound is said to be one."""
 
     def __post_init__(self) -> None:
-        if self.tree is not None:
-            object.__setattr__(self, "settings", {**(self.settings or {}), "tree": self.tree})
         SpeculationParams.__post_init__(self)
         budget = node_budget(self.policy, self.nodes)
         if note := unbounded(str(self.method), budget, f"--nodes {DEFAULT_NODES}"):
@@ -201,11 +181,7 @@ class SpeculationOptions(SpeculationParams):
 
 
 Target = Annotated[str, typer.Option(help="Model whose output you want: smollm2, a folder, a .gguf file or a hub id.")]
-Drafter = Annotated[str, _like(SpeculationParams, "drafter")]
-Nodes = Annotated[int | None, _like(SpeculationParams, "nodes")]
-Candidates = Annotated[str | None, _like(SpeculationParams, "candidates")]
-Temperature = Annotated[float, _like(SamplingParams, "temperature")]
-Seed = Annotated[int | None, _like(SamplingParams, "seed")]
+Drafter = Annotated[str, typer.Option(help="What drafts, named as for generate.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from annotated_types import Interval
+from annotated_types import Ge, Interval
 
 from ..artifacts import LARGEST_DATA, locked, new_file, own_folder, read_bytes, user_path
-from ..config import check_fields, option
+from ..config import Checked, check_fields, option
 from ..drafters.grow import TreeDrafter
 from ..drafters.registry import learns, load_drafter, provenance
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
@@ -36,7 +36,7 @@ from ..train.prompts import LONGEST_PROMPT, PromptFile, digest, encoded, read_pr
 from ..train.rank_acceptance import CalibrationOptions, TruePath, measure
 from ..train.responses import TEMPERATURES, DataRecipe
 from .interrupt import GO_ON, on_interrupt
-from .options import ComputeOptions, Drafter, Target, whole, with_options
+from .options import ComputeOptions, Drafter, Target, with_options
 
 WORK = "work"
 """Folder, in that of a head, of what training needs."""
@@ -76,6 +76,15 @@ class PromptOptions:
         return shuffled(prompts, self.seed), files
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadOptions(Checked):
+    """What a training of a head starts from."""
+
+    max_tokens: Annotated[int, Ge(2)] = option("Most tokens of a response.", 160, metavar="N")
+    init: str | None = option("Start from this head, not afresh.", metavar="DIR")
+    force: bool = option("Drop a training with other settings.", False)
+
+
 @train.command()
 @with_options
 def head(
@@ -90,29 +99,25 @@ def head(
             metavar="|".join(ARCHITECTURES), help="Kind of head: EAGLE-1, or EAGLE-3 with an output layer of its own."
         ),
     ] = "eagle",
-    max_tokens: Annotated[int, whole("N", "Most tokens of a response.")] = 160,
+    options: HeadOptions,
     limits: TrainingLimits,
     recipe: FitRecipe,
-    init: Annotated[str | None, typer.Option(metavar="DIR", help="Start from this head, not afresh.")] = None,
     bf16: Annotated[
         bool | None, typer.Option("--bf16/--no-bf16", help="Compute in bfloat16; by default where that is fast.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Drop a training with other settings.")] = False,
     compute: ComputeOptions,
 ) -> None:
     """Train a draft head (--drafter DIR) on the target's own responses to prompts.
 
     Ctrl-C keeps what is done: the same command goes on from there.
     """
-    if max_tokens < 2:
-        raise ConfigError(f"max_tokens is {max_tokens}: use at least 2, for one token to draft")
     if arch not in ARCHITECTURES:
         raise UnknownNameError(f"--arch {arch}: use one of {', '.join(ARCHITECTURES)}")
     architecture = ARCHITECTURES[arch]
     folder = _head_folder(out, architecture)
-    start = None if init is None else user_path(init)
+    start = None if options.init is None else user_path(options.init)
     if start is not None and not is_trained(start, architecture):
-        raise ConfigError(f"no draft head in {init} from which --arch {arch} could start: give --init a folder of one")
+        raise ConfigError(f"no draft head in {start} from which --arch {arch} could start: give --init a folder of one")
     texts, files = source.read()
     model = trainable(compute.load(target))
     read = architecture.features(model) if start is None else read_trained(start, model, architecture)[0].features
@@ -121,7 +126,7 @@ def head(
     data = DataRecipe(
         target=model.capabilities.name,
         prompts=digest(encoded_prompts),
-        max_tokens=max_tokens,
+        max_tokens=options.max_tokens,
         seed=source.seed,
         dtype=model.capabilities.dtype,
     )
@@ -139,7 +144,7 @@ def head(
         init=start,
     )
     with on_interrupt(lambda: f"interrupted: {GO_ON}"):
-        figures = training.run(progress_reporter, force=force)
+        figures = training.run(progress_reporter, force=options.force)
     _report_head(folder, figures)
 
 
@@ -276,7 +281,7 @@ def calibrate(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing tree file.")] = False,
     compute: ComputeOptions,
 ) -> None:
-    """Measure how often a drafter is right, and write the best fixed tree for it (--method sequoia --tree FILE)."""
+    """Measure how often a drafter is right, and write the best fixed tree for it (--method sequoia --set tree=FILE)."""
     path = new_file(out, "--out", TREE_FILE.owns, force=force)
     spec = _drafting(drafter)
     if learns(spec):

@@ -69,7 +69,7 @@ def _by_entropy(
 def _sequoia(tree: str) -> GrowthPolicy:
     if not tree:
         raise ConfigError(
-            "method sequoia needs a tree: make one with 'draftree calibrate' and give it with --tree FILE"
+            "method sequoia needs a tree: make one with 'draftree calibrate' and give it with --set tree=FILE"
         )
     return read_tree(tree).policy
 

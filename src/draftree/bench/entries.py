@@ -1,0 +1,236 @@
+"""What takes part in a benchmark, by name: ``METHOD[:KEY=VALUE]...`` and ``peer:NAME``.
+
+opt-tree    opt-tree:nodes=16:candidates=plain    static:verify=relaxed:when=both    ar    peer:hf-generate
+dynamic-width:width_of=0.02:1,1:2,inf:7:depth=3
+beams:width=4:drafter=head    peer:hf-beam-search:width=4
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..beams.forest import BeamParams
+from ..config import MAX_NODES, SamplingParams, named_settings
+from ..drafters.registry import is_model
+from ..drafters.spec import AUTO, NONE, DrafterSpec
+from ..engine.speculation import SpeculationParams
+from ..errors import ConfigError, UnknownNameError
+from ..factory import beam_drafter
+from ..models.base import LanguageModel
+from ..policies.base import GrowthPolicy, node_budget
+from ..policies.methods import find_method
+from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
+
+AR = "ar"
+"""Autoregressive decoding, as results and command lines call it."""
+PEER = "peer:"
+BEAMS = "beams"
+PEER_BEAMS = ("width", "penalty", "early")
+"""Settings of beams that a peer takes."""
+_BETWEEN_NAMES = re.compile(r",(?!\s*(?:inf|[\d.]+(?:e[+-]?\d+)?)\s*:)", re.IGNORECASE)
+"""A comma that no step of entropy (EDGE:VALUE) follows."""
+
+
+PEERS = ("hf-generate", "hf-prompt-lookup", "hf-assisted", "hf-beam-search")
+"""transformers' own decoding: autoregressive, by prompt lookup, with the draft model, and by beams."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One contestant at one temperature.
+
+    Attributes:
+        label: its name in results; no other has it.
+        method: a method's name, ``AR``, ``BEAMS``, or "peer:" and a peer's name.
+        drafter: a drafter's name; None for AR decoding and peers without a model of their own.
+        settings: of the method.
+        nodes: node budget.
+        candidates: of verification match (``CANDIDATES``); None: the scheme's own.
+    """
+
+    label: str
+    method: str
+    drafter: str | None
+    temperature: float
+    settings: Mapping[str, str] = field(default_factory=dict)
+    nodes: int = 1
+    verify: str = DEFAULT_SCHEME
+    candidates: str | None = None
+
+    @property
+    def is_peer(self) -> bool:
+        return self.method.startswith(PEER)
+
+    @property
+    def peer(self) -> str:
+        return self.method.removeprefix(PEER)
+
+    @property
+    def beams(self) -> BeamParams | None:
+        """Its beams, ours or a peer's; None: it decodes one request."""
+        if self.method == BEAMS or self.peer == "hf-beam-search":
+            return beam_params(self.label, self.settings)
+        return None
+
+    @property
+    def draws_as_ar(self) -> bool:
+        """Its tokens must be those of AR decoding under the same seed."""
+        if self.beams is not None:
+            return False
+        if self.temperature == 0:
+            return not find_scheme(self.verify).lossy
+        return not self.is_peer and isinstance(find_scheme(self.verify), Match)
+
+    @property
+    def replayable(self) -> bool:
+        """AR decoding's answer tells what is accepted of its trees."""
+        return not self.is_peer and self.beams is None and self.draws_as_ar
+
+    def policy(self) -> GrowthPolicy:
+        return find_method(self.method).policy(self.settings)
+
+    def speculation(self, drafter: str | LanguageModel) -> SpeculationParams:
+        """How it drafts and verifies.
+
+        Raises:
+            InputError: what it is made of does not go together.
+        """
+        return SpeculationParams(
+            drafter=drafter,
+            method=self.policy(),
+            nodes=self.nodes,
+            verification=self.verify,
+            candidates=self.candidates,
+        )
+
+
+def split_names(text: str) -> list[str]:
+    """Names of contestants that are written with commas between them; commas within steps of entropy do not count."""
+    return [name.strip() for name in _BETWEEN_NAMES.split(text) if name.strip()]
+
+
+def entries(
+    methods: Sequence[str],
+    drafters: Sequence[str],
+    temperatures: Sequence[float],
+    nodes: int | None = None,
+    candidates: str | None = None,
+) -> list[Entry]:
+    """AR decoding, every method with every drafter, and the peers, at every temperature.
+
+    Args:
+        nodes: node budget of methods that name none; without it each has its own.
+        candidates: of methods that name none and verify by match.
+
+    Raises:
+        ConfigError: a name is there twice, a setting or a drafter does not fit, or a peer lacks what it needs.
+        UnknownNameError: there is no such method, peer or verification.
+    """
+    found: list[Entry] = []
+    for temperature in temperatures:
+        suffix = f" T={temperature:g}" if len(temperatures) > 1 else ""
+        found.append(Entry(AR + suffix, AR, None, temperature))
+        for text in methods:
+            if text.startswith(PEER):
+                found.append(_peer(text, text + suffix, drafters, temperature))
+            elif text.partition(":")[0] == BEAMS:
+                found.append(_beams(text, text + suffix, temperature))
+            elif text != AR:
+                if not drafters:
+                    raise ConfigError(f"method {text!r} has no drafter: name one in --drafters")
+                for drafter in drafters:
+                    own = text if len(drafters) == 1 else f"{text}@{drafter}"
+                    found.append(_method(text, own + suffix, drafter, temperature, nodes, candidates))
+    labels = [entry.label for entry in found]
+    if double := next((label for label in labels if labels.count(label) > 1), None):
+        raise ConfigError(f"{double!r} is there twice: name each method, drafter and temperature once")
+    return found
+
+
+def _method(
+    text: str,
+    label: str,
+    drafter: str,
+    temperature: float,
+    nodes: int | None,
+    candidates: str | None,
+) -> Entry:
+    name, settings = named_settings(text)
+    if (own := settings.pop("nodes", None)) is not None:
+        try:
+            nodes = int(own)
+        except ValueError:
+            nodes = 0
+        if not 1 <= nodes <= MAX_NODES:
+            raise ConfigError(f"method {text!r}: its nodes are {own!r}: use a whole number from 1 to {MAX_NODES}")
+    verify = settings.pop("verify", DEFAULT_SCHEME)
+    for key in [key for key in find_scheme(verify).settings if key in settings]:
+        verify += f":{key}={settings.pop(key)}"
+    if str(DrafterSpec.parse(drafter)) == NONE:
+        raise ConfigError("drafter 'none' is AR decoding ('ar'), which takes part anyway: leave it out")
+    candidates = settings.pop("candidates", candidates if isinstance(find_scheme(verify), Match) else None)
+    nodes = node_budget(find_method(name).policy(settings), nodes)
+    entry = Entry(label, name, drafter, temperature, settings, nodes, verify, candidates)
+    entry.speculation(drafter)  # checks that they go together
+    return entry
+
+
+def _beams(text: str, label: str, temperature: float) -> Entry:
+    _, settings = named_settings(text)
+    drafter = settings.pop("drafter", AUTO)
+    beam_params(text, settings).check(SamplingParams(temperature=temperature))
+    beam_drafter(drafter, temperature > 0)
+    return Entry(label, BEAMS, None if drafter == "none" else drafter, temperature, settings)
+
+
+def _peer(text: str, label: str, drafters: Sequence[str], temperature: float) -> Entry:
+    name, settings = named_settings(text.removeprefix(PEER))
+    if name not in PEERS:
+        raise UnknownNameError(f"no peer {name!r}: choose from {', '.join(PEER + peer for peer in PEERS)}")
+    if name == "hf-beam-search":
+        if wrong := next((key for key in settings if key not in PEER_BEAMS), None):
+            raise ConfigError(f"{PEER}{name} has no setting {wrong!r}: choose from {', '.join(PEER_BEAMS)}")
+        beam_params(text, settings).check(SamplingParams(temperature=temperature))
+    elif settings:
+        raise ConfigError(f"{PEER}{name} has no settings: leave out {', '.join(settings)}")
+    drafter = None
+    if name == "hf-assisted":
+        drafter = next((d for d in drafters if is_model(DrafterSpec.parse(d))), None)
+        if drafter is None:
+            raise ConfigError(f"{text} needs a draft model: name one in --drafters, or leave this peer out")
+    return Entry(label, PEER + name, drafter, temperature, settings)
+
+
+_READ: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "width": ("width", int),
+    "draft": ("draft_width", int),
+    "depth": ("depth", int),
+    "threshold": ("threshold", float),
+    "least": ("min_width", int),
+    "penalty": ("length_penalty", float),
+    "early": ("early_stopping", {"yes": True, "no": False, "never": "never"}.__getitem__),
+    "single": ("single_cache", {"yes": True, "no": False}.__getitem__),
+    "warp": ("warp", str),
+}
+"""Setting -> field of ``BeamParams``, and how its text is read."""
+
+
+def beam_params(text: str, settings: Mapping[str, str]) -> BeamParams:
+    """The settings of a contestant ``text`` as one value.
+
+    Raises:
+        ConfigError: there is no such setting, or its value does not do.
+    """
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key not in _READ:
+            raise ConfigError(f"method {text!r} has no setting {key!r}: choose from {', '.join((*_READ, 'drafter'))}")
+        name, read = _READ[key]
+        try:
+            values[name] = read(value)
+        except (ValueError, KeyError):
+            raise ConfigError(f"method {text!r}: {key} is {value!r}: see docs/bench.md for what it takes") from None
+    return BeamParams(**values)
