@@ -52,10 +52,6 @@ OUTPUTS = [
         for force in ("", "--force")
     ),
     *(Output(f"calibrate --target {NOWHERE} --prompts SOURCE --out OUT {force}") for force in ("", "--force")),
-    *(
-        Output(f"calibrate {TRAINED} --drafter lookup --out OUT {force}", beside="OUT.part")
-        for force in ("", "--force")
-    ),
     *(Output(f"train classifier --target {NOWHERE} --prompts SOURCE --out OUT {f}") for f in ("", "--force")),
     *(
         Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out OUT {force}", True, "OUT.samples")
@@ -69,8 +65,8 @@ OUTPUTS = [
     *(Output(f"train head {TRAINED} --out OUT {f}", True, "OUT/work") for f in ("", "--force")),
 ]
 READ = {
-    *("tree", "prediction", "json_schema", "library", "api_key_file"),
-    *("source", "prompts", "init", "fine_tune", "suite", "folders"),
+    *("prediction", "json_schema", "library", "api_key_file"),
+    *("source", "prompts", "init", "suite", "folders"),
 }
 """Parameters that name what is read; --data of suites is another."""
 FOREIGN = [b'{"a":1}', b'{"a":1}\n', b"precious\nlines", b"\x89PNG\r\n\x00", b'{"format": "mine"}\n', b"[" * 100_000]
@@ -137,7 +133,6 @@ def test_what_is_not_its_own_is_refused_and_stays(output: Output, model: str, tm
 RESUMED = [
     Output("batch SOURCE OUT --target MODEL"),
     Output("bench --suite SOURCE --target MODEL --out OUT --methods chain", folder=True),
-    Output(f"calibrate {TRAINED} --drafter lookup --out OUT", beside="OUT.part"),
     Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out NEW --data OUT", folder=True),
     Output(f"train head {TRAINED} --out OUT", folder=True),
 ]
@@ -148,7 +143,7 @@ def test_what_another_process_writes_is_refused(output: Output, model: str, tmp_
     """Two batches at once into one file cut off each other's records."""
     out = tmp_path / f"out{'' if output.folder else output.suffix}"
     words = _words(output, out, model)
-    with locked(Path(output.beside.replace("OUT", str(out)) or out), "it", folder=output.folder):
+    with locked(out, "it", folder=output.folder):
         before = _everything(tmp_path)
         assert run(words) == 2
         assert "is being written by another process" in capsys.readouterr().err.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Drafts for other engines: the trees of lookup and corpora, chains, texts that go on or do not, and no torch."""
+"""Drafts for other engines: the trees of lookup, chains, texts that go on or do not, and no torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramIndex, NgramSource
+from draftree.drafters.ngram import NgramSource
 from draftree.errors import ConfigError
-from draftree.integrations.propose import Proposer, propose
+from draftree.integrations.propose import Proposer
 from draftree.policies.best_paths import OptTree
 from draftree.request import Request
 from draftree.text.detokenizer import NoText
@@ -77,12 +77,12 @@ def test_a_text_is_read_on_where_it_goes_on_and_anew_where_it_is_another(
     ids: list[int], more: list[int], other: list[int]
 ) -> None:
     proposer = Proposer()
-    assert proposer.propose(ids, 6) == propose(ids, 6)
+    assert proposer.propose(ids, 6) == Proposer().propose(ids, 6)
     by_token = Proposer()
     wanted = [by_token.propose([*ids, *more[:end]], 6) for end in range(len(more) + 1)][-1]
     assert proposer.propose(ids + more, 6) == wanted
     if [*ids, *more] != other[: len(ids + more)]:
-        assert proposer.propose(other, 6) == propose(other, 6)
+        assert proposer.propose(other, 6) == Proposer().propose(other, 6)
 
 
 def test_a_chain_follows_what_was_there_as_long_as_it_is_probable() -> None:
@@ -95,22 +95,12 @@ def test_a_chain_follows_what_was_there_as_long_as_it_is_probable() -> None:
 
 def test_a_prediction_is_drafted_from_the_first_token_on() -> None:
     assert Proposer([7, 8, 9]).propose([1, 2], 3)[0] == [7, 8, 9]
-    assert propose([1, 2], 3) == ([], [])
-
-
-def test_a_corpus_and_the_text_count_as_one() -> None:
-    corpus = NgramIndex()
-    for text in ([1, 2, 3], [1, 2, 4], [1, 2, 4]):
-        corpus.extend(text)
-        corpus.end()
-    assert Proposer(corpora=[corpus]).propose([1, 2], 2) == ([4, 3], [-1, -1])
-    own = [9, 1, 2, 3, 1, 2]
-    assert Proposer(corpora=[corpus]).propose(own, 2, depth=1) == ([3, 4], [-1, -1]), "the text's own comes first"
+    assert Proposer().propose([1, 2], 3) == ([], [])
 
 
 def test_a_bound_below_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="budget is -1"):
-        propose([1], -1)
+        Proposer().propose([1], -1)
 
 
 def test_no_torch_is_loaded() -> None:

@@ -68,14 +68,11 @@ class _NgramWorker:
     def __init__(self, server_args: Any, target: Next) -> None:
         self.draft_token_num, self.enable_overlap = server_args.nodes, server_args.overlap
         self._target = target
-        self.passes = self.cleared = 0
+        self.passes = 0
         for name, chunks in server_args.corpora.items():
-            self.commit_corpus_load(name, self.add_external_corpus(name, chunks))
+            self.add_external_corpus(name, chunks)
 
     def add_external_corpus(self, corpus_id: str, token_chunks: list[list[int]]) -> int:
-        raise NotImplementedError
-
-    def commit_corpus_load(self, corpus_id: str, loaded_token_count: int) -> None:
         raise NotImplementedError
 
     def _prepare_draft_tokens(self, batch: Any) -> tuple[Ints, Ints]:
@@ -83,9 +80,6 @@ class _NgramWorker:
 
     def _update_ngram_corpus(self, batch: Any) -> None:
         raise NotImplementedError
-
-    def clear_cache_pool(self) -> None:
-        self.cleared += 1
 
     def forward(self, batch: Any) -> None:
         """One pass: what it accepts of each request is in ``batch.spec_info``, rows of the size of a tree."""
@@ -204,22 +198,10 @@ def test_what_cannot_verify_trees_is_refused(registered: _Algorithm, given: dict
         registered.validate_server_args(arguments(**given))
 
 
-def test_corpora_of_the_host_are_drafted_from(registered: _Algorithm) -> None:
+def test_a_corpus_of_the_host_is_refused(registered: _Algorithm) -> None:
     arguments = SimpleNamespace(nodes=4, overlap=False, corpora={"own": [[1, 2, 3], [4]]})
-    worker = registered.factory(arguments)(arguments, cycle)
-    assert worker.list_external_corpora() == {"own": 4}
-    assert worker.trees.draft({"a": [0, 1, 2]}, 4)[0].tolist() == [2, 3, 0, 0]
-    worker.remove_external_corpus("own")
-    assert worker.trees.draft({"a": [0, 1, 2]}, 4)[0].tolist() == [2, 0, 0, 0]
-    worker.clear_cache_pool()
-    assert worker.cleared == 1
-
-
-def test_a_corpus_is_not_replaced_unawares() -> None:
-    trees = FixedTrees()
-    trees.keep("one", [[1, 2]])
-    with pytest.raises(ConfigError, match="corpus 'one' is there already"):
-        trees.keep("one", [[3, 4]])
+    with pytest.raises(ConfigError, match="corpus 'own' is not drafted from"):
+        registered.factory(arguments)(arguments, cycle)
 
 
 def test_trees_are_filled_up_with_children_of_the_root() -> None:

@@ -24,8 +24,7 @@ from draftree.models.heads.head_folder import HeadFolder, find_head
 from draftree.models.heads.head_writing import save_head
 from draftree.models.huggingface.features import feature_row
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.train.eagle_fit import Fit, FitRecipe, evaluate
-from draftree.train.eagle_loss import Batch, loss, unrolled
+from draftree.train.eagle_fit import Batch, Fit, FitRecipe, evaluate, loss, unrolled
 from draftree.train.eagle_training import draft_vocabulary
 from draftree.train.head_architectures import ARCHITECTURES, layers_read
 from draftree.train.responses import Response

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, MutableMapping
+from collections import UserDict
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -53,14 +53,11 @@ COMMANDS = {
 """All commands, in the order of the help."""
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(UserDict[str, Any]):
     """The commands as typer has them, each made when it is looked up."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
+        if self.data[name] is None:
             with needs_extra("torch", f"draftree {name}"):
                 module = import_module(f".{COMMANDS[name].module}", __package__)
             made = getattr(module, name)
@@ -68,23 +65,8 @@ class _Commands(MutableMapping[str, Any]):
                 single = typer.Typer(add_completion=False, rich_markup_mode=None)
                 single.command(name)(made)
                 made = single
-            self._made[name] = get_command(made)
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-    def __contains__(self, name: object) -> bool:
-        return name in COMMANDS
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
+            self.data[name] = get_command(made)
+        return self.data[name]
 
 
 class _CommandGroup(TyperGroup):
@@ -92,7 +74,7 @@ class _CommandGroup(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = _Commands()
+        self.commands = _Commands(dict.fromkeys(COMMANDS))
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)

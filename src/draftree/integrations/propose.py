@@ -1,9 +1,8 @@
 """Draft trees for other engines: token ids go in, tokens and their parents come out; no model, no torch.
 
-Drafts are continuations of earlier occurrences in the text itself, in a predicted output, and in other texts: what
-drafter ``lookup`` knows, by the same index (``drafters/ngram.py``). Here all texts count as one. The tree has the
-n most probable paths, which of all trees of n nodes has the largest expected acceptance length (OPT-Tree,
-Theorem 3.1).
+Drafts are continuations of earlier occurrences in the text itself and in a predicted output: what drafter ``lookup``
+knows, by the same index (``drafters/ngram.py``). The tree has the n most probable paths, which of all trees of n nodes
+has the largest expected acceptance length (OPT-Tree, Theorem 3.1).
 
     proposer = Proposer()                        # one for each request
     tokens, parents = proposer.propose(ids, 16)  # ids: the prompt, and what has been generated
@@ -16,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from typing import NamedTuple
 
-from ..drafters.ngram import LONGEST, Match, NgramIndex, followed, probabilities
+from ..drafters.ngram import LONGEST, NgramIndex, followed, probabilities
 from ..errors import ConfigError
 
 _ROOT = -1
@@ -37,21 +36,15 @@ class _Candidate(NamedTuple):
     token: int
 
 
-def propose(ids: Sequence[int], budget: int) -> tuple[list[int], list[int]]:
-    """Draft a tree after one text, once (``Proposer.propose``)."""
-    return Proposer().propose(ids, budget)
-
-
 class Proposer:
     """Drafts for one text that grows.
 
     Args:
         prediction: token ids of what is likely to follow the prompt.
-        corpora: of other texts; proposers may share them.
     """
 
-    def __init__(self, prediction: Sequence[int] = (), corpora: Sequence[NgramIndex] = ()) -> None:
-        self._prediction, self._corpora = list(prediction), corpora
+    def __init__(self, prediction: Sequence[int] = ()) -> None:
+        self._prediction = list(prediction)
         self._index: NgramIndex | None = None
 
     def propose(
@@ -80,7 +73,7 @@ class Proposer:
         own = self._read(list(ids))
         most = budget if width is None else min(width, budget)
         tails = [list(ids[-LONGEST:])]  # that of node i is tails[i + 1], the root's the first
-        matches = [own.latest() + _search(self._corpora, tails[0])]  # as the tails
+        matches = [own.latest()]  # as the tails
         drafted: list[_Candidate] = []
         ages, candidates = count(), list[_Candidate]()
 
@@ -96,7 +89,7 @@ class Proposer:
             drafted.append(best)
             tails.append([*tails[best.parent + 1], best.token][-LONGEST:])
             found = followed(matches[best.parent + 1], best.token)
-            matches.append(found or _search((own, *self._corpora), tails[-1]))
+            matches.append(found or own.matches(tails[-1]))
             extend(len(drafted) - 1, -best.order, best.depth)
         return _in_levels(drafted)
 
@@ -107,11 +100,6 @@ class Proposer:
         else:
             index.extend(ids[len(index) :])
         return index
-
-
-def _search(indexes: Sequence[NgramIndex], tail: Sequence[int]) -> list[Match]:
-    """Matches in several indexes, those in the first one first."""
-    return [match for index in indexes for match in index.matches(tail)]
 
 
 def _in_levels(drafted: Sequence[_Candidate]) -> tuple[list[int], list[int]]:

@@ -4,7 +4,7 @@
 
 SGLang finds ``register`` by the entry point group ``sglang.srt.plugins``. Its NGRAM path verifies a tree of fixed size
 for each request, whose shape is a mask, in CUDA graphs, and moves the accepted path's keys and values. What it drafts
-from is replaced here: each request's own text, and SGLang's external corpus.
+from is replaced here: each request's own text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..drafters.ngram import NgramIndex
 from ..errors import ConfigError
 from .propose import Proposer
 
@@ -48,40 +47,10 @@ def laid_out(root: int, tokens: Sequence[int], parents: Sequence[int], size: int
 
 
 class FixedTrees:
-    """Drafts trees of one size for the requests of a batch.
-
-    Attributes:
-        corpora: other texts to draft from, by name.
-    """
+    """Drafts trees of one size for the requests of a batch."""
 
     def __init__(self) -> None:
-        self.corpora: dict[str, NgramIndex] = {}
-        self.sizes: dict[str, int] = {}
         self._proposers: dict[str, Proposer] = {}
-
-    def keep(self, name: str, texts: Sequence[Sequence[int]]) -> int:
-        """Draft from these token ids too, under a name of their own; how many there are.
-
-        Raises:
-            ConfigError: the name is taken.
-        """
-        if name in self.corpora:
-            raise ConfigError(f"corpus {name!r} is there already: remove it first, or choose another name")
-        index = self.corpora[name] = NgramIndex()
-        for text in texts:
-            index.extend(text)
-            index.end()
-        self.sizes[name] = sum(map(len, texts))
-        self._proposers = {}  # they hold the corpora that there were
-        return self.sizes[name]
-
-    def remove(self, name: str) -> None:
-        self.corpora.pop(name, None)
-        self.sizes.pop(name, None)
-        self._proposers = {}
-
-    def clear(self) -> None:
-        self._proposers = {}
 
     def draft(self, texts: Mapping[str, Sequence[int]], size: int) -> tuple[Ints, Ints]:
         """Draft for a batch; what is known of requests that are not in it is forgotten.
@@ -93,8 +62,7 @@ class FixedTrees:
         Returns:
             as ``laid_out``, of all requests behind one another: [B * size], [B * size * size].
         """
-        corpora = list(self.corpora.values())
-        self._proposers = {rid: self._proposers.get(rid) or Proposer(corpora=corpora) for rid in texts}
+        self._proposers = {rid: self._proposers.get(rid) or Proposer() for rid in texts}
         trees = [laid_out(ids[-1], *self._proposers[rid].propose(ids, size - 1), size) for rid, ids in texts.items()]
         tokens, masks = zip(*trees, strict=True)
         return np.concatenate(tokens), np.concatenate([mask.reshape(-1) for mask in masks])
@@ -124,7 +92,7 @@ def worker(server_args: Any) -> type:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self.trees = FixedTrees()
-            super().__init__(*args, **kwargs)  # loads the corpus of the command line
+            super().__init__(*args, **kwargs)
 
         def _prepare_draft_tokens(self, batch: Any) -> tuple[Ints, Ints]:
             behind = self.enable_overlap and not batch.grammar_needs_sync()
@@ -133,21 +101,8 @@ def worker(server_args: Any) -> type:
         def _update_ngram_corpus(self, batch: Any) -> None:
             """Nothing: texts are read when they are drafted for."""
 
-        def clear_cache_pool(self) -> None:
-            self.trees.clear()
-            super().clear_cache_pool()
-
         def add_external_corpus(self, corpus_id: str, token_chunks: Sequence[Sequence[int]]) -> int:
-            return self.trees.keep(corpus_id, token_chunks)
-
-        def commit_corpus_load(self, corpus_id: str, loaded_token_count: int) -> None:
-            """Nothing: it is there."""
-
-        def remove_external_corpus(self, corpus_id: str) -> None:
-            self.trees.remove(corpus_id)
-
-        def list_external_corpora(self) -> dict[str, int]:
-            return dict(self.trees.sizes)
+            raise ConfigError(f"corpus {corpus_id!r} is not drafted from: {NAME} knows each request's own text alone")
 
     return DraftreeWorker
 

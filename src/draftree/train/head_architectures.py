@@ -18,8 +18,7 @@ from ..models.heads.head_config import EagleConfig, HeadWeights, default_layers
 from ..models.heads.head_folder import EAGLE, EAGLE3, KINDS, find_head
 from ..models.huggingface.features import feature_part
 from ..models.protocols import TrainableModel
-from .eagle_fit import Frozen
-from .eagle_loss import Batch
+from .eagle_fit import Batch, Frozen
 from .responses import Response
 
 _RIDGE_POSITIONS = 100_000
