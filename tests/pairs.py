@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, DraftSource, NoDrafter
 from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import ModelSource
@@ -121,3 +122,9 @@ def generated(model: PreTrainedModel, prompt: Sequence[int], tokens: int, **opti
     )
     new: list[int] = out[0, len(prompt) :].tolist()
     return new
+
+
+def mixed(count: int, tokens: int, temperature: float = 1.0) -> list[SamplingParams]:
+    """Parameters of requests that run together: the first is greedy, the others are sampled."""
+    temperatures = [0.0] + [temperature] * (count - 1)
+    return [SamplingParams(max_tokens=tokens, temperature=t, seed=4 + i) for i, t in enumerate(temperatures)]
