@@ -15,7 +15,7 @@ from .engine.scheduler import SchedulerParams
 from .engine.speculation import Observer, SpeculationParams
 from .errors import ConfigError
 from .models.base import LanguageModel
-from .models.heads.shipped_heads import comes_for
+from .models.heads.shipped_heads import shipped_for
 from .models.loading import ModelOptions, load
 from .models.model_files import DEFAULT_MODEL
 
@@ -112,4 +112,4 @@ def resolved_for_beams(drafter: DrafterSpec, target: LanguageModel, sampled: boo
     """
     if str(drafter) != AUTO:
         return drafter
-    return DrafterSpec.parse("head" if comes_for(target) else NONE if sampled else "lookup")
+    return DrafterSpec.parse("head" if shipped_for(target) else NONE if sampled else "lookup")

@@ -27,7 +27,6 @@ generate cat --target {model} --drafter {zero}
 generate cat --target {model} --drafter {model_of_zeros}
 generate cat --target {model} --method sequoia --drafter self --set tree={zero}
 generate cat --target {model} --method c2t --drafter self --set classifier={zero}
-generate cat --target {model} --library {zero} --backend llama.cpp
 generate cat --target {model} --prediction {zero}
 generate cat --target {model} --json-schema {zero}
 generate - --target {model}

@@ -65,7 +65,7 @@ OUTPUTS = [
     *(Output(f"train head {TRAINED} --out OUT {f}", True, "OUT/work") for f in ("", "--force")),
 ]
 READ = {
-    *("prediction", "json_schema", "library", "api_key_file"),
+    *("prediction", "json_schema", "api_key_file"),
     *("source", "prompts", "init", "suite", "folders"),
 }
 """Parameters that name what is read; --data of suites is another."""

@@ -142,7 +142,6 @@ def test_what_cannot_be_shared_is_one_line_by_rank_0(model: str) -> None:
     ("options", "message"),
     [
         ({"runner": "graph"}, "runner 'graph' does not go with torchrun"),
-        ({"library": "x.so"}, "library 'x.so' does not go with torchrun"),
         ({"device": "cuda:7"}, "device 'cuda:7' does not go with torchrun"),
         ({"backend": "llama.cpp"}, "backend 'llama.cpp' does not go with torchrun"),
     ],

@@ -154,7 +154,6 @@ class ComputeOptions(Checked):
         "What runs the model: native, llama.cpp or transformers; by default native for GGUF files that it knows."
     )
     threads: Count | None = option("CPU threads of a pass over a GGUF file; by default one a core.", metavar="N")
-    library: str | None = option("llama.cpp's shared library; by default that of an installed package.", metavar="FILE")
     dtype: str | None = option("Type of the weights: float32, float16 or bfloat16.")
     device: str | None = option("Where the model runs: cpu, cuda or cuda:N.")
     runner: str | None = option("What makes passes: eager, or graph, CUDA graphs of few shapes.")

@@ -12,7 +12,7 @@ from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyE
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
 from ..models.heads.head_folder import find_head, load_head
-from ..models.heads.shipped_heads import comes_for, shipped_head
+from ..models.heads.shipped_heads import shipped_for, shipped_head
 from ..models.loading import ModelOptions, load_here
 from ..models.model_files import gguf_path
 from ..models.protocols import DraftHead, tokenizer_of, twin_of
@@ -280,7 +280,7 @@ def resolved(
     """
     if str(drafter) != AUTO:
         return drafter
-    shipped = comes_for(target)
+    shipped = shipped_for(target)
     if policy.made_for is not None and (shipped or policy.made_for.drafter != "head"):
         return DrafterSpec.parse(policy.made_for.drafter)
     if not shipped or (isinstance(policy, AutoTree) and _second_token(target) > _RIGHT):

@@ -30,7 +30,6 @@ class ModelOptions(TypedDict, total=False):
         backend: "native" (our own passes over GGUF files, on a CPU), "llama.cpp", "transformers", or "auto": the first
             of these that runs the model and knows the other options given.
         threads: that share a pass over a GGUF file; by default one for each core that this process may use.
-        library: path of llama.cpp's shared library; by default that of llama-cpp-python or of xllamacpp.
         dtype: "float32", "float16" or "bfloat16"; by default float32 on a CPU, the checkpoint's own elsewhere.
         device: "cpu", "cuda", ...; by default CUDA where there is one, for transformers.
         attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
@@ -39,7 +38,6 @@ class ModelOptions(TypedDict, total=False):
 
     backend: str | None
     threads: int | None
-    library: str | None
     dtype: str | None
     device: str | None
     attention: str | None
@@ -121,15 +119,15 @@ def load_native(name: str, *, threads: int | None = None) -> NativeModel:
     return NativeModel(_gguf_file(name, "native"), name=name, threads=threads)
 
 
-def load_llama(name: str, *, library: str | None = None, threads: int | None = None) -> LlamaModel:
+def load_llama(name: str, *, threads: int | None = None) -> LlamaModel:
     """A GGUF file by llama.cpp (``ModelOptions`` for the arguments).
 
     Raises:
-        ConfigError: the name is no GGUF file's, or no library can be used.
+        ConfigError: the name is no GGUF file's, or there is no library.
     """
     from .llama.llama_model import LlamaModel
 
-    return LlamaModel(_gguf_file(name, "llama.cpp"), name=name, library=library, threads=threads)
+    return LlamaModel(_gguf_file(name, "llama.cpp"), name=name, threads=threads)
 
 
 def load_huggingface(name: str, **options: str) -> LanguageModel:
@@ -160,7 +158,7 @@ BACKENDS = {
     ),
     "llama.cpp": Backend(
         takes=lambda name: has_library() and gguf_path(name) is not None,
-        options=frozenset({"library", "threads"}),
+        options=frozenset({"threads"}),
         load=load_llama,
     ),
     "transformers": Backend(

@@ -106,7 +106,8 @@ def feature_model(model: LanguageModel) -> FeatureModel:
     if isinstance(model, FeatureModel):
         return model
     raise UnsupportedModelError(
-        f"{model.capabilities.name} has no hidden states that a draft head could read: use drafter 'lookup' or a model"
+        f"{model.capabilities.name} has no hidden states that a draft head could read: use backend 'native' or "
+        "'transformers', or drafter 'lookup' or a model"
     )
 
 

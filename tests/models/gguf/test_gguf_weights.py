@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,29 +14,9 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from draftree.cli.main import run
-from draftree.config import SamplingParams
-from draftree.drafters.draft_model import EagleSource
-from draftree.drafters.grow import TreeDrafter
-from draftree.engine.engine import Engine
-from draftree.engine.speculation import Speculation
 from draftree.errors import UnsupportedModelError
-from draftree.models.base import LanguageModel, difference
 from draftree.models.gguf.gguf_file import GGUFHeader, read
 from draftree.models.gguf.gguf_weights import GGUFWeights
-from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.heads.head_config import EagleConfig
-from draftree.models.heads.shipped_heads import SHIPPED, shipped_for
-from draftree.models.huggingface.features import feature_row
-from draftree.models.llama.llama_model import LlamaModel
-from draftree.models.loading import load
-from draftree.train.head_architectures import new_eagle
-
-from ... import tiny_gguf
-from ...heads import randomised
-from ...pairs import policy
-from ...published import Recipe, eagle_head
-from ...references import prefilled
 
 VOCAB, HIDDEN = 40, 512
 IDS = torch.tensor([39, 0, 7, 7, 20])
@@ -135,78 +115,3 @@ def _check_refused(header: GGUFHeader) -> None:
     with pytest.raises(UnsupportedModelError, match="use drafter") as caught:
         GGUFWeights(header).embeddings(_IDS)
     assert "\n" not in str(caught.value)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", weights="Q8_0")
-
-
-def head_of(target: LlamaModel) -> HeadModel:
-    """A head of random weights, which drafts half of the tokens."""
-    vocab = target.capabilities.vocab_size
-    config = EagleConfig(
-        hidden_size=target.hidden_size,
-        vocab_size=vocab,
-        intermediate_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-    )
-    network = randomised(new_eagle(config, 0), 0.1)
-    return HeadModel(network, torch.arange(0, vocab, 2), target, "random head")
-
-
-def published(path: Path, folder: Path, kind: str) -> Path:
-    """A published head of random weights for the model in a file."""
-    model = LlamaModel(path)
-    sizes = {"vocab": model.capabilities.vocab_size, "target_size": model.hidden_size, "size": model.hidden_size}
-    recipe = Recipe(kind=kind, drafted=None, **sizes)  # type: ignore[arg-type]
-    return recipe.save(folder, "speculators" if kind == "eagle3" else "midlayer")
-
-
-def test_logits_are_the_output_layers_of_the_hidden_states(path: Path) -> None:
-    """Within llama.cpp's rounding of hidden states to 8 bits."""
-    model = LlamaModel(path)
-    model.track_features()
-    row, logits = prefilled(model, [11, 7, 5, 3])
-    weight, bias = model.output_rows(torch.arange(model.capabilities.vocab_size))
-    assert bias is None
-    found = weight @ feature_row(row).last_features(1)[0]
-    assert difference(found.numpy(), logits.numpy()) < 0.1
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", ["draftree's own", "EAGLE-1"])
-def test_a_head_drafts_for_llama_as_ar_decoding(kind: str, temperature: float, path: Path, tmp_path: Path) -> None:
-    prompts = [[11, 7, 5, 3, 7, 5], [2, 4]]
-    params = SamplingParams(max_tokens=16, ignore_eos=True, temperature=temperature, seed=1)
-
-    def ids(model: LanguageModel, drafter: TreeDrafter | None = None) -> list[Sequence[int]]:
-        """Each prompt alone: rows of a batch may be rounded otherwise."""
-        return [Engine(model, Speculation(drafter, 8)).generate([prompt], params)[0].token_ids for prompt in prompts]
-
-    target = LlamaModel(path)
-    head = eagle_head(published(path, tmp_path, "eagle"), target) if kind == "EAGLE-1" else head_of(target)
-    source = EagleSource(head, target.capabilities.vocab_size)
-    assert ids(target, TreeDrafter(policy("opt-tree"), source)) == ids(LlamaModel(path))
-
-
-def test_a_head_of_several_layers_states_is_refused_with_the_way_out(
-    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = published(path, tmp_path, "eagle3")
-    capsys.readouterr()
-    for drafter in (str(folder), f"lookup+{folder}"):
-        given = ["--target", str(path), "--drafter", drafter, "--max-tokens", "4", "--backend"]
-        assert run(["generate", "the cat", *given, "llama.cpp"]) == 2
-        (line,) = capsys.readouterr().err.strip().splitlines()
-        assert "gives its final hidden states alone over llama.cpp" in line and "layers 0, 1, 2" in line
-        assert "use backend 'transformers', or a head of EAGLE-1" in line
-    assert run(["generate", "the cat", *given, "transformers"]) == 0
-
-
-@pytest.mark.real
-def test_the_shipped_head_comes_for_the_default_models_file() -> None:
-    """It is known by its embeddings, which are quantized there."""
-    assert shipped_for(load("smollm2", backend="llama.cpp")) == SHIPPED / "smollm2"

@@ -18,7 +18,6 @@ from .gguf_file import EMBEDDINGS, OUTPUT, GGUFHeader, StoredTensor
 Ids = NDArray[np.int64]
 Rows = NDArray[np.float32]
 
-_BIAS = "output.bias"
 _FIRST: Ids = np.zeros(1, np.int64)
 
 
@@ -36,15 +35,17 @@ class GGUFWeights:
         """[n, H] embeddings of tokens (``FeatureModel.embeddings``)."""
         return self._tensors[EMBEDDINGS].rows(ids)
 
-    def output_rows(self, ids: Ids) -> tuple[Rows, Rows | None]:
-        """Weights and biases of the output layer (``FeatureModel.output_rows``); the embeddings' where it has none."""
-        bias = self._tensors.get(_BIAS)
-        weights = self._tensors.get(OUTPUT, self._tensors[EMBEDDINGS])
-        return weights.rows(ids), None if bias is None else bias.rows(_FIRST)[0, ids]
+    def output_rows(self, ids: Ids) -> Rows:
+        """[n, H] weights of the output layer (``FeatureModel.output_rows``); the embeddings' where it has none."""
+        return self._output.rows(ids)
 
     def output_blocks(self, ids: Ids) -> tuple[NDArray[np.uint8], gguf.GGMLQuantizationType]:
         """[n, bytes] rows of the output layer as the file has them, and their format."""
-        return self._tensors.get(OUTPUT, self._tensors[EMBEDDINGS]).blocks(ids)
+        return self._output.blocks(ids)
+
+    @property
+    def _output(self) -> PackedRows:
+        return self._tensors.get(OUTPUT, self._tensors[EMBEDDINGS])
 
     @cached_property
     def _tensors(self) -> dict[str, PackedRows]:
@@ -53,7 +54,7 @@ class GGUFWeights:
         Raises:
             UnsupportedModelError: they cannot be read, or there are no embeddings.
         """
-        found = {t.name: PackedRows(t) for t in self._header.tensors if t.name in (EMBEDDINGS, OUTPUT, _BIAS)}
+        found = {t.name: PackedRows(t) for t in self._header.tensors if t.name in (EMBEDDINGS, OUTPUT)}
         if EMBEDDINGS not in found:
             raise _unread(f"{self._header.path} has no tensor {EMBEDDINGS}")
         return found

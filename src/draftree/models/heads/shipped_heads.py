@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...errors import UnknownNameError, UnsupportedModelError
 from ..base import LanguageModel
-from ..protocols import DraftHead, TrainableModel, feature_model
+from ..protocols import DraftHead, feature_model
 from .head_folder import find_head, load_head
 
 SHIPPED = Path(__file__).parents[2] / "heads"
@@ -27,14 +27,6 @@ def shipped_for(target: LanguageModel) -> Path | None:
         return next((head.folder for head in heads if not head.mismatch(given)), None)
     except (AttributeError, NotImplementedError, UnsupportedModelError):  # it has embeddings of its own kind, or none
         return None
-
-
-def comes_for(target: LanguageModel) -> bool:
-    """Whether a head comes with the package for a target, and pays there.
-
-    Beside the passes of llama.cpp a head, which torch runs step by step, takes more time than it saves.
-    """
-    return isinstance(target, TrainableModel) and shipped_for(target) is not None
 
 
 def shipped_head(target: LanguageModel) -> DraftHead:

@@ -314,9 +314,8 @@ def refuse_options(options: dict[str, Any]) -> None:
     place = "cuda" if torch.cuda.is_available() else "cpu"
     if options.get("device") not in (None, place):
         raise ConfigError(f"device {options['device']!r} does not go with torchrun, which gives each process its own")
-    for option in ("library", "runner"):
-        if options.get(option) is not None:
-            raise ConfigError(
-                f"{option} {options[option]!r} does not go with torchrun: layers are split as transformers has them: "
-                "leave it out"
-            )
+    if options.get("runner") is not None:
+        raise ConfigError(
+            f"runner {options['runner']!r} does not go with torchrun: layers are split as transformers has them: "
+            "leave it out"
+        )

@@ -34,7 +34,6 @@ class Weights:
         header: of the file.
         pointer: llama.cpp's.
         vocab: pointer to its vocabulary.
-        width: H of its hidden states.
         vocab_size: V.
         types: ggml's numbers of those of keys and of values.
 
@@ -53,7 +52,6 @@ class Weights:
         refuse(library, self.pointer, self.header)
         self.vocab = library.model_get_vocab(self.pointer)
         self.vocab_size: int = library.vocab_n_tokens(self.vocab)
-        self.width: int = library.model_n_embd(self.pointer)
         self.types = self._types()
 
     def _types(self) -> tuple[int, int]:
@@ -96,7 +94,7 @@ class Context:
         RunError: there is not the memory for it.
     """
 
-    def __init__(self, weights: Weights, cells: int, threads: int, hidden: bool) -> None:
+    def __init__(self, weights: Weights, cells: int, threads: int) -> None:
         library = weights.library
         params = library.context_default_params()
         params.n_ctx = params.n_batch = cells
@@ -105,7 +103,6 @@ class Context:
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = 1
         params.type_k, params.type_v = weights.types
-        params.embeddings, params.pooling_type = hidden, 0  # of each token
         library.complaint()
         self._pointer = library.init_from_model(weights.pointer, params)
         if not self._pointer:
@@ -113,7 +110,7 @@ class Context:
                 f"llama.cpp cannot make a context of {cells} tokens: {library.complaint()}: use a shorter one"
             )
         finalize(self, library.free, self._pointer)
-        self._weights, self._hidden = weights, hidden
+        self._weights = weights
         self.cells: int = library.n_ctx(self._pointer)
         self._memory = library.get_memory(self._pointer)
         self._ids, self._positions, self._counts = (np.zeros(self.cells, np.int32) for _ in range(3))
@@ -125,11 +122,6 @@ class Context:
             seq_id=self._sequences.ctypes.data,
             logits=self._wanted.ctypes.data,
         )
-
-    def keep_states(self) -> None:
-        """Give hidden states from now on."""
-        self._weights.library.set_embeddings(self._pointer, True)
-        self._hidden = True
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Let the cells of ``source`` at positions from start to end, -1 for all, belong to ``target`` too."""
@@ -143,12 +135,12 @@ class Context:
         """Free all cells."""
         self._weights.library.memory_clear(self._memory, False)
 
-    def decode(self, tokens: Tokens) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    def decode(self, tokens: Tokens) -> NDArray[np.float32] | None:
         """A pass.
 
         Returns:
-            [w, V] logits and, where they are kept, [w, H] hidden states after the final norm of the tokens that are
-            wanted; None: there are not so many free cells, and nothing has changed.
+            [w, V] logits of the tokens that are wanted; None: there are not so many free cells, and nothing has
+            changed.
 
         Raises:
             CacheError: llama.cpp does not take the tokens.
@@ -165,13 +157,10 @@ class Context:
             return None
         if result:
             raise CacheError(f"llama.cpp fails with {result} in a pass of {n} tokens: {library.complaint()}")
-        widths = self._weights.vocab_size, self._weights.width
-        logits, states = (np.empty((found, width), np.float32) for width in widths)
+        logits = np.empty((found, self._weights.vocab_size), np.float32)
         if found:
             ctypes.memmove(logits.ctypes.data, library.get_logits(self._pointer), logits.nbytes)
-        if self._hidden and found:
-            ctypes.memmove(states.ctypes.data, library.get_embeddings(self._pointer), states.nbytes)
-        return logits, states
+        return logits
 
     def state(self) -> NDArray[np.uint8]:
         """Keys and values of all cells that belong to a sequence."""

@@ -1,14 +1,12 @@
 """llama.cpp's shared library, through ctypes: where it is found, its structs, and the functions that are called.
 
-Two packages bring it. ``llama-cpp-python`` declares the structs of its own library, and these are used.
-``xllamacpp`` exports the C functions without promising them: its version is pinned, and the defaults that the library
-fills into our structs are compared with the known ones before anything else is called.
+The package ``xllamacpp`` brings it. It exports the C functions without promising them: its version is pinned, and the
+defaults that the library fills into our structs are compared with the known ones before anything else is called.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import importlib.metadata
 import importlib.util
 from ctypes import CFUNCTYPE, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
@@ -20,6 +18,7 @@ from ...errors import ConfigError
 
 XLLAMACPP = "2026.10.11549"
 """The version of xllamacpp whose structs are declared here (llama.cpp b11549)."""
+_BUILD = XLLAMACPP.split(".")[-1]
 
 F16, Q8_0, BF16 = 1, 8, 30
 """ggml's numbers of the types of keys and values."""
@@ -125,7 +124,6 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "model_free": (None, (c_void_p,)),
     "model_get_vocab": (c_void_p, (c_void_p,)),
     "model_n_ctx_train": (c_int32, (c_void_p,)),
-    "model_n_embd": (c_int32, (c_void_p,)),
     "model_n_params": (c_uint64, (c_void_p,)),
     "model_n_swa": (c_int32, (c_void_p,)),
     "model_has_encoder": (c_bool, (c_void_p,)),
@@ -135,9 +133,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "free": (None, (c_void_p,)),
     "get_memory": (c_void_p, (c_void_p,)),
     "n_ctx": (c_uint32, (c_void_p,)),
-    "set_embeddings": (None, (c_void_p, c_bool)),
     "get_logits": (c_void_p, (c_void_p,)),
-    "get_embeddings": (c_void_p, (c_void_p,)),
     "memory_clear": (None, (c_void_p, c_bool)),
     "memory_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
     "memory_seq_cp": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
@@ -153,8 +149,13 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "vocab_eos": (c_int32, (c_void_p,)),
     "tokenize": (c_int32, (c_void_p, c_char_p, c_int32, c_void_p, c_int32, c_bool, c_bool)),
     "token_to_piece": (c_int32, (c_void_p, c_int32, c_char_p, c_int32, c_int32, c_bool)),
+    "model_default_params": (ModelParams, ()),
+    "context_default_params": (ContextParams, ()),
+    "model_load_from_file": (c_void_p, (c_char_p, ModelParams)),
+    "init_from_model": (c_void_p, (c_void_p, ContextParams)),
+    "decode": (c_int32, (c_void_p, BatchStruct)),
 }
-"""Name without ``llama_`` -> its result and arguments; those that take structs are added with their types."""
+"""Name without ``llama_`` -> its result and arguments."""
 
 
 class Library:
@@ -165,23 +166,19 @@ class Library:
         complaints: what it has said about errors since they were last cleared.
     """
 
-    def __init__(self, path: str, name: str, model: Any, context: Any) -> None:
+    def __init__(self, path: Path, name: str) -> None:
         self.name, self.complaints = name, list[str]()
-        functions = _FUNCTIONS | {
-            "model_default_params": (model, ()),
-            "context_default_params": (context, ()),
-            "model_load_from_file": (c_void_p, (c_char_p, model)),
-            "init_from_model": (c_void_p, (c_void_p, context)),
-            "decode": (c_int32, (c_void_p, BatchStruct)),
-        }
         try:
-            library = ctypes.CDLL(path)
-            for short, (result, arguments) in functions.items():
+            library = ctypes.CDLL(str(path))
+            for short, (result, arguments) in _FUNCTIONS.items():
                 function = getattr(library, f"llama_{short}")
                 function.restype, function.argtypes = result, arguments
                 setattr(self, short, function)
         except (OSError, AttributeError) as error:
             raise ConfigError(f"{name} is no library of llama.cpp that can be used: {error}: {_WAY_OUT}") from None
+        found = self.context_default_params()
+        if wrong := [f"{field} {now}" for field, value in _DEFAULTS.items() if (now := getattr(found, field)) != value]:
+            raise ConfigError(f"{name} is of another version than b{_BUILD} ({', '.join(wrong)}): {_WAY_OUT}")
         self._log = _Log(self._hear)
         self.log_set(self._log, None)
         self.backend_init()
@@ -204,23 +201,17 @@ _WAY_OUT = f"pip install xllamacpp=={XLLAMACPP}, or use backend 'transformers'"
 
 
 def has_library() -> bool:
-    """A package that brings a library is installed."""
-    return any(importlib.util.find_spec(package) is not None for package in ("llama_cpp", "xllamacpp"))
+    """The package that brings the library is installed."""
+    return importlib.util.find_spec("xllamacpp") is not None
 
 
 @cache
-def open_library(path: str | None = None) -> Library:
-    """The library of llama.cpp: the one at ``path``, that of llama-cpp-python, or that of xllamacpp.
+def open_library() -> Library:
+    """The library of llama.cpp.
 
     Raises:
-        ConfigError: there is none, or none of a version whose structs are known.
+        ConfigError: there is none, or none of the version whose structs are known.
     """
-    if path is not None:
-        if not Path(path).is_file():
-            raise ConfigError(f"no such library: {path}: give the path of a libllama of b{XLLAMACPP.split('.')[-1]}")
-        return _own(path, path)
-    if importlib.util.find_spec("llama_cpp") is not None:
-        return _of_llama_cpp_python()
     spec = importlib.util.find_spec("xllamacpp")
     if spec is None or spec.origin is None:
         raise ConfigError(f"GGUF files need llama.cpp: {_WAY_OUT}")
@@ -230,22 +221,4 @@ def open_library(path: str | None = None) -> Library:
     found = sorted(Path(spec.origin).parent.glob("xllamacpp*.so"))
     if not found:
         raise ConfigError(f"xllamacpp in {Path(spec.origin).parent} has no library for this system: {_WAY_OUT}")
-    return _own(str(found[0]), f"xllamacpp {version}")
-
-
-def _own(path: str, name: str) -> Library:
-    library = Library(path, name, ModelParams, ContextParams)
-    found = library.context_default_params()
-    wrong = {field: getattr(found, field) for field, value in _DEFAULTS.items() if getattr(found, field) != value}
-    if wrong:
-        shown = ", ".join(f"{field} {value}" for field, value in wrong.items())
-        raise ConfigError(f"{name} is of another version than b{XLLAMACPP.split('.')[-1]} ({shown}): {_WAY_OUT}")
-    return library
-
-
-def _of_llama_cpp_python() -> Library:
-    """The library of llama-cpp-python, with the structs that this package declares for it."""
-    package = importlib.import_module("llama_cpp")
-    low = importlib.import_module("llama_cpp.llama_cpp")
-    name = f"llama-cpp-python {package.__version__}"
-    return Library(low._lib._name, name, low.llama_model_params, low.llama_context_params)
+    return Library(found[0], f"xllamacpp {version}")

@@ -13,29 +13,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...config import typed
-from ...errors import CacheError, UnsupportedModelError
+from ...errors import CacheError
 from ...scores import LastScores, NumpyScores, Scores
 from ...text.encoding import Tokenizer
 from ...tree import ROOT
-from ..base import FINAL_STATE, NO_NODES, PROMPT, Capabilities, FeatureSpec, Nodes, Row, exclusive, free_memory
+from ..base import NO_NODES, PROMPT, Capabilities, Nodes, Row, exclusive, free_memory
 from ..gguf.gguf_file import fingerprint, slot_bytes
-from ..gguf.gguf_weights import GGUFWeights
-from ..huggingface.features import FeatureRow
 from ..processors import default_threads
 from .branches import Branches
 from .context import IDS, Context, Tokens, Weights
 from .exactness import exactness
 from .library import open_library
 from .llama_tokenizer import read_tokenizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _TRASH = IDS - 1
 """The sequence of what was rejected."""
@@ -48,7 +42,7 @@ _RESERVED = 4096
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class LlamaRow(FeatureRow):
+class LlamaRow(Row):
     """A sequence inside a ``LlamaModel``; ``slot`` is its sequence id.
 
     Attributes:
@@ -76,7 +70,6 @@ class LlamaModel:
     Args:
         path: of the file.
         name: what the user calls it.
-        library: path of llama.cpp's shared library (``open_library``).
         threads: number of threads of a pass; by default one for each core that this process may use.
 
     Raises:
@@ -86,20 +79,16 @@ class LlamaModel:
     """
 
     @typed
-    def __init__(
-        self, path: str | Path, *, name: str | None = None, library: str | None = None, threads: int | None = None
-    ) -> None:
-        self.weights = Weights(open_library(library), Path(path))
+    def __init__(self, path: str | Path, *, name: str | None = None, threads: int | None = None) -> None:
+        self.weights = Weights(open_library(), Path(path))
         self.tokenizer: Tokenizer | None = read_tokenizer(
             self.weights.library, self.weights.vocab, self.weights.header.chat_template, self.weights
         )
-        self._matrices = GGUFWeights(self.weights.header)
         self.threads = threads or default_threads()
         self.capabilities = _capabilities(self.weights, name or str(path), self.threads)
         self.cache_bytes = free_memory() // 2
         self.pass_seconds = 0.0
         self._lock = RLock()
-        self._tracks = False
         self._scores = LastScores()
         self._start(_CELLS)
         keys, values = self.weights.types
@@ -110,7 +99,7 @@ class LlamaModel:
 
     def _start(self, cells: int) -> None:
         """A context without rows."""
-        self._context = Context(self.weights, min(cells, self._most), self.threads, self._tracks)
+        self._context = Context(self.weights, min(cells, self._most), self.threads)
         self._open: dict[int, LlamaRow] = {}
         self._free = list(range(_TRASH))[::-1]
 
@@ -123,49 +112,6 @@ class LlamaModel:
     def rows(self) -> int:
         """How many rows are open."""
         return len(self._open)
-
-    @property
-    def hidden_size(self) -> int:
-        """H of its hidden states."""
-        return self.weights.width
-
-    @property
-    def layers(self) -> int:
-        """L, its decoder layers."""
-        return self.weights.header.layers
-
-    @property
-    def tracked(self) -> FeatureSpec:
-        """Which hidden states are kept."""
-        return FINAL_STATE if self._tracks else FeatureSpec()
-
-    @exclusive
-    def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
-        """Keep the hidden states after the final norm of all tokens from now on (``Row.features``).
-
-        Raises:
-            UnsupportedModelError: others are wanted.
-        """
-        if others := [layer for layer in wanted.layers if layer not in FINAL_STATE.layers]:
-            raise UnsupportedModelError(
-                f"{self.capabilities.name} gives its final hidden states alone over llama.cpp, and the head reads "
-                f"those of layers {', '.join(map(str, others))}: use backend 'transformers', or a head of EAGLE-1"
-            )
-        self._tracks = True
-        self._context.keep_states()
-
-    def embeddings(self, ids: Tensor) -> Tensor:
-        """[n, H] embeddings of tokens (``FeatureModel.embeddings``), dequantized."""
-        return _tensor(self.embedding_rows(ids.numpy()))
-
-    def embedding_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """[n, H] embeddings of tokens, dequantized (``FeatureModel.embedding_rows``)."""
-        return self._matrices.embeddings(ids)
-
-    def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weights and biases of the output layer (``FeatureModel.output_rows``), dequantized."""
-        weights, biases = self._matrices.output_rows(ids.numpy())
-        return _tensor(weights), None if biases is None else _tensor(biases)
 
     @exclusive
     def reserve(self, rows: int, tokens: int) -> None:
@@ -215,7 +161,7 @@ class LlamaModel:
                 for i, (token, parent) in enumerate(zip(new.tokens.tolist(), new.parents.tolist(), strict=True)):
                     row.branches.add(token, parent)
                     added.append((row, first + i, i >= unwanted))
-            logits, states = self._read(added)
+            logits = self._read(added)
         except BaseException:
             for row, first in zip(own, before, strict=True):
                 self._forget(row, *row.branches.give_up(()))
@@ -223,10 +169,6 @@ class LlamaModel:
             raise
         for row, new in zip(own, nodes, strict=True):
             row.parents = np.append(row.parents, new.parents)
-        if self._tracks:
-            ends = np.cumsum([len(new.tokens) for new in nodes])[:-1]
-            for row, part in zip(own, np.split(states, ends), strict=True):
-                row.add_features(_tensor(part), FINAL_STATE)
         return self._scores.keep(NumpyScores(logits, [new.scored for new in nodes]))
 
     def _check(self, row: LlamaRow, new: Nodes) -> None:
@@ -246,13 +188,13 @@ class LlamaModel:
                 "draft less deep"
             )
 
-    def _read(self, added: Sequence[_Node]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """[w, V] logits of the wanted ones of some nodes; [n, H] hidden states of all, where they are kept."""
+    def _read(self, added: Sequence[_Node]) -> NDArray[np.float32]:
+        """[w, V] logits of the wanted ones of some nodes."""
         parents = {(row.slot, row.branches.parents[node]) for row, node, _ in added}
         ends = sum((row.slot, node) not in parents for row, node, _ in added)
         if ends > _TRASH - len(self._open):  # they have more paths than there are ids
-            one, two = self._read(added[: len(added) // 2]), self._read(added[len(added) // 2 :])
-            return np.concatenate([one[0], two[0]]), np.concatenate([one[1], two[1]])
+            half = len(added) // 2
+            return np.concatenate([self._read(added[:half]), self._read(added[half:])])
         by_row: dict[int, list[int]] = {}
         for row, node, _ in added:
             by_row.setdefault(row.slot, []).append(node)
@@ -275,26 +217,22 @@ class LlamaModel:
             tokens.ids.append(row.branches.tokens[node])
             tokens.positions.append(row.length + row.branches.depths[node])
             tokens.sequences.append(carried[row.slot, node])
-            tokens.wanted.append(wanted or self._tracks)
+            tokens.wanted.append(wanted)
         began = time.perf_counter()
         try:
-            logits, states = self._decode(tokens)
+            logits = self._decode(tokens)
         except BaseException:
             for slot in by_row:
                 self._forget(self._open[slot], *self._open[slot].branches.give_up(()))
             raise
         if any(row.length for row, *_ in added):
             self.pass_seconds += time.perf_counter() - began
-        if self._tracks:
-            logits, states = logits[len(again) :], states[len(again) :]
-            if not all(wanted for *_, wanted in added):
-                logits = logits[[wanted for *_, wanted in added]]
-        return logits, states
+        return logits
 
-    def _decode(self, tokens: Tokens) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _decode(self, tokens: Tokens) -> NDArray[np.float32]:
         """A pass, for which cells are found."""
         count, cells = len(tokens.ids), self._context.cells
-        if count <= cells and (found := self._context.decode(tokens)):
+        if count <= cells and (found := self._context.decode(tokens)) is not None:
             return found
         used = sum(row.length + len(row.branches.ids) for row in self._open.values()) + count
         if used > self._most:
@@ -305,7 +243,7 @@ class LlamaModel:
             )
         self._move(max(cells, min(self._most, 2 * used)))
         found = self._context.decode(tokens)
-        if not found:
+        if found is None:
             raise CacheError(f"llama.cpp finds no cells for {count} tokens among {self._context.cells}")
         return found
 
@@ -318,7 +256,7 @@ class LlamaModel:
         state = self._context.state()
         if cells > self._context.cells:
             del self._context  # its memory is freed first
-            self._context = Context(self.weights, cells, self.threads, self._tracks)
+            self._context = Context(self.weights, cells, self.threads)
         self._context.restore(state)
 
     def _give_up(self, needed: Mapping[int, Sequence[int]]) -> None:
@@ -354,7 +292,6 @@ class LlamaModel:
         if branches.is_committed_by(keep, trunk):
             branches.clear()
             row.length += trunk
-            row.keep_features(keep, trunk)
             return
         if lost := branches.missing(keep):
             self._read([(row, node, False) for node in lost])
@@ -364,7 +301,6 @@ class LlamaModel:
             branches.tips[branches.main] = keep[trunk - 1]
         row.length += trunk
         self._forget(row, branches.renumber(keep, trunk), [])
-        row.keep_features(keep, trunk)
 
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
@@ -373,8 +309,7 @@ class LlamaModel:
         length = row.length if length is None else length
         if not 0 <= length <= row.length:
             raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
-        features = own.first_features(length)
-        other = self._add(replace(own, length=length, parents=NO_NODES, features=features, read=0, pending=[]))
+        other = self._add(replace(own, length=length, parents=NO_NODES))
         self._context.copy(own.slot, other.slot, 0, length)
         return other
 
@@ -390,12 +325,6 @@ class LlamaModel:
             row.slot = -1
             if not self._open:
                 self._context.clear()
-
-
-def _tensor(rows: NDArray[np.float32]) -> Tensor:
-    import torch
-
-    return torch.from_numpy(rows)
 
 
 def _capabilities(weights: Weights, name: str, threads: int) -> Capabilities:

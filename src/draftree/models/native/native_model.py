@@ -241,8 +241,7 @@ class NativeModel(NativeRows):
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights and biases of the output layer (``FeatureModel.output_rows``), dequantized."""
-        weights, biases = self.matrices.output_rows(ids.numpy())
-        return _tensor(weights), None if biases is None else _tensor(biases)
+        return _tensor(self.matrices.output_rows(ids.numpy())), None
 
     @cached_property
     def matrices(self) -> GGUFWeights:
