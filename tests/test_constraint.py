@@ -24,8 +24,7 @@ from draftree.drafters.token_recycling import TokenRecyclingSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Observer, Speculation
 from draftree.errors import ConfigError, RunError
-from draftree.models.heads.head_scores import HeadScores
-from draftree.models.huggingface.torch_scores import TorchScores
+from draftree.models.huggingface.torch_scores import HeadScores, TorchScores
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree

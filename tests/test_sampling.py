@@ -22,7 +22,7 @@ from transformers import (
 
 from draftree.config import SamplingParams
 from draftree.errors import ConfigError
-from draftree.models.huggingface import torch_sampling
+from draftree.models.huggingface import torch_scores
 from draftree.sampling import warping
 from draftree.sampling.draws import DrawPlace, Draws, draw_at
 from draftree.sampling.warping import stream_key
@@ -62,7 +62,7 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def warp_by_torch(logits: Tensor, params: SamplingParams) -> Tensor:
-    return torch_sampling.warp(logits, params.warping)
+    return torch_scores.warp(logits, params.warping)
 
 
 def gumbel_noise(seeds: Sequence[int], positions: Sequence[int], vocab: int) -> Tensor:
@@ -149,10 +149,10 @@ def test_the_noise_is_the_same_in_torch() -> None:
     seeds, positions = [5, 0, 2**63 - 1, 5], [7, 0, 4000, 8]
     keys = [stream_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
     noise = gumbel_noise(seeds, positions, 500)
-    torch.testing.assert_close(torch_sampling.gumbel_noise(keys, 500), noise, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch_scores.gumbel_noise(keys, 500), noise, rtol=1e-12, atol=1e-12)
     tokens = torch.tensor([[4, 0, 499, 7], [7, 7, 3, 1], [1, 2, 3, 4], [9, 8, 7, 6]])
     torch.testing.assert_close(
-        torch_sampling.gumbel_noise_of(keys, tokens), noise.gather(1, tokens), rtol=1e-12, atol=0
+        torch_scores.gumbel_noise_of(keys, tokens), noise.gather(1, tokens), rtol=1e-12, atol=0
     )
 
 
@@ -202,7 +202,7 @@ def along(axis: str) -> Tensor:
     if axis == "tokens":
         return gumbel_noise([1], [2], n)
     keys = [stream_key(1, i) if axis == "positions" else stream_key(i, 9) for i in range(n)]
-    return torch_sampling.gumbel_noise(keys, 2)[:, 1]
+    return torch_scores.gumbel_noise(keys, 2)[:, 1]
 
 
 axes = pytest.mark.parametrize("axis", ["tokens", "positions", "seeds"])

@@ -18,7 +18,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.engine.engine import Engine
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.models.huggingface.torch_sampling import warp
+from draftree.models.huggingface.torch_scores import warp
 
 from ..pairs import target
 from ..references import prefilled

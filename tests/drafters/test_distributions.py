@@ -14,9 +14,7 @@ from draftree.drafters.base import UnscoredNode
 from draftree.drafters.distributions import candidates_of
 from draftree.drafters.draft_model import ModelSource
 from draftree.models.base import prefill_scored
-from draftree.models.heads.head_scores import HeadScores
-from draftree.models.huggingface.torch_sampling import gumbel_noise, warp
-from draftree.models.huggingface.torch_scores import TorchScores
+from draftree.models.huggingface.torch_scores import HeadScores, TorchScores, gumbel_noise, warp
 from draftree.policies.base import NO_CANDIDATES
 from draftree.request import Request
 from draftree.sampling.warping import Warping, stream_key

@@ -16,7 +16,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.input_processor import text_stream
 from draftree.errors import ConfigError
-from draftree.models.huggingface.torch_sampling import warp
+from draftree.models.huggingface.torch_scores import warp
 from draftree.policies.base import Child, Frontier, GrowthPolicy
 from draftree.policies.fixed import StaticTree
 from draftree.request import Request

@@ -16,8 +16,7 @@ from draftree.config import SamplingParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.errors import ConfigError, RunError, UnsupportedModelError
 from draftree.factory import load_beam_engine, load_engine
-from draftree.models.huggingface.hf_loading import load_part
-from draftree.models.huggingface.pretrained import read_pretrained
+from draftree.models.huggingface.hf_loading import load_part, read_pretrained
 from draftree.models.huggingface.tensor_parallel import load_over_ranks
 from draftree.models.loading import load_here
 from draftree.text.encoding import user

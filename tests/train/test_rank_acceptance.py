@@ -13,7 +13,7 @@ from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.models.base import prefill
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.models.huggingface.torch_sampling import gumbel_noise
+from draftree.models.huggingface.torch_scores import gumbel_noise
 from draftree.policies.fixed import Counts
 from draftree.sampling.warping import stream_key
 from draftree.train.rank_acceptance import (

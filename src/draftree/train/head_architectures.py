@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..models.base import FINAL_STATE, FeatureSpec
 from ..models.heads.eagle_network import EagleNetwork
-from ..models.heads.head_arrays import taken
-from ..models.heads.head_config import EagleConfig, HeadWeights, default_layers
+from ..models.heads.head_config import EagleConfig, HeadWeights, default_layers, taken
 from ..models.heads.head_folder import EAGLE, EAGLE3, KINDS, find_head
 from ..models.huggingface.features import feature_part
 from ..models.protocols import TrainableModel

@@ -16,8 +16,7 @@ import pytest
 from draftree.errors import DraftreeError, ModelFileError, UnsupportedModelError
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.gguf.gguf_file import fingerprint, slot_bytes
-from draftree.models.llama.context import refuse, unloadable
-from draftree.models.llama.library import F16, Q8_0, open_library
+from draftree.models.llama.library import F16, Q8_0, open_library, refuse, unloadable
 
 from ...tiny_gguf import HEAD, WINDOW, byte_level, write
 

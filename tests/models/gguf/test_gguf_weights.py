@@ -15,8 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from draftree.errors import UnsupportedModelError
-from draftree.models.gguf.gguf_file import GGUFHeader, read
-from draftree.models.gguf.gguf_weights import GGUFWeights
+from draftree.models.gguf.gguf_file import GGUFHeader, GGUFWeights, read
 
 VOCAB, HIDDEN = 40, 512
 IDS = torch.tensor([39, 0, 7, 7, 20])

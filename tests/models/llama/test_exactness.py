@@ -12,8 +12,7 @@ from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.engine.replay import first_difference
 from draftree.errors import UnsupportedModelError
 from draftree.models.base import Nodes, Row
-from draftree.models.llama.exactness import EXACT, exactness
-from draftree.models.llama.llama_model import LlamaModel
+from draftree.models.llama.llama_model import EXACT, LlamaModel, exactness
 from draftree.scores import NumpyScores, Scores
 from draftree.text.encoding import encode
 

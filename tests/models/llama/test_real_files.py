@@ -13,9 +13,8 @@ import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.cli.main import run
 from draftree.engine.replay import first_difference
-from draftree.models.llama.context import Context, Tokens
-from draftree.models.llama.exactness import EXACT, exactness
-from draftree.models.llama.llama_model import LlamaModel
+from draftree.models.llama.library import Context, Tokens
+from draftree.models.llama.llama_model import EXACT, LlamaModel, exactness
 from draftree.models.protocols import tokenizer_of
 from draftree.text.encoding import encode
 

@@ -23,7 +23,7 @@ from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.llama.llama_tokenizer import LlamaTokenizer
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL, EMBEDDED
-from draftree.models.native.pre_tokenizers import PRE_TOKENIZERS
+from draftree.models.native.bpe import PRE_TOKENIZERS
 from draftree.models.native.vocabulary import GGUFTokenizer, read_vocabulary
 from draftree.text.encoding import Tokenizer, encode
 

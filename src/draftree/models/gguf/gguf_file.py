@@ -1,4 +1,4 @@
-"""The header of a GGUF file, and its fingerprint.
+"""A GGUF file: its header, its fingerprint, and rows of its embeddings and output layer.
 
 The header alone is parsed, and texts of the vocabulary stay bytes: ``gguf.GGUFReader`` makes an array of each token,
 which takes 7 s for 150,000 of them.
@@ -13,14 +13,16 @@ import struct
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gguf
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, Keys
 from numpy.typing import NDArray
 
-from ...errors import ModelFileError, UnsupportedModelError
+from ...errors import ModelFileError, UnsupportedModelError, first_line
 
 Value = int | float | bool | str | tuple[int | float | bool, ...]
 
@@ -360,3 +362,78 @@ def slot_bytes(header: GGUFHeader, keys: int, values: int) -> int:
         raise ModelFileError(f"{header.path} does not give its {header.architecture}.attention.head_count: {AGAIN}")
     total = sum(_bytes((n * w,), kind) for n in shared for w, kind in zip(widths, (keys, values), strict=True))
     return total * layers // len(shared)
+
+
+Ids = NDArray[np.int64]
+Rows = NDArray[np.float32]
+
+_FIRST: Ids = np.zeros(1, np.int64)
+
+
+class GGUFWeights:
+    """Rows of the embeddings and of the output layer, float32 on the CPU; they are mapped at the first call.
+
+    Args:
+        header: of the file.
+    """
+
+    def __init__(self, header: GGUFHeader) -> None:
+        self._header = header
+
+    def embeddings(self, ids: Ids) -> Rows:
+        """[n, H] embeddings of tokens (``FeatureModel.embeddings``)."""
+        return self._tensors[EMBEDDINGS].rows(ids)
+
+    def output_rows(self, ids: Ids) -> Rows:
+        """[n, H] weights of the output layer (``FeatureModel.output_rows``); the embeddings' where it has none."""
+        return self._output.rows(ids)
+
+    def output_blocks(self, ids: Ids) -> tuple[NDArray[np.uint8], gguf.GGMLQuantizationType]:
+        """[n, bytes] rows of the output layer as the file has them, and their format."""
+        return self._output.blocks(ids)
+
+    @property
+    def _output(self) -> PackedRows:
+        return self._tensors.get(OUTPUT, self._tensors[EMBEDDINGS])
+
+    @cached_property
+    def _tensors(self) -> dict[str, PackedRows]:
+        """The tensors of these names that are in the file; the embeddings always are.
+
+        Raises:
+            UnsupportedModelError: they cannot be read, or there are no embeddings.
+        """
+        found = {t.name: PackedRows(t) for t in self._header.tensors if t.name in (EMBEDDINGS, OUTPUT)}
+        if EMBEDDINGS not in found:
+            raise _unread(f"{self._header.path} has no tensor {EMBEDDINGS}")
+        return found
+
+
+class PackedRows:
+    """A tensor as its file holds it; a vector is one row.
+
+    Raises:
+        UnsupportedModelError: it cannot be read, or nothing dequantizes its format.
+    """
+
+    def __init__(self, tensor: StoredTensor) -> None:
+        count = tensor.shape[1] if len(tensor.shape) > 1 else 1
+        try:
+            mapped = np.memmap(tensor.file, np.uint8, "r", tensor.begin, (count, tensor.size // count))
+            self._packed: NDArray[np.uint8] = np.asarray(mapped)
+            self._kind = gguf.GGMLQuantizationType(tensor.kind)
+            self.rows(_FIRST)
+        except (OSError, ValueError, NotImplementedError) as error:
+            raise _unread(f"{tensor.name} of {tensor.file}: {first_line(error)}") from None
+
+    def blocks(self, ids: Ids) -> tuple[NDArray[np.uint8], gguf.GGMLQuantizationType]:
+        """[n, bytes] rows as they are, and their format."""
+        return self._packed[ids], self._kind
+
+    def rows(self, ids: Ids) -> Rows:
+        """[n, H] float32 rows."""
+        return gguf.dequantize(self._packed[ids], self._kind)
+
+
+def _unread(why: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"a draft head cannot read embeddings or output layer: {why}: use drafter 'lookup'")

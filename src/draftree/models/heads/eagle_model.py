@@ -27,9 +27,9 @@ from ..huggingface.cache import Rows, TreeCache, bytes_of, packed, padded
 from ..huggingface.features import feature_row
 from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
 from ..huggingface.runner import Made, Pass, runner_of
+from ..huggingface.torch_scores import HeadScores
 from ..protocols import FeatureModel, feature_model
 from .eagle_network import EagleNetwork
-from .head_scores import HeadScores
 
 _GRAIN = 64
 """Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""

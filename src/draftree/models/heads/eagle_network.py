@@ -20,9 +20,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ...errors import ConfigError
-from .head_arrays import HeadArrays, LayerArrays
-from .head_config import EagleConfig
-from .head_tensors import Array
+from .head_config import Array, EagleConfig, HeadArrays, LayerArrays
 
 
 def _rotary(config: EagleConfig) -> nn.Module:

@@ -36,9 +36,8 @@ from ..base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..native.native_head import NativeHead
 from ..native.native_model import NativeModel
 from ..protocols import DraftHead, FeatureModel, feature_model
-from .head_arrays import HeadArrays, taken
-from .head_config import EagleConfig, HeadWeights, default_layers
-from .head_tensors import UNREADABLE, Array, is_same, read_sample, read_tensors, sample, tensor_names, vocabulary_in
+from .head_config import Array, EagleConfig, HeadArrays, HeadWeights, default_layers, taken
+from .head_tensors import UNREADABLE, is_same, read_sample, read_tensors, sample, tensor_names, vocabulary_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -185,7 +184,7 @@ class HeadFolder:
         with needs_extra("torch", f"draft head {self.folder}"):
             import torch
 
-            from ..huggingface.pretrained import quiet
+            from ..huggingface.hf_loading import quiet
             from .eagle_network import EagleNetwork
         arrays = self.arrays(layers)
         try:

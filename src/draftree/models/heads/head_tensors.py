@@ -17,9 +17,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 from ...artifacts import read_bytes
 from ...errors import needs_extra
 from ..protocols import FeatureModel
-from .head_config import EagleConfig
-
-Array = NDArray[Any]
+from .head_config import Array, EagleConfig
 
 WEIGHTS = "model.safetensors"
 SAMPLE = "target_sample"

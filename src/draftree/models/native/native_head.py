@@ -19,14 +19,11 @@ from ...errors import UnsupportedModelError
 from ...scores import Draft, Edit, Edits, NumpyScores, Scores, Slots, Top, allowed_tokens
 from ...tree import ROOT
 from ..base import NO_NODES, FeatureSpec, Nodes, Row, exclusive
-from ..heads.head_arrays import HeadArrays, LayerArrays
-from ..heads.head_config import EagleConfig
-from ..heads.head_tensors import Array, fingerprint_of
-from .architecture import PLACE, Hyperparameters
+from ..heads.head_config import Array, EagleConfig, HeadArrays, LayerArrays
+from ..heads.head_tensors import fingerprint_of
+from .architecture import PLACE, Hyperparameters, frequencies, yarn, yarn_magnitude
 from .head_binding import LAST_STATE, NO_STATE, CHead, HeadDescription, LoadedHead, places
-from .native_model import MOST_TOP, NativeModel, NativeScores
-from .native_rows import NativeRow, NativeRows
-from .rope import frequencies, yarn, yarn_magnitude
+from .native_model import MOST_TOP, NativeModel, NativeRow, NativeRows, NativeScores
 
 FORMAT = Format.Q8_0
 """What the matrices of a head are packed in; rows of the target's output layer stay as they are."""

@@ -11,11 +11,10 @@ import regex  # type: ignore[import-untyped]
 from gguf.constants import Keys, TokenType
 
 from ...errors import PromptError
+from ...text.encoding import Piece, PieceDecoder
 from ..gguf.gguf_file import GGUFHeader
-from ..gguf.gguf_tokens import Piece, PieceDecoder
-from .bpe import AddedTokens, BytePairs, split
+from .bpe import PRE_TOKENIZERS, AddedTokens, BytePairs, PreTokenizer, split
 from .header_reader import damaged, unsupported
-from .pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 _BYTE_LEVEL, _PIECES = "gpt2", "llama"
 """Names of vocabularies: byte-level BPE, and SentencePiece with byte fallback."""
