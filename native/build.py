@@ -2,7 +2,6 @@
 
     python native/build.py            for this machine, into src/draftree/models/native
     python native/build.py --cross    for others, with zig, into build/native: whether it compiles and links there
-    python native/build.py --check    the program that compares and times kernels, into build/native
     python native/build.py --needs    print what must be installed first, if anything
 
 The compiler is $CC or cc, or zig (the package ziglang) where there is none that knows our instruction sets. $CFLAGS are
@@ -33,7 +32,7 @@ SOURCES = ROOT / "native"
 INSTALLED = ROOT / "src" / "draftree" / "models" / "native"
 OBJECTS = ROOT / "build" / "native"
 
-FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra")
+FLAGS = ("-std=c11", "-O3", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra")
 
 _AVX2 = ("-mavx2", "-mf16c", "-mfma")
 _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")))
@@ -51,7 +50,7 @@ AGAIN = {"linear_avx2.c": (*_AVX2, "-mavxvnni", "-DAVX_VNNI")}
 
 ZIG = "ziglang==0.17.1"
 ZIG_WHEELS = ("x86_64", "AMD64", "aarch64", "arm64", "ARM64")
-CROSS = ("aarch64-linux-gnu.2.17", "aarch64-macos", "x86_64-windows-gnu", "x86_64-linux-musl")
+CROSS = ("aarch64-linux-gnu.2.17", "aarch64-macos", "x86_64-linux-musl")
 _GLIBC = "2.17"
 """That a library made by zig needs."""
 
@@ -61,7 +60,7 @@ class BuildError(Exception):
 
 
 class Compiler(NamedTuple):
-    """What compiles, and for which machine ("x86_64") and system ("linux", "macos" or "windows")."""
+    """What compiles, and for which machine ("x86_64") and system ("linux" or "macos")."""
 
     command: tuple[str, ...]
     machine: str
@@ -82,7 +81,7 @@ class Unit(NamedTuple):
 def _here() -> tuple[str, str]:
     """Machine and system of this process."""
     machine = platform.machine().lower()
-    system = {"darwin": "macos", "win32": "windows"}.get(sys.platform, "linux")
+    system = "macos" if sys.platform == "darwin" else "linux"
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), system
 
 
@@ -101,7 +100,7 @@ def find_compiler() -> Compiler | None:
     if importlib.util.find_spec("ziglang") is None:
         return None
     library = f"-gnu.{_GLIBC}" if platform.libc_ver()[0] == "glibc" else "-musl"
-    return _zig(f"{machine}-{system}{ {'linux': library, 'windows': '-gnu'}.get(system, '') }")
+    return _zig(f"{machine}-{system}{library if system == 'linux' else ''}")
 
 
 _PROBE = "#include <math.h>\n#include <stdatomic.h>\n#include <stdlib.h>\nint probe(void) { return 0; }\n"
@@ -134,7 +133,7 @@ def units(compiler: Compiler, *patterns: str) -> list[Unit]:
 
 
 def library_name(system: str) -> str:
-    return {"macos": "libdraftree.dylib", "windows": "draftree.dll"}.get(system, "libdraftree.so")
+    return "libdraftree.dylib" if system == "macos" else "libdraftree.so"
 
 
 def build(folder: Path = INSTALLED, compiler: Compiler | None = None) -> Path:
@@ -150,12 +149,6 @@ def build(folder: Path = INSTALLED, compiler: Compiler | None = None) -> Path:
     return link(folder / library_name(compiler.system), compiler, units(compiler), "-shared")
 
 
-def build_check() -> Path:
-    """Make the program that compares the kernels of this CPU with the portable ones, and times them."""
-    compiler = _compiler_here()
-    return link(OBJECTS / "check_linear", compiler, units(compiler, *CHECK))
-
-
 def _compiler_here() -> Compiler:
     compiler = find_compiler()
     if compiler is None:
@@ -169,8 +162,7 @@ def link(output: Path, compiler: Compiler, sources: Sequence[Unit], *flags: str)
     Args:
         flags: of the linker; "-shared" makes a library.
     """
-    position = () if compiler.system == "windows" else ("-fPIC",)
-    common = (*FLAGS, *position, *shlex.split(os.environ.get("CFLAGS", "")))
+    common = (*FLAGS, *shlex.split(os.environ.get("CFLAGS", "")))
     headers = b"".join(path.read_bytes() for path in sorted(SOURCES.rglob("*.h")))
     OBJECTS.mkdir(parents=True, exist_ok=True)
 
@@ -234,8 +226,6 @@ def main(arguments: Sequence[str]) -> None:
     elif arguments == ["--cross"]:
         for target in CROSS:
             sys.stdout.write(f"{build(OBJECTS / target, _zig(target)).relative_to(ROOT)}\n")
-    elif arguments == ["--check"]:
-        sys.stdout.write(f"{build_check().relative_to(ROOT)}\n")
     elif arguments:
         sys.exit(f"unknown arguments {shlex.join(arguments)}\n\n{__doc__}")
     else:

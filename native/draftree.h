@@ -88,7 +88,6 @@ typedef struct {
     int32_t rope_halves;  /* 1: pairs (i, i + rope_size / 2); 0: pairs (2 i, 2 i + 1) */
     int32_t rope_tables;  /* rows of rope_frequencies, 1 or 2 */
     int32_t activation;   /* of the gate: SiLU or GELU (tanh) */
-    int32_t cache_format; /* of keys and values: FORMAT_F16 or FORMAT_Q8_0 */
     float norm_epsilon;
     float embedding_scale;
     float attention_scale; /* of the products of queries and keys */
@@ -115,7 +114,7 @@ typedef struct {
 } HeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
-#define DRAFTREE_VERSION "2"
+#define DRAFTREE_VERSION "3"
 const char *draftree_version(void);
 
 /* Names of the instruction sets that this CPU runs, separated by spaces, the portable one first. */
@@ -164,17 +163,13 @@ int draftree_close(Model *model, int32_t row);
  * tokens, parents: [N], a row's nodes together. A parent is a number among the row's uncommitted nodes in the order of
  * their arrival, these ones included; -1 is the last committed token.
  * wanted: [N]; the k-th node with a nonzero entry has its scores in slot k until the next extend.
- */
-int draftree_extend(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts, const int32_t *tokens,
-                    const int32_t *parents, const uint8_t *wanted);
-
-/* The same for a draft head. sources: [N] where the state before each node is: cell c of the target's row, or one of:
+ * Of a draft head, else NULL: sources: [N] where the state before each node is: cell c of the target's row, or one of:
  * LAST_STATE what the head predicted at its parent, which came with an earlier call; NO_STATE zeros. target_rows:
- * [row_count]; looked at where a source is a cell. */
+ * [row_count]; looked at where a source is a cell.
+ */
 enum { LAST_STATE = -1, NO_STATE = -2 };
-int draftree_extend_head(Model *head, int32_t row_count, const int32_t *rows, const int32_t *counts,
-                         const int32_t *tokens, const int32_t *parents, const uint8_t *wanted,
-                         const int32_t *target_rows, const int32_t *sources);
+int draftree_extend(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts, const int32_t *tokens,
+                    const int32_t *parents, const uint8_t *wanted, const int32_t *target_rows, const int32_t *sources);
 
 /* Let a row of a head score the tokens that are committed to it next, beside the output layer's. Scores of its nodes
  * are over [the output layer's; those learned, in their order]; a fork keeps those that are among its tokens. */

@@ -204,14 +204,7 @@ static int extend(Model *model, const Pass *pass) {
 }
 
 int draftree_extend(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts, const int32_t *tokens,
-                    const int32_t *parents, const uint8_t *wanted) {
-    const Pass pass = {row_count, rows, counts, tokens, parents, wanted, NULL, NULL};
-    return model->head ? DRAFTREE_BAD_ARGUMENT : extend(model, &pass);
-}
-
-int draftree_extend_head(Model *head, int32_t row_count, const int32_t *rows, const int32_t *counts,
-                         const int32_t *tokens, const int32_t *parents, const uint8_t *wanted,
-                         const int32_t *target_rows, const int32_t *sources) {
+                    const int32_t *parents, const uint8_t *wanted, const int32_t *target_rows, const int32_t *sources) {
     const Pass pass = {row_count, rows, counts, tokens, parents, wanted, target_rows, sources};
-    return head->head ? extend(head, &pass) : DRAFTREE_BAD_ARGUMENT;
+    return !model->head == !sources ? extend(model, &pass) : DRAFTREE_BAD_ARGUMENT;
 }

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,24 +11,34 @@
 
 enum { ALIGNMENT = 64 };
 
-static const char *const LAYER_NAMES[LAYER_TENSORS] = {
-    "attention norm",
-    "query",
-    "key",
-    "value",
-    "query bias",
-    "key bias",
-    "value bias",
-    "query norm",
-    "key norm",
-    "attention output",
-    "attention post-norm",
-    "feed-forward norm",
-    "gate",
-    "up",
-    "down",
-    "feed-forward post-norm",
-    "attention output bias",
+/* Numbers of a model that shapes of its tensors are made of. INPUTS: what the first layer reads, which is as wide as
+ * embedding and state side by side in EAGLE-3. */
+typedef enum { ONE, HEAD, HIDDEN, INPUTS, QUERIES, KEYS, WIDE } Size;
+
+/* A tensor of a layer: vectors are kept as floats, matrices are packed. */
+static const struct {
+    const char *name;
+    size_t place; /* in Layer */
+    Size rows, columns;
+    int vector, optional;
+} LAYER[LAYER_TENSORS] = {
+    [ATTENTION_NORM] = {"attention norm", offsetof(Layer, attention_norm), ONE, HIDDEN, 1, 0},
+    [QUERY] = {"query", offsetof(Layer, query), QUERIES, INPUTS, 0, 0},
+    [KEY] = {"key", offsetof(Layer, key), KEYS, INPUTS, 0, 0},
+    [VALUE] = {"value", offsetof(Layer, value), KEYS, INPUTS, 0, 0},
+    [QUERY_BIAS] = {"query bias", offsetof(Layer, query_bias), ONE, QUERIES, 1, 1},
+    [KEY_BIAS] = {"key bias", offsetof(Layer, key_bias), ONE, KEYS, 1, 1},
+    [VALUE_BIAS] = {"value bias", offsetof(Layer, value_bias), ONE, KEYS, 1, 1},
+    [QUERY_NORM] = {"query norm", offsetof(Layer, query_norm), ONE, HEAD, 1, 1},
+    [KEY_NORM] = {"key norm", offsetof(Layer, key_norm), ONE, HEAD, 1, 1},
+    [ATTENTION_OUTPUT] = {"attention output", offsetof(Layer, output), HIDDEN, QUERIES, 0, 0},
+    [ATTENTION_POST_NORM] = {"attention post-norm", offsetof(Layer, attention_post_norm), ONE, HIDDEN, 1, 1},
+    [FEED_FORWARD_NORM] = {"feed-forward norm", offsetof(Layer, feed_forward_norm), ONE, HIDDEN, 1, 0},
+    [GATE] = {"gate", offsetof(Layer, gate), WIDE, HIDDEN, 0, 0},
+    [UP] = {"up", offsetof(Layer, up), WIDE, HIDDEN, 0, 0},
+    [DOWN] = {"down", offsetof(Layer, down), HIDDEN, WIDE, 0, 0},
+    [FEED_FORWARD_POST_NORM] = {"feed-forward post-norm", offsetof(Layer, feed_forward_post_norm), ONE, HIDDEN, 1, 1},
+    [ATTENTION_OUTPUT_BIAS] = {"attention output bias", offsetof(Layer, output_bias), ONE, HIDDEN, 1, 1},
 };
 static const char *const MODEL_NAMES[MODEL_TENSORS] = {"embedding", "output norm", "output"};
 static const char *const HEAD_NAMES[HEAD_TENSORS] = {"input", "input bias", "feature norm", "state norm"};
@@ -72,9 +83,6 @@ static int check_architecture(const Architecture *a, char message[256]) {
         {"rope pairing", in_range(a->rope_halves, 0, 1), a->rope_halves},
         {"number of rope tables", in_range(a->rope_tables, 1, ROPE_TABLES), a->rope_tables},
         {"activation", in_range(a->activation, ACTIVATION_SILU, ACTIVATION_GELU_TANH), a->activation},
-        {"cache format",
-         a->cache_format == FORMAT_F16 || (a->cache_format == FORMAT_Q8_0 && a->head_size % GROUP_SIZE == 0),
-         a->cache_format},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (!rules[i].fits)
@@ -89,49 +97,37 @@ static int check_architecture(const Architecture *a, char message[256]) {
     return DRAFTREE_OK;
 }
 
-/* The shape that a tensor must have: rows x columns; 0 rows: the layer may do without it. */
+/* The shape that a tensor must have: rows x columns. */
 typedef struct {
     int64_t rows, columns;
     int optional;
-    int vector; /* kept as floats */
 } Shape;
 
 /* The first layer of EAGLE-3 reads embeddings and states side by side; that of EAGLE-1 may lack a norm. */
 static Shape layer_shape(const Model *model, int layer, int tensor) {
     const Architecture *a = &model->architecture;
     const int first = model->head && !layer, joins = first && model->head->architecture.fuses_states;
-    const int64_t hidden = a->hidden, inputs = joins ? 2 * hidden : hidden,
-                  queries = (int64_t)a->query_heads * a->head_size;
-    const int64_t keys = (int64_t)a->key_heads * a->head_size, wide = a->feed_forward;
-    switch (tensor) {
-    case ATTENTION_NORM: return (Shape){1, hidden, first && !joins, 1};
-    case FEED_FORWARD_NORM: return (Shape){1, hidden, 0, 1};
-    case ATTENTION_OUTPUT_BIAS:
-    case ATTENTION_POST_NORM:
-    case FEED_FORWARD_POST_NORM: return (Shape){1, hidden, 1, 1};
-    case QUERY: return (Shape){queries, inputs, 0, 0};
-    case KEY:
-    case VALUE: return (Shape){keys, inputs, 0, 0};
-    case QUERY_BIAS: return (Shape){1, queries, 1, 1};
-    case KEY_BIAS:
-    case VALUE_BIAS: return (Shape){1, keys, 1, 1};
-    case QUERY_NORM:
-    case KEY_NORM: return (Shape){1, a->head_size, 1, 1};
-    case ATTENTION_OUTPUT: return (Shape){hidden, queries, 0, 0};
-    case GATE:
-    case UP: return (Shape){wide, hidden, 0, 0};
-    default: return (Shape){hidden, wide, 0, 0}; /* DOWN */
-    }
+    const int64_t sizes[] = {
+        [ONE] = 1,
+        [HEAD] = a->head_size,
+        [HIDDEN] = a->hidden,
+        [INPUTS] = joins ? 2 * (int64_t)a->hidden : a->hidden,
+        [QUERIES] = (int64_t)a->query_heads * a->head_size,
+        [KEYS] = (int64_t)a->key_heads * a->head_size,
+        [WIDE] = a->feed_forward,
+    };
+    const int optional = LAYER[tensor].optional || (tensor == ATTENTION_NORM && first && !joins);
+    return (Shape){sizes[LAYER[tensor].rows], sizes[LAYER[tensor].columns], optional};
 }
 
 static Shape model_shape(const Model *model, int tensor) {
     const Architecture *a = &model->architecture;
     if (tensor == OUTPUT_NORM)
-        return (Shape){1, a->hidden, model->head && !model->head->architecture.fuses_states, 1};
+        return (Shape){1, a->hidden, model->head && !model->head->architecture.fuses_states};
     if (tensor == EMBEDDING && model->head) /* else the target's */
         return (Shape){model->head->target->architecture.vocabulary, a->hidden,
-                       model->head->target->architecture.hidden == a->hidden, 0};
-    return (Shape){a->vocabulary, a->hidden, 0, 0};
+                       model->head->target->architecture.hidden == a->hidden};
+    return (Shape){a->vocabulary, a->hidden, 0};
 }
 
 static Shape head_shape(const Model *model, int tensor) {
@@ -139,10 +135,10 @@ static Shape head_shape(const Model *model, int tensor) {
     const int64_t hidden = model->architecture.hidden;
     const int64_t features = (int64_t)head->features * model->head->target->architecture.hidden;
     switch (tensor) {
-    case INPUT: return (Shape){hidden, head->fuses_states ? features : 2 * hidden, 0, 0};
-    case INPUT_BIAS: return (Shape){1, hidden, 1, 1};
-    case FEATURE_NORM: return (Shape){1, features, 1, 1};
-    default: return (Shape){1, hidden, !head->fuses_states, 1}; /* STATE_NORM */
+    case INPUT: return (Shape){hidden, head->fuses_states ? features : 2 * hidden, 0};
+    case INPUT_BIAS: return (Shape){1, hidden, 1};
+    case FEATURE_NORM: return (Shape){1, features, 1};
+    default: return (Shape){1, hidden, !head->fuses_states}; /* STATE_NORM */
     }
 }
 
@@ -263,32 +259,13 @@ static void place_matrix(Layout *layout, const TensorPlace *place, PackedMatrix 
 }
 
 static void place_layer(Layout *layout, const TensorPlace *places, Layer *layer) {
-    struct {
-        int tensor;
-        PackedMatrix *matrix;
-    } matrices[] = {
-        {QUERY, &layer->query}, {KEY, &layer->key}, {VALUE, &layer->value}, {ATTENTION_OUTPUT, &layer->output},
-        {GATE, &layer->gate},   {UP, &layer->up},   {DOWN, &layer->down},
-    };
-    struct {
-        int tensor;
-        float **vector;
-    } vectors[] = {
-        {ATTENTION_NORM, &layer->attention_norm},
-        {ATTENTION_POST_NORM, &layer->attention_post_norm},
-        {FEED_FORWARD_NORM, &layer->feed_forward_norm},
-        {FEED_FORWARD_POST_NORM, &layer->feed_forward_post_norm},
-        {QUERY_BIAS, &layer->query_bias},
-        {KEY_BIAS, &layer->key_bias},
-        {VALUE_BIAS, &layer->value_bias},
-        {QUERY_NORM, &layer->query_norm},
-        {KEY_NORM, &layer->key_norm},
-        {ATTENTION_OUTPUT_BIAS, &layer->output_bias},
-    };
-    for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++)
-        place_vector(layout, &places[vectors[i].tensor], vectors[i].vector);
-    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++)
-        place_matrix(layout, &places[matrices[i].tensor], matrices[i].matrix);
+    for (int tensor = 0; tensor < LAYER_TENSORS; tensor++) {
+        void *place = (char *)layer + LAYER[tensor].place;
+        if (LAYER[tensor].vector)
+            place_vector(layout, &places[tensor], place);
+        else
+            place_matrix(layout, &places[tensor], place);
+    }
 }
 
 static void place_all(Layout *layout, const Source *source) {
@@ -344,7 +321,7 @@ static int check_tensors(const Model *model, const Source *source) {
         for (int tensor = 0; tensor < LAYER_TENSORS && !error; tensor++) {
             Shape shape = layer_shape(model, layer, tensor);
             error = check_tensor(&shape, &source->layers[(size_t)layer * LAYER_TENSORS + tensor], size,
-                                 LAYER_NAMES[tensor], layer, source->message);
+                                 LAYER[tensor].name, layer, source->message);
         }
     return error;
 }
@@ -379,7 +356,7 @@ static int load(Model *model, const Source *source) {
         error = read_weights(model, source);
     if (error)
         return error;
-    start_cache(&model->cache, a->layers, a->key_heads, a->head_size, a->cache_format, a->hidden);
+    start_cache(&model->cache, a->layers, a->key_heads, a->head_size, a->hidden);
     return start_workspace(model);
 }
 
@@ -513,7 +490,7 @@ int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size
     loaded->architecture = *architecture;
     loaded->tier = target->tier;
     loaded->pool = hold_pool(target->pool);
-    loaded->file = (MappedFile){weights, (size_t)size, NULL};
+    loaded->file = (MappedFile){weights, (size_t)size};
     loaded->head = calloc(1, sizeof *loaded->head);
     int error = DRAFTREE_NO_MEMORY;
     if (loaded->head) {
@@ -521,7 +498,7 @@ int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size
         const Source source = {rope_frequencies, NULL, NULL, layer_tensors, model_tensors, head_tensors, NULL, message};
         error = load_head(loaded, tokens, &source);
     }
-    loaded->file = (MappedFile){NULL, 0, NULL}; /* the caller's */
+    loaded->file = (MappedFile){NULL, 0}; /* the caller's */
     return loaded_or_freed(error, loaded, model);
 }
 

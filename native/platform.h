@@ -1,4 +1,4 @@
-/* What differs between operating systems: files in memory, aligned memory, threads. */
+/* Files in memory, aligned memory, and waiting. */
 #ifndef DRAFTREE_PLATFORM_H
 #define DRAFTREE_PLATFORM_H
 
@@ -9,7 +9,6 @@
 typedef struct {
     const uint8_t *data;
     size_t size;
-    void *handle; /* of Windows' mapping */
 } MappedFile;
 
 int map_file(const char *path, MappedFile *file); /* 0, or -1: it cannot be read */
@@ -19,21 +18,7 @@ void unmap_file(MappedFile *file);
 void *allocate(size_t bytes);
 void release(void *memory, size_t bytes);
 
-typedef struct Thread Thread;
-Thread *start_thread(void (*run)(void *), void *argument); /* NULL: it cannot be started */
-void join_thread(Thread *thread);
-
-/* A flag that threads sleep on. `wait` returns when `value` differs from `seen`; it may return early. */
-typedef struct Signal Signal;
-Signal *new_signal(void);
-void free_signal(Signal *signal);
-void lock_signal(Signal *signal);
-void unlock_signal(Signal *signal);
-void wait_signal(Signal *signal); /* with the lock held */
-void wake_all(Signal *signal);
-
 int64_t nanoseconds(void); /* of a clock that only goes on */
-void yield_thread(void);
-void pause_cpu(void); /* inside a loop that waits for another thread */
+void pause_cpu(void);      /* inside a loop that waits for another thread */
 
 #endif

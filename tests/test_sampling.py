@@ -151,9 +151,7 @@ def test_the_noise_is_the_same_in_torch() -> None:
     noise = gumbel_noise(seeds, positions, 500)
     torch.testing.assert_close(torch_scores.gumbel_noise(keys, 500), noise, rtol=1e-12, atol=1e-12)
     tokens = torch.tensor([[4, 0, 499, 7], [7, 7, 3, 1], [1, 2, 3, 4], [9, 8, 7, 6]])
-    torch.testing.assert_close(
-        torch_scores.gumbel_noise_of(keys, tokens), noise.gather(1, tokens), rtol=1e-12, atol=0
-    )
+    torch.testing.assert_close(torch_scores.gumbel_noise_of(keys, tokens), noise.gather(1, tokens), rtol=1e-12, atol=0)
 
 
 def splitmix64(state: int) -> Iterator[int]:

@@ -62,11 +62,11 @@ def test_trees_give_the_ids_of_llama_cpp_alone(method: str, drafter: str, model:
 
 
 @pytest.mark.real
-def test_sampled_text_with_a_head_is_that_of_ar_decoding(model: LlamaModel) -> None:
+def test_sampled_text_with_drafts_is_that_of_ar_decoding(model: LlamaModel) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=0.9, seed=4)
     prompts = [draftree.user(question) for question in QUESTIONS]
     alone = [Engine(model).generate([prompt], params)[0].token_ids for prompt in prompts]
-    engine = Engine(model, SpeculationParams(drafter="head", method="opt-tree", nodes=8))
+    engine = Engine(model, SpeculationParams(drafter="lookup+recycle", method="opt-tree", nodes=8))
     results = engine.generate(prompts, params)
     assert [result.token_ids for result in results] == alone
     assert sum(sum(result.stats.accepted) for result in results) > 10

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, NotNativeError, RunError
 from .architecture import Description, Hyperparameters
 
-VERSION = "2"
+VERSION = "3"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
-_FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
-LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")
+LIBRARY = Path(__file__).parent / f"libdraftree.{'dylib' if sys.platform == 'darwin' else 'so'}"
 
 _BAD_FILE, _NO_MEMORY, _NO_TIER = -2, -3, -8
 _ERRORS: dict[int, tuple[type[DraftreeError], str]] = {
@@ -77,12 +76,11 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "open": (c_int, [_P, POINTER(_I)]),
     "fork": (c_int, [_P, _I, _I, POINTER(_I)]),
     "close": (c_int, [_P, _I]),
-    "extend": (c_int, [_P, _I, *[_P] * 5]),
+    "extend": (c_int, [_P, _I, *[_P] * 7]),
     "commit": (c_int, [_P, _I, _P, _I]),
     "prune": (c_int, [_P, _I, _P, _I, _I]),
     "track": (c_int, [_P, _P, _I]),
     "load_head": (c_int, [_P, _P, _L, POINTER(_Architecture), *[_P] * 7, POINTER(_P)]),
-    "extend_head": (c_int, [_P, _I, *[_P] * 7]),
     "learn": (c_int, [_P, _I, _P, _I]),
     "output_count": (_I, [_P, _I]),
     "output_tokens": (c_int, [_P, _I, _P]),
@@ -241,18 +239,19 @@ class Loaded:
         """
         if not len(rows) == len(counts) or not sum(counts) == len(tokens) == len(parents) == len(wanted):
             raise CacheError(f"{len(tokens)} nodes of {len(rows)} rows: their numbers do not go together")
-        arguments = [
-            self._rows.filled(rows),
-            self._counts.filled(counts),
-            self._tokens.filled(tokens),
-            self._parents.filled(parents),
-            self._wanted.filled(wanted),
-        ]
-        if len(target_rows):
-            arguments += [self._slots.filled(target_rows), self._found.filled(sources)]
-            self._check(self._library.draftree_extend_head(self._pointer, len(rows), *arguments))
-        else:
-            self._check(self._library.draftree_extend(self._pointer, len(rows), *arguments))
+        self._check(
+            self._library.draftree_extend(
+                self._pointer,
+                len(rows),
+                self._rows.filled(rows),
+                self._counts.filled(counts),
+                self._tokens.filled(tokens),
+                self._parents.filled(parents),
+                self._wanted.filled(wanted),
+                self._slots.filled(target_rows) if len(target_rows) else None,
+                self._found.filled(sources) if len(target_rows) else None,
+            )
+        )
 
     def commit(self, row: int, path: Numbers) -> None:
         """Keep uncommitted nodes, a path from the last committed token down."""
