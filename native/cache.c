@@ -327,17 +327,10 @@ int commit_path(Cache *cache, Row *row, const int32_t *path, int32_t count) {
 static int32_t number_among(const int32_t *keep, int32_t count, int32_t trunk, int32_t node) {
     if (node < 0)
         return trunk ? -2 : -1;
-    int32_t low = 0, high = count;
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        if (keep[middle] < node)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    if (low == count || keep[low] != node || low < trunk - 1)
-        return -2;
-    return low - trunk;
+    for (int32_t i = trunk ? trunk - 1 : 0; i < count; i++)
+        if (keep[i] == node)
+            return i - trunk;
+    return -2;
 }
 
 int prune_nodes(Cache *cache, Row *row, const int32_t *keep, int32_t count, int32_t trunk) {

@@ -112,21 +112,11 @@ static int check_nodes(const Model *model, const Pass *pass, int32_t *depths) {
     return model->head ? check_sources(model, pass) : DRAFTREE_OK;
 }
 
-/* At least `wanted` numbers at *memory, whose old contents are not kept. */
-static int grow_floats(float **memory, int64_t *capacity, int64_t wanted) {
-    if (wanted <= *capacity)
-        return DRAFTREE_OK;
-    const int64_t larger = wanted + wanted / 4;
-    float *grown = allocate((size_t)larger * sizeof *grown);
+static int reserve_all(Model *model, const Pass *pass, int64_t logits) {
+    float *grown = enlarged(model->logits, &model->logit_capacity, logits, sizeof *grown);
     if (!grown)
         return DRAFTREE_NO_MEMORY;
-    release(*memory, (size_t)*capacity * sizeof *grown);
-    *memory = grown;
-    *capacity = larger;
-    return DRAFTREE_OK;
-}
-
-static int reserve_all(Model *model, const Pass *pass) {
+    model->logits = grown;
     for (int32_t b = 0; b < pass->row_count; b++) {
         int error = reserve_nodes(&model->cache, find_row(&model->cache, pass->rows[b]), pass->counts[b]);
         if (error)
@@ -188,9 +178,7 @@ static int extend(Model *model, const Pass *pass) {
     if (!error && model->head)
         error = list_slots(model, pass, slots);
     if (!error)
-        error = grow_floats(&model->logits, &model->logit_capacity, slots * model->logit_stride);
-    if (!error)
-        error = reserve_all(model, pass);
+        error = reserve_all(model, pass, slots * model->logit_stride);
     if (!error) {
         model->slot_count = (int32_t)slots;
         for (int32_t b = 0; b < pass->row_count; b++)

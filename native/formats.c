@@ -253,7 +253,7 @@ static void decode_block(int format, const Block *block, float *values) {
     }
 }
 
-static float decode_number(int format, const uint8_t *source) {
+float format_decode_number(int format, const uint8_t *source) {
     if (format == FORMAT_F16)
         return float_from_half(read16(source));
     uint32_t bits = format == FORMAT_BF16 ? (uint32_t)read16(source) << 16 : read32(source);
@@ -266,7 +266,7 @@ void format_decode_row(int format, const uint8_t *source, int64_t columns, float
     int inputs = block_inputs(format), bytes = block_bytes(format);
     for (int64_t i = 0; i < columns; i += inputs, source += bytes) {
         if (inputs == 1) {
-            values[i] = decode_number(format, source);
+            values[i] = format_decode_number(format, source);
             continue;
         }
         Block block;

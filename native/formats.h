@@ -10,6 +10,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
 enum {
     TILE_ROWS = 16,  /* outputs that are computed side by side */
     GROUP_SIZE = 32, /* inputs that share one scale of the activations */
@@ -36,6 +43,9 @@ typedef enum {
 
 /* Bytes of one row of `columns` inputs in a file; 0 if the format is unknown or cannot have so many columns. */
 size_t format_row_bytes(int format, int64_t columns);
+
+/* A number of a float format as float32. */
+float format_decode_number(int format, const uint8_t *source);
 
 /* One row of a file as float32: what the weights are, computed in the order of ggml's own dequantization. */
 void format_decode_row(int format, const uint8_t *source, int64_t columns, float *values);

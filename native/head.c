@@ -205,18 +205,6 @@ int draftree_output_tokens(const Model *model, int32_t row, int32_t *tokens) {
 
 /* ---- nodes */
 
-/* Memory for `wanted` entries of `size` bytes and more, whose old contents are not kept; NULL: there is none. */
-static void *enlarged(void *memory, int64_t *capacity, int64_t wanted, size_t size) {
-    if (memory && wanted <= *capacity)
-        return memory;
-    void *grown = malloc((size_t)(2 * wanted + 1) * size);
-    if (grown) {
-        free(memory);
-        *capacity = 2 * wanted + 1;
-    }
-    return grown;
-}
-
 int list_slots(Model *model, const Pass *pass, int64_t slots) {
     int64_t learned = 0, most = 0;
     for (int32_t b = 0; b < pass->row_count; b++) {

@@ -16,12 +16,6 @@
 #include "layout.h"
 #include "linear.h"
 
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
 /* Bytes ahead of the weights in use that are fetched into the cache. */
 enum { PREFETCH_BYTES = 4096 };
 

@@ -33,8 +33,6 @@
 
 #include "formats.h"
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-
 enum {
     LINE_BYTES = 64,
     GROUP_QUADS = 8,

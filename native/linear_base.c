@@ -30,11 +30,7 @@ static void quantize(const float *values, int64_t stride, int64_t inputs, int co
     quantize_blocks(quantize_group, values, stride, inputs, count, first_group, last_group, groups);
 }
 
-static float half_at(const uint8_t *halves, int index) {
-    uint16_t half;
-    memcpy(&half, halves + 2 * index, 2);
-    return float_from_half(half);
-}
+static float half_at(const uint8_t *halves, int index) { return format_decode_number(FORMAT_F16, halves + 2 * index); }
 
 /* The scales of a row in a group: weight = scale * (code - zero) + minimum; with SCALES_OF_HALVES
  * weight = scale * factors[half] * (code - zero) - minimum * minima[half]. */
@@ -127,27 +123,12 @@ static void multiply_quantized(const TileWork *work) {
     }
 }
 
-static float number_at(int format, const uint8_t *tile, int64_t index) {
-    if (format == FORMAT_F16)
-        return half_at(tile + 2 * index, 0);
-    uint32_t bits = 0;
-    if (format == FORMAT_BF16) {
-        uint16_t high;
-        memcpy(&high, tile + 2 * index, 2);
-        bits = (uint32_t)high << 16;
-    } else {
-        memcpy(&bits, tile + 4 * index, 4);
-    }
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
 static void multiply_floats(const TileWork *work) {
+    const int size = work->format == FORMAT_F32 ? 4 : 2;
     for (int row = 0; row < TILE_ROWS; row++) {
         float sums[BLOCK_COLUMNS] = {0};
         for (int64_t i = 0; i < work->inputs; i++) {
-            float weight = number_at(work->format, work->tile, TILE_ROWS * i + row);
+            float weight = format_decode_number(work->format, work->tile + size * (TILE_ROWS * i + row));
             for (int c = 0; c < work->stored; c++)
                 sums[c] = fmaf(weight, work->values[c * work->stride + i], sums[c]);
         }

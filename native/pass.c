@@ -183,15 +183,20 @@ static void start_attention(const Part *part, const AttentionItem *item, const L
     attention->cache = head_cache(&part->model->cache, work->nodes[item->first_node].row, number, item->head);
 }
 
+/* Item i, whose scores all threads write beside one another. */
+static void start_shared(const Part *part, int i, const Layer *layer, int number, Attention *attention) {
+    const AttentionItem *item = &part->work->items[i];
+    float *scores = part->work->scores[0] + (int64_t)i * item->count * part->work->score_stride;
+    start_attention(part, item, layer, number, scores, attention);
+}
+
 /* Few queries: every key head's blocks, then its queries, then its dimensions are shared by the threads. */
 static void attend_together(const Part *part, const Layer *layer, int number) {
     const Workspace *work = part->work;
     const int threads = part->threads, size = part->a->head_size;
     Attention attention;
     for (int i = 0; i < work->item_count; i++) {
-        const AttentionItem *item = &work->items[i];
-        start_attention(part, item, layer, number, work->scores[0] + (int64_t)i * item->count * work->score_stride,
-                        &attention);
+        start_shared(part, i, layer, number, &attention);
         const int blocks = attention.last_block - attention.first_block;
         const Share own = share(blocks, (part->thread + i) % threads, threads);
         float *scores[QUERIES_TOGETHER];
@@ -202,9 +207,7 @@ static void attend_together(const Part *part, const Layer *layer, int number) {
     }
     pool_barrier(part->model->pool, part->thread);
     for (int i = 0, turn = 0; i < work->item_count; i++) {
-        const AttentionItem *item = &work->items[i];
-        start_attention(part, item, layer, number, work->scores[0] + (int64_t)i * item->count * work->score_stride,
-                        &attention);
+        start_shared(part, i, layer, number, &attention);
         for (int r = 0; r < attention.count; r++, turn++)
             if (turn % threads == part->thread)
                 part->vector->softmax(&attention.queries[r], part->a->attention_scale);
@@ -214,9 +217,7 @@ static void attend_together(const Part *part, const Layer *layer, int number) {
     while (pieces * work->item_count < 2 * threads && size % (32 * pieces) == 0)
         pieces *= 2;
     for (int i = 0, turn = 0; i < work->item_count; i++) {
-        const AttentionItem *item = &work->items[i];
-        start_attention(part, item, layer, number, work->scores[0] + (int64_t)i * item->count * work->score_stride,
-                        &attention);
+        start_shared(part, i, layer, number, &attention);
         for (int piece = 0; piece < pieces; piece++, turn++)
             if (turn % threads == part->thread)
                 part->vector->values(&attention.cache, attention.count, attention.queries, size * piece / pieces,
@@ -249,15 +250,10 @@ static int reserve_scores(Model *model, int64_t cells) {
     const int64_t own = (int64_t)QUERIES_TOGETHER * threads, together = 2 * (int64_t)model->architecture.query_heads;
     work->score_stride = (cells + 63) / 16 * 16 + 16;
     const int64_t floats = work->score_stride * (own > together ? own : together);
-    if (floats > work->score_capacity) {
-        const int64_t capacity = floats + floats / 2;
-        float *scores = allocate((size_t)capacity * sizeof *scores);
-        if (!scores)
-            return DRAFTREE_NO_MEMORY;
-        release(work->scores[0], (size_t)work->score_capacity * sizeof *scores);
-        work->scores[0] = scores;
-        work->score_capacity = capacity;
-    }
+    float *scores = enlarged(work->scores[0], &work->score_capacity, floats, sizeof *scores);
+    if (!scores)
+        return DRAFTREE_NO_MEMORY;
+    work->scores[0] = scores;
     for (int thread = 1; thread < threads; thread++)
         work->scores[thread] = work->scores[0] + (int64_t)QUERIES_TOGETHER * thread * work->score_stride;
     return DRAFTREE_OK;
@@ -273,14 +269,10 @@ static int list_paths(Workspace *work, const int32_t *numbers) {
         work->nodes[i].position = work->nodes[i].row->length + node->depth;
         total += work->nodes[i].path_length;
     }
-    if (total > work->path_capacity) {
-        int32_t *cells = realloc(work->path_cells, (size_t)(2 * total) * sizeof *cells);
-        if (!cells)
-            return DRAFTREE_NO_MEMORY;
-        work->path_cells = cells;
-        work->path_capacity = 2 * total;
-    }
-    int32_t *cells = work->path_cells;
+    int32_t *cells = enlarged(work->path_cells, &work->path_capacity, total, sizeof *cells);
+    if (!cells)
+        return DRAFTREE_NO_MEMORY;
+    work->path_cells = cells;
     for (int32_t i = 0; i < work->count; i++) {
         work->nodes[i].path = cells;
         cells += path_cells(work->nodes[i].row, numbers[i], cells);
@@ -553,8 +545,8 @@ void free_workspace(Model *model) {
     free(work->inputs);
     free(work->scores);
     free(work->items);
-    free(work->path_cells);
+    release(work->path_cells, (size_t)work->path_capacity * sizeof *work->path_cells);
+    release(model->slots, (size_t)model->slot_capacity * sizeof *model->slots);
+    release(model->learned_tokens, (size_t)model->learned_capacity * sizeof *model->learned_tokens);
     free(model->edited);
-    free(model->slots);
-    free(model->learned_tokens);
 }

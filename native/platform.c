@@ -59,6 +59,18 @@ void release(void *memory, size_t bytes) {
         munmap(memory, mapped_bytes(bytes));
 }
 
+void *enlarged(void *memory, int64_t *capacity, int64_t wanted, size_t size) {
+    if (memory && wanted <= *capacity)
+        return memory;
+    const int64_t larger = wanted + wanted / 4 + 1;
+    void *grown = allocate((size_t)larger * size);
+    if (grown) {
+        release(memory, (size_t)*capacity * size);
+        *capacity = larger;
+    }
+    return grown;
+}
+
 int64_t nanoseconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

@@ -18,6 +18,10 @@ void unmap_file(MappedFile *file);
 void *allocate(size_t bytes);
 void release(void *memory, size_t bytes);
 
+/* Such memory for `wanted` entries of `size` bytes or more, whose old contents are not kept; NULL: there is none, and
+ * the old memory stays. */
+void *enlarged(void *memory, int64_t *capacity, int64_t wanted, size_t size);
+
 int64_t nanoseconds(void); /* of a clock that only goes on */
 void pause_cpu(void);      /* inside a loop that waits for another thread */
 

@@ -4,13 +4,7 @@
 #include "noise.h"
 #include "vector.h"
 
-#define INLINE static inline __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))
-#ifdef __clang__
-#define UNROLLED _Pragma("clang loop unroll(full)")
-#else
-#define UNROLLED _Pragma("GCC unroll 16")
-#endif
 
 #if WIDTH == 16
 enum { SCORE_QUERIES = 12, VALUE_QUERIES = 12 }; /* registers: 32 of 16 lanes */
@@ -23,7 +17,7 @@ enum { SCORE_QUERIES = 4, VALUE_QUERIES = 3 };
 enum { LARGEST_HEAD = 256, SUM_BLOCK = 256, VALUES_AHEAD = 32, LINE_HALVES = 32 /* float16 of a cache line */ };
 
 /* The sum of 16 lanes: i and i + 8, i and i + 4, i and i + 2, then the last two. */
-INLINE float add_lanes(const Lanes *sums) {
+ALWAYS_INLINE float add_lanes(const Lanes *sums) {
     float lanes[16];
     for (int part = 0; part < PARTS; part++)
         store(lanes + part * WIDTH, sums[part]);
@@ -58,7 +52,7 @@ static void scale(float *x, float factor, int64_t length) {
 }
 
 /* x / (1 + exp(-t)): x times the logistic function of t. */
-INLINE Lanes gated(Lanes x, Lanes t) { return over(x, plus(all(1), exponential(minus(all(0), t)))); }
+ALWAYS_INLINE Lanes gated(Lanes x, Lanes t) { return over(x, plus(all(1), exponential(minus(all(0), t)))); }
 
 static void silu_gate(const float *gate, const float *up, int64_t length, float *y) {
     for (int64_t i = 0; i < length; i += WIDTH) {
@@ -89,39 +83,39 @@ static void store_cell(const HeadCache *cache, int cell, const float *key, const
 
 /* VECTORS vectors of keys, from block `block` on, for COUNT queries: COUNT x VECTORS sums stay in registers, and one
  * broadcast serves VECTORS products. The same place of the next page is fetched meanwhile. */
-INLINE void score_blocks(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries, int block,
-                         float *const *scores, int64_t at) {
+ALWAYS_INLINE void score_blocks(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries,
+                                int block, float *const *scores, int64_t at) {
     const int size = cache->head_size, in_page = PAGE_CELLS / BLOCK_CELLS;
     const size_t block_size = (size_t)size * BLOCK_CELLS;
     const uint16_t *keys = key_of(cache, block * BLOCK_CELLS);
     const int next = block / in_page + 1 < cache->page_count ? block + in_page : block;
     const uint16_t *ahead = key_of(cache, next * BLOCK_CELLS);
     Lanes sums[QUERIES_TOGETHER][16];
-    UNROLLED for (int r = 0; r < COUNT; r++) {
-        UNROLLED for (int j = 0; j < VECTORS; j++)
+    UNROLL for (int r = 0; r < COUNT; r++) {
+        UNROLL for (int j = 0; j < VECTORS; j++)
             sums[r][j] = all(0);
     }
     for (int d = 0; d < size; d++) {
-        UNROLLED for (int number = 0; number < VECTORS * WIDTH; number += LINE_HALVES)
+        UNROLL for (int number = 0; number < VECTORS * WIDTH; number += LINE_HALVES)
             __builtin_prefetch(ahead + d * VECTORS * WIDTH + number);
         Lanes key[16];
-        UNROLLED for (int j = 0; j < VECTORS; j++)
+        UNROLL for (int j = 0; j < VECTORS; j++)
             key[j] = load_halves(keys + (size_t)(j * WIDTH / 16) * block_size + (size_t)d * 16 + j * WIDTH % 16);
-        UNROLLED for (int r = 0; r < COUNT; r++) {
+        UNROLL for (int r = 0; r < COUNT; r++) {
             Lanes q = all(queries[r].query[d]);
-            UNROLLED for (int j = 0; j < VECTORS; j++)
+            UNROLL for (int j = 0; j < VECTORS; j++)
                 sums[r][j] = fused(q, key[j], sums[r][j]);
         }
     }
-    UNROLLED for (int r = 0; r < COUNT; r++) {
-        UNROLLED for (int j = 0; j < VECTORS; j++)
+    UNROLL for (int r = 0; r < COUNT; r++) {
+        UNROLL for (int j = 0; j < VECTORS; j++)
             store(scores[r] + at + j * WIDTH, sums[r][j]);
     }
 }
 
 /* All blocks for COUNT queries: several at once inside a page, the rest one by one. */
-INLINE void score_queries(const int COUNT, const HeadCache *cache, const Query *queries, int first, int last,
-                          float *const *scores) {
+ALWAYS_INLINE void score_queries(const int COUNT, const HeadCache *cache, const Query *queries, int first, int last,
+                                 float *const *scores) {
     const int VECTORS = WIDTH == 16 ? (COUNT <= 6 ? 4 : 2) : WIDTH == 8 ? (COUNT <= 2 ? 4 : 2) : PARTS;
     const int step = VECTORS * WIDTH / BLOCK_CELLS;
     for (int block = first; block < last;) {
@@ -200,22 +194,22 @@ static NOINLINE void softmax(const Query *query, float scale_factor) {
 }
 
 /* Cells [from, to) of one query: sums += weight * value, VECTORS vectors from dimension d on. */
-INLINE void add_values(const int VECTORS, const HeadCache *cache, const float *weights, int from, int to, int d,
-                       Lanes *sums) {
+ALWAYS_INLINE void add_values(const int VECTORS, const HeadCache *cache, const float *weights, int from, int to, int d,
+                              Lanes *sums) {
     for (int cell = from; cell < to; cell++) {
         const uint16_t *value = value_of(cache, cell) + d;
         const Lanes weight = all(weights[cell - from]);
-        UNROLLED for (int j = 0; j < VECTORS; j++)
+        UNROLL for (int j = 0; j < VECTORS; j++)
             sums[j] = fused(weight, load_halves(value + j * WIDTH), sums[j]);
     }
 }
 
 /* Cells [from, to), which COUNT queries see: one reading of the values for all of them. */
-INLINE void add_shared_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries,
-                              int from, int to, int d, Lanes (*sums)[4]) {
+ALWAYS_INLINE void add_shared_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries,
+                                     int from, int to, int d, Lanes (*sums)[4]) {
     const int size = cache->head_size;
     const float *weights[QUERIES_TOGETHER];
-    UNROLLED for (int r = 0; r < COUNT; r++)
+    UNROLL for (int r = 0; r < COUNT; r++)
         weights[r] = queries[r].weights - queries[r].first;
     for (int cell = from; cell < to;) {
         const int page = cell / PAGE_CELLS, end = (page + 1) * PAGE_CELLS < to ? (page + 1) * PAGE_CELLS : to;
@@ -225,14 +219,14 @@ INLINE void add_shared_values(const int COUNT, const int VECTORS, const HeadCach
             const int in_page = cell % PAGE_CELLS + VALUES_AHEAD;
             const uint16_t *ahead =
                 in_page < PAGE_CELLS ? value + VALUES_AHEAD * size : following + (in_page - PAGE_CELLS) * size;
-            UNROLLED for (int number = 0; number < VECTORS * WIDTH; number += LINE_HALVES)
+            UNROLL for (int number = 0; number < VECTORS * WIDTH; number += LINE_HALVES)
                 __builtin_prefetch(ahead + number);
             Lanes part[4];
-            UNROLLED for (int j = 0; j < VECTORS; j++)
+            UNROLL for (int j = 0; j < VECTORS; j++)
                 part[j] = load_halves(value + j * WIDTH);
-            UNROLLED for (int r = 0; r < COUNT; r++) {
+            UNROLL for (int r = 0; r < COUNT; r++) {
                 Lanes weight = all(weights[r][cell]);
-                UNROLLED for (int j = 0; j < VECTORS; j++)
+                UNROLL for (int j = 0; j < VECTORS; j++)
                     sums[r][j] = fused(weight, part[j], sums[r][j]);
             }
         }
@@ -241,35 +235,35 @@ INLINE void add_shared_values(const int COUNT, const int VECTORS, const HeadCach
 
 /* Dimensions d .. d + VECTORS * WIDTH - 1 of COUNT outputs. Every query adds its cells in ascending order: those that
  * others do not see before the shared ones, the shared ones, the rest of what it sees, its path. */
-INLINE void sum_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries, int d) {
+ALWAYS_INLINE void sum_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries, int d) {
     Lanes sums[QUERIES_TOGETHER][4];
     int from = queries[0].first, to = queries[0].visible;
-    UNROLLED for (int r = 0; r < COUNT; r++) {
+    UNROLL for (int r = 0; r < COUNT; r++) {
         from = queries[r].first > from ? queries[r].first : from;
         to = queries[r].visible < to ? queries[r].visible : to;
-        UNROLLED for (int j = 0; j < VECTORS; j++)
+        UNROLL for (int j = 0; j < VECTORS; j++)
             sums[r][j] = all(0);
     }
     to = to < from ? from : to;
-    UNROLLED for (int r = 0; r < COUNT; r++) {
+    UNROLL for (int r = 0; r < COUNT; r++) {
         const Query *query = queries + r;
         const int own = from < query->visible ? from : query->visible;
         add_values(VECTORS, cache, query->weights, query->first, own, d, sums[r]);
     }
     add_shared_values(COUNT, VECTORS, cache, queries, from, to, d, sums);
-    UNROLLED for (int r = 0; r < COUNT; r++) {
+    UNROLL for (int r = 0; r < COUNT; r++) {
         const Query *query = queries + r;
         const float *path_weights = query->weights + (query->visible - query->first);
         if (to < query->visible)
             add_values(VECTORS, cache, query->weights + (to - query->first), to, query->visible, d, sums[r]);
         for (int i = 0; i < query->path_length; i++)
             add_values(VECTORS, cache, path_weights + i, query->path[i], query->path[i] + 1, d, sums[r]);
-        UNROLLED for (int j = 0; j < VECTORS; j++)
+        UNROLL for (int j = 0; j < VECTORS; j++)
             store(query->output + d + j * WIDTH, sums[r][j]);
     }
 }
 
-INLINE void sum_dimensions(const int COUNT, const HeadCache *cache, const Query *queries, int first, int last) {
+ALWAYS_INLINE void sum_dimensions(const int COUNT, const HeadCache *cache, const Query *queries, int first, int last) {
     const int wide = WIDTH == 16 ? (COUNT <= 6 ? 4 : 2) : 4;
     int d = first;
     for (; d + wide * WIDTH <= last; d += wide * WIDTH)
@@ -372,7 +366,7 @@ static int lucky_tokens(uint64_t key, int64_t first, int count, uint64_t limit, 
 
 /* ln(x) of a positive number, within 2 units in the last place: of its power of two, and a polynomial (Cephes, logf).
  */
-INLINE float logarithm(float x) {
+ALWAYS_INLINE float logarithm(float x) {
     int32_t bits;
     memcpy(&bits, &x, sizeof bits);
     bits -= 0x3f3504f3; /* sqrt(1/2): the rest is from there to sqrt(2) */

@@ -15,6 +15,7 @@ from draftree.errors import ModelFileError, UnsupportedModelError
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.gguf.gguf_file import GGUFHeader, Value
 from draftree.models.native.architecture import describe
+from draftree.models.native.binding import LoadedModel
 from draftree.models.native.header_reader import FORMATS
 from tests import tiny_gguf
 from tests.models.native.reference import Reference
@@ -121,8 +122,9 @@ def test_a_format_that_is_not_read_is_llama_cpps(tmp_path: Path) -> None:
     ids=str,
 )
 def test_numbers_that_do_not_fit_are_a_damaged_file(numbers: dict[str, Value], tmp_path: Path) -> None:
+    header = _changed(_write(tmp_path), **numbers)
     with pytest.raises(ModelFileError):
-        describe(_changed(_write(tmp_path), **numbers))
+        LoadedModel(header.path, describe(header), 1)
 
 
 def test_every_tensor_is_needed_in_its_shape(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_every_tensor_is_needed_in_its_shape(tmp_path: Path) -> None:
                 describe(replace(header, tensors=others))
         longer = replace(tensor, shape=(tensor.shape[0] + 32, *tensor.shape[1:]))
         with pytest.raises(ModelFileError, match=r" x "):
-            describe(replace(header, tensors=(*others, longer)))
+            LoadedModel(header.path, describe(replace(header, tensors=(*others, longer))), 1)
 
 
 def test_rope_factors_that_are_not_positive_are_a_damaged_file(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ an error: it might change what the model computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -166,7 +165,7 @@ def describe(header: GGUFHeader) -> Description:
         layer_rope=layer_rope,
         layer_window=np.where(local, window, 0).astype(np.int32),
         layer_tensors=tensors,
-        model_tensors=_model_tensors(file, numbers),
+        model_tensors=_model_tensors(file),
     )
 
 
@@ -215,61 +214,36 @@ def _ropes(
 
 
 def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters) -> NDArray[np.void]:
-    size, hidden, wide = numbers.head_size, numbers.hidden, numbers.feed_forward
-    queries, keys = numbers.query_heads * size, numbers.key_heads * size
-    shapes = {
-        **dict.fromkeys(("attn_norm.weight", "ffn_norm.weight", *_POST_NORMS), (1, hidden)),
-        **dict.fromkeys(_HEAD_NORMS, (1, size)),
-        "attn_q.weight": (queries, hidden),
-        "attn_k.weight": (keys, hidden),
-        "attn_v.weight": (keys, hidden),
-        "attn_q.bias": (1, queries),
-        "attn_k.bias": (1, keys),
-        "attn_v.bias": (1, keys),
-        "attn_output.weight": (hidden, queries),
-        "attn_output.bias": (1, hidden),
-        "ffn_gate.weight": (wide, hidden),
-        "ffn_up.weight": (wide, hidden),
-        "ffn_down.weight": (hidden, wide),
-    }
+    """Places of the layers' tensors; C checks their shapes."""
     table = np.zeros((numbers.layers, len(LAYER_TENSORS)), PLACE)
     for layer in range(numbers.layers):
         block = f"blk.{layer}."
-        places = _fused(file, block, queries, keys, wide)
+        places = _fused(file, block, numbers)
         for name in LAYER_TENSORS:
             if name not in places:
                 there = file.has(block + name) if name in _MAY_BE_THERE else name not in _EXTRA
                 places[name] = file.place(block + name) if there or name in family.tensors else ABSENT
-        _check_shapes(file, block, {name: place for name, place in places.items() if place != ABSENT}, shapes)
         table[layer] = [places[name] for name in LAYER_TENSORS]
     return table
 
 
-def _fused(file: HeaderReader, block: str, queries: int, keys: int, wide: int) -> dict[str, Place]:
+def _fused(file: HeaderReader, block: str, numbers: Hyperparameters) -> dict[str, Place]:
     """Tensors of a layer that lie in one with others: queries, keys and values; gate and up."""
     places: dict[str, Place] = {}
+    queries, keys = numbers.query_heads * numbers.head_size, numbers.key_heads * numbers.head_size
     if file.has(whole := f"{block}attn_qkv.weight"):
-        _check_shapes(file, "", {whole: file.place(whole)}, {whole: (queries + 2 * keys, file.place(whole).columns)})
+        if (rows := file.place(whole).rows) != queries + 2 * keys:
+            raise damaged(file.header, f"{whole} has {rows} rows, not {queries + 2 * keys}")
         places["attn_q.weight"] = file.part(whole, 0, queries)
         places["attn_k.weight"] = file.part(whole, queries, keys)
         places["attn_v.weight"] = file.part(whole, queries + keys, keys)
-    up = f"{block}ffn_up.weight"
+    up, wide = f"{block}ffn_up.weight", numbers.feed_forward
     if not file.has(f"{block}ffn_gate.weight") and file.has(up) and file.place(up).rows == 2 * wide:
         places["ffn_gate.weight"], places["ffn_up.weight"] = file.part(up, 0, wide), file.part(up, wide, wide)
     return places
 
 
-def _check_shapes(
-    file: HeaderReader, block: str, places: Mapping[str, Place], shapes: Mapping[str, tuple[int, int]]
-) -> None:
-    for name, place in places.items():
-        if (place.rows, place.columns) != shapes[name]:
-            rows, columns = shapes[name]
-            found = f"{block}{name} is {place.rows} x {place.columns}, not {rows} x {columns}"
-            raise damaged(file.header, found)
-
-
-def _model_tensors(file: HeaderReader, numbers: Hyperparameters) -> NDArray[np.void]:
+def _model_tensors(file: HeaderReader) -> NDArray[np.void]:
     """Places of the model's own tensors; all others have been read by now.
 
     Raises:
@@ -277,9 +251,6 @@ def _model_tensors(file: HeaderReader, numbers: Hyperparameters) -> NDArray[np.v
     """
     tied = "output.weight" if file.has("output.weight") else "token_embd.weight"
     places = {name: file.place(tied if name == "output.weight" else name) for name in MODEL_TENSORS}
-    matrix = (numbers.vocabulary, numbers.hidden)
-    shapes = {"token_embd.weight": matrix, "output_norm.weight": (1, numbers.hidden), "output.weight": matrix}
-    _check_shapes(file, "", places, shapes)
     if unread := file.unread():
         raise unsupported(file.header, f"the tensor {unread[0]}")
     return np.array([places[name] for name in MODEL_TENSORS], PLACE)

@@ -330,13 +330,9 @@ class Loaded:
         )
         return self._found.first(count)
 
-    def logits(self, slot: int) -> NDArray[np.float32]:
-        """[V] a copy."""
-        return self.padded_logits(slot, self.vocabulary)
-
-    def padded_logits(self, slot: int, count: int) -> NDArray[np.float32]:
-        """[count] a copy, with -inf past the last; a slot has not more."""
-        found = np.empty(count, np.float32)
+    def logits(self, slot: int, count: int | None = None) -> NDArray[np.float32]:
+        """[count] a copy, with -inf past the last; by default, and at least, V."""
+        found = np.empty(count or self.vocabulary, np.float32)
         self._check(self._library.draftree_logits(self._pointer, slot, len(found), found.ctypes.data))
         return found
 

@@ -223,7 +223,7 @@ class NativeHeadScores(NativeScores):
         self.check()
         tokens = self._outputs(slots)
         width = max(map(len, tokens), default=0)
-        found = np.stack([self._head.padded_logits(slot, width) for slot in slots])
+        found = np.stack([self._head.logits(slot, width) for slot in slots])
         for row, ids, edit in zip(found, tokens, edits or (), strict=edits is not None):
             if edit.mask is not None:
                 allowed = allowed_tokens(edit.mask, self._tokens)[ids]
