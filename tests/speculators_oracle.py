@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 
 from draftree.models.base import FINAL_STATE, Nodes, prefill
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.heads.head_writing import save_head
+from draftree.models.heads.eagle_network import save_head
 from draftree.models.huggingface.features import feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.train.eagle_fit import Fit, FitRecipe

@@ -17,7 +17,7 @@ from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.errors import ConfigError, ModelFileError
 from draftree.models.base import FINAL
 from draftree.models.heads import shipped_heads
-from draftree.models.heads.head_writing import save_head
+from draftree.models.heads.eagle_network import save_head
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.base import Provenance
 from draftree.policies.fixed import read_tree

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 import draftree
 from draftree.errors import ConfigError
-from draftree.models.heads.head_writing import save_head
+from draftree.models.heads.eagle_network import save_head
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..heads import DRAFTED, random_network

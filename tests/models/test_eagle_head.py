@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
+from draftree.models.heads.eagle_network import save_head
 from draftree.models.heads.head_config import EagleConfig
 from draftree.models.heads.head_folder import find_head, load_head
-from draftree.models.heads.head_writing import save_head
 from draftree.models.heads.shipped_heads import SHIPPED, shipped_head
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.methods import find_policy

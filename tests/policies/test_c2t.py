@@ -19,8 +19,8 @@ from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.factory import load_engine
+from draftree.models.heads.eagle_network import save_head
 from draftree.models.heads.head_folder import find_head, load_head
-from draftree.models.heads.head_writing import save_head
 from draftree.models.heads.shipped_heads import SHIPPED
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.inspection import fingerprint

@@ -19,9 +19,8 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.models.base import FINAL_STATE, FeatureSpec, Nodes, prefill
-from draftree.models.heads.eagle_network import EagleNetwork
+from draftree.models.heads.eagle_network import EagleNetwork, save_head
 from draftree.models.heads.head_folder import HeadFolder, find_head
-from draftree.models.heads.head_writing import save_head
 from draftree.models.huggingface.features import feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.train.eagle_fit import Batch, Fit, FitRecipe, evaluate, loss, unrolled

@@ -20,9 +20,8 @@ from torch import Tensor
 from ..artifacts import write_whole
 from ..config import Checked, Count, Whole, option
 from ..errors import RunError
-from ..models.heads.eagle_network import EagleNetwork
+from ..models.heads.eagle_network import EagleNetwork, save_head
 from ..models.heads.head_folder import head_in
-from ..models.heads.head_writing import save_head
 from ..models.protocols import TrainableModel
 from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate
 from .head_architectures import Architecture, read_trained

@@ -14,9 +14,8 @@ from gguf import GGMLQuantizationType
 from draftree.errors import ModelFileError, UnsupportedModelError
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.gguf.gguf_file import GGUFHeader, Value
-from draftree.models.native.architecture import describe
+from draftree.models.native.architecture import FORMATS, describe
 from draftree.models.native.binding import LoadedModel
-from draftree.models.native.header_reader import FORMATS
 from tests import tiny_gguf
 from tests.models.native.reference import Reference
 from tests.models.native.stock import CONFIGS, stock_model, write_gguf

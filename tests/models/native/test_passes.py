@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from draftree.errors import CacheError
 from draftree.models.gguf.gguf_checks import check
-from draftree.models.native.architecture import describe
+from draftree.models.native.architecture import FORMATS, describe
 from draftree.models.native.binding import LoadedModel, tiers
-from draftree.models.native.header_reader import FORMATS
 from tests import tiny_gguf
 from tests.models.native.reference import Array, Reference
 from tests.models.native.stock import CONFIGS, stock_model, write_gguf

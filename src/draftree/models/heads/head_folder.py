@@ -1,7 +1,7 @@
 """Draft heads in folders: ``config.json`` and weights, safetensors or pickles of nothing but tensors.
 
 One reader takes the names of SafeAILab and SpecForge (``midlayer.*``) and of speculators (``layers.0.*``), which are
-those of draftree too (``head_writing``). The vocabulary is ``d2t``, for each of the head's tokens the distance to the
+those of draftree too (``eagle_network``). The vocabulary is ``d2t``, for each of the head's tokens the distance to the
 target's id, or ``t2d``, which of the target's tokens they are; without both it is the target's. ``target_sample`` is a
 part of the target's embeddings, by which draftree's heads know it.
 """
@@ -37,7 +37,7 @@ from ..native.native_head import NativeHead
 from ..native.native_model import NativeModel
 from ..protocols import DraftHead, FeatureModel, feature_model
 from .head_config import Array, EagleConfig, HeadArrays, HeadWeights, default_layers, taken
-from .head_tensors import UNREADABLE, is_same, read_sample, read_tensors, sample, tensor_names, vocabulary_in
+from .head_tensors import CONFIG, UNREADABLE, is_same, read_sample, read_tensors, sample, tensor_names, vocabulary_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from .eagle_model import HeadModel
     from .eagle_network import EagleNetwork
 
-CONFIG = "config.json"
 EAGLE3, EAGLE = "eagle3", "eagle"
 KINDS = {EAGLE3: "EAGLE-3", EAGLE: "EAGLE-1, EAGLE-2 or HASS"}
 """Kind of head -> its name for users."""

@@ -19,7 +19,7 @@ from ...errors import needs_extra
 from ..protocols import FeatureModel
 from .head_config import Array, EagleConfig
 
-WEIGHTS = "model.safetensors"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SAMPLE = "target_sample"
 UNREADABLE = (
     OSError,

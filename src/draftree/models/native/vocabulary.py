@@ -13,8 +13,8 @@ from gguf.constants import Keys, TokenType
 from ...errors import PromptError
 from ...text.encoding import Piece, PieceDecoder
 from ..gguf.gguf_file import GGUFHeader
+from .architecture import damaged, unsupported
 from .bpe import PRE_TOKENIZERS, AddedTokens, BytePairs, PreTokenizer, split
-from .header_reader import damaged, unsupported
 
 _BYTE_LEVEL, _PIECES = "gpt2", "llama"
 """Names of vocabularies: byte-level BPE, and SentencePiece with byte fallback."""
