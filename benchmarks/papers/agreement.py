@@ -10,7 +10,7 @@ from draftree.bench.entries import AR
 from draftree.bench.summary import ALL, Interval, LoadedRun, load_runs, markdown, ratio_text
 from draftree.errors import ConfigError, DraftreeError
 
-_SAME = ("suite", "prompts_sha256", "entries", "max_tokens", "repeats", "seed", "target", "machine")
+_SAME = ("suite", "prompts_sha256", "entries", "max_tokens", "seed", "target", "machine")
 
 
 def check_same(a: LoadedRun, b: LoadedRun) -> None:

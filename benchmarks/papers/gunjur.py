@@ -68,8 +68,8 @@ def _figure1(runs: Runs) -> Section | None:
 
 def pairs(own: Sequence[AnswerRecord], base: Sequence[AnswerRecord]) -> list[tuple[AnswerRecord, AnswerRecord]]:
     """Answers of both to the same prompts."""
-    other = {(r.prompt, r.repeat): r for r in base}
-    return [(r, other[r.prompt, r.repeat]) for r in own if (r.prompt, r.repeat) in other]
+    other = {r.prompt: r for r in base}
+    return [(r, other[r.prompt]) for r in own if r.prompt in other]
 
 
 def saving(own: Sequence[AnswerRecord], base: Sequence[AnswerRecord]) -> Interval:

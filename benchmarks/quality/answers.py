@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from draftree.artifacts import write_whole
 from draftree.bench.entries import AR, Entry
@@ -31,16 +32,18 @@ class Scored:
     """One answer's scores.
 
     Attributes:
-        prompt, repeat, method: of its record.
+        prompt, method: of its record.
         score: measure -> from 0 to 1; empty where the prompt has no reference.
         entropy: of each turn, ``answer_entropy``; only for AR decoding, and where it was wanted.
     """
 
     prompt: str
-    repeat: int
     method: str
     score: dict[str, float]
     entropy: list[float] | None = None
+
+
+_LINE: TypeAdapter[Scored] = TypeAdapter(Scored)
 
 
 def score_run(folder: Path, data: str | None = None, *, unsafe: bool = False, entropy: bool = False) -> list[Scored]:
@@ -69,7 +72,7 @@ def score_run(folder: Path, data: str | None = None, *, unsafe: bool = False, en
     for r in records:
         item = items[r.prompt]
         own = list(_entropies(target, item, r)) if target is not None and r.method in ar else None
-        found.append(Scored(r.prompt, r.repeat, r.method, score(item, [t.text for t in r.turns]), own))
+        found.append(Scored(r.prompt, r.method, score(item, [t.text for t in r.turns]), own))
     write_whole(folder / FILE, "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in found))
     return found
 
@@ -84,17 +87,14 @@ def read_scores(folder: Path) -> list[Scored]:
     if not file.is_file():
         return []
     try:
-        return [Scored(**json.loads(line)) for line in file.read_text().splitlines()]
-    except (ValueError, TypeError):
+        return [_LINE.validate_json(line) for line in file.read_text().splitlines()]
+    except ValidationError:
         raise ConfigError(f"{file} is corrupt: score the run again") from None
 
 
 def mean_scores(found: Sequence[Scored]) -> dict[str, dict[str, float]]:
     """Method -> measure -> mean over answers."""
-    return {
-        method: {name: fmean(s for values in by_prompt.values() for s in values) for name, by_prompt in own.items()}
-        for method, own in _grouped(found).items()
-    }
+    return {method: {name: fmean(scores) for name, scores in own.items()} for method, own in _grouped(found).items()}
 
 
 def score_table(found: Sequence[Scored]) -> tuple[list[str], list[list[str]]]:
@@ -104,21 +104,20 @@ def score_table(found: Sequence[Scored]) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             method,
-            *(interval([fmean(x) for x in own[name].values()]).text() if name in own else "" for name in measures),
+            *(interval(own[name]).text() if name in own else "" for name in measures),
         ]
         for method, own in groups.items()
     ]
     return ["method", *measures], rows
 
 
-def _grouped(found: Sequence[Scored]) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """Method -> measure -> prompt -> scores of its repeats."""
-    groups: dict[str, dict[str, dict[str, list[float]]]] = {}
+def _grouped(found: Sequence[Scored]) -> dict[str, dict[str, list[float]]]:
+    """Method -> measure -> scores."""
+    groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in found:
-        own = groups.setdefault(one.method, {})
         for name, value in one.score.items():
-            own.setdefault(name, defaultdict(list))[one.prompt].append(value)
-    return {method: own for method, own in groups.items() if own}
+            groups[one.method][name].append(value)
+    return dict(groups)
 
 
 def _entropies(target: LanguageModel, item: Item, record: AnswerRecord) -> Iterator[float]:

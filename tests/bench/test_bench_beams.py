@@ -93,7 +93,7 @@ def test_passes_are_counted_against_layers_of_beams(drafter: str, model: str) ->
     """The best request may have ended long before the search: its own length would give less than one for a pass."""
     (_, entry) = entries([f"beams:width=3:drafter={drafter}"], ["lookup"], [0.0], 8)
     turn = Models(model).contestant(entry).decode(PROMPT, SamplingParams(max_tokens=12, seed=1))
-    short = AnswerRecord("p", "c", "m", None, 0.0, 0, 1, [replace(turn, ids=turn.ids[:3])])
+    short = AnswerRecord("p", "c", "m", None, 0.0, 1, [replace(turn, ids=turn.ids[:3])])
     assert turn.layers is not None and turn.passes
     assert short.gained / turn.passes == (turn.layers - 1) / turn.passes >= 1.0
 
@@ -103,7 +103,7 @@ def test_drafted_layers_are_recorded(drafter: str, model: str) -> None:
     """What a report calls DSBD depends on them."""
     (_, entry) = entries([f"beams:width=2:depth=2:drafter={drafter}"], ["lookup"], [1.0], 8)
     turn = Models(model).contestant(entry).decode(PROMPT, SamplingParams(max_tokens=12, temperature=1.0, seed=1))
-    record = AnswerRecord("p", "c", "m", None, 1.0, 0, 1, [turn])
+    record = AnswerRecord("p", "c", "m", None, 1.0, 1, [turn])
     found = RECORD_LINE.validate_json(RECORD_LINE.dump_json(record))
     assert found.drafted_layers == turn.drafted_layers
     assert (found.drafted_layers >= 2) is (drafter == "self")

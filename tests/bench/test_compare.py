@@ -119,7 +119,6 @@ def test_a_line_comes_back_as_it_was() -> None:
         ({"turns": [{}]}, "turns.0.prompt_tokens"),
         ({"turns": [asdict(replace(turn([1], 1.0), ids=[]))]}, "turns.0.ids"),
         ({"turns": [asdict(replace(turn([1], 1.0), seconds=Parts(0.0)))]}, "turns.0.seconds.total"),
-        ({"repeat": "x"}, "repeat"),
     ],
 )
 def test_a_line_that_is_no_answer_is_named(change: dict[str, object], where: str, tmp_path: Path) -> None:

@@ -95,4 +95,4 @@ def test_tokens_that_come_with_the_prefill_are_not_counted_as_decoded(model: str
     (_, entry) = entries(["peer:hf-generate"], ["lookup"], [0.0], 4)
     assert Models(model).contestant(entry).decode(PROMPT, GREEDY).first == 1
     told = replace(turn, ids=list(range(20)), seconds=Parts(3.0, prefill=1.0), first=10)
-    assert AnswerRecord("p", "c", "m", None, 0.0, 0, 1, [told]).decode_rate == 5.0
+    assert AnswerRecord("p", "c", "m", None, 0.0, 1, [told]).decode_rate == 5.0

@@ -131,14 +131,12 @@ def test_columns_of_steps_add_up(model: str, suite: str, tmp_path: Path) -> None
 
 
 def test_sampled_ids_equal_ar_decoding_under_the_same_seed(model: str, suite: str, tmp_path: Path) -> None:
-    more = ("--temperature", "0.5,1", "--repeats", "2")
+    more = ("--temperature", "0.5,1")
     assert run(_asked(model, suite, tmp_path / "out", *more, methods="opt-tree,peer:hf-generate")) == 0
     rows = _summary(tmp_path / "out")["methods"]
     assert set(rows) == {f"{m} T={t}" for m in ("ar", "opt-tree", "peer:hf-generate") for t in ("0.5", "1")}
     assert rows["opt-tree T=1"]["all"]["ids_equal"] == 1.0
     assert rows["peer:hf-generate T=1"]["all"]["verdicts"].get("other-draw", 0) > 0
-    seeds = {(r.repeat, r.seed) for r in read_results(tmp_path / "out")}
-    assert seeds == {(0, 11), (1, 12)}
 
 
 def test_a_finished_run_decodes_nothing_again(
@@ -156,7 +154,7 @@ def test_a_finished_run_decodes_nothing_again(
 
 def test_a_killed_run_loses_nothing_and_repeats_nothing(model: str, suite: str, tmp_path: Path) -> None:
     """Killed without warning in mid-run, its last line torn on top of it."""
-    asked, results = _asked(model, suite, tmp_path / "out", "--repeats", "3"), tmp_path / "out" / "results.jsonl"
+    asked, results = _asked(model, suite, tmp_path / "out"), tmp_path / "out" / "results.jsonl"
     program = [sys.executable, "-c", "from draftree.cli.main import main; main()", *asked]
     same = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}  # a run goes on with as many threads alone
     process = subprocess.Popen(program, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=same)  # noqa: S603
@@ -173,21 +171,21 @@ def test_a_killed_run_loses_nothing_and_repeats_nothing(model: str, suite: str, 
     assert run(asked) == 0
     assert results.read_bytes().startswith(kept)
     records = read_results(tmp_path / "out")
-    assert len(records) == 3 * len(PROMPTS) * len(METHODS) == len({r.key for r in records})
+    assert len(records) == len(PROMPTS) * len(METHODS) == len({r.key for r in records})
 
 
-def _plan(prompts: int, repeats: int = 1) -> RunPlan:
+def _plan(prompts: int) -> RunPlan:
     items = [Item(str(i), "a", ("x",)) for i in range(prompts)]
-    return RunPlan(items, entries(["chain", "opt-tree"], ["lookup"], [0.0], 4), 8, repeats)
+    return RunPlan(items, entries(["chain", "opt-tree"], ["lookup"], [0.0], 4), 8)
 
 
 def test_contestants_take_turns_and_each_is_first_as_often() -> None:
-    labels = [entry.label for _, _, entry in _plan(3, repeats=2).missing([])]
+    labels = [entry.label for _, entry in _plan(6).missing([])]
     rounds = [labels[at : at + 3] for at in range(0, len(labels), 3)]
     assert all(sorted(order) == ["ar", "chain", "opt-tree"] for order in rounds)
     assert [order[0] for order in rounds] == ["ar", "chain", "opt-tree"] * 2
-    left = _plan(2).missing({("0", 0, "ar"), ("1", 0, "opt-tree")})
-    assert [(item.id, entry.label) for _, item, entry in left] == [
+    left = _plan(2).missing({("0", "ar"), ("1", "opt-tree")})
+    assert [(item.id, entry.label) for item, entry in left] == [
         ("0", "chain"),
         ("0", "opt-tree"),
         ("1", "chain"),
@@ -289,9 +287,7 @@ def test_a_prompt_that_does_not_fit_is_left_out(model: str, tmp_path: Path, caps
     [
         (("--temperature", "x"), "use numbers with commas"),
         (("--temperature", "-1"), "temperature is -1"),
-        (("--repeats", "0"), "--repeats is 0: use at least 1"),
         (("--max-tokens", "0"), "--max-tokens is 0"),
-        (("--categories", "c"), "no category 'c'"),
     ],
 )
 def test_bad_options_are_one_line(

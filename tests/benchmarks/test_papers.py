@@ -58,7 +58,7 @@ def stored(folder: Path, planned: PlannedRun, slow: float = 1.0) -> LoadedRun:
     if planned.scored:
         measure = {"gsm8k": "exact", "squad": "exact", "spider": "execution"}[planned.suite]
         scores = [
-            Scored(r.prompt, 0, r.method, {measure: float(n % 2)}, [0.2 + n / 100] if r.method == AR else None)
+            Scored(r.prompt, r.method, {measure: float(n % 2)}, [0.2 + n / 100] if r.method == AR else None)
             for n, r in enumerate(records)
         ]
         save_scores(path, scores)
@@ -200,7 +200,7 @@ def test_equal_acceptance_lies_between_the_points_of_a_curve() -> None:
 def test_scores_that_are_all_equal_draw_no_front(tmp_path: Path) -> None:
     planned = next(run for run in RUNS if run.name == "squad-beams-coder")
     run = stored(tmp_path, planned)
-    save_scores(run.path, [Scored(r.prompt, 0, r.method, {"exact": 0.0}) for r in run.records])
+    save_scores(run.path, [Scored(r.prompt, r.method, {"exact": 0.0}) for r in run.records])
     section = dsbd.CHAPTER.parts[0].make({run.path.name: run})
     assert section is not None and section.figure is None and "no front to draw" in section.text[0]
 

@@ -102,18 +102,15 @@ def test_a_long_name_is_not_repeated_in_full() -> None:
 
 
 def test_more_work_than_can_be_done_is_refused(model: str, tmp_path: Path, capsys: Captured) -> None:
-    """``--repeats`` of 10^9 listed all seeds before the first prompt, which looked like a hang."""
+    """It looked like a hang."""
     prompts = tmp_path / "prompts"
     prompts.write_text("the cat\n")
     head = ["train", "head", "--prompts", str(prompts), "--target", model, "--out", str(tmp_path / "head")]
-    bench = ["bench", "--suite", str(prompts), "--target", model, "--out", str(tmp_path / "run")]
     for arguments in (
         [*head, "--rows", "1000000000"],
-        [*bench, "--repeats", "1000000000"],
         ["profile", model, "--repeats", "1000000000"],
         ["profile", model, "--batches", "1,1000000000"],
     ):
         assert run(arguments) == 2
         assert "1000" in capsys.readouterr().err
     assert not (tmp_path / "head").exists()
-    assert not (tmp_path / "run").exists()

@@ -106,12 +106,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """One line: one contestant, one prompt, one repeat.
+    """One line: one contestant, one prompt.
 
     Attributes:
         prompt, category: the item's id and category.
         method: the contestant's label (``Entry.label``).
-        repeat: from 0.
     """
 
     prompt: str
@@ -119,14 +118,13 @@ class AnswerRecord:
     method: str
     drafter: str | None
     temperature: float
-    repeat: int
     seed: int
     turns: Annotated[list[Turn], Field(min_length=1)]
 
     @property
-    def key(self) -> tuple[str, int, str]:
+    def key(self) -> tuple[str, str]:
         """No other record of a run has it."""
-        return self.prompt, self.repeat, self.method
+        return self.prompt, self.method
 
     @property
     def tokens(self) -> int:
@@ -295,7 +293,7 @@ def read_results(path: Path) -> list[AnswerRecord]:
     file = path / RESULTS
     if not file.exists():
         return []
-    records: dict[tuple[str, int, str], AnswerRecord] = {}
+    records: dict[tuple[str, str], AnswerRecord] = {}
     for number, line in enumerate(read_lines(file), start=1):
         if records and not line.endswith(b"\n"):
             warnings.warn(f"{file}, line {number}: torn by an interruption: left out", DraftreeWarning, stacklevel=2)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from ..config import SamplingParams
 from ..engine.replay import first_difference
@@ -25,31 +26,30 @@ _WARM_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a run decodes: an answer of each contestant to each prompt in each repeat.
+    """What a run decodes: an answer of each contestant to each prompt.
 
     Attributes:
         max_tokens: most tokens of an answer.
-        seed: of the first repeat; each repeat has its own, the same for all contestants.
+        seed: of all answers.
     """
 
     items: Sequence[Item]
     entries: Sequence[Entry]
     max_tokens: int
-    repeats: int = 1
     seed: int = 11
 
     @property
     def answers(self) -> int:
-        return self.repeats * len(self.items) * len(self.entries)
+        return len(self.items) * len(self.entries)
 
-    def missing(self, done: Collection[tuple[str, int, str]]) -> list[tuple[int, Item, Entry]]:
-        """Repeat, prompt and contestant of the answers that are left, in order; each contestant is first in turn."""
+    def missing(self, done: Collection[tuple[str, str]]) -> list[tuple[Item, Entry]]:
+        """Prompt and contestant of the answers that are left, in order; each contestant is first in turn."""
         left = []
-        for at, (repeat, item) in enumerate(product(range(self.repeats), self.items)):
+        for at, item in enumerate(self.items):
             first = at % len(self.entries)
             for entry in (*self.entries[first:], *self.entries[:first]):
-                if (item.id, repeat, entry.label) not in done:
-                    left.append((repeat, item, entry))
+                if (item.id, entry.label) not in done:
+                    left.append((item, entry))
         return left
 
 
@@ -67,28 +67,25 @@ def decode(plan: RunPlan, models: Models, folder: RunFolder, notify: Callable[[i
     """
     missing = plan.missing({r.key for r in folder.records})
     contestants: dict[str, Contestant] = {}
-    for entry in {entry.label: entry for _, _, entry in missing}.values():
+    for entry in {entry.label: entry for _, entry in missing}.values():
         contestants[entry.label] = models.contestant(entry)
         warm = SamplingParams(max_tokens=_WARM_TOKENS, temperature=entry.temperature, seed=plan.seed)
         contestants[entry.label].decode(encode_turns(models.target, ["Hello"]), warm)
-    for repeat, item, entry in missing:
+    for item, entry in missing:
         record = AnswerRecord(
             prompt=item.id,
             category=item.category,
             method=entry.label,
             drafter=entry.drafter,
             temperature=entry.temperature,
-            repeat=repeat,
-            seed=plan.seed + repeat,
-            turns=_answered(contestants[entry.label], models.target, item, entry, plan, plan.seed + repeat),
+            seed=plan.seed,
+            turns=_answered(contestants[entry.label], models.target, item, entry, plan),
         )
         folder.append(record)
         notify(len(folder.records))
 
 
-def _answered(
-    contestant: Contestant, target: LanguageModel, item: Item, entry: Entry, plan: RunPlan, seed: int
-) -> list[Turn]:
+def _answered(contestant: Contestant, target: LanguageModel, item: Item, entry: Entry, plan: RunPlan) -> list[Turn]:
     turns: list[Turn] = []
     texts: list[str] = []
     for question in item.turns:
@@ -97,7 +94,7 @@ def _answered(
         if left < 1 and turns:
             break  # the conversation has outgrown the model
         most = max(1, min(left, plan.max_tokens))
-        params = SamplingParams(max_tokens=most, temperature=entry.temperature, seed=seed)
+        params = SamplingParams(max_tokens=most, temperature=entry.temperature, seed=plan.seed)
         turns.append(contestant.decode(prompt, params))
         texts += [question, turns[-1].text]
     return turns
@@ -127,8 +124,8 @@ def fitting(target: LanguageModel, items: Sequence[Item]) -> list[Item]:
     return fit
 
 
-Key = tuple[str, int, str]
-"""Prompt, repeat and method of a record."""
+Key = tuple[str, str]
+"""Prompt and method of a record."""
 EQUAL, NEAR_TIE, OTHER_DRAW = "equal", "near-tie", "other-draw"
 LOSSY, BEAMS = "lossy", "beams"
 OTHER_FORMAT, DIFFERENT, UNCOMPARED = "other-format", "different", "not-compared"
@@ -149,7 +146,6 @@ class AnswerDifference:
     """
 
     prompt: str
-    repeat: int
     method: str
     turn: int
     index: int
@@ -158,7 +154,7 @@ class AnswerDifference:
 
     @property
     def key(self) -> Key:
-        return self.prompt, self.repeat, self.method
+        return self.prompt, self.method
 
 
 def compare(
@@ -176,12 +172,12 @@ def compare(
     """
     by_label, by_id = {e.label: e for e in entries}, {i.id: i for i in items}
     base = ar_labels(entries)
-    ar = {(r.prompt, r.repeat, r.temperature): r for r in records if r.method == base.get(r.temperature)}
+    ar = {(r.prompt, r.temperature): r for r in records if r.method == base.get(r.temperature)}
     before = {d.key: d for d in known}
     verdicts: dict[Key, str] = {}
     differences: list[AnswerDifference] = []
     for record in records:
-        other = ar.get((record.prompt, record.repeat, record.temperature))
+        other = ar.get((record.prompt, record.temperature))
         if other is None:
             continue
         verdicts[record.key] = EQUAL
@@ -206,7 +202,7 @@ def ar_labels(entries: Sequence[Entry]) -> dict[float, str]:
 
 def read_differences(folder: Path) -> list[AnswerDifference]:
     """Those in the summary of a run; none where there is no summary yet."""
-    return [AnswerDifference(**values) for values in read_summary(folder).get("differences", [])]
+    return TypeAdapter(list[AnswerDifference]).validate_python(read_summary(folder).get("differences", []))
 
 
 def _difference(
@@ -229,4 +225,4 @@ def _difference(
     else:
         cheaper = target.capabilities.weight_format != STOCK
         verdict = OTHER_FORMAT if entry.is_peer and cheaper else DIFFERENT
-    return AnswerDifference(record.prompt, record.repeat, record.method, turn, found.index, found.gap, verdict)
+    return AnswerDifference(record.prompt, record.method, turn, found.index, found.gap, verdict)

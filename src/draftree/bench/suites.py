@@ -11,7 +11,7 @@ import os
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -214,21 +214,12 @@ def load_suite(name: str, *, data: str | None = None) -> list[Item]:
     return items
 
 
-def choose(items: Iterable[Item], *, categories: Collection[str] | None = None, limit: int | None = None) -> list[Item]:
-    """The first ``limit`` prompts of these categories, taken from the categories in turn.
-
-    Raises:
-        UnknownNameError: a category does not exist, or the limit leaves nothing.
-    """
+def choose(items: Iterable[Item], *, limit: int | None = None) -> list[Item]:
+    """The first ``limit`` prompts, taken from the categories in turn."""
     groups: dict[str, list[Item]] = defaultdict(list)
     for item in items:
         groups[item.category].append(item)
-    if unknown := set(categories or ()) - set(groups):
-        raise UnknownNameError(f"no category {sorted(unknown)[0]!r}: choose from {', '.join(groups)}")
-    if limit is not None and limit < 1:
-        raise UnknownNameError(f"limit is {limit}: ask for at least 1 prompt")
-    wanted = [own for name, own in groups.items() if not categories or name in categories]
-    return [item for turn in zip_longest(*wanted) for item in turn if item is not None][:limit]
+    return [item for turn in zip_longest(*groups.values()) for item in turn if item is not None][:limit]
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:

@@ -58,11 +58,7 @@ def ratio(own: Sequence[float], base: Sequence[float]) -> Interval:
     Raises:
         ValueError: there are no values, or not as many of both.
     """
-    return _geometric([math.log(a / b) for a, b in zip(own, base, strict=True)])
-
-
-def _geometric(logs: Sequence[float]) -> Interval:
-    return Interval(*map(math.exp, interval(logs)))
+    return Interval(*map(math.exp, interval([math.log(a / b) for a, b in zip(own, base, strict=True)])))
 
 
 ALL = "all"
@@ -200,16 +196,11 @@ def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: M
 def paired(
     own: Sequence[AnswerRecord], base: Sequence[AnswerRecord], of: Callable[[AnswerRecord], float | None]
 ) -> Interval | None:
-    """Ratio of two contestants' figures, paired by prompt and repeat; None where no pair has both."""
-    other = {(r.prompt, r.repeat): of(r) for r in base}
-    logs: dict[str, list[float]] = defaultdict(list)
-    for r in own:
-        a, b = of(r), other.get((r.prompt, r.repeat))
-        if a and b:
-            logs[r.prompt].append(math.log(a / b))
-    if not logs:
-        return None
-    return _geometric([statistics.mean(x) for x in logs.values()])
+    """Ratio of two contestants' figures, paired by prompt; None where no pair has both."""
+    other = {r.prompt: of(r) for r in base}
+    pairs = [(of(r), other.get(r.prompt)) for r in own]
+    found = [(a, b) for a, b in pairs if a and b]
+    return ratio(*zip(*found, strict=True)) if found else None
 
 
 def _parts(own: Sequence[AnswerRecord]) -> dict[str, float | None]:
@@ -291,7 +282,7 @@ class LoadedRun:
 
     @property
     def left(self) -> int:
-        planned = self.config["prompts"] * self.config["repeats"] * len(self.entries)
+        planned = self.config["prompts"] * len(self.entries)
         return 0 if read_summary(self.path).get("complete") else planned - len(self.records)
 
     @cached_property
@@ -375,7 +366,7 @@ def _described(run: LoadedRun) -> str:
     ran = read_summary(run.path).get("ran")
     engine = f"{ran['threads']} threads, {ran['engine']}, {ran['tier']}" if ran else f"{machine['threads']} threads"
     return (
-        f"{c['prompts']} prompts of {run.suite}, repeats {c['repeats']}, answers of up to {c['max_tokens']} tokens; "
+        f"{c['prompts']} prompts of {run.suite}, answers of up to {c['max_tokens']} tokens; "
         f"target {' '.join([c['target'], *options])}, drafters {', '.join(c['drafters'])}, node budget "
         f"{c['nodes'] or 'the default'} unless the method sets one. {machine['processor']}, {machine['cores']} cores, "
         f"{engine}{accelerator}; {versions}, commit {c.get('commit') or 'unknown'}; "

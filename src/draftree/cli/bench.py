@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from annotated_types import Interval
 
 from ..artifacts import locked, own_folder, user_path
 from ..bench.contestants import Models
@@ -31,7 +30,7 @@ from ..bench.suites import SUITES, Item, choose, load_suite
 from ..bench.summary import READING, load_runs, overview, tabulate
 from ..bench.summary import as_json as table_as_json
 from ..bench.summary import report as of_run
-from ..config import DEFAULT_NODES, Checked, Count, SamplingParams, option
+from ..config import DEFAULT_NODES, Checked, Count, SamplingParams, Seed, option
 from ..config import Nodes as NodeCount
 from ..errors import ConfigError
 from ..models.cost_profile import processor
@@ -47,7 +46,6 @@ from .options import ComputeOptions, Target, with_options
 class BenchOptions(Checked):
     """Which prompts are answered, by whom, and how."""
 
-    categories: str = option("Categories of the suite, with commas; all by default.", "")
     limit: Count | None = option("Most prompts, taken from the categories in turn.", metavar="N")
     turns: Count | None = option("Most turns of a conversation; all by default.", metavar="N")
     methods: str = option(
@@ -56,10 +54,7 @@ class BenchOptions(Checked):
     drafters: str = option("With commas; each method runs with each.", "lookup+head")
     temperature: str = option("One or more, with commas; 0 is greedy.", "0", metavar="T")
     max_tokens: Count = option("Most tokens of an answer.", 128, metavar="N")
-    repeats: Annotated[int, Interval(ge=1, le=10_000)] = option(
-        "Answers of each contestant to each prompt.", 1, metavar="N"
-    )
-    seed: Annotated[int, Interval(ge=0, lt=2**62)] = option("Seed of the first repeat.", 11, metavar="S")
+    seed: Seed = option("Of sampled answers.", 11, metavar="S")
     nodes: NodeCount | None = option("Node budget of methods that name none; each has its own by default.", metavar="N")
     candidates: str | None = option("Of methods that name none (see generate).", metavar="KIND")
     data: str | None = option("Folder of prompt sets; else DRAFTREE_DATA.", metavar="DIR")
@@ -97,7 +92,7 @@ def bench(
             )
         if note := unbounded(entry.label, entry.nodes, f"{entry.label}:nodes={DEFAULT_NODES}"):
             complain(note)
-    chosen = choose(load_suite(suite, data=options.data), categories=_names(options.categories), limit=options.limit)
+    chosen = choose(load_suite(suite, data=options.data), limit=options.limit)
     items = [replace(item, turns=item.turns[: options.turns]) for item in chosen]
     config = {
         "suite": suite,
@@ -107,7 +102,7 @@ def bench(
         "entries": [asdict(e) for e in contestants],
         "drafters": drafters,
         "temperatures": temperatures,
-        **{name: getattr(options, name) for name in ("max_tokens", "repeats", "seed", "nodes", "replay")},
+        **{name: getattr(options, name) for name in ("max_tokens", "seed", "nodes", "replay")},
         "files": _files([target, *drafters, *(v for e in contestants for v in e.settings.values())]),
         "target": target,
         **asdict(compute),
@@ -117,7 +112,7 @@ def bench(
         "command": shlex.join(["draftree", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    plan = RunPlan(items, contestants, options.max_tokens, options.repeats, options.seed)
+    plan = RunPlan(items, contestants, options.max_tokens, options.seed)
     context.with_resource(locked(own_folder(out_folder, "--out", CONFIG), "--out", folder=True))
     folder = RunFolder(out_folder, config, items)
     ran = read_summary(folder.path).get("ran")
