@@ -29,7 +29,6 @@ def turn(gained: Sequence[int], seconds: float, *, nodes: int = 4, drafts: bool 
         rejected_entropies=[1.5] * len(gained) if drafts else [],
         reached_by_probability=[10] * BINS if drafts else [0] * BINS,
         accepted_by_probability=list(range(BINS // 2)) * 2 if drafts else [0] * BINS,
-        draft_passes=0,
         target_seconds=0.6 * seconds,
         drafter_seconds=0.1 * seconds,
     )

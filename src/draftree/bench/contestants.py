@@ -116,7 +116,6 @@ def step_columns(outcomes: Sequence[Outcome], stats: Stats, target: float, draft
         rejected_entropies=list(stats.rejected_entropies),
         reached_by_probability=reached,
         accepted_by_probability=accepted,
-        draft_passes=stats.draft_passes,
         target_seconds=target,
         drafter_seconds=drafter,
     )

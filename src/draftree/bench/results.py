@@ -53,7 +53,6 @@ class StepColumns:
         accepted_entropies, rejected_entropies: nats, as in ``Stats``.
         reached_by_probability, accepted_by_probability: [BINS] nodes whose parent was accepted, by their draft
             probability, and those accepted of them.
-        draft_passes: passes of a draft model.
         target_seconds, drafter_seconds: inside the passes of the target and of draft models and heads.
     """
 
@@ -68,7 +67,6 @@ class StepColumns:
     rejected_entropies: list[Short]
     reached_by_probability: list[int]
     accepted_by_probability: list[int]
-    draft_passes: int
     target_seconds: Short
     drafter_seconds: Short
 
