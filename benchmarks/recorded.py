@@ -19,8 +19,7 @@ from torch import Tensor
 from draftree.artifacts import write_whole
 from draftree.bench.suites import choose, load_suite
 from draftree.config import MAX_NODES, Budget, SamplingParams
-from draftree.drafters.base import DraftSource, Grown, NoDrafter, Scorer, UnscoredNode
-from draftree.drafters.distributions import Drawn, candidates_of_top
+from draftree.drafters.base import Drafter, DraftSource, Drawn, Grown, Scorer, UnscoredNode, candidates_of_top
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
@@ -156,7 +155,7 @@ def record(
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
     ar, recording, params = (
-        Engine(target, Speculation(NoDrafter())),
+        Engine(target, Speculation(Drafter())),
         _RecordingSource(source),
         SamplingParams(max_tokens=max_tokens),
     )

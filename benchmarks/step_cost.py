@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import NoDrafter, Scorer, UnscoredNode
-from draftree.drafters.distributions import candidates_of_top
+from draftree.drafters.base import Scorer, UnscoredNode, candidates_of_top
 from draftree.drafters.grow import TreeDrafter, grow
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
@@ -89,7 +88,7 @@ def _measure_steps(target: HFModel, context: int, nodes: int, count: int) -> Non
                 models: list[LanguageModel] = [target, drafting] if drafting else [target]
                 steps, outside, stats = _steps(engine, prompt, params, models, count)
                 share = statistics.median(outside) / statistics.median(steps)
-                name = "AR" if isinstance(made, NoDrafter) else method
+                name = "AR" if made.policy is None else method
                 print(
                     f"{drafter:8} {name:20} {temperature:4} {sum(stats.drafted) / stats.steps:11.1f} "
                     f"{1e3 * statistics.median(steps):8.1f} {share:14.1%} {1 + stats.draft_passes / stats.steps:15.2f}",

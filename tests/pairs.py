@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import Drafter, DraftSource, NoDrafter
+from draftree.drafters.base import Drafter, DraftSource
 from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
@@ -66,7 +66,7 @@ def source(name: str, model: HFModel, kind: str = "llama") -> DraftSource:
 
 def drafter(name: str, model: HFModel, policy: GrowthPolicy, kind: str = "llama") -> Drafter:
     """A drafter for ``model`` by name (as ``source``, or "none")."""
-    return NoDrafter() if name == "none" else TreeDrafter(policy, source(name, model, kind))
+    return Drafter() if name == "none" else TreeDrafter(policy, source(name, model, kind))
 
 
 class Endless(CascadeSource):

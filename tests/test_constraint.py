@@ -164,7 +164,6 @@ def sampled(verification: str, policy: GrowthPolicy, constrained: bool = True) -
         ("multi-round", StaticTree(width=2, depth=2)),
         ("multi-round-replacement", StaticTree(width=2, depth=2)),
         ("top1-residual", StaticTree(width=2, depth=2)),
-        ("block", StaticTree(width=1, depth=3)),
     ],
 )
 def test_every_scheme_follows_the_constrained_distribution(verification: str, policy: GrowthPolicy) -> None:

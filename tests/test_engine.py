@@ -16,7 +16,7 @@ from draftree.config import DEFAULT_NODES, MAX_NODES, Processor, SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.engine.engine import Engine, Generation
+from draftree.engine.engine import Engine
 from draftree.engine.speculation import EngineRequest, Observer, Speculation
 from draftree.errors import ConfigError, InputError, PromptError
 from draftree.integrations.hf_generate import as_processor
@@ -25,7 +25,7 @@ from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
-from draftree.request import Request
+from draftree.request import Generation, Request
 from draftree.tree import Floats
 
 from .pairs import DRAFTERS, drafter, generated, policy, relative, target

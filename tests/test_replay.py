@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import Drafter, DraftSource, NoDrafter
+from draftree.drafters.base import Drafter, DraftSource
 from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -95,7 +95,7 @@ def test_the_target_has_read_what_a_replay_has_gained(name: str, drafted: bool) 
             assert known.request.row.length == len(known.request.ids) - 1
         assert known.request.row is not None
         found = model.extend([known.request.row], [Nodes.chain(text[-1:])]).logits([0])
-    with Replay(NoDrafter(), PROMPTS[0], text, SamplingParams(), target=model) as again:
+    with Replay(Drafter(), PROMPTS[0], text, SamplingParams(), target=model) as again:
         while again.left:
             again.step(0)
         assert again.request.row is not None

@@ -33,7 +33,7 @@ def scheduler(room: int = 1000, kept: Kept | None = None, **params: int) -> Sche
     def holds(lengths: Sequence[int]) -> bool:
         return sum(lengths) <= room
 
-    return Scheduler(SchedulerParams(**params), holds, kept or Kept())
+    return Scheduler(SchedulerParams(**params), holds, kept or Kept())  # type: ignore[arg-type]
 
 
 def test_whoever_came_first_runs_first_and_no_more_than_there_are_rows() -> None:

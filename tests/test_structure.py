@@ -21,7 +21,7 @@ FLOORS = [
     ["engine"],
     ["tracing"],
     ["beams"],
-    ["factory", "integrations"],
+    ["integrations"],
     ["public"],
     ["train"],
     ["bench"],

@@ -16,13 +16,14 @@ from draftree.config import Processor, SamplingParams
 from draftree.drafters.base import DraftSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.engine.engine import Engine, Generation
+from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, FieldError, InputError
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
+from draftree.request import Generation
 from draftree.sampling.constraint import Constraint, TokenRules
 from draftree.verify.schemes import find_scheme
 

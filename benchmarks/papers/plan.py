@@ -75,7 +75,7 @@ EVERY = (
 )
 SCHEMES = (
     "chain,static,chain:verify=multi-round,static:verify=multi-round,static:verify=multi-round-replacement,"
-    "static:verify=top1-residual,chain:verify=block,static:verify=relaxed"
+    "static:verify=top1-residual,static:verify=relaxed"
 )
 _PROMPTS = 40
 """Of Self-Instruct, for trees and classifiers."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import GenericAlias
@@ -15,7 +14,7 @@ from annotated_types import Ge, Gt, Interval, MinLen
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from .errors import ConfigError, FieldError
+from .errors import FieldError
 from .sampling.constraint import Constraint
 from .sampling.warping import Warping
 
@@ -286,21 +285,3 @@ class Budget:
 
     nodes: int
     depth: int | None = None
-
-
-_SETTING = re.compile(r":(?=\s*\w+\s*=)")
-
-
-def named_settings(text: str) -> tuple[str, dict[str, str]]:
-    """Read a name with its settings, written NAME:KEY=VALUE:KEY=VALUE.
-
-    A value ends where the next KEY= begins, so it may hold colons and commas, as steps of entropy do.
-
-    Raises:
-        ConfigError: something between the colons is not KEY=VALUE.
-    """
-    name, *pairs = _SETTING.split(text)
-    if ":" in name:
-        raise ConfigError(f"{text!r} has a setting without a name: write it as NAME:KEY=VALUE")
-    settings = (pair.partition("=") for pair in pairs)
-    return name.strip(), {key.strip(): value.strip() for key, _, value in settings}

@@ -9,7 +9,7 @@ DraftreeError
 │   │           └── ContextError  it does not fit the context, or the tokens to generate behind it do not
 │   ├── UnknownNameError     no such method, drafter, model or file
 │   ├── ModelFileError       a model file or folder cannot be read
-│   ├── TraceError           a trace cannot be read, or cannot be written where it should be
+│   ├── TraceError           a trace cannot be read
 │   ├── VocabularyError      drafter and target do not share a vocabulary
 │   └── UnsupportedModelError  the model cannot be given draft trees
 │       └── NotNativeError     the native engine does not run it; another backend may
@@ -86,7 +86,7 @@ class ModelFileError(InputError):
 
 
 class TraceError(InputError):
-    """A trace cannot be read, or cannot be written where it should be."""
+    """A trace cannot be read."""
 
 
 class VocabularyError(InputError):

@@ -5,15 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .beams.beam_engine import BeamEngine, BeamGeneration, Hypothesis
+from .beams.beam_engine import BeamEngine, BeamGeneration, Hypothesis, load_beam_engine, load_beam_source
 from .beams.forest import BeamParams
 from .config import Budget, SamplingParams
 from .drafters.registry import load_drafter
-from .engine.engine import Engine, Generation, Handle
+from .engine.engine import Engine, Handle, load_engine
 from .engine.scheduler import SchedulerParams
 from .engine.speculation import Observer, Speculation, SpeculationParams
 from .errors import DraftreeError, DraftreeWarning, InputError, QueueFullError, RunError, needs_extra
-from .factory import load_beam_engine, load_beam_source, load_engine
 from .models.loading import load
 from .policies.auto import AutoTree
 from .policies.base import Child, Frontier, GrowthPolicy
@@ -22,7 +21,7 @@ from .policies.c2t import ClassifierTree, read_classifier
 from .policies.entropy import BranchingSteps, BudgetTree, DynamicWindow, EntropyStop, EntropyTree, Window
 from .policies.fixed import RankTree, StaticTree
 from .policies.methods import METHODS
-from .request import Chunk, Seconds, StageStats, Stats
+from .request import Chunk, Generation, Seconds, StageStats, Stats
 from .text.encoding import user
 from .tracing.records import EndRecord, RequestRecord, RunRecord, StepRecord
 from .tracing.trace import Trace, read_trace

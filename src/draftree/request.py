@@ -159,6 +159,27 @@ class Chunk:
     logprobs: Logprobs | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished request.
+
+    Attributes:
+        text: generated text, without what ended it unless that was wanted.
+        token_ids: generated tokens, the end-of-request token included.
+        finish_reason: why it ended (``draftree.request.Request``).
+        seed: reproduces it.
+        lossy: the verification was a lossy one: the tokens do not follow the target distribution.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    seed: int
+    chunks: list[Chunk]
+    stats: Stats
+    lossy: bool = False
+
+
 class Request:
     """A prompt and what has been generated after it.
 

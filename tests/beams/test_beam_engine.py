@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from draftree.beams.beam_engine import BeamEngine
+from draftree.beams.beam_engine import BeamEngine, load_beam_source
 from draftree.beams.drafting import grow
 from draftree.beams.forest import BeamParams, BeamWarp
 from draftree.beams.speculative import BeamDraws
@@ -21,7 +21,6 @@ from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_source
 from draftree.drafters.spec import DrafterSpec
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
-from draftree.factory import load_beam_source
 from draftree.integrations.hf_generate import as_processor
 from draftree.models.base import prefill
 from draftree.models.huggingface.hf_model import HFModel
@@ -205,8 +204,8 @@ def test_text_and_prompts_as_text() -> None:
 def test_names_of_drafters() -> None:
     model = target()
     assert load_beam_source("none", model) is None
-    assert load_beam_source("auto", model, sampled=True) is None, "no head comes for a tiny model"
-    assert isinstance(load_beam_source("auto", model), NgramSource)
+    assert load_beam_source("auto", model) is None, "beams are drafted where a drafter is named"
+    assert isinstance(load_beam_source("lookup", model), NgramSource)
     made = load_beam_source(HFModel(tiny(seed=5), name="other", self_test=False), model)
     assert isinstance(made, ModelSource) and made.name == "other"
     assert not isinstance(made, EagleSource)
@@ -278,8 +277,8 @@ def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens(drafter:
     engine.open(request)
     apart = 0
     while not request.done:
-        forest = grow(drafting, [request], [BeamDraws(0, 0)], [1])[0]
-        for node in forest.drafted.values():
+        forest = grow(drafting, [request], [BeamDraws(0, 0)])[0]
+        for node in forest.layers[0].drafts:
             assert node.parent is not None
             alone, fresh = Request(request.history(node.parent), SamplingParams(), 9, frozenset(), NoText()), made()
             alone.row = prefill(model, alone.ids[:-1])

@@ -13,12 +13,20 @@ from torch import Tensor
 
 from draftree.beams import speculative as rules
 from draftree.beams.forest import BeamParams, BeamRequest
-from draftree.beams.speculative import Cell, Residuals, acceptance_distribution, expected_layers, verify
+from draftree.beams.speculative import Cell, Residuals, acceptance_distribution, verify
 from draftree.drafters.draft_model import ModelSource
 
 from ..toy import ToyModel
 from ..verify.chances import Chance, outcomes
 from .test_sampling import PLAIN, PROMPT, Scriptable, Scripted, toys
+
+
+def expected_layers(acceptance: float, depth: int) -> float:
+    """1 + a + ... + a^d: expected layers of a step that drafts d of them, each accepted with probability a.
+
+    Theorem 3.2 with a = min(t, beta). Exact where a is the same for all layers, whatever became of those above.
+    """
+    return sum(acceptance**layer for layer in range(depth + 1))
 
 
 class Judged(NamedTuple):
@@ -143,7 +151,7 @@ def test_the_expected_layers_are_sums_of_products_of_each_layers_own_probability
     if beams.threshold is not None:
         assert all(layer.chance >= min(beams.threshold, layer.beta) - 1e-12 for layer in layers)
     worst = min(layer.beta if beams.threshold is not None else layer.chance for layer in layers)
-    least = expected_layers(min(1.0 if beams.threshold is None else beams.threshold, worst), beams.depth or 0)
+    least = expected_layers(min(1.0 if beams.threshold is None else beams.threshold, worst), beams.depth)
     assert least <= exact + 1e-12
 
 

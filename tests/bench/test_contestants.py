@@ -8,7 +8,6 @@ from draftree.bench.entries import entries, split_names
 from draftree.config import MAX_NODES
 from draftree.errors import ConfigError, DraftreeError
 from draftree.policies.best_paths import OptTree
-from draftree.policies.methods import find_policy
 
 
 def test_ar_decoding_takes_part_at_every_temperature() -> None:
@@ -24,7 +23,7 @@ def test_a_method_has_settings_nodes_and_verification() -> None:
 
 
 def test_candidates_are_of_all_that_match_or_of_one_contestant() -> None:
-    methods = ["chain", "chain:candidates=coupled", "chain:verify=block", "chain:verify=relaxed"]
+    methods = ["chain", "chain:candidates=coupled", "chain:verify=multi-round", "chain:verify=relaxed"]
     plain, *given = entries(methods, ["lookup"], [1.0], 8, "plain")
     assert [e.candidates for e in given] == ["plain", "coupled", None, None]
     assert [e.candidates for e in entries(["chain", "chain:candidates=plain"], ["lookup"], [1.0], 8)[1:]] == [
@@ -54,10 +53,8 @@ def test_a_peer_takes_the_first_drafting_model() -> None:
         ("opt-tree:speed=1", "lookup", "no setting 'speed'"),
         ("chain:verify=wrong", "lookup", "wrong"),
         ("chain:candidates=odd", "lookup", "candidates are 'odd': choose from coupled, plain"),
-        ("chain:verify=block:candidates=plain", "lookup", "verification block are always drawn"),
+        ("chain:verify=multi-round:candidates=plain", "lookup", "verification multi-round are always drawn"),
         ("chain:verify=match:when=both", "lookup", "no setting 'when'"),
-        ("chain:verify=relaxed:allowed=2:1,1:2", "lookup", "'1:2'"),
-        ("dynamic-width:width_of=1:2,1:3", "lookup", "'1:3'"),
         ("peer:hf-beam-search:4", "lookup", "KEY=VALUE"),
         ("auto", "none", "leave it out"),
         ("auto,auto", "lookup", "twice"),
@@ -81,19 +78,6 @@ def test_other_draws_are_expected_where_the_distribution_alone_is_kept() -> None
 def test_a_name_of_nothing_is_an_error() -> None:
     with pytest.raises(ConfigError):
         entries(["auto"], ["lookup+"], [0.0], 8)
-
-
-def test_steps_of_entropy_are_written_as_for_generate() -> None:
-    """Colons and commas separate settings and contestants; those of steps do not."""
-    steps = {"width_of": "0.02:1,1:2,1.25:5,inf:7", "depth_of": "1:6,INF:2"}
-    text = ":".join(["dynamic-width", *(f"{key}={value}" for key, value in steps.items()), "nodes=40"])
-    names = split_names(f"auto, {text},chain:depth=3,static:verify=relaxed:allowed=1:0,inf:3:when=both")
-    assert names[1] == text and len(names) == 4
-    _, _, dynamic, chain, loose = entries(names, ["lookup"], [0.0], 8)
-    assert (dynamic.policy(), dynamic.nodes) == (find_policy("dynamic-width", steps), 40)
-    assert (chain.settings, chain.nodes) == ({"depth": "3"}, 8)
-    assert (loose.verify, loose.settings) == ("relaxed:allowed=1:0,inf:3:when=both", {})
-    assert not loose.draws_as_ar
 
 
 def test_without_a_node_budget_each_method_has_its_own() -> None:

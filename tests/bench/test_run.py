@@ -91,11 +91,11 @@ def test_a_run_says_what_it_was_made_on(model: str, suite: str, tmp_path: Path) 
     assert [item.id for item in read_items(tmp_path / "out")] == ["p0", "p1", "p2"]
 
 
-def test_steps_of_entropy_take_part_and_depth_and_nodes_are_reported(
+def test_trees_by_entropy_take_part_and_depth_and_nodes_are_reported(
     model: str, suite: str, tmp_path: Path, capsys: Captured
 ) -> None:
-    steps = "dynamic-width:width_of=0.02:1,inf:2:depth_of=inf:3"
-    loose = "chain:verify=relaxed:allowed=1:0,inf:3:when=both"
+    steps = "dynamic-width:width=2:depth=3"
+    loose = "chain:verify=relaxed"
     assert run(_asked(model, suite, tmp_path / "out", "--limit", "1", methods=f"{steps},{loose}")) == 0
     rows = _summary(tmp_path / "out")["methods"]
     assert set(rows) == {"ar", steps, loose}

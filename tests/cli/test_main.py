@@ -14,7 +14,6 @@ import pytest
 
 from draftree.cli import console
 from draftree.cli.main import run
-from draftree.config import MAX_NODES
 from draftree.drafters.registry import DRAFTERS
 from draftree.policies.methods import METHODS
 from draftree.request import Chunk
@@ -56,21 +55,6 @@ def test_every_method_prints_the_text_of_ar_decoding(method: str, model: str, tm
     tree = [] if METHODS[method].complete else ["--set", f"tree={save_tree(tmp_path / 'tree.json', model, 'self')}"]
     assert run([*asked, "--method", method, "--drafter", "self", *tree]) == 0
     assert capsys.readouterr().out == want
-
-
-def test_functions_of_entropy_are_given_on_the_command_line(model: str, tmp_path: Path, capsys: Captured) -> None:
-    asked = ("generate", "the cat in the hat", "--target", model, "--max-tokens", "12", "--drafter", "self")
-    want = _json(capsys, *asked, "--drafter", "none")["token_ids"]
-    trace = ("--trace", str(tmp_path / "trace.jsonl"))
-    steps = ("--method", "dynamic-width", "--set", "width_of=0.5:1,inf:3", "--set", "depth_of=0.01:6,inf:2")
-    found = _json(capsys, *asked, *steps, *trace)
-    stats = found["stats"]
-    assert found["token_ids"] == want and isinstance(stats, dict)
-    assert len(stats["drafted_by_depth"]) == 2  # a tiny model is never so sure that it may go to level 6
-    assert stats["drafted_by_depth"][1] <= 3 * stats["drafted_by_depth"][0] <= 9 * stats["steps"]
-    assert json.loads((tmp_path / "trace.jsonl").read_text().splitlines()[0])["nodes"] == MAX_NODES
-    loose = _json(capsys, *asked, "--verify", "relaxed:allowed=inf:9:when=both", "--method", "static")
-    assert (loose["lossy"], loose["verification"]) == (True, "relaxed:allowed=inf:9:when=both")
 
 
 def test_text_goes_to_standard_output_and_figures_to_standard_error(model: str, capsys: Captured) -> None:
@@ -264,12 +248,8 @@ def test_chat_goes_on_after_a_line_that_does_not_fit(
 
 BAD = {
     "unknown method": (["--method", "dynamic-widht"], "dynamic-width"),
-    "malformed step": (["--method", "dynamic-width", "--set", "width_of=0.02:1,1"], "step '1'"),
-    "steps out of order": (["--method", "dynamic-width-budget", "--set", "depth_of=1:4,0.5:2"], "'0.5:2'"),
-    "steps of a scheme": (["--verify", "relaxed:allowed=1:two"], "'1:two'"),
-    "setting of a scheme": (["--verify", "match:when=both"], "'when'"),
     "unknown verification": (["--verify", "blocks"], "did you mean block?"),
-    "verification that cannot judge the method's trees": (["--verify", "block", "--method", "static"], "chain"),
+    "verification of ranked trees": (["--verify", "multi-round", "--method", "opt-tree"], "static"),
     "unknown setting": (["--method", "chain", "--set", "width=3"], "depth"),
     "setting without a value": (["--set", "depth"], "KEY=VALUE"),
     "setting that is no number": (["--method", "chain", "--set", "depth=deep"], "deep"),

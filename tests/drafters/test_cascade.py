@@ -16,7 +16,7 @@ from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.engine.engine import Engine, Generation
+from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
@@ -26,7 +26,7 @@ from draftree.policies.base import GrowthPolicy
 from draftree.policies.entropy import DynamicWindow, EntropyStop, Window
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
-from draftree.request import Outcome, StepCost
+from draftree.request import Generation, Outcome, StepCost
 from draftree.scores import Scores
 from draftree.tracing.records import EndRecord, RunRecord
 from draftree.tracing.trace import Trace, read_trace
@@ -241,7 +241,7 @@ def test_what_is_no_model_verifies_nothing() -> None:
         Engine(model, Speculation(TreeDrafter(StaticTree(), made)))
 
 
-@pytest.mark.parametrize("scheme", ["multi-round", "block", "top1-residual"])
+@pytest.mark.parametrize("scheme", ["multi-round", "top1-residual"])
 def test_schemes_that_draw_children_are_refused(scheme: str) -> None:
     model = target()
     with pytest.raises(ConfigError, match="use verification match"):

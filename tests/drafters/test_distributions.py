@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import UnscoredNode
-from draftree.drafters.distributions import candidates_of
+from draftree.drafters.base import UnscoredNode, candidates_of
 from draftree.drafters.draft_model import ModelSource
 from draftree.models.base import prefill_scored
 from draftree.models.huggingface.torch_scores import HeadScores, TorchScores, gumbel_noise, warp

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.distributions import Key, draw, draw_children
+from draftree.drafters.base import Key, draw, draw_children
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource

@@ -19,10 +19,9 @@ from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import load_drafter
 from draftree.drafters.spec import DrafterSpec
 from draftree.drafters.token_recycling import TokenRecyclingSource
-from draftree.engine.engine import Engine
+from draftree.engine.engine import Engine, load_engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError, UnknownNameError
-from draftree.factory import load_engine
 from draftree.models.base import LanguageModel, prefill
 from draftree.policies.auto import AutoTree
 from draftree.policies.base import GrowthPolicy

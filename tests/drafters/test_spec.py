@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,9 @@ from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import is_model, learns, load_drafter
 from draftree.drafters.spec import DrafterSpec, StageSpec
+from draftree.engine.engine import load_engine
 from draftree.engine.speculation import SpeculationParams
-from draftree.errors import DraftreeWarning, InputError, UnknownNameError, VocabularyError
-from draftree.factory import load_engine
+from draftree.errors import InputError, UnknownNameError, VocabularyError
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface.hf_loading import load_huggingface
@@ -141,21 +140,6 @@ def test_a_level_of_another_vocabulary_is_named_with_both_sizes(
     other = save_tiny(tmp_path / "other", vocab_shift=True)
     with pytest.raises(VocabularyError, match=rf"stage {level} of {name.count('>') + 1}, .*other: .* 61 tokens .* 61"):
         load_drafter(name.format(other), model, StaticTree())
-
-
-def test_a_level_that_takes_longer_than_the_target_is_warned_of(
-    model: HFModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slow(of: LanguageModel) -> Profile:
-        return costs(0.02 if of is model else 0.03)
-
-    monkeypatch.setattr("draftree.drafters.registry.profile_of", slow)
-    other = save_tiny(tmp_path / "other", seed=1)
-    with pytest.warns(DraftreeWarning, match=r"stage 2, .*: its pass takes 30.0 ms and the target's 20.0 ms"):
-        load_drafter(f"lookup>{other}", model, StaticTree())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load_drafter("lookup>self", model, StaticTree())
 
 
 def test_a_misspelt_lower_level_is_found_before_anything_is_loaded() -> None:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.distributions import candidates_of
+from draftree.drafters.base import candidates_of
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource

@@ -112,15 +112,15 @@ def test_what_it_cannot_do_is_refused_by_name(options: dict[str, object]) -> Non
 
 def test_a_verification_is_chosen_by_name_and_refused_before_anything_is_loaded() -> None:
     ours = draftree.custom_generate(
-        draftree.SpeculationParams(drafter="self", method="chain", verification="block"), seed=3
+        draftree.SpeculationParams(drafter="self", method="chain", verification="multi-round"), seed=3
     )
     options = {"do_sample": True, "max_new_tokens": 20, "custom_generate": ours}
     assert _generate(_model(), PROMPT, FULL, **options) == _generate(_model(), PROMPT, FULL, **options)
     want = _generate(_model(), PROMPT, FULL, do_sample=False, max_new_tokens=20)
     assert _generate(_model(), PROMPT, FULL, do_sample=False, max_new_tokens=20, custom_generate=ours) == want
-    with pytest.raises(ConfigError, match="block"):
+    with pytest.raises(ConfigError, match="multi-round"):
         draftree.custom_generate(
-            draftree.SpeculationParams(drafter="./never-loaded", method="static", verification="block")
+            draftree.SpeculationParams(drafter="./never-loaded", method="opt-tree", verification="multi-round")
         )
 
 

@@ -8,9 +8,9 @@ import pytest
 
 import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
+from draftree.beams.beam_engine import load_beam_engine
 from draftree.beams.forest import BeamParams
 from draftree.errors import VocabularyError
-from draftree.factory import load_beam_engine
 from draftree.models.base import LanguageModel
 
 from .. import tiny_gguf

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from draftree.beams.beam_engine import load_beam_engine
 from draftree.beams.forest import BeamParams
 from draftree.config import SamplingParams
+from draftree.engine.engine import load_engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.errors import ConfigError, RunError, UnsupportedModelError
-from draftree.factory import load_beam_engine, load_engine
 from draftree.models.huggingface.hf_loading import load_part, read_pretrained
 from draftree.models.huggingface.tensor_parallel import load_over_ranks
 from draftree.models.loading import load_here

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from random import Random
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from draftree.config import MAX_NODES, Budget
 from draftree.errors import ConfigError
 from draftree.policies.base import MAX_WIDTH, GrowthPolicy
-from draftree.policies.entropy import BranchingSteps, EntropyStop, EntropyTree, StepFunction, fit
+from draftree.policies.entropy import BranchingSteps, EntropyStop, EntropyTree, fit
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS, find_policy
 from draftree.tree import ROOT, DraftTree, Floats
@@ -357,70 +356,7 @@ def test_each_sequence_of_a_batch_has_its_own_budget() -> None:
         assert paths(together[b]) == paths(alone)
 
 
-def test_steps_hold_from_the_edge_before_to_below_their_own() -> None:
-    steps = StepFunction.parse("width_of", "0.02:1, 1:2,1.75:7")
-    at = [0.0, 0.0199, 0.02, 0.999, 1.0, 1.7499, 1.75, 9.0, math.inf]
-    assert steps(np.array(at)) == [1, 1, 2, 2, 7, 7, 0, 0, 0]
-    assert [steps.at(h) for h in at] == [1, 1, 2, 2, 7, 7, 0, 0, 0]
-    assert StepFunction.parse("width_of", "1:2,inf:7").at(50.0) == 7
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("", "step ''"),
-        ("0.02:1,", "step ''"),
-        ("2", "step '2'"),
-        ("0.02:1,soon:2", "step 'soon:2'"),
-        ("nan:1", "'nan:1'"),
-        ("0:1", "'0:1'"),
-        ("-1:1", "'-1:1'"),
-        ("1:2,1:3", "'1:3'"),
-        ("1:2,0.5:3", "'0.5:3'"),
-        ("inf:2,inf:3", "'inf:3'"),
-        ("1:", "step '1:'"),
-        ("1:2.5", "step '1:2.5'"),
-        ("1:-2", "step '1:-2'"),
-        ("1:65", "step '1:65': write steps"),
-        ("1:" + "9" * 5000, "step '1:999"),
-        ("1:2:3", "step '1:2:3'"),
-    ],
-)
-def test_a_malformed_step_is_refused_by_name(text: str, named: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(named)):
-        find_policy("dynamic-width", {"width_of": text})
-
-
 FUNCTIONS = ("dynamic-width", "dynamic-width-depth", "dynamic-width-budget")
-
-
-@pytest.mark.parametrize("method", FUNCTIONS)
-def test_the_width_is_a_function_of_entropy_from_text(method: str) -> None:
-    policy = find_policy(method, {"width_of": "0.02:1,1:2,1.25:5,inf:12", "depth": "2"})
-    root = [children(drafted(policy, always(h)))[0] for h in (0.0, 0.5, 1.1, 1.25, 3.0)]
-    assert root == [1, 2, 5, 12, 12]
-
-
-@pytest.mark.parametrize("method", FUNCTIONS)
-def test_the_depth_is_a_function_of_entropy_from_text(method: str) -> None:
-    policy = find_policy(method, {"depth_of": "1:9,1.5:2"})
-    assert [drafted(policy, always(h)).depth for h in (0.01, 1.2, 1.6)] == [9, 2, 0]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"width_of": "inf:3", "width": 5},
-        {"width_of": "inf:3", "sure": 0.5},
-        {"width_of": "inf:3", "slope": 2.0},
-        {"depth_of": "inf:3", "depth": 6},
-        {"depth_of": "inf:0"},
-        {"width_of": "inf:0"},
-    ],
-)
-def test_steps_beside_what_they_replace_or_without_any_node_are_refused(settings: dict[str, float | str]) -> None:
-    with pytest.raises(ConfigError):
-        find_policy("dynamic-width", settings)
 
 
 def test_methods_have_node_budgets_of_their_own() -> None:

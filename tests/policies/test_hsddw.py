@@ -14,8 +14,8 @@ from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.drafters.spec import DrafterSpec
+from draftree.engine.engine import load_engine
 from draftree.engine.speculation import SpeculationParams
-from draftree.factory import load_engine
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface.hf_loading import load_huggingface

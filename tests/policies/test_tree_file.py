@@ -11,10 +11,9 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
-from draftree.engine.engine import Engine
+from draftree.engine.engine import Engine, load_engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.errors import ConfigError, RunError, UnknownNameError
-from draftree.factory import load_engine
 from draftree.policies.base import Provenance
 from draftree.policies.fixed import RankTree, read_tree
 from draftree.policies.methods import find_policy

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.config import Budget
-from draftree.drafters.base import Scorer, UnscoredNode
-from draftree.drafters.distributions import Drawn, candidates_of_top
+from draftree.drafters.base import Drawn, Scorer, UnscoredNode, candidates_of_top
 from draftree.drafters.grow import grow
 from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.sampling.warping import softmax

@@ -19,10 +19,9 @@ from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.engine.engine import Engine
+from draftree.engine.engine import Engine, load_engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError
-from draftree.factory import load_engine
 from draftree.integrations.hf_generate import custom_generate
 from draftree.policies.base import Child, Frontier, GrowthPolicy
 from draftree.policies.fixed import StaticTree
@@ -177,7 +176,7 @@ def test_a_trace_from_before_the_switch_is_read(folder: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("scheme", "kind"),
-    [("match", "sampled"), ("relaxed", "plain"), ("multi-round", "plain"), ("block", "coupled")],
+    [("match", "sampled"), ("relaxed", "plain"), ("multi-round", "plain"), ("top1-residual", "coupled")],
 )
 def test_candidates_that_cannot_be_are_refused(scheme: str, kind: str) -> None:
     for make in (
@@ -194,7 +193,11 @@ def test_candidates_that_cannot_be_are_refused(scheme: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["generate", "x", "--beams", "2"], ["generate", "x", "--verify", "block"], ["chat", "--verify", "block"]],
+    [
+        ["generate", "x", "--beams", "2"],
+        ["generate", "x", "--verify", "multi-round"],
+        ["chat", "--verify", "top1-residual"],
+    ],
 )
 def test_commands_refuse_them_in_a_line(command: list[str]) -> None:
     found = CliRunner().invoke(app, [*command, "--target", "./never-loaded", "--candidates", "plain"])

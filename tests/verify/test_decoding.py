@@ -14,19 +14,18 @@ from draftree.drafters.base import Drafter
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.engine.engine import Engine, Generation
+from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError, UnknownNameError
-from draftree.factory import load_engine
 from draftree.integrations.hf_generate import as_processor
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import EntropyStop, EntropyTree
+from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
-from draftree.policies.methods import METHODS
+from draftree.request import Generation
 from draftree.sampling.warping import warp
 from draftree.verify.schemes import SCHEMES, Relaxed, Scheme, find_scheme
 
-from ..pairs import DRAFTERS, drafter, generated, policy, target
+from ..pairs import DRAFTERS, drafter, generated, target
 from ..tiny import tiny
 from ..toy import ToyModel, chi_square, distribution
 
@@ -39,7 +38,7 @@ VOCAB, LENGTH, PROMPT, BATCH = 3, 3, [1, 2], 700
 
 
 def policy_for(scheme: str) -> GrowthPolicy:
-    return StaticTree(width=1 if scheme == "block" else 2, depth=2)
+    return StaticTree(width=2, depth=2)
 
 
 def counts_of(scheme: str | Scheme, made: Drafter, params: dict[str, float]) -> Tensor:
@@ -89,7 +88,7 @@ def decode(
     scheme: str | Scheme, name: str, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]
 ) -> list[Generation]:
     model = target()
-    policy = EntropyStop(stop=2.0) if scheme == "block" else EntropyTree(width=3, depth=3)
+    policy = EntropyTree(width=3, depth=3)
     return Engine(model, Speculation(drafter(name, model, policy), 8, find_scheme(scheme))).generate(prompts, params)
 
 
@@ -181,21 +180,10 @@ def test_match_and_relaxed_take_any_policy(scheme: str) -> None:
     Engine(ToyModel(), Speculation(TreeDrafter(ByValue(), NgramSource()), scheme=find_scheme(scheme)))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_block_takes_chains_only(method: str) -> None:
-    made = policy(method)
-    if method in ("chain", "early-stop", "hsddw"):
-        Engine(ToyModel(), Speculation(TreeDrafter(made, NgramSource()), scheme=find_scheme("block")))
-        return
-    why = "ranks or prunes siblings" if made.by_value else r"of width \d+.*chain or early-stop"
-    with pytest.raises(ConfigError, match=rf"block with \w+.*{why}"):
-        load_engine("./never-loaded", SpeculationParams(method=made, verification="block"))
-
-
 def test_a_refused_method_is_named_as_it_was_given() -> None:
-    for method in ("auto", "opt-tree", "static"):
-        with pytest.raises(ConfigError, match=f"verification block with method {method}, which"):
-            SpeculationParams(method=method, verification="block")
+    for method in ("auto", "opt-tree"):
+        with pytest.raises(ConfigError, match=f"verification multi-round with method {method}, which"):
+            SpeculationParams(method=method, verification="multi-round")
 
 
 def test_a_misspelt_scheme_is_answered_with_the_nearest_and_all_names() -> None:

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.entropy import EntropyStop, EntropyTree
 from draftree.policies.fixed import StaticTree
@@ -28,13 +27,12 @@ from draftree.verify.rejection import (
     residual,
     walk,
 )
-from draftree.verify.schemes import SCHEMES, Block, MultiRound, Relaxed, _OneByOne, find_scheme
+from draftree.verify.schemes import SCHEMES, MultiRound, Relaxed, _NodeByNode
 
 from ..toy import ToyModel
 from .chances import PROMPT, Chance, Judge, drawn_trees, outcomes, variation, verdicts_of
 
-DRAWING = ["multi-round", "multi-round-replacement", "top1-residual", "block"]
-NODE_BY_NODE = DRAWING[:3]
+DRAWING = ["multi-round", "multi-round-replacement", "top1-residual"]
 
 POLICIES: dict[str, tuple[int, GrowthPolicy, int]] = {
     "wide 3": (3, StaticTree(width=3, depth=1), 9),
@@ -55,21 +53,14 @@ def pair(vocab: int, seed: int = 0) -> tuple[ToyModel, ToyModel]:
     return ToyModel(vocab, seed, dtype=torch.float64), ToyModel(vocab, seed + 50, dtype=torch.float64)
 
 
-def scheme(name: str) -> _OneByOne:
+def scheme(name: str) -> _NodeByNode:
     found = SCHEMES[name]
-    assert isinstance(found, _OneByOne)
+    assert isinstance(found, _NodeByNode)
     return found
 
 
-CASES = [
-    (name, shape)
-    for name in DRAWING
-    for shape, (_, policy, nodes) in POLICIES.items()
-    if name != "block" or policy.width_for(nodes) == 1
-]
-
-
-@pytest.mark.parametrize(("name", "shape"), CASES)
+@pytest.mark.parametrize("shape", POLICIES)
+@pytest.mark.parametrize("name", DRAWING)
 def test_the_distribution_of_the_output_is_the_models_own(name: str, shape: str) -> None:
     vocab, policy, nodes = POLICIES[shape]
     model, drafter = pair(vocab, seed=vocab)
@@ -124,7 +115,7 @@ def unlucky(judge: Judge, tree: DraftTree, distribution: TargetLogits, draws: Un
     return judge(tree, distribution, Refusing())
 
 
-@pytest.mark.parametrize("name", NODE_BY_NODE[:2])
+@pytest.mark.parametrize("name", DRAWING[:2])
 @pytest.mark.parametrize("alter", [by_value, pruned])
 def test_siblings_sorted_or_pruned_by_value_are_caught(name: str, alter: Callable[[DraftTree], DraftTree]) -> None:
     model, drafter = pair(4, seed=1)
@@ -137,16 +128,6 @@ def test_a_forced_rejection_is_caught(name: str) -> None:
     model, drafter = pair(4, seed=1)
     trees = drawn_trees(drafter, StaticTree(width=1, depth=2), scheme(name).drawing, 9)
     assert variation(partial(unlucky, scheme(name).accept), model, trees) > 1e-3
-
-
-def test_a_chain_shortened_for_what_its_last_token_is_is_caught() -> None:
-    model, drafter = pair(4, seed=1)
-
-    def shortened(tree: DraftTree) -> DraftTree:
-        return _first(tree, [0, 1] if float(np.diff(tree.path_logprobs)[0]) > -1.5 else [0])
-
-    trees = altered(drawn_trees(drafter, StaticTree(width=1, depth=2), Block.drawing, 9), shortened)
-    assert variation(Block().accept, model, trees) > 1e-3
 
 
 def test_without_the_draft_distribution_nothing_is_judged() -> None:
@@ -212,25 +193,6 @@ def test_the_acceptance_of_top_and_one_is_its_formula_and_never_below_matching_t
     accepted = accepted_at_the_root("top1-residual", width, 5, seed)
     assert accepted == pytest.approx(float(p[top].sum() + outside.sum()), abs=1e-12)
     assert accepted >= float(p[top].sum())
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_block_accepts_each_prefix_with_its_joint_chance_and_never_less_than_token_by_token(seed: int) -> None:
-    model, drafter = pair(4, seed)
-    lengths = {"block": [0.0, 0.0], "multi-round": [0.0, 0.0]}
-    joint = [0.0, 0.0]
-    for tree, weight in drawn_trees(drafter, StaticTree(1, 2), Block.drawing, 9):
-        kept, tokens = 1.0, tree.tokens.tolist()
-        for i, token in enumerate(tokens):
-            p, q = (m.after([*PROMPT, *tokens[:i]]).softmax(-1)[token] for m in (model, drafter))
-            kept = min(1.0, kept * float(p / q))
-            joint[i] += weight * kept
-        for name, sums in lengths.items():
-            for verdict, chance in verdicts_of(scheme(name).accept, model, tree):
-                for i in range(len(verdict.path)):
-                    sums[i] += weight * chance
-    assert lengths["block"] == pytest.approx(joint, abs=1e-12)
-    assert sum(lengths["block"]) > sum(lengths["multi-round"]) - 1e-12
 
 
 def test_equal_draws_with_replacement_stay_separate_nodes() -> None:
@@ -336,27 +298,3 @@ def test_the_draft_entropy_is_that_of_the_node_whose_children_are_judged() -> No
 
     walk(tree, lambda node, drawn: np.zeros(3), decide, Chance([0] * 9))
     assert seen == pytest.approx([0.1, 0.9])
-
-
-def test_relaxed_is_set_in_text() -> None:
-    made = find_scheme("relaxed:allowed=1:0,2:2,inf:5:when=both")
-    assert isinstance(made, Relaxed)
-    assert ([made.allowed(h) for h in (0.5, 1.0, 2.0)], made.when) == ([0, 2, 5], "both")
-    assert find_scheme("relaxed") == Relaxed() and Relaxed().when == "target"
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("relaxd", UnknownNameError),
-        ("relaxed:both", ConfigError),
-        ("relaxed:when=never", ConfigError),
-        ("relaxed:allowed=1", ConfigError),
-        ("relaxed:allowed=2:1,1:2", ConfigError),
-        ("relaxed:width=3", ConfigError),
-        ("match:when=both", ConfigError),
-    ],
-)
-def test_a_scheme_or_setting_that_is_not_there_is_refused(text: str, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        find_scheme(text)

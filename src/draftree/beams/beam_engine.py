@@ -7,19 +7,24 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Unpack
 
 import numpy as np
 
 from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, DraftSource
+from ..drafters.registry import load_source
+from ..drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..engine.input_processor import check_params, each_params, fitted, with_token_rules
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel, prefill_scored
+from ..models.loading import ModelOptions, load
+from ..models.model_files import DEFAULT_MODEL
 from ..models.protocols import DraftHead, tokenizer_of
 from ..request import Stats
 from ..text.encoding import Prompt, encode
-from .drafting import DepthRule, grow
-from .forest import Beam, BeamParams, BeamRequest, DraftRecord, TreeRow, feed
+from .drafting import grow
+from .forest import Beam, BeamParams, BeamRequest, TreeRow, feed
 from .speculative import BeamDraws, DraftForest, sample, search, target_distributions
 
 
@@ -88,7 +93,6 @@ class BeamEngine:
         target: the model whose beams are given.
         source: what drafts; None: nothing does.
         name: what people call what drafts; by default the source's.
-        records: what became of the drafts of searched beams so far, by their settings.
 
     Raises:
         ConfigError: the target's rows cannot go on with more than one path.
@@ -115,8 +119,6 @@ class BeamEngine:
         self.source: BeamSource | None = source
         self.name = name or (source.name if source is not None else "none")
         self.tokenizer = tokenizer_of(target)
-        self.records: dict[BeamParams, DraftRecord] = {}
-        self._depths = None if source is None else DepthRule.of(target, source)
         if source is not None:
             source.prepare(target)
 
@@ -168,9 +170,7 @@ class BeamEngine:
     def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> BeamRequest:
         ids, limit = fitted(self.target, ids, params)
         params = with_token_rules(params, self.target.capabilities)
-        # searched beams are the same whatever was drafted: what was learned of drafts serves all of them
-        record = None if params.temperature else self.records.setdefault(beams, DraftRecord())
-        return BeamRequest(ids, params, beams, limit, self.target.capabilities.eos_ids, record)
+        return BeamRequest(ids, params, beams, limit, self.target.capabilities.eos_ids)
 
     def open(self, request: BeamRequest) -> None:
         """Prefill a prompt and find its first layer of beams."""
@@ -180,8 +180,7 @@ class BeamEngine:
         self.target.reserve(1, len(request.ids) + (request.params.max_tokens or 0) + beams.width + drafts)
         request.trunk.row, scores = prefill_scored(self.target, request.ids)
         request.tree = TreeRow(request.trunk.row, request.root, scores.logits([0])[0])
-        request.drafting = self._depths is not None and (beams.depth is not None or self._depths.opens(request))
-        if self.source is not None and request.drafting:
+        if self.source is not None:
             self.source.open(request.trunk)
         self._advance(request, DraftForest(), self._draws(request))
         request.stats.seconds.prefill = time.perf_counter() - began
@@ -195,7 +194,7 @@ class BeamEngine:
         draws = [self._draws(request) for request in requests]
         forests = [DraftForest() for _ in requests]
         if self.source is not None:
-            forests = grow(self.source, requests, draws, [self._depth(request) for request in requests])
+            forests = grow(self.source, requests, draws)
         clock.append(time.perf_counter())
         trees = [request.open_tree for request in requests]
         fresh = [
@@ -222,13 +221,8 @@ class BeamEngine:
         tree, request.tree, request.trunk.row = request.tree, None, None
         if tree is not None:
             self.target.close(tree.row)
-            if self.source is not None and request.drafting:
+            if self.source is not None:
                 self.source.close(request.trunk)
-
-    def _depth(self, request: BeamRequest) -> int:
-        if request.beams.depth is not None or self._depths is None:
-            return request.beams.depth or 0
-        return self._depths.depth(request)
 
     def _draws(self, request: BeamRequest) -> BeamDraws:
         return BeamDraws(request.seed, len(request.ids) + request.length - 1)
@@ -255,13 +249,12 @@ class BeamEngine:
             for _ in request.ends:
                 _count(stats.accepted, depth)
             depth += 1
-        request.record.observe(len(forest.layers), len(forest.drafted), depth)
         if request.beams.single_cache:
             # of one length, the beam of lowest perplexity is the most probable one
             request.running = [Beam(max(request.ends, key=lambda node: node.score))]
         kept, committed = tree.keep(self.target, request.ends)
         request.trunk.ids += [node.token for node in committed]
-        if self.source is not None and request.drafting:
+        if self.source is not None:
             self.source.prune(request.trunk, kept, len(committed))
 
     def _generation(self, request: BeamRequest) -> BeamGeneration:
@@ -284,3 +277,75 @@ class BeamEngine:
 def _count(counts: list[int], depth: int) -> None:
     counts.extend([0] * (depth + 1 - len(counts)))
     counts[depth] += 1
+
+
+_BEAM_DRAFTERS = "beams are drafted by a draft model, head, self, none or, for beam search, lookup"
+
+
+@typed
+def load_beam_engine(
+    target: str = DEFAULT_MODEL,
+    *,
+    drafter: str | DrafterSpec | LanguageModel = DEFAULT_DRAFTER,
+    sampled: bool = False,
+    **options: Unpack[ModelOptions],
+) -> BeamEngine:
+    """An engine for beams from names alone.
+
+    Args:
+        target, options: as ``draftree.load``.
+        drafter: as ``load_beam_source``.
+        sampled: beams will be sampled, not searched.
+
+    Raises:
+        InputError: a name is unknown or does not fit; what needs no model is checked before one is loaded.
+    """
+    spec = beam_drafter(drafter, sampled)
+    model = load(target, **options)
+    return BeamEngine(model, load_beam_source(spec, model, sampled=sampled), name=str(spec))
+
+
+def beam_drafter(name: str | DrafterSpec | LanguageModel, sampled: bool) -> DrafterSpec:
+    """Parse a drafter and check that it can draft beams; "auto" is none, for no drafts of beams were measured to pay.
+
+    Raises:
+        InputError: it cannot, or is not written as a drafter is.
+    """
+    spec = DrafterSpec.parse(name)
+    if str(spec) == AUTO:
+        spec = DrafterSpec.parse(NONE)
+    kinds = {
+        "a cascade": spec.is_cascade,
+        "recycle": "recycle" in spec.sources,
+        "an ensemble": len(spec.sources) > 1,
+    }
+    for kind, found in kinds.items():
+        if found:
+            raise ConfigError(f"drafter {spec}: {kind} drafts one sequence, not beams: {_BEAM_DRAFTERS}")
+    if sampled and str(spec) == "lookup":
+        raise ConfigError(
+            "drafter lookup gives no probabilities to draw beams from, and the temperature is above 0: "
+            f"{_BEAM_DRAFTERS}"
+        )
+    return spec
+
+
+@typed
+def load_beam_source(
+    name: str | DrafterSpec | LanguageModel, target: LanguageModel, *, sampled: bool = False
+) -> DraftSource | None:
+    """Make what drafts beams, by name; None drafts nothing.
+
+    Args:
+        name: as ``beam_drafter``, of the names that ``load_drafter`` takes: no ensemble, no cascade.
+        target: the model that it drafts for.
+        sampled: beams will be sampled: it must give probabilities.
+
+    Raises:
+        ConfigError: it cannot draft beams.
+        UnknownNameError: there is no such drafter.
+        VocabularyError: the draft model has another vocabulary than the target.
+        ModelFileError: the draft head cannot be read.
+    """
+    spec = beam_drafter(name, sampled)
+    return None if str(spec) == NONE else load_source(spec, target)

@@ -1,4 +1,4 @@
-"""Draft forests, grown from a draft source, and their depth."""
+"""Draft forests, grown from a draft source."""
 
 from __future__ import annotations
 
@@ -10,20 +10,10 @@ import numpy as np
 
 from ..config import Budget
 from ..drafters.base import BeamSource, UnscoredNode
-from ..models.base import LanguageModel
-from ..models.cost_profile import Profile, profile_of
-from ..models.protocols import DraftHead
 from ..policies.base import Candidates, descending
 from ..tree import ROOT, Drawing
-from .forest import DEEPEST, BeamNode, BeamRequest
-from .speculative import BeamDraws, DraftForest, DraftLayer, beam_distribution, expected_layers
-
-_MODEL, _OTHER = 0.9, 0.7
-"""How often a beam of a layer was drafted, as long as nothing is known: by a model, by a head or n-grams."""
-_PRIOR = 2.0
-"""Layers that these count for. As the record fades they return, and drafts are tried again."""
-_MARGIN = 1.1
-"""Drafts must promise to be so much faster than none: no profile has the costs of draws, or its own error."""
+from .forest import BeamNode, BeamRequest
+from .speculative import BeamDraws, DraftForest, DraftLayer, beam_distribution
 
 
 def layers_left(source: BeamSource, request: BeamRequest) -> int:
@@ -32,60 +22,6 @@ def layers_left(source: BeamSource, request: BeamRequest) -> int:
     depth = source.fit(request.trunk, Budget(request.beams.nodes)).depth
     uncommitted = request.length - (len(request.trunk.ids) - len(request.ids))
     return left if depth is None else max(0, min(left, depth - uncommitted))
-
-
-@dataclass(slots=True)
-class DepthRule:
-    """Chooses depths.
-
-    Attributes:
-        source: makes drafts.
-        verify: the target's costs.
-        draft: those of the source's model; None: it has none.
-    """
-
-    source: BeamSource
-    verify: Profile
-    draft: Profile | None = None
-
-    @classmethod
-    def of(cls, target: LanguageModel, source: BeamSource) -> DepthRule:
-        """By the costs that are known of the models, measured or of tables that ship."""
-        return cls(source, profile_of(target), None if source.model is None else profile_of(source.model))
-
-    def opens(self, request: BeamRequest) -> bool:
-        """Whether drafts may save more of a new request than the source takes to read its prompt."""
-        depth, rate, undrafted = self._best(request, request.beams.width, len(request.ids))
-        reading = sum(self._seconds(tokens, tokens) for _, tokens in self.source.unread(request.trunk) if tokens)
-        return depth > 0 and request.limit * (1 / undrafted - 1 / rate) > reading
-
-    def depth(self, request: BeamRequest) -> int:
-        """Layers to draft in the next step, from 0 to ``DEEPEST``, at most ``layers_left``.
-
-        A step that drafts d layers gains ``expected_layers`` of the probability a that a drafted layer goes on.
-        """
-        if not request.drafting:
-            return 0
-        best, _, _ = self._best(request, len(request.running), len(request.ids) + request.length)
-        return min(best, layers_left(self.source, request))
-
-    def _seconds(self, nodes: float, context: int) -> float:
-        return 0.0 if self.draft is None else self.draft.seconds(nodes, context)
-
-    def _best(self, request: BeamRequest, beams: int, context: int) -> tuple[int, float, float]:
-        record, source, verify = request.record, self.source, self.verify
-        weak = source.model is None or isinstance(source.model, DraftHead)
-        prior = _OTHER if weak else _MODEL
-        a = (record.went_on + _PRIOR * prior**beams) / (record.reached + _PRIOR)
-        nodes = (record.nodes + _PRIOR * request.beams.drafted) / (record.layers + _PRIOR)
-        undrafted = 1 / verify.seconds(beams, context)
-        best, rate, drafting = 0, _MARGIN * undrafted, 0.0
-        for depth in range(1, DEEPEST + 1):
-            drafting += self._seconds(nodes if depth > 1 else beams, context)
-            found = expected_layers(a, depth) / (drafting + verify.seconds(beams + depth * nodes, context))
-            if found > rate:
-                best, rate = depth, found
-        return best, rate, undrafted
 
 
 @dataclass(slots=True)
@@ -111,13 +47,11 @@ class _Growing:
     drafted: dict[tuple[BeamNode, int], BeamNode] = field(default_factory=dict)
 
 
-def grow(
-    source: BeamSource, requests: Sequence[BeamRequest], draws: Sequence[BeamDraws], depths: Sequence[int]
-) -> list[DraftForest]:
-    """One forest for each request, of ``depths`` ([B]) layers where its length and its source allow."""
+def grow(source: BeamSource, requests: Sequence[BeamRequest], draws: Sequence[BeamDraws]) -> list[DraftForest]:
+    """One forest for each request, of as many layers as it wants and its length and its source allow."""
     growing = []
-    for request, random, depth in zip(requests, draws, depths, strict=True):
-        left = min(depth, layers_left(source, request)) if depth else 0
+    for request, random in zip(requests, draws, strict=True):
+        left = min(request.beams.depth, layers_left(source, request))
         counts = [beam.count for beam in request.running]
         own, numbers = random if request.params.temperature else None, dict(request.open_tree.numbers)
         growing.append(_Growing(request, own, request.ends, counts, left, numbers))

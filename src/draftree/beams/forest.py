@@ -20,9 +20,6 @@ from ..tree import ROOT, Floats
 MAX_PENALTY = 20
 """Beyond it powers of a length leave the range of floating-point numbers, and no ranking is left."""
 
-DEEPEST = 5
-"""Most layers that are drafted where nobody has said how many."""
-
 BeamWarp = Literal["joint", "token"]
 """What temperature, top-k, top-p and min-p act on where beams are sampled (``beam_distribution``)."""
 
@@ -42,7 +39,7 @@ class BeamParams:
         early_stopping: of beam search, transformers' own: True ends with the W-th finished beam; False and "never" also
             check whether a running one could still win, "never" by the greatest length that it may reach.
         draft_width: drafted beams W_S of a layer; None: twice W, for of each layer all W must be drafted.
-        depth: drafted layers gamma; None: as many as are likely to be fastest by the costs of passes, none included.
+        depth: drafted layers gamma.
         threshold: t of the dynamic width (Eq. 7); None: W beams in every layer.
         min_width: least beams W_min of a layer with a dynamic width (Eq. 6).
         single_cache: after each target pass only the beam of lowest perplexity goes on (Section 3.4), so that the cache
@@ -61,10 +58,7 @@ class BeamParams:
     draft_width: Count | None = option(
         "Drafted beams of a layer; twice --beams by default.", name="--draft-beams", metavar="W"
     )
-    depth: Count | None = option(
-        "Drafted layers of --beams; by default as many as are likely to be fastest, 3 if costs are not known.",
-        metavar="D",
-    )
+    depth: Count = option("Layers that --drafter drafts for --beams; 3 by default.", 3, metavar="D")
     threshold: Probability | None = option(
         "Sampled beams: as many as are accepted with this probability, up to --beams.",
         name="--width-threshold",
@@ -102,8 +96,7 @@ class BeamParams:
             )
         if self.nodes > MAX_NODES:
             raise ConfigError(
-                f"{self.drafted} draft beams in {self.nodes // self.drafted} layers are {self.nodes} nodes: use at "
-                f"most {MAX_NODES}"
+                f"{self.drafted} draft beams in {self.depth} layers are {self.nodes} nodes: use at most {MAX_NODES}"
             )
 
     @property
@@ -113,7 +106,7 @@ class BeamParams:
 
     @property
     def nodes(self) -> int:
-        return self.drafted * (self.depth or DEEPEST)
+        return self.drafted * self.depth
 
     def check(self, params: SamplingParams) -> None:
         """Make sure that sequences can be decoded so.
@@ -291,35 +284,6 @@ class FinishedBeam:
     reason: str
 
 
-_DECAY = 0.95
-"""Share of the record of drafts that each step leaves."""
-
-
-@dataclass(slots=True)
-class DraftRecord:
-    """What became of drafts so far, with exponential decay.
-
-    Attributes:
-        reached: drafted layers that the target verified.
-        went_on: those whose beams had all been drafted, so that the next layer followed in the same pass.
-        layers: layers drafted.
-        nodes: nodes in them.
-    """
-
-    reached: float = 0.0
-    went_on: float = 0.0
-    layers: float = 0.0
-    nodes: float = 0.0
-
-    def observe(self, drafted: int, nodes: int, went_on: int) -> None:
-        """A step drafted so many layers of so many nodes in all, and so many of them went on."""
-        reached = min(drafted, went_on + 1)
-        self.reached = _DECAY * self.reached + reached
-        self.went_on = _DECAY * self.went_on + went_on
-        self.layers = _DECAY * self.layers + drafted
-        self.nodes = _DECAY * self.nodes + nodes
-
-
 class BeamRequest:
     """A prompt and its beams.
 
@@ -335,8 +299,6 @@ class BeamRequest:
         improvable: a running beam may still beat a finished one, by transformers' heuristic (beam search).
         stats: what was measured; ``tokens`` are layers of beams.
         peak_slots: most tokens that its tree has held in the target's cache.
-        record: what became of drafts so far: its own where beams are sampled.
-        drafting: the source of drafts knows it.
     """
 
     def __init__(
@@ -346,7 +308,6 @@ class BeamRequest:
         beams: BeamParams,
         limit: int,
         eos_ids: frozenset[int],
-        record: DraftRecord | None = None,
     ) -> None:
         self.ids = list(ids)
         self.params = params
@@ -365,8 +326,6 @@ class BeamRequest:
         self.improvable = True
         self.stats = self.trunk.stats
         self.peak_slots = len(self.ids)
-        self.record = record or DraftRecord()
-        self.drafting = True
 
     @property
     def open_tree(self) -> TreeRow:

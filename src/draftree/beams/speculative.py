@@ -386,11 +386,3 @@ def verify(
         cells += draw(residuals.distribution(rejected), [accepted])
         cells += draw(residuals.p, range(accepted + 1, width)) if accepted + 1 < width else []
     return cells, accepted
-
-
-def expected_layers(acceptance: float, depth: int) -> float:
-    """1 + a + ... + a^d: expected layers of a step that drafts d of them, each accepted with probability a.
-
-    Theorem 3.2 with a = min(t, beta). Exact where a is the same for all layers, whatever became of those above.
-    """
-    return sum(acceptance**layer for layer in range(depth + 1))

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from ..beams.beam_engine import BeamEngine
+from ..beams.beam_engine import BeamEngine, load_beam_source
 from ..beams.forest import BeamParams
 from ..config import SamplingParams
 from ..drafters.base import DraftSource
@@ -28,7 +28,6 @@ from ..drafters.spec import NONE, DrafterSpec
 from ..engine.engine import Engine
 from ..engine.replay import Replay, pass_maker
 from ..engine.speculation import Observer
-from ..factory import load_beam_source
 from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
 from ..models.huggingface.hf_loading import load_stock
@@ -146,11 +145,11 @@ class ReplayContestant(EngineContestant):
         most = params.max_tokens or len(ids)
         with Replay(drafter, prompt, ids, params, features, verifier, tracked(target)) as replay:
             while replay.left:
-                began, passes, context = time.perf_counter(), drafter.passes, len(replay.request.ids)
+                began, context = time.perf_counter(), len(replay.request.ids)
                 tree = replay.propose(made.nodes, most - (context - len(prompt)) - 1)
                 draft, path = time.perf_counter() - began, replay.accepted(tree)
                 verify = self._costs.seconds(1 + len(tree), context)
-                cost = StepCost(1, draft, verify, 0.0, drafter.passes - passes)
+                cost = StepCost(1, draft, verify, 0.0, drafter.passes)
                 outcomes.append(replay.advance(tree, path, len(path) + 1, cost))
             stats = replay.request.stats
         s, prefill, pieces = stats.seconds, known.stats.seconds.prefill, [chunk.text for chunk in known.chunks]

@@ -1,7 +1,6 @@
 """What takes part in a benchmark, by name: ``METHOD[:KEY=VALUE]...`` and ``peer:NAME``.
 
-opt-tree    opt-tree:nodes=16:candidates=plain    static:verify=relaxed:when=both    ar    peer:hf-generate
-dynamic-width:width_of=0.02:1,1:2,inf:7:depth=3
+opt-tree    opt-tree:nodes=16:candidates=plain    static:verify=relaxed    ar    peer:hf-generate
 beams:width=4:drafter=head    peer:hf-beam-search:width=4
 """
 
@@ -12,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..beams.beam_engine import beam_drafter
 from ..beams.forest import BeamParams
-from ..config import MAX_NODES, SamplingParams, named_settings
+from ..config import MAX_NODES, SamplingParams
 from ..drafters.registry import is_model
-from ..drafters.spec import AUTO, NONE, DrafterSpec
+from ..drafters.spec import NONE, DrafterSpec
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, UnknownNameError
-from ..factory import beam_drafter
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import find_method
@@ -30,8 +29,7 @@ PEER = "peer:"
 BEAMS = "beams"
 PEER_BEAMS = ("width", "penalty", "early")
 """Settings of beams that a peer takes."""
-_BETWEEN_NAMES = re.compile(r",(?!\s*(?:inf|[\d.]+(?:e[+-]?\d+)?)\s*:)", re.IGNORECASE)
-"""A comma that no step of entropy (EDGE:VALUE) follows."""
+_SETTING = re.compile(r":(?=\s*\w+\s*=)")
 
 
 PEERS = ("hf-generate", "hf-prompt-lookup", "hf-assisted", "hf-beam-search")
@@ -108,8 +106,23 @@ class Entry:
 
 
 def split_names(text: str) -> list[str]:
-    """Names of contestants that are written with commas between them; commas within steps of entropy do not count."""
-    return [name.strip() for name in _BETWEEN_NAMES.split(text) if name.strip()]
+    """Names of contestants that are written with commas between them."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def named_settings(text: str) -> tuple[str, dict[str, str]]:
+    """Read a name with its settings, written NAME:KEY=VALUE:KEY=VALUE.
+
+    A value ends where the next KEY= begins, so it may hold colons.
+
+    Raises:
+        ConfigError: something between the colons is not KEY=VALUE.
+    """
+    name, *pairs = _SETTING.split(text)
+    if ":" in name:
+        raise ConfigError(f"{text!r} has a setting without a name: write it as NAME:KEY=VALUE")
+    settings = (pair.partition("=") for pair in pairs)
+    return name.strip(), {key.strip(): value.strip() for key, _, value in settings}
 
 
 def entries(
@@ -167,8 +180,6 @@ def _method(
         if not 1 <= nodes <= MAX_NODES:
             raise ConfigError(f"method {text!r}: its nodes are {own!r}: use a whole number from 1 to {MAX_NODES}")
     verify = settings.pop("verify", DEFAULT_SCHEME)
-    for key in [key for key in find_scheme(verify).settings if key in settings]:
-        verify += f":{key}={settings.pop(key)}"
     if str(DrafterSpec.parse(drafter)) == NONE:
         raise ConfigError("drafter 'none' is AR decoding ('ar'), which takes part anyway: leave it out")
     candidates = settings.pop("candidates", candidates if isinstance(find_scheme(verify), Match) else None)
@@ -180,7 +191,7 @@ def _method(
 
 def _beams(text: str, label: str, temperature: float) -> Entry:
     _, settings = named_settings(text)
-    drafter = settings.pop("drafter", AUTO)
+    drafter = settings.pop("drafter", NONE)
     beam_params(text, settings).check(SamplingParams(temperature=temperature))
     beam_drafter(drafter, temperature > 0)
     return Entry(label, BEAMS, None if drafter == "none" else drafter, temperature, settings)

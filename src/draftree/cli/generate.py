@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ..beams.beam_engine import BeamEngine, BeamGeneration
+from ..beams.beam_engine import BeamEngine, BeamGeneration, load_beam_engine
 from ..beams.forest import BeamParams
 from ..config import SamplingParams
 from ..drafters.spec import AUTO, LOOKUP, NONE
@@ -20,7 +20,6 @@ from ..engine.engine import Engine
 from ..engine.replay import first_difference
 from ..engine.scheduler import SchedulerParams
 from ..errors import ConfigError, InputError
-from ..factory import load_beam_engine
 from ..models.model_files import DEFAULT_MODEL
 from ..policies.auto import AutoTree
 from ..policies.methods import DEFAULT_METHOD

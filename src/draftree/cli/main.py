@@ -122,13 +122,9 @@ def methods() -> None:
         settings = " ".join(f"{key}={'FILE' if value == '' else value}" for key, value in method.settings.items())
         nodes = "" if method.nodes == DEFAULT_NODES else f" --nodes {method.nodes}"
         typer.echo(f"{method.name:20} {method.summary}{f' [{settings}]' if settings else ''}{nodes}")
-    typer.echo(
-        f"{'':20} width_of, depth_of: steps of the entropy H, such as 0.02:1,1:2,inf:7: 1 below 0.02 nats, 2 below 1"
-    )
     typer.echo("\nverification:")
     for scheme in SCHEMES.values():
-        settings = "".join(f":{key}={value}" for key, value in scheme.settings.items())
-        typer.echo(f"{scheme.name:23} {scheme.summary}{f' [{settings}]' if settings else ''}")
+        typer.echo(f"{scheme.name:23} {scheme.summary}")
     typer.echo("\ndrafters:")
     for name, summary in DRAFTERS.items():
         typer.echo(f"{name:20} {summary}")

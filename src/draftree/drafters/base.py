@@ -1,6 +1,7 @@
 """The seams of drafting: what proposes trees to the engine, what predicts their tokens, what scores their nodes.
 
-A source shapes nothing: the growth loop and its policy choose among its candidates (``grow.py``).
+A source shapes nothing: the growth loop and its policy choose among its candidates (``grow.py``). Children are the most
+probable candidates, or drawn from the whole draft distributions.
 
 A node has one number while a proposal grows: that of the pool (``grow.py``), or of the proposal's trie in a cascade
 (``cascade.py``). In the finished tree it has another. ``Grown.numbers`` maps the second to the first, and
@@ -9,32 +10,132 @@ A node has one number while a proposal grows: that of the pool (``grow.py``), or
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from itertools import compress
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from itertools import compress, zip_longest
+from operator import mul
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..models.protocols import TimedModel
-from ..policies.base import Candidates, GrowthPolicy
+from ..policies.base import Candidates, GrowthPolicy, Numbers
 from ..request import Outcome, Request
 from ..sampling.constraint import ConstraintState
-from ..tree import ROOT, DraftTree, Drawing
-from .distributions import Drawn
+from ..sampling.warping import DRAFT_NOISE, derive_seed, gumbel_noise, largest, stream_key
+from ..sampling.warping import draw as draw_one
+from ..scores import Top
+from ..tree import ROOT, DraftDistribution, DraftTree, Drawing
 
 
-@runtime_checkable
-class Drafter(Protocol):
-    """Proposes a draft tree for each request and keeps whatever state that takes.
+class Drawn(NamedTuple):
+    """The children that were drawn for one node.
+
+    Attributes:
+        tokens: in draw order.
+        logprobs: what the drafter gives each of them (nats).
+        distribution: what they were drawn from; None: nothing was drawn at random.
+    """
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    distribution: DraftDistribution | None
+
+
+def candidates_of(blend: Mapping[int, float], width: int) -> Candidates:
+    """Candidates of a distribution over few tokens.
+
+    Args:
+        blend: token -> probability, in descending order; what is missing from 1 is one outcome of the entropy.
+        width: most candidates.
+    """
+    logs, rest = [*map(math.log, blend.values())], 1 - sum(blend.values())
+    entropy = -sum(map(mul, blend.values(), logs)) - (rest * math.log(rest) if rest > 0 else 0.0)
+    return Candidates([*blend][:width], logs[:width], entropy)
+
+
+def candidates_of_top(found: Top, distributions: Sequence[DraftDistribution]) -> list[Candidates]:
+    """Candidates of nodes by scores of a pass; ``distributions``: whole ones, or none."""
+    rows = zip(found.tokens.tolist(), found.logprobs.tolist(), found.entropies.tolist(), strict=True)
+    candidates = []
+    for (tokens, logprobs, entropy), q in zip_longest(rows, distributions):
+        count = len(logprobs) if logprobs[-1] > -math.inf else sum([x > -math.inf for x in logprobs])
+        candidates.append(Candidates(tokens[:count], logprobs[:count], entropy, q))
+    return candidates
+
+
+class Key(NamedTuple):
+    """What the noise of a node's children depends on.
+
+    Attributes:
+        seed: the request's.
+        position: of the step's root: no two steps share it.
+        node: number in the step's tree while it grows, ROOT for the root.
+    """
+
+    seed: int
+    position: int
+    node: int
+
+
+def draw(logits: NDArray[np.floating], count: int, key: Key, drawing: Drawing) -> Numbers:
+    """Draw the children of one node by the Gumbel-max trick.
+
+    The k largest of logits + Gumbel noise, in order, are k draws without replacement (Yellott 1977; Kool et al., ICML
+    2019, "Stochastic Beams and Where to Find Them"); with replacement every draw has noise of its own.
+
+    Args:
+        logits: [K] of the draft distribution.
+        count: children, at most as many as have positive probability.
+        drawing: how.
+
+    Returns:
+        [count] entries of ``logits`` in draw order.
+    """
+
+    def stream(number: int) -> int:
+        return stream_key(derive_seed(key.seed, DRAFT_NOISE, key.node, number), key.position)
+
+    if not drawing.random:
+        return largest(logits, count)
+    if drawing is Drawing.WITHOUT_REPLACEMENT:
+        return largest(logits + gumbel_noise(stream(0), len(logits)), count)
+    if drawing is Drawing.TOP_AND_ONE:
+        top, rest = largest(logits, count - 1), logits.copy()
+        rest[top] = -np.inf
+        return np.append(top, draw_one(rest, stream(0)))
+    return np.array([draw_one(logits, stream(number)) for number in range(count)])
+
+
+def draw_children(
+    nodes: Sequence[tuple[Request, int]],
+    distributions: Sequence[DraftDistribution],
+    counts: Sequence[int],
+    drawing: Drawing,
+) -> list[Drawn]:
+    """Draw ``counts`` children for nodes, by request and number; at temperature 0 the most probable ones."""
+    drawn = []
+    for (request, node), q, count in zip(nodes, distributions, counts, strict=True):
+        random = request.params.temperature > 0
+        key = Key(request.seed, len(request.ids), node)
+        at = draw(q.logits, count, key, drawing if random else Drawing.TOP) if count else np.zeros(0, np.int64)
+        tokens = at if q.tokens is None else q.tokens[at]
+        drawn.append(Drawn(tokens.tolist(), q.logits[at].tolist(), q if random and count else None))
+    return drawn
+
+
+class Drafter:
+    """Proposes a draft tree for each request, and keeps what state that takes; this one drafts nothing (AR decoding).
 
     Attributes:
         name: that ``load_drafter`` made it by.
-        passes: drafter model passes so far; each brings its candidates to the host in one transfer, and the
-            distributions that children are drawn from in another.
+        passes: drafter model passes of the last proposal; each brings its candidates to the host in one transfer, and
+            the distributions that children are drawn from in another.
         seconds: wall-clock seconds of the last proposal, and of learning from the outcomes before it.
         part_seconds: of these, what each of ``parts`` took; none where it is the only one.
         policy: what shapes its trees; None: it drafts nothing.
@@ -43,29 +144,14 @@ class Drafter(Protocol):
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def passes(self) -> int: ...
-
-    @property
-    def seconds(self) -> float: ...
-
-    @property
-    def part_seconds(self) -> tuple[float, ...]: ...
-
-    @property
-    def policy(self) -> GrowthPolicy | None: ...
-
-    @property
-    def parts(self) -> tuple[str, ...]: ...
-
-    @property
-    def reads_scores(self) -> bool: ...
-
-    @property
-    def learns(self) -> bool: ...
+    name: str = "none"
+    passes: int = 0
+    seconds: float = 0.0
+    part_seconds: tuple[float, ...] = ()
+    policy: GrowthPolicy | None = None
+    parts: tuple[str, ...] = ("none",)
+    reads_scores: bool = False
+    learns: bool = False
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         """Make ready to draft for ``target``: called once, before anything else.
@@ -93,44 +179,13 @@ class Drafter(Protocol):
             reading: draft models may read so much of a request's text now as takes the target's time for so many
                 tokens; one of which more is unread gets no tree yet. None: all.
         """
+        return [DraftTree.empty() for _ in requests]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn what became of the proposed trees; ``request.ids`` already ends with the tokens gained."""
 
     def close(self, request: Request) -> None:
         """A request has ended."""
-
-
-class NoDrafter:
-    """Drafts nothing: autoregressive decoding."""
-
-    name = "none"
-    passes = 0
-    seconds = 0.0
-    part_seconds: tuple[float, ...] = ()
-    reads_scores = False
-    learns = False
-    policy: GrowthPolicy | None = None
-    parts = ("none",)
-
-    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None: ...
-
-    def open(self, request: Request) -> None: ...
-
-    def propose(
-        self,
-        requests: Sequence[Request],
-        budgets: Sequence[Budget],
-        drawing: Drawing = Drawing.COUPLED,
-        other_tokens: int = 0,
-        reading: int | None = None,
-    ) -> list[DraftTree]:
-        """Empty trees."""
-        return [DraftTree.empty() for _ in requests]
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None: ...
-
-    def close(self, request: Request) -> None: ...
 
 
 class UnscoredNode(NamedTuple):

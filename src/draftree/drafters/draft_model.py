@@ -30,8 +30,7 @@ from ..request import Outcome, Request
 from ..sampling.warping import log_sum_exp, stream_key, warp
 from ..scores import Draft, Edit, Scores
 from ..tree import ROOT, DraftDistribution, Drawing
-from .base import BeamSource, Grown, NodeStates, Scorer, UnscoredNode
-from .distributions import Drawn, candidates_of_top, draw_children
+from .base import BeamSource, Drawn, Grown, NodeStates, Scorer, UnscoredNode, candidates_of_top, draw_children
 
 log = logging.getLogger("draftree.drafters")
 

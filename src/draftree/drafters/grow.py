@@ -27,53 +27,32 @@ from ..models.base import LanguageModel
 from ..policies.base import Candidates, Child, Frontier, GrowthPolicy, Plan, Pool, best_per_row
 from ..request import Outcome, Request
 from ..tree import ROOT, DraftDistribution, DraftTree, Drawing
-from .base import NOTHING_GROWN, AllowedScorer, DraftSource, Grown, Scorer, UnscoredNode
-from .distributions import Drawn
+from .base import NOTHING_GROWN, AllowedScorer, Drafter, DraftSource, Drawn, Grown, Scorer, UnscoredNode
 
 
-@dataclass(slots=True)
-class TreeDrafter:
+@dataclass
+class TreeDrafter(Drafter):
     """Grows a tree for each request out of a source's candidates.
 
     Attributes:
         policy: shapes the trees.
         source: predicts what may follow.
         name: by default the source's.
-        seconds: as in ``Drafter``.
     """
 
-    policy: GrowthPolicy
+    policy: GrowthPolicy = field()
     source: DraftSource
     name: str = ""
-    seconds: float = field(default=0.0, init=False, repr=False)
-    _learning: float = field(default=0.0, init=False, repr=False)
-    """Seconds of learning since the last proposal."""
-    _plan: Plan | None = field(default=None, init=False, repr=False)
-    """Of the proposal whose outcomes are still to come."""
 
     def __post_init__(self) -> None:
-        self.name = self.name or self.source.name
-
-    @property
-    def passes(self) -> int:
-        return self.source.passes
-
-    @property
-    def part_seconds(self) -> tuple[float, ...]:
-        return self.source.seconds
-
-    @property
-    def parts(self) -> tuple[str, ...]:
         parts = self.source.parts
-        return (self.name,) if len(parts) == 1 else tuple(part.name for part in parts)
-
-    @property
-    def reads_scores(self) -> bool:
-        return self.source.reads_scores
-
-    @property
-    def learns(self) -> bool:
-        return self.source.learns
+        self.name = self.name or self.source.name
+        self.parts = (self.name,) if len(parts) == 1 else tuple(part.name for part in parts)
+        self.reads_scores, self.learns = self.source.reads_scores, self.source.learns
+        self._learning = 0.0
+        """Seconds of learning since the last proposal."""
+        self._plan: Plan | None = None
+        """Of the proposal whose outcomes are still to come."""
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         self.source.prepare(target, prefixes)
@@ -91,31 +70,26 @@ class TreeDrafter:
         reading: int | None = None,
     ) -> list[DraftTree]:
         """Plan, grow, and settle."""
-        began = time.perf_counter()
-        trees = self._propose(requests, budgets, drawing, other_tokens, reading)
-        self.seconds, self._learning = self._learning + time.perf_counter() - began, 0.0
-        return trees
-
-    def _propose(
-        self,
-        requests: Sequence[Request],
-        budgets: Sequence[Budget],
-        drawing: Drawing,
-        other_tokens: int,
-        reading: int | None,
-    ) -> list[DraftTree]:
+        began, passes = time.perf_counter(), self.source.passes
         plan = self._plan = self.policy.plan(requests, budgets, other_tokens)
         if plan.enabled is not None:
             self.source.enable(plan.enabled)
-        if not any(budget.nodes for budget in plan.budgets):
-            return [DraftTree.empty() for _ in requests]
+        if any([budget.nodes for budget in plan.budgets]):
+            trees = self._grown(plan, requests, drawing, reading)
+        else:
+            trees = [DraftTree.empty() for _ in requests]
+        self.passes, self.part_seconds = self.source.passes - passes, self.source.seconds
+        self.seconds, self._learning = self._learning + time.perf_counter() - began, 0.0
+        return trees
+
+    def _grown(self, plan: Plan, requests: Sequence[Request], drawing: Drawing, reading: int | None) -> list[DraftTree]:
         fits = [self.source.fit(r, b) for r, b in zip(requests, plan.budgets, strict=True)]
         plan.budgets = [
             fit if reading is None or not fit.nodes or self.source.read(r, reading) else Budget(0)
             for r, fit in zip(requests, fits, strict=True)
         ]
         scorer = self.source.begin(requests, drawing)
-        if any(request.state for request in requests):
+        if any([request.state for request in requests]):
             scorer = AllowedScorer(scorer, requests)
         grown = grow(scorer, self.policy, plan, drawing)
         self.source.settle(requests, grown)

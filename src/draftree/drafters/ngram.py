@@ -25,8 +25,7 @@ from ..policies.base import Candidates
 from ..request import Request
 from ..sampling.constraint import ConstraintState
 from ..tree import ROOT, DraftDistribution, Drawing
-from .base import BeamSource, NodeStates, Scorer, UnscoredNode
-from .distributions import Drawn, candidates_of, draw_children
+from .base import BeamSource, Drawn, NodeStates, Scorer, UnscoredNode, candidates_of, draw_children
 
 SHORTEST, LONGEST = 2, 16
 """Match lengths, in tokens."""

@@ -1,10 +1,9 @@
-"""The drafters by name: a new one is a file with its source and a line of ``SOURCES``."""
+"""The drafters by name: a new one is a file with its source, and a line of ``SOURCES`` and of ``DRAFTERS``."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from ..artifacts import user_path
 from ..config import typed
@@ -19,7 +18,7 @@ from ..models.protocols import DraftHead, tokenizer_of, twin_of
 from ..policies.auto import AutoTree
 from ..policies.base import GrowthPolicy, Provenance
 from ..policies.entropy import CHAIN, DynamicWindow, Window
-from .base import Drafter, DraftSource, NoDrafter
+from .base import Drafter, DraftSource
 from .cascade import CascadeSource
 from .draft_model import EagleSource, ModelSource
 from .ensemble import EnsembleSource
@@ -68,73 +67,33 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
     return model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceKind:
-    """What a name makes: a source without a model, or a model whose passes a source reads.
-
-    Attributes:
-        names: as they are written.
-        summary: one line for ``draftree methods``.
-        source: makes the source.
-        model: makes the model from the name, or a loaded model, and the target.
-        learns: see ``DraftSource``.
-    """
-
-    names: tuple[str, ...]
-    summary: str
-    source: Callable[[], DraftSource] | None = None
-    model: Callable[[str | LanguageModel, LanguageModel], LanguageModel] = _folder_or_model
-    learns: bool = False
-
-
-SOURCES = (
-    SourceKind(
-        names=("lookup",),
-        summary="continuations of earlier occurrences in prompt and output; no model",
-        source=NgramSource,
-    ),
-    SourceKind(
-        names=("recycle",),
-        summary="what the target found probable when it last saw the same token; no model",
-        source=TokenRecyclingSource,
-        learns=True,
-    ),
-    SourceKind(
-        names=("head",),
-        summary="a layer trained on the target's hidden states; comes with smollm2",
-        model=lambda name, target: shipped_head(target),
-    ),
-    SourceKind(
-        names=("self",),
-        summary="the target drafts for itself: every draft is accepted; for tests",
-        model=lambda name, target: twin_of(target),
-    ),
-)
-_BY_PATH = SourceKind(names=(), summary="")
-_BY_NAME = {name: kind for kind in SOURCES for name in kind.names}
+SOURCES: Mapping[str, Callable[[LanguageModel], DraftSource | LanguageModel]] = {
+    "lookup": lambda target: NgramSource(),
+    "recycle": lambda target: TokenRecyclingSource(),
+    "head": shipped_head,
+    "self": twin_of,
+}
+"""Names, and what makes a source for a target, or a model whose passes one reads."""
 DRAFTERS = {
     AUTO: "lookup; lookup+head where a head comes, but on llama.cpp (head where children are drawn)",
-    **{", ".join(kind.names): kind.summary for kind in SOURCES},
+    "lookup": "continuations of earlier occurrences in prompt and output; no model",
+    "recycle": "what the target found probable when it last saw the same token; no model",
+    "head": "a layer trained on the target's hidden states; comes with smollm2",
+    "self": "the target drafts for itself: every draft is accepted; for tests",
     NONE: "no drafting: AR decoding",
 }
 """What ``draftree methods`` lists; any other name is a draft head's folder or a model (see ``draftree.load``)."""
 
 
-def kind_of(source: str | LanguageModel) -> SourceKind:
-    """What a name of a source makes; a folder or a model where no kind has the name."""
-    return _BY_NAME.get(source, _BY_PATH) if isinstance(source, str) else _BY_PATH
-
-
 def is_model(drafter: DrafterSpec) -> bool:
     """It is one draft model, to be loaded by ``draftree.load``."""
     (source, *more) = drafter.sources
-    named = isinstance(source, str) and source not in (AUTO, NONE) and kind_of(source) is _BY_PATH
-    return named and not more and not is_head(str(source))
+    return isinstance(source, str) and source not in DRAFTERS and not more and not is_head(source)
 
 
 def learns(drafter: DrafterSpec) -> bool:
     """As ``DraftSource.learns``; "auto" is chosen so that it may."""
-    return len(drafter.sources) > 1 or kind_of(drafter.sources[0]).learns
+    return len(drafter.sources) > 1 or drafter.sources[0] == "recycle"
 
 
 _RIGHT = 0.6
@@ -170,7 +129,7 @@ def load_drafter(
     drafter = resolved(DrafterSpec.parse(name), target, policy, learning=learning)
     called = str(drafter)
     if called == NONE:
-        return NoDrafter()
+        return Drafter()
     window = None
     if drafter.is_cascade and isinstance(policy, DynamicWindow):
         window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the last stage's (``LoopBack``)
@@ -200,8 +159,6 @@ def load_source(
             place = f"stage {number} of {len(stages)}, {stage.name}: " if len(stages) > 1 else ""
             raise VocabularyError(f"{place}{error}") from None
         made.append(parts[0] if len(parts) == 1 else EnsembleSource(parts))
-        if number > 1 and (model := made[-1].model) is not None:
-            _warn_if_slow(number, model, target)
     if len(stages) == 1:
         return made[0]
     (below, stage), (lower, upper) = stages, made
@@ -210,11 +167,12 @@ def load_source(
 
 def _source(name: str | LanguageModel, target: LanguageModel) -> DraftSource:
     """The source of one name."""
-    kind, vocab = kind_of(name), target.capabilities.vocab_size
-    if kind.source is not None:
-        return kind.source()
-    model = kind.model(name, target)
-    return EagleSource(model, vocab) if isinstance(model, DraftHead) else ModelSource(model, vocab)
+    known = SOURCES.get(name) if isinstance(name, str) else None
+    made = _folder_or_model(name, target) if known is None else known(target)
+    if isinstance(made, DraftSource):
+        return made
+    vocab = target.capabilities.vocab_size
+    return EagleSource(made, vocab) if isinstance(made, DraftHead) else ModelSource(made, vocab)
 
 
 def provenance(target: LanguageModel, source: DraftSource, drafter: str) -> Provenance:
@@ -253,20 +211,6 @@ def check_made_for(made_for: Provenance | None, used: Provenance) -> None:
 def short_name(model: str) -> str:
     """The last part of a folder or hub id: what stays the same on another machine."""
     return model.replace("\\", "/").rstrip("/").rpartition("/")[2] or model
-
-
-def _warn_if_slow(stage: int, model: LanguageModel, target: LanguageModel) -> None:
-    """Warn where a verifying stage takes longer than the target, by their measured costs."""
-    if model.capabilities == target.capabilities:
-        return
-    own, whole = (1e3 * profile_of(m).seconds(1, _CONTEXT) for m in (model, target))
-    if own > whole:
-        warnings.warn(
-            f"stage {stage}, {model.capabilities.name}: its pass takes {own:.1f} ms and the target's {whole:.1f} ms: "
-            "the cascade is slower than its own target: leave that stage out, or name a cheaper one",
-            DraftreeWarning,
-            stacklevel=2,
-        )
 
 
 def resolved(

@@ -14,8 +14,7 @@ from ..errors import ConfigError
 from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..tree import ROOT, Drawing
-from .base import DraftSource, Scorer, UnscoredNode
-from .distributions import candidates_of
+from .base import DraftSource, Scorer, UnscoredNode, candidates_of
 
 WIDTH = 8
 """Successors of a context that are kept, as many as in the paper."""

@@ -14,14 +14,15 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from ..config import SamplingParams, typed
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
-from ..request import Chunk, Stats
+from ..models.loading import ModelOptions, load
+from ..models.model_files import DEFAULT_MODEL
+from ..request import Chunk, Generation
 from ..text.encoding import Prompt
 from .input_processor import InputProcessor, each_params
 from .scheduler import Job, Scheduler, SchedulerParams
@@ -33,27 +34,6 @@ if TYPE_CHECKING:
 
 _IDLE_SECONDS = 2.0
 """Without work for so long, the engine is idle."""
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A finished request.
-
-    Attributes:
-        text: generated text, without what ended it unless that was wanted.
-        token_ids: generated tokens, the end-of-request token included.
-        finish_reason: why it ended (``draftree.request.Request``).
-        seed: reproduces it.
-        lossy: the verification was a lossy one: the tokens do not follow the target distribution.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    seed: int
-    chunks: list[Chunk]
-    stats: Stats
-    lossy: bool = False
 
 
 class Handle:
@@ -443,3 +423,17 @@ class Engine:
             except Exception as error:  # noqa: BLE001
                 job.request.fail(error)
         return bool(ended)
+
+
+@typed
+def load_engine(
+    target: str = DEFAULT_MODEL,
+    speculation: SpeculationParams | None = None,
+    *,
+    observers: Sequence[Observer] = (),
+    scheduling: SchedulerParams | None = None,
+    **options: Unpack[ModelOptions],
+) -> Engine:
+    """An engine from names alone: ``load`` and ``Engine`` for the arguments; by default the default speculation."""
+    speculation = speculation or SpeculationParams()
+    return Engine(load(target, **options), speculation, observers=observers, scheduling=scheduling)

@@ -1,6 +1,6 @@
 """Which requests run: a queue, admission by cache room, and how much of waiting prompts a step reads.
 
-Knows no model and makes no step.
+Makes no step.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ..config import Checked, Count, Positive, Priority, Whole, check_type, option
 from ..errors import FieldError, QueueFullError
+from ..models.prefixes import PrefixCache
 from .speculation import EngineRequest
 
 _PRIORITY = 10.0
@@ -114,16 +114,6 @@ class Job:
         return "deadline" if late else None
 
 
-class KeptRows(Protocol):
-    """Rows that nobody works on."""
-
-    @property
-    def lengths(self) -> Sequence[int]: ...
-
-    def evict(self) -> None:
-        """Free the one that was used least recently."""
-
-
 class Scheduler:
     """Requests that wait and requests that run.
 
@@ -136,7 +126,7 @@ class Scheduler:
         self,
         params: SchedulerParams,
         holds: Callable[[Sequence[int]], bool],
-        kept: KeptRows,
+        kept: PrefixCache,
     ) -> None:
         self._params, self._holds, self._kept = params, holds, kept
         self.chunk = ChunkSize(params.chunk)

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from ..config import check_fields, option, typed
-from ..drafters.base import Drafter, NoDrafter
+from ..drafters.base import Drafter
 from ..drafters.registry import learns, load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
 from ..errors import ConfigError
@@ -50,7 +50,7 @@ class SpeculationParams:
         "Most drafted tokens in one step's tree; the method's own bound by default, mostly 31.", metavar="N"
     )
     verification: str | Scheme = option(
-        "How trees are verified, NAME:KEY=VALUE...; 'draftree methods' lists the schemes.",
+        "How trees are verified; 'draftree methods' lists the schemes.",
         DEFAULT_SCHEME,
         name="--verify",
     )
@@ -103,7 +103,7 @@ class Speculation:
     def __init__(
         self, drafter: Drafter | None = None, nodes: int | None = None, scheme: Scheme = SCHEMES[DEFAULT_SCHEME]
     ) -> None:
-        self.drafter = drafter or NoDrafter()
+        self.drafter = drafter or Drafter()
         self.nodes, self.scheme = node_budget(self.drafter.policy, nodes), scheme
         if self.drafter.policy is not None:
             scheme.check(self.drafter.policy, self.nodes, self.drafter.learns)

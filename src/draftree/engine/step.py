@@ -105,30 +105,6 @@ class _Part:
         return Outcome(self.request, self.tree, verdict.path, verdict.tokens, self.taken, cost, scores, self.first)
 
 
-@dataclass(slots=True, eq=False)
-class _Group:
-    """The parts of one drafter, and the passes that it made for them."""
-
-    drafter: Drafter
-    parts: list[_Part] = field(default_factory=list)
-    passes: int = 0
-
-    def draft(self, other_tokens: int, reading: int | None) -> None:
-        """Draft (``Drafter.propose`` for ``other_tokens`` and ``reading``)."""
-        passes = self.drafter.passes
-        budgets = [
-            # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
-            Budget(p.request.speculation.nodes, p.request.tokens_left - 1)
-            for p in self.parts
-        ]
-        requests = [part.request for part in self.parts]
-        drawing = requests[0].speculation.scheme.drawing
-        trees = self.drafter.propose(requests, budgets, drawing, other_tokens, reading)
-        for part, tree in zip(self.parts, trees, strict=True):
-            part.tree = tree
-        self.passes = self.drafter.passes - passes
-
-
 class Stepper:
     """Makes steps of requests; their output is the target's own, token for token, unless it was asked otherwise.
 
@@ -189,11 +165,11 @@ class Stepper:
         self._commit(parts)
         self._timer.committed()
         outcomes: dict[Request, Outcome] = {}
-        for group in groups:
-            cost = self._timer.cost(len(parts), group.drafter, group.passes)
-            own = [part.outcome(cost, scores) for part in group.parts]
-            self._observe(group, own)
-            outcomes |= {outcome.request: outcome for outcome in own}
+        for drafter, own in groups:
+            cost = self._timer.cost(len(parts), drafter)
+            became = [part.outcome(cost, scores) for part in own]
+            self._observe(drafter, own, became)
+            outcomes |= {outcome.request: outcome for outcome in became}
         for part in parts:
             if not part.decodes:
                 self._timer.read(part.request)
@@ -212,13 +188,13 @@ class Stepper:
             if verdict:
                 part.append(verdict)
 
-    def _observe(self, group: _Group, outcomes: Sequence[Outcome]) -> None:
-        group.drafter.observe(outcomes)
+    def _observe(self, drafter: Drafter, parts: Sequence[_Part], outcomes: Sequence[Outcome]) -> None:
+        drafter.observe(outcomes)
         for outcome in outcomes:
-            count(outcome, group.drafter)
+            count(outcome, drafter)
         for observer in self._observers:
             observer.stepped(outcomes)
-        for part, outcome in zip(group.parts, outcomes, strict=True):
+        for part, outcome in zip(parts, outcomes, strict=True):
             for observer in part.request.observers:
                 observer.stepped([outcome])
 
@@ -275,17 +251,23 @@ def _row(request: EngineRequest) -> Row:
     return request.row
 
 
-def _draft(parts: Sequence[_Part], reading: int | None) -> list[_Group]:
-    """Draft for the requests that decode, by one drafter after the other."""
-    groups: dict[int, _Group] = {}
+def _draft(parts: Sequence[_Part], reading: int | None) -> list[tuple[Drafter, list[_Part]]]:
+    """Draft for the requests that decode, by one drafter after the other; what each of them drafts for."""
+    groups: dict[int, tuple[Drafter, list[_Part]]] = {}
     for part in parts:
         if part.decodes:
             drafter = part.request.speculation.drafter
-            groups.setdefault(id(drafter), _Group(drafter)).parts.append(part)
-    for group in groups.values():
-        if group.drafter.policy is not None:
-            others = sum(len(part.head) + len(part.tree) for part in parts if part not in group.parts)
-            group.draft(others, reading)
+            groups.setdefault(id(drafter), (drafter, []))[1].append(part)
+    for drafter, own in groups.values():
+        if drafter.policy is not None:
+            other_tokens = sum([len(part.head) + len(part.tree) for part in parts if part not in own])
+            # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
+            budgets = [Budget(p.request.speculation.nodes, p.request.tokens_left - 1) for p in own]
+            requests = [part.request for part in own]
+            drawing = requests[0].speculation.scheme.drawing
+            trees = drafter.propose(requests, budgets, drawing, other_tokens, reading)
+            for part, tree in zip(own, trees, strict=True):
+                part.tree = tree
     return list(groups.values())
 
 
@@ -329,9 +311,9 @@ class StepTimer:
     def committed(self) -> None:
         self._other = time.perf_counter() - self._phase
 
-    def cost(self, batch: int, drafter: Drafter, passes: int) -> StepCost:
-        """The cost of the step for the requests of one drafter, which made so many passes in it."""
-        return StepCost(batch, drafter.seconds, self._verify, self._other, passes, drafter.part_seconds)
+    def cost(self, batch: int, drafter: Drafter) -> StepCost:
+        """The cost of the step for the requests of one drafter."""
+        return StepCost(batch, drafter.seconds, self._verify, self._other, drafter.passes, drafter.part_seconds)
 
     def read(self, request: Request) -> None:
         """The step is over; the request's prompt was read in it."""

@@ -8,7 +8,6 @@ Published thresholds are the defaults; ``docs/algorithms.md`` lists where we dif
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
@@ -53,53 +52,6 @@ class BranchingSteps(Checked):
         if entropy < self.unsure:
             return 2
         return math.ceil(min(self.width, self.slope * entropy))
-
-
-@dataclass(frozen=True, slots=True)
-class StepFunction:
-    """A step function of entropy: ``values[i]`` where ``edges[i - 1]`` <= H < ``edges[i]``, 0 from the last edge on.
-
-    Attributes:
-        edges: nats, positive and ascending; the last may be infinite.
-        values: whole numbers, 0 or more, one for each edge.
-    """
-
-    edges: tuple[float, ...]
-    values: tuple[int, ...]
-
-    @classmethod
-    def parse(cls, name: str, text: str, most: int = MAX_NODES) -> StepFunction:
-        """Read steps that are written as "0.02:1,1:2,inf:7": 1 below 0.02 nats, 2 below 1, 7 from there on.
-
-        Args:
-            name: of the setting.
-            text: the steps, each as EDGE:VALUE.
-            most: largest value.
-
-        Raises:
-            ConfigError: a step is malformed or out of order, or its value is out of range.
-        """
-        edges, values = list[float](), list[int]()
-        for step in text.split(","):
-            edge, _, value = (part.strip() for part in step.partition(":"))
-            try:
-                edges.append(float(edge))
-            except ValueError:
-                edges.append(math.nan)
-            whole = value.isascii() and value.isdecimal() and len(value) < 10
-            if not (edges[-1] > max([0.0, *edges[:-1]]) and whole and int(value) <= most):
-                raise ConfigError(
-                    f"{name} is {text!r}: step {step.strip()!r}: write steps EDGE:VALUE as in 0.02:1,1:2,inf:7, edges "
-                    f"above 0 nats in ascending order, values whole numbers from 0 to {most}"
-                )
-            values.append(int(value))
-        return cls(tuple(edges), tuple(values))
-
-    def __call__(self, entropies: NDArray[np.floating]) -> list[int]:
-        return [*map(self.at, entropies.tolist())]
-
-    def at(self, entropy: float) -> int:
-        return (*self.values, 0)[bisect_right(self.edges, entropy)]
 
 
 @dataclass(frozen=True, slots=True)

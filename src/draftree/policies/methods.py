@@ -9,7 +9,7 @@ from functools import partial
 from ..config import DEFAULT_NODES, MAX_NODES
 from ..errors import ConfigError, unknown_name
 from .auto import AutoTree
-from .base import MAX_WIDTH, GrowthPolicy, read_number
+from .base import GrowthPolicy, read_number
 from .best_paths import Eagle2Tree, OptTree
 from .c2t import BETA, DEFAULT, ClassifierTree, read_classifier
 from .entropy import (
@@ -17,10 +17,8 @@ from .entropy import (
     BranchingSteps,
     BudgetTree,
     DynamicWindow,
-    EntropyFunction,
     EntropyStop,
     EntropyTree,
-    StepFunction,
     Window,
     read_start,
 )
@@ -28,42 +26,12 @@ from .fixed import EAGLE, RankTree, StaticTree, read_tree
 
 Settings = Mapping[str, int | float | str]
 
-PAPER, NO_STEPS = "paper", "none"
-"""In place of the steps of ``width_of`` and ``depth_of``: B(H) as published; ``depth``, whatever the entropy."""
-_THRESHOLDS = {"sure": 0.02, "unsure": 1.0, "slope": 4.0}
-_STEPS = {"width_of": PAPER, "depth_of": NO_STEPS}
-BY_ENTROPY: Settings = {**_THRESHOLDS, "width": 7, "depth": 4, **_STEPS}
-BY_ENTROPY_WITH_STOP: Settings = {**_THRESHOLDS, "width": 7, "depth": 8, "stop": 1.75, **_STEPS}
+BY_ENTROPY: Settings = {"sure": 0.02, "unsure": 1.0, "slope": 4.0, "width": 7, "depth": 4}
 
 
-def _by_entropy(
-    tree: type[EntropyTree],
-    defaults: Settings,
-    *,
-    width: int,
-    depth: int,
-    width_of: str,
-    depth_of: str,
-    **thresholds: float,
-) -> GrowthPolicy:
-    """A tree by B(H), or by the steps of ``width_of`` and ``depth_of`` in place of B(H) and ``depth``.
-
-    Raises:
-        ConfigError: steps are malformed, or stand beside settings that they replace.
-    """
-    children: EntropyFunction = BranchingSteps(width=width, **thresholds)
-    deepest = None
-    if width_of != PAPER:
-        if any(defaults[name] != value for name, value in {**thresholds, "width": width}.items()):
-            raise ConfigError(f"width_of={width_of} replaces B(H) and its settings: leave them out, or width_of")
-        children = steps = StepFunction.parse("width_of", width_of, MAX_WIDTH)
-        width = max(steps.values)
-    if depth_of != NO_STEPS:
-        if depth != defaults["depth"]:
-            raise ConfigError(f"depth_of={depth_of} replaces depth={depth}: leave one of them out")
-        deepest = StepFunction.parse("depth_of", depth_of)
-        depth = max(deepest.values)
-    return tree(children, deepest, width, depth)
+def _by_entropy(tree: type[EntropyTree], *, width: int, depth: int, **thresholds: float) -> GrowthPolicy:
+    """A tree by B(H)."""
+    return tree(BranchingSteps(width=width, **thresholds), None, width, depth)
 
 
 def _sequoia(tree: str) -> GrowthPolicy:
@@ -175,21 +143,21 @@ _METHODS = (
     Method(
         "dynamic-width",
         "B(H) children at entropy H: 1 below SURE, 2 below UNSURE, else ceil(SLOPE x H) up to WIDTH; DEPTH levels",
-        partial(_by_entropy, EntropyTree, BY_ENTROPY),
+        partial(_by_entropy, EntropyTree),
         BY_ENTROPY,
     ),
     Method(
         "dynamic-width-budget",
         "dynamic-width, shrunk so that the node budget lasts to the last level: no children where B(H) exceeds the "
         "rest",
-        partial(_by_entropy, BudgetTree, BY_ENTROPY),
+        partial(_by_entropy, BudgetTree),
         BY_ENTROPY,
     ),
     Method(
         "dynamic-width-depth",
         "dynamic-width, and no children at all where the entropy exceeds STOP nats",
-        partial(_by_entropy, EntropyTree, BY_ENTROPY_WITH_STOP),
-        BY_ENTROPY_WITH_STOP,
+        partial(_by_entropy, EntropyTree),
+        {**BY_ENTROPY, "depth": 8, "stop": 1.75},
     ),
     Method(
         "opt-tree",

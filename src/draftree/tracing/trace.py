@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
-from ..artifacts import read_lines, user_path
+from ..artifacts import new_file, read_lines, user_path
 from ..config import typed
 from ..engine.speculation import EngineRequest, Observer, Setup
 from ..errors import ConfigError, DraftreeWarning, TraceError
@@ -41,13 +40,13 @@ class Trace(Observer):
     leaves whole lines. When writing fails (a full disk), tracing stops with one warning and decoding goes on.
 
     Args:
-        path: the file; a pipe or a device will do.
+        path: the file.
         force: overwrite a trace that exists.
         labels: what the caller calls things, kept in the first line beside the drafter's name.
         warn: takes the warning; ``warnings.warn`` by default.
 
     Raises:
-        TraceError: the file exists, and is no trace or ``force`` is not given, or cannot be written; found at once.
+        ConfigError: the file exists, and is no trace or ``force`` is not given, or cannot be written; found at once.
     """
 
     @typed
@@ -59,7 +58,7 @@ class Trace(Observer):
         labels: Mapping[str, str] | None = None,
         warn: Callable[[str], None] | None = None,
     ) -> None:
-        self.path = user_path(path)
+        self.path = new_file(path, "trace", _owns, force=force)
         self._labels = dict(labels or {})
         self._warn = warn or partial(warnings.warn, category=DraftreeWarning, stacklevel=2)
         self._file: IO[bytes] | None = None
@@ -67,7 +66,6 @@ class Trace(Observer):
         self._numbers: dict[Request, int] = {}
         self._count = itertools.count()
         self._stopped = False
-        self._mode = _writing_mode(self.path, force)
 
     def __enter__(self) -> Trace:
         return self
@@ -110,7 +108,7 @@ class Trace(Observer):
         lines = b"".join(map(encode, records))
         try:
             if self._file is None:
-                self._file = self.path.open(self._mode)
+                self._file = self.path.open("wb")
                 lines = self._run + lines
             self._file.write(lines)
             self._file.flush()
@@ -187,8 +185,11 @@ def _version_of(line: bytes) -> int | None:
 
 def _owns(path: Path) -> bool:
     """A file is a trace, or empty."""
-    with path.open("rb") as file:
-        line = file.readline(_LONGEST_RUN)
+    try:
+        with path.open("rb") as file:
+            line = file.readline(_LONGEST_RUN)
+    except OSError:
+        return False
     return not line or _version_of(line) is not None
 
 
@@ -217,32 +218,6 @@ def _corrupt(path: Path, number: int, why: ValueError) -> TraceError:
     return TraceError(
         f"'{path}', line {number} is corrupt ({why}): trace the run again, or cut the file before that line"
     )
-
-
-def _writing_mode(path: Path, force: bool) -> Literal["xb", "wb"]:
-    """How a file is opened to be written, once it is sure that it can be.
-
-    Raises:
-        TraceError: it cannot.
-    """
-    is_file, new = os.path.isfile(path), not os.path.exists(path)
-    if is_file and not force:
-        raise TraceError(f"trace '{path}' exists: name another file, or overwrite it with --force (force=True)")
-    try:
-        foreign = is_file and not _owns(path)
-    except OSError as error:
-        raise TraceError(f"cannot read trace '{path}': {error.strerror}: name another file") from None
-    if foreign:
-        raise TraceError(f"'{path}' is not a draftree trace: name another file for --trace, or remove it first")
-    if is_file or new or os.path.isdir(path):  # opening a pipe or a device may wait for its reader
-        try:
-            path.open("ab").close()
-            if new:
-                path.resolve().unlink()
-        except OSError as error:
-            why = f"{error.strerror}: name a file in a folder that you may write to"
-            raise TraceError(f"cannot write trace '{path}': {why}") from None
-    return "xb" if new and not force else "wb"
 
 
 def run_record(setup: Setup, labels: Mapping[str, str]) -> RunRecord:

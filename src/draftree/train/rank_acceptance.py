@@ -16,7 +16,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from ..config import Checked, Count, Nodes, SamplingParams, Temperature, option
-from ..drafters.base import Drafter, NoDrafter
+from ..drafters.base import Drafter
 from ..engine.engine import Engine
 from ..engine.replay import Replay, pass_maker
 from ..engine.speculation import Speculation
@@ -110,7 +110,7 @@ def measure(
         seed: of the first prompt; each has its own.
         progress: called with how many prompts are done.
     """
-    engine = Engine(target, Speculation(NoDrafter()))
+    engine = Engine(target, Speculation(Drafter()))
     trials, accepted = [0] * options.depth, [[0] * MAX_WIDTH for _ in range(options.depth)]
     for number, prompt in enumerate(prompts):
         most = min(options.max_tokens, target.capabilities.max_length - len(prompt))

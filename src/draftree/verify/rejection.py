@@ -1,6 +1,6 @@
-"""Schemes that accept a token with some probability: node by node on the way down a tree, or a chain as a block.
+"""Schemes that accept a token with some probability, node by node on the way down a tree.
 
-Pure functions of distributions and uniform draws, in float64. Node by node: at each node a decision gives the token
+Pure functions of distributions and uniform draws, in float64. At each node a decision gives the token
 that is emitted there; when it is a child's the walk goes down to that child, else it ends. Which tokens were drawn is
 known in draw order (that of the nodes' numbers), and from what (``DraftTree.distributions``); nothing here ranks drawn
 siblings by what they are.
@@ -172,29 +172,3 @@ def relaxed(visit: Visit, draws: UniformDraws, *, allowed: Callable[[float], int
 def _ratio(p: NDArray[np.float64], q: NDArray[np.float64], token: int) -> float:
     theirs = float(q[token])
     return float(p[token]) / theirs if theirs else math.inf
-
-
-def block(tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
-    """Accept a prefix of a drawn chain y_1..y_g.
-
-    P_0 = 1, P_i = min(1, P_{i-1} p(y_i) / q(y_i)); h_g = P_g, and for i < g, with s_i = sum(max(P_i p - q, 0)) over the
-    distributions that follow y_i: h_i = s_i / (s_i + 1 - P_i). For i from g down the prefix i is accepted with
-    probability h_i; the next token is drawn from p for i = g, else from norm(max(P_i p - q, 0)). The length of the
-    chain may depend on its own tokens: given y_1..y_i, at least i of them are accepted with probability P_i, wherever
-    the chain ends.
-    """
-    tokens: list[int] = tree.tokens.tolist()
-    length, kept = len(tokens), 1.0
-    chances, nexts = list[float](), list[NDArray[np.floating]]()
-    for i, node in enumerate(range(ROOT, length - 1)):
-        logits = target(node, tokens[:i])
-        visit = Visit(logits, tokens[i : i + 1], tree.distributions.get(node), i, float(tree.entropies[i]))
-        p, q = visit.p, softmax(visit.draft_logits)
-        surplus = float(np.maximum(kept * p - q, 0).sum())
-        chances.append(surplus / (surplus + (1 - kept)) if surplus else 0.0)
-        nexts.append(log(residual(kept * p, q)))
-        kept = min(1.0, kept * _ratio(p, q, tokens[i]))
-    chances.append(kept)
-    nexts.append(target(length - 1, tokens))
-    accepted = next((i for i in range(length, 0, -1) if draws.accepts(chances[i])), 0)
-    return Verdict(list(range(accepted)), [*tokens[:accepted], draws.draw(nexts[accepted], accepted)])

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast, get_args
+from typing import ClassVar, Literal
 
-from ..config import Checked, check_type, named_settings
+from ..config import Checked
 from ..errors import ConfigError, unknown_name
 from ..policies.base import GrowthPolicy
-from ..policies.entropy import StepFunction
 from ..sampling.draws import DrawPlace, Draws, draw_at
 from ..scores import Scores
 from ..tree import ROOT, DraftTree, Drawing
-from .rejection import TargetLogits, UniformDraws, Verdict, Visit, block, multi_round, relaxed, top_and_one, walk
+from .rejection import TargetLogits, UniformDraws, Verdict, Visit, multi_round, relaxed, top_and_one, walk
 
 
 def match(scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]) -> list[Verdict]:
@@ -110,25 +109,12 @@ class Scheme(ABC):
         summary: one line.
         drawing: how the children that it verifies must come out of the draft distribution.
         lossy: its output does not follow the target distribution.
-        settings: names of what can be set in text, and what may stand there.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     drawing: Drawing = Drawing.TOP
     lossy: ClassVar[bool] = False
-    settings: ClassVar[Mapping[str, str]] = {}
-
-    def configured(self, settings: Mapping[str, str]) -> Scheme:
-        """The scheme with these settings.
-
-        Raises:
-            ConfigError: it has no such setting, or a value is malformed.
-        """
-        if wrong := next((key for key in settings if key not in self.settings), None):
-            has = ", ".join(self.settings) or "none"
-            raise ConfigError(f"verification {self.name} has no setting {wrong!r}: it has {has}")
-        return self
 
     @property
     def candidates(self) -> str:
@@ -178,12 +164,16 @@ class Match(Scheme):
         return match(scores, firsts, trees, draws)
 
 
-class _OneByOne(Scheme):
-    """A scheme that verifies one request after the other, reading the distributions at the nodes that it visits."""
+class _NodeByNode(Scheme):
+    """A scheme that walks down one tree after the other, by a decision at each node that it visits."""
 
     @abstractmethod
+    def decide(self, visit: Visit, draws: UniformDraws) -> int:
+        """The token that is emitted at a node."""
+
     def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
         """Verify one tree."""
+        return walk(tree, target, self.decide, draws)
 
     def verify(
         self, scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
@@ -200,17 +190,6 @@ class _OneByOne(Scheme):
 
 def _target_logits(scores: Scores, first: int, draws: Draws) -> TargetLogits:
     return lambda node, drawn: draws.warped(scores, first + node, drawn)
-
-
-class _NodeByNode(_OneByOne):
-    """A scheme that walks down a tree by a decision at each node."""
-
-    @abstractmethod
-    def decide(self, visit: Visit, draws: UniformDraws) -> int:
-        """The token that is emitted at a node."""
-
-    def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
-        return walk(tree, target, self.decide, draws)
 
 
 class MultiRound(_NodeByNode):
@@ -246,25 +225,6 @@ class TopAndOne(_NodeByNode):
         return top_and_one(visit, draws)
 
 
-class Block(_OneByOne):
-    """See ``rejection.block``."""
-
-    name = "block"
-    summary = "a drawn chain verified as a whole: the most that one chain can give"
-    drawing = Drawing.WITHOUT_REPLACEMENT
-
-    def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False, method: str = "") -> None:
-        super().check(policy, nodes, learns, method)
-        if (width := policy.width_for(nodes)) > 1:
-            raise ConfigError(
-                f"verification block with {method or type(policy).__name__}, which makes trees of width {width}: it "
-                "verifies chains only: use method chain or early-stop, or verification multi-round"
-            )
-
-    def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
-        return block(tree, target, draws)
-
-
 def allowed_by_entropy(entropy: float) -> int:
     """The default of ``Relaxed``: 0 below 1 nat, then ceil(H)."""
     return math.ceil(entropy) if entropy >= 1 else 0
@@ -292,28 +252,19 @@ class Relaxed(Checked, _NodeByNode):
     name: ClassVar[str] = "relaxed"
     summary: ClassVar[str] = "lossy: match, but where the target's entropy is high one of its best tokens will do"
     lossy: ClassVar[bool] = True
-    settings: ClassVar[Mapping[str, str]] = {"allowed": "STEPS", "when": "|".join(get_args(Unsure))}
-
-    def configured(self, settings: Mapping[str, str]) -> Scheme:
-        Scheme.configured(self, settings)
-        steps = settings.get("allowed")
-        allowed = self.allowed if steps is None else StepFunction.parse("allowed", steps).at
-        when = settings.get("when", self.when)
-        check_type("when", when, Unsure)
-        return Relaxed(allowed, cast(Unsure, when))
 
     def decide(self, visit: Visit, draws: UniformDraws) -> int:
         return relaxed(visit, draws, allowed=self.allowed, both=self.when == "both")
 
 
 SCHEMES: dict[str, Scheme] = {
-    s.name: s for s in (Match(), MultiRound(), MultiRoundReplacement(), TopAndOne(), Block(), Relaxed())
+    s.name: s for s in (Match(), MultiRound(), MultiRoundReplacement(), TopAndOne(), Relaxed())
 }
 DEFAULT_SCHEME = Match.name
 
 
 def find_scheme(scheme: str | Scheme, candidates: str | None = None) -> Scheme:
-    """A scheme by its name and settings (NAME:KEY=VALUE...), or the scheme itself.
+    """A scheme by its name, or the scheme itself.
 
     Args:
         scheme: its name, or the scheme.
@@ -321,8 +272,7 @@ def find_scheme(scheme: str | Scheme, candidates: str | None = None) -> Scheme:
 
     Raises:
         UnknownNameError: there is no such scheme.
-        ConfigError: it has no such setting, a value is malformed, there are no such candidates, or the scheme has one
-            kind alone.
+        ConfigError: there are no such candidates, or the scheme has one kind alone.
     """
     if candidates is not None:
         if not isinstance(found := find_scheme(scheme), Match):
@@ -333,7 +283,6 @@ def find_scheme(scheme: str | Scheme, candidates: str | None = None) -> Scheme:
         return Match(candidates)
     if isinstance(scheme, Scheme):
         return scheme
-    name, settings = named_settings(scheme)
-    if name not in SCHEMES:
-        raise unknown_name("verification", name, SCHEMES)
-    return SCHEMES[name].configured(settings)
+    if scheme not in SCHEMES:
+        raise unknown_name("verification", scheme, SCHEMES)
+    return SCHEMES[scheme]
