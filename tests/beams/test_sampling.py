@@ -297,8 +297,9 @@ def test_beams_that_coincide_count_twice() -> None:
 SHARP = SamplingParams(temperature=0.5)
 
 
-@pytest.mark.parametrize(("params", "beam_warp"), [(PLAIN, "token"), (SHARP, "token"), (SHARP, "joint")])
-@pytest.mark.parametrize("threshold", [0.2, 0.9])
+@pytest.mark.parametrize(
+    ("threshold", "params", "beam_warp"), [(0.9, PLAIN, "token"), (0.2, SHARP, "token"), (0.9, SHARP, "joint")]
+)
 def test_a_layer_of_dynamic_width_has_that_many_draws_of_its_distribution(
     threshold: float, params: SamplingParams, beam_warp: BeamWarp
 ) -> None:
