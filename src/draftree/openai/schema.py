@@ -298,29 +298,18 @@ class Sampled(Sent):
             choice: its number, from 0; each has a seed of its own.
             room: as of ``limit``.
         """
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return SamplingParams(
-            max_tokens=self.limit(room),
-            min_tokens=self.min_tokens or 0,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=max(0, self.top_k or 0),
-            min_p=self.min_p or 0.0,
-            seed=None if self.seed in (None, -1) else (self.seed + choice) % 2**63,
-            stop=tuple(stop),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            ignore_eos=self.ignore_eos,
-            bad_words=tuple(self.bad_words or ()),
-            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
-            logit_bias=None if self.logit_bias is None else _biases(self.logit_bias),
-            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            skip_special_tokens=self.skip_special_tokens,
-            truncate_prompt_tokens=self.truncate_prompt_tokens,
-            logprobs=self.wanted_logprobs,
-        )
+        sent = {name: value for name in _ENGINES if (value := getattr(self, name)) is not None}
+        tuples = {name: tuple(value) for name, value in sent.items() if isinstance(value, list)}
+        changed = {
+            "max_tokens": self.limit(room),
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "top_k": max(0, self.top_k or 0),
+            "seed": None if self.seed in (None, -1) else (self.seed + choice) % 2**63,
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "logit_bias": None if self.logit_bias is None else _biases(self.logit_bias),
+            "logprobs": self.wanted_logprobs,
+        }
+        return SamplingParams(**sent | tuples | changed)
 
     def speculation(self, default: SpeculationParams) -> SpeculationParams | None:
         """How it is drafted for; None: as the server was started. A predicted output is drafted from by ``lookup``.
@@ -346,14 +335,16 @@ class Sampled(Sent):
             raise FieldError("draftree", str(error)) from None
 
 
+_ENGINES = {field.name for field in fields(SamplingParams)} & Sampled.model_fields.keys()
+"""Fields of bodies by the engine's names."""
+
+
 def chosen_with(default: SpeculationParams, chosen: Speculative) -> SpeculationParams:
     """What a request has chosen, and the rest as it is by default; a method of its own has its own settings."""
-    values = {field.name: getattr(default, field.name) for field in fields(SpeculationParams) if field.init}
-    if chosen.method is not None:
-        values |= {"settings": None, "nodes": None}
+    changed: dict[str, Any] = {} if chosen.method is None else {"settings": None, "nodes": None}
     if chosen.verification is not None:
-        values["candidates"] = None
-    return SpeculationParams(**values | chosen.model_dump(exclude_none=True))
+        changed["candidates"] = None
+    return replace(default, **changed | chosen.model_dump(exclude_none=True))
 
 
 def _biases(given: Mapping[str, float]) -> dict[int, float]:

@@ -82,31 +82,22 @@ JSON_LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_s
 _JOBS = {job.__name__: job for job in (render, read_grammar)}
 
 
-def _limit_memory() -> None:
+def _limit(name: str, most: int) -> None:
     with contextlib.suppress(ImportError, OSError, ValueError):  # not every system has all limits
         import resource
 
-        for name, most in (("RLIMIT_STACK", _STACK), ("RLIMIT_AS", _MEMORY)):
-            kind = getattr(resource, name)
-            hard = resource.getrlimit(kind)[1]
-            resource.setrlimit(kind, (most, hard))
-
-
-def _limit_time(seconds: int) -> None:
-    """The process ends, even where nobody waits for it any more, when a job takes longer."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + seconds, hard))
+        kind = getattr(resource, name)
+        resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _limit_memory()
+    _limit("RLIMIT_STACK", _STACK)
+    _limit("RLIMIT_AS", _MEMORY)
     for line in sys.stdin.buffer:
         seconds, name, arguments = json.loads(line)
-        _limit_time(seconds)
+        # The process ends, even where nobody waits for it any more, when a job takes longer.
+        _limit("RLIMIT_CPU", int(time.process_time()) + 1 + seconds)
         try:
             answer = {"result": _JOBS[name](*arguments)}
         except BaseException as error:  # noqa: BLE001 - a library's panics are no Exceptions
