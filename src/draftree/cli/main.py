@@ -130,7 +130,7 @@ def methods() -> None:
         typer.echo(f"{name:20} {summary}")
     typer.echo(f"{'FOLDER':20} a draft head that 'draftree train head' wrote")
     typer.echo(f"{'MODEL':20} any model with the target's vocabulary")
-    typer.echo(f"{'A+B':20} an ensemble: one tree out of what A and B propose")
+    typer.echo(f"{'A+B':20} an ensemble: A drafts a tree where it is sure of the next token, else B")
     typer.echo(f"{'A>B':20} a cascade: A proposes to B, B verifies, corrects and lets A go on, before the target")
     loop = "tau=H:pending=N"
     typer.echo(f"{'':20} A:method=M:... shapes proposals; B:{loop} sets when")
