@@ -176,5 +176,5 @@ def test_a_head_in_a_folder_knows_it_by_its_embeddings(tmp_path: Path) -> None:
 def test_without_hidden_states_a_head_in_a_folder_is_refused(tmp_path: Path) -> None:
     save_head(tmp_path, network(), DRAFTED, ToyFeatureModel())
     assert find_head(tmp_path) is not None
-    with pytest.raises(UnsupportedModelError, match="use drafter"):
+    with pytest.raises(UnsupportedModelError, match="use backend 'native' or 'transformers'"):
         load_head(tmp_path, ToyModel(VOCAB))

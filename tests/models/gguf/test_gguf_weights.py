@@ -71,25 +71,19 @@ def test_rows_are_those_of_the_whole_matrix(kind: Kind, tmp_path: Path) -> None:
     for ids in (_IDS, EVERY.numpy(), _IDS[:1]):
         assert read.embeddings(ids).dtype == np.float32
         assert np.array_equal(read.embeddings(ids), wanted[ids])
-        found, bias = read.output_rows(ids)
-        assert np.array_equal(found, wanted[ids])  # tied: the output layer has the embeddings' weights
-        assert bias is None
+        assert np.array_equal(read.output_rows(ids), wanted[ids])  # tied: the output layer has the embeddings' weights
 
 
 @pytest.mark.parametrize("alignment", [None, 256])
-def test_an_output_layer_of_its_own_comes_with_its_biases(alignment: int | None, tmp_path: Path) -> None:
-    own, bias = packed(Kind.Q6_K, 1), np.random.default_rng(0).standard_normal(VOCAB, np.float32)
+def test_an_output_layer_of_its_own_has_rows_of_its_own(alignment: int | None, tmp_path: Path) -> None:
+    own = packed(Kind.Q6_K, 1)
     tensors: dict[str, tuple[NDArray[Any], Kind]] = {
-        "output.bias": (bias, Kind.F32),
         "output.weight": (own, Kind.Q6_K),
         "token_embd.weight": (packed(Kind.Q4_K), Kind.Q4_K),
     }
     read = weights_of(write(tmp_path / "untied.gguf", tensors, alignment))
     assert np.array_equal(read.embeddings(_IDS), whole(packed(Kind.Q4_K), Kind.Q4_K)[_IDS])
-    weights, biases = read.output_rows(_IDS)
-    assert np.array_equal(weights, whole(own, Kind.Q6_K)[_IDS])
-    assert biases is not None
-    assert np.array_equal(biases, bias[_IDS])
+    assert np.array_equal(read.output_rows(_IDS), whole(own, Kind.Q6_K)[_IDS])
 
 
 def test_a_file_without_embeddings_is_one_line(tmp_path: Path) -> None:

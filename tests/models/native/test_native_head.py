@@ -294,6 +294,12 @@ UNKNOWN: dict[str, tuple[Recipe, str]] = {
 }
 
 
+def test_a_head_may_be_large(target: NativeModel, tmp_path: Path) -> None:
+    folder = folder_of(replace(OWN, wide=51_200), tmp_path)
+    assert sum(file.stat().st_size for file in folder.folder.glob("*.safetensors")) > 1 << 24
+    assert folder.load(target).capabilities.weights > 3 * 51_200 * HIDDEN
+
+
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_what_the_engine_does_not_compute_is_one_line(case: str, target: NativeModel, tmp_path: Path) -> None:
     recipe, message = UNKNOWN[case]

@@ -66,7 +66,8 @@ def read_tensors(folder: Path) -> dict[str, Array]:
         raise ValueError("it has no weights (*.safetensors or pytorch_model.bin)")
     found: dict[str, Array] = {}
     for path in safe:
-        found |= {name: _array(stored) for name, stored in deserialize(read_bytes(path))}  # type: ignore[no-untyped-call]
+        content = read_bytes(path, path.stat().st_size)  # what has no end has no size
+        found |= {name: _array(stored) for name, stored in deserialize(content)}  # type: ignore[no-untyped-call]
     for path in () if safe else pickled:
         found |= _unpickled(path)
     found = {_new_name(name): tensor for name, tensor in found.items()}
