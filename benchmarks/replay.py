@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rich.progress import track
 
@@ -30,6 +29,7 @@ from draftree.bench.run import encode_turns
 from draftree.bench.suites import Item, choose, load_suite
 from draftree.bench.summary import markdown, ratio
 from draftree.config import SamplingParams
+from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Observer, Speculation
@@ -64,18 +64,16 @@ class Clock:
         return replace(step, draft=draft, verify=verify, drafters=tuple(share * part for part in step.drafters))
 
 
-class Clocked:
+class Clocked(TreeDrafter):
     """A drafter whose policy sees the clock's seconds."""
 
-    def __init__(self, drafter: Any, clock: Clock) -> None:
-        self._drafter, self._clock = drafter, clock
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._drafter, name)
+    def __init__(self, drafter: TreeDrafter, clock: Clock) -> None:
+        super().__init__(drafter.policy, drafter.source, drafter.name)
+        self._clock = clock
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         step = self._clock.cost(outcomes)
-        self._drafter.observe([replace(outcome, step=step) for outcome in outcomes])
+        super().observe([replace(outcome, step=step) for outcome in outcomes])
 
 
 @dataclass(slots=True)
@@ -117,8 +115,8 @@ class Contestant(Observer):
         speculation = None
         if entry.drafter is not None:
             made = entry.speculation(models.drafter(entry.drafter)).made_for(models.target)
-            drafter: Any = Clocked(made.drafter, clock)
-            speculation = Speculation(drafter, made.nodes, made.scheme)
+            assert isinstance(made.drafter, TreeDrafter)  # noqa: S101 - of a name
+            speculation = Speculation(Clocked(made.drafter, clock), made.nodes, made.scheme)
         self._engine = Engine(
             models.target,
             speculation,

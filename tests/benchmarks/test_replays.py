@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.base import DraftSource
 from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.ngram import NgramSource
 from draftree.engine.replay import Replay
 from draftree.models.cost_profile import Point as Size
 from draftree.models.cost_profile import Profile
@@ -79,18 +79,6 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "target.gguf", weights="Q8_0", context=256)
 
 
-class Spy:
-    """A drafter's part that hears of outcomes."""
-
-    policy = None
-
-    def __init__(self) -> None:
-        self.steps: list[StepCost] = []
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        self.steps += [outcome.step for outcome in outcomes]
-
-
 def outcome(nodes: int, taken: int, draft: float = 0.5, passes: int = 2) -> Outcome:
     made = Request([1] * 10, SamplingParams(), 9, frozenset(), NoText())
     made.ids += [1] * taken
@@ -98,7 +86,9 @@ def outcome(nodes: int, taken: int, draft: float = 0.5, passes: int = 2) -> Outc
     return Outcome(made, tree, [], [1] * taken, taken, StepCost(1, draft, 9.0, 0.25, passes))
 
 
-def test_a_step_takes_the_profiles_seconds_and_those_of_drafting_that_are_given() -> None:
+def test_a_step_takes_the_profiles_seconds_and_those_of_drafting_that_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """So does it for the policy. Nothing is drafted in no time."""
     profile = Profile(costs(1.0).identity, (Size(1, 10, (1, 5), (1.0, 3.0)), Size(2, 10, (1, 3), (1.5, 4.5))))
     one, nothing = [outcome(2, 3)], [outcome(0, 1, draft=0.125, passes=0)]
@@ -109,9 +99,10 @@ def test_a_step_takes_the_profiles_seconds_and_those_of_drafting_that_are_given(
     assert Clock(profile, 0.1).cost([split]).drafters == pytest.approx((0.05, 0.1))
     assert [Clock(profile, given).cost(nothing).draft for given in (None, 0.1)] == [0.125, 0.0]
     assert Clock(profile).cost([outcome(1, 1), outcome(3, 1)]).verify == pytest.approx(4.5)  # 6 tokens in two rows
-    spy = Spy()
-    Clocked(spy, Clock(profile)).observe(one)
-    assert [step.verify for step in spy.steps] == [2.0]
+    heard = list[Outcome]()
+    monkeypatch.setattr(TreeDrafter, "observe", lambda self, outcomes: heard.extend(outcomes))
+    Clocked(TreeDrafter(OptTree(), NgramSource()), Clock(profile)).observe(one)
+    assert [outcome.step.verify for outcome in heard] == [2.0]
 
 
 def test_the_figures_of_a_method_are_those_of_its_steps() -> None:

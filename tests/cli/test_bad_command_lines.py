@@ -65,7 +65,6 @@ generate cat --max-tokens 2 --target {model} --drafter recycle+lookup
 generate cat --max-tokens 2 --target {model} --drafter lookup>self:pending=1
 generate cat --max-tokens 2 --target {model} --method hsddw --drafter self
 generate cat --max-tokens 2 --target {model} --set width=2 --set width=3
-generate cat --max-tokens 2 --target {model} --trace /dev/null
 generate cat --max-tokens 2 --target {model} --json --compare --explain
 generate cat --max-tokens 2 --target {model} --stop {long}
 generate cat --max-tokens 4 --target {model} --min-tokens 4 --ignore-eos --bad-word the --bad-word caterpillar

@@ -140,4 +140,4 @@ def _answers(file: Path) -> list[tuple[Any, Any]]:
     records = [json.loads(line) for line in file.read_bytes().splitlines()]
     if "response" in records[0]:
         return [(r["id"], r["response"]["body"]["choices"][0]["message"]["content"]) for r in records]
-    return [((r["prompt"], r["method"], r["repeat"]), r["turns"][0]["text"]) for r in records]
+    return [((r["prompt"], r["method"]), r["turns"][0]["text"]) for r in records]

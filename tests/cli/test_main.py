@@ -248,7 +248,7 @@ def test_chat_goes_on_after_a_line_that_does_not_fit(
 
 BAD = {
     "unknown method": (["--method", "dynamic-widht"], "dynamic-width"),
-    "unknown verification": (["--verify", "blocks"], "did you mean block?"),
+    "unknown verification": (["--verify", "relax"], "did you mean relaxed?"),
     "verification of ranked trees": (["--verify", "multi-round", "--method", "opt-tree"], "static"),
     "unknown setting": (["--method", "chain", "--set", "width=3"], "depth"),
     "setting without a value": (["--set", "depth"], "KEY=VALUE"),

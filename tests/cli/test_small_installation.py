@@ -37,7 +37,7 @@ RUNS = {
     "info tiny.gguf": "native",
     "generate the --target tiny.gguf --max-tokens 4": "drafted",
     "generate the --target tiny.gguf --max-tokens 4 --drafter lookup+recycle --method opt-tree": "lookup+recycle",
-    "generate the --target tiny.gguf --max-tokens 4 --temperature 1 --verify block --method chain": "block",
+    "generate the --target tiny.gguf --temperature 1 --verify multi-round --method static": "multi-round",
     "generate the --target tiny.gguf --max-tokens 4 --beams 2": "beams",
     "generate the --target tiny.gguf --max-tokens 4 --drafter tiny.gguf --method chain": "tiny.gguf, chain",
     "generate the --target tiny.gguf --max-tokens 4 --regex a+": "a",

@@ -248,7 +248,7 @@ BAD = {
     "no rows": (["--rows", "0"], "rows is 0"),
     "no responses": (["--responses", "0"], "responses is 0"),
     "fewer than none": (["--held-out", "-1"], "held-out is -1"),
-    "one token": (["--max-tokens", "1"], "max_tokens is 1"),
+    "one token": (["--max-tokens", "1"], "max-tokens is 1"),
     "no batch": (["--batch", "0"], "batch is 0"),
     "no unrolling": (["--unroll", "0"], "unroll is 0"),
     "no rate": (["--learning-rate", "0"], "learning-rate is 0"),
