@@ -109,6 +109,18 @@ def test_a_head_has_the_mlp_that_is_asked_for(arch: str, model: str, prompts: Pa
     assert head.arrays(None).layers[0].gate.shape[0] == 48
 
 
+def test_a_packed_head_is_smaller_and_drafts(model: str, trained: Path, prompts: Path, tmp_path: Path) -> None:
+    assert run(asked(model, prompts, out := tmp_path / "head", "--packed")) == 0
+    assert (out / "model.safetensors").stat().st_size < 0.6 * (trained / "model.safetensors").stat().st_size
+    assert run(["generate", "the cat", "--target", model, "--max-tokens", "8", "--drafter", str(out)]) == 0
+
+
+def test_an_eagle3_head_is_not_packed(model: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert run(asked(model, prompts, tmp_path / "head", "--packed", "--arch", "eagle3")) == 2
+    assert "leave --packed out" in complaint(capsys)
+    assert not (tmp_path / "head" / "work").exists()
+
+
 def test_a_second_run_has_nothing_left_to_do(model: str, trained: Path, prompts: Path, tmp_path: Path) -> None:
     out = shutil.copytree(trained, tmp_path / "head")
     before = {p: p.read_bytes() for p in (out / "model.safetensors", out / "README.md", out / "work" / "figures.json")}

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -51,6 +53,21 @@ def test_saved_and_loaded_heads_are_equal(target: HFModel, folder: Path) -> None
     save_head(again, network, vocabulary, target)
     for file in ("model.safetensors", "config.json"):
         assert (again / file).read_bytes() == (folder / file).read_bytes()
+
+
+def test_a_packed_heads_matrices_are_those_of_q4_1(target: HFModel, folder: Path, tmp_path: Path) -> None:
+    save_head(tmp_path / "packed", random_network(target), DRAFTED, target, packed=True)
+    heads = [find_head(at) for at in (folder, tmp_path / "packed")]
+    whole, packed = (head.tensors() for head in heads if head is not None)
+    assert whole.keys() == packed.keys()
+    small = 0
+    for name, values in whole.items():
+        is_packed = values.ndim == 2 and values.shape[1] % 32 == 0 and name != "target_sample"
+        blocks = gguf.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q4_1) if is_packed else None
+        wanted = values if blocks is None else gguf.dequantize(blocks, gguf.GGMLQuantizationType.Q4_1)
+        assert np.array_equal(packed[name], wanted), name
+        small += is_packed
+    assert small >= 7
 
 
 def test_what_it_predicts_is_what_was_trained(target: HFModel, folder: Path) -> None:

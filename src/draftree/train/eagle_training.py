@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..artifacts import write_whole
 from ..config import Checked, Count, Whole, option
-from ..errors import RunError
+from ..errors import ConfigError, RunError
 from ..models.heads.eagle_network import EagleNetwork, save_head
-from ..models.heads.head_folder import head_in
+from ..models.heads.head_folder import EAGLE, head_in
 from ..models.protocols import TrainableModel
 from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate
 from .head_architectures import Architecture, read_trained
@@ -57,6 +57,7 @@ class TrainingLimits(Checked):
         held_out: prompts that are kept apart for the figures.
         vocabulary: tokens of the draft vocabulary.
         feed_forward: width of a new head's MLP; None: the target's.
+        packed: keep its matrices in Q4_1.
         responses: to a prompt, if the tokens and the hours allow.
         rows: responses that are drawn together; None: 32 on a CPU, elsewhere as many as half of the memory holds, up to
             1024.
@@ -73,6 +74,7 @@ class TrainingLimits(Checked):
     held_out: Whole = option("Prompts kept apart, for the figures.", 32, metavar="N")
     vocabulary: Count = option("Tokens that the head drafts; the text's own come on top.", 8192, metavar="N")
     feed_forward: Count | None = option("Width of the head's MLP; by default the target's.", metavar="N")
+    packed: bool = option("Keep its matrices in 5 bits a weight, not in half precision.", False)
     responses: Annotated[int, Interval(ge=1, le=_MOST_RESPONSES)] = option(
         "Most responses to a prompt; further ones are sampled.", 1, metavar="N"
     )
@@ -110,11 +112,13 @@ class HeadTraining:
             force: drop a checkpoint of another training.
 
         Raises:
-            ConfigError: what is there belongs to another training, the disk is too small, or the head to start from is
-                not for this target.
+            ConfigError: what is there belongs to another training, the disk is too small, the head to start from is
+                not for this target, or its kind cannot be packed.
             RunError: there is nothing to learn from, or a file cannot be written.
         """
         limits, data = self.limits, self.data
+        if limits.packed and self.architecture.kind != EAGLE:
+            raise ConfigError("an EAGLE-3 head is for other servers too, which read no Q4_1: leave --packed out")
         begun = None if self.init is None else read_trained(self.init, self.target, self.architecture)
         seconds = limits.hours * 3600
         checkpoint = data.folder / "checkpoint.pt"
@@ -146,7 +150,7 @@ class HeadTraining:
         left = seconds * (1 - FIGURES_SHARE) - data.seconds
         fit = self._fit(learned, network, vocabulary, checkpoint, left)
         self._train(fit, checkpoint, stage)
-        save_head(self.out, fit.network, vocabulary, self.target)
+        save_head(self.out, fit.network, vocabulary, self.target, packed=limits.packed)
         figures = self._figures([r for r in apart if r.gained > 1], stage)
         write_whole(self.out / "README.md", self._card(learned, fit, figures))
         return figures

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ from ..base import Capabilities
 from ..huggingface.inspection import torch_dtype
 from ..protocols import FeatureModel
 from .head_config import Array, EagleConfig, HeadArrays, LayerArrays
-from .head_tensors import CONFIG, SAMPLE, WEIGHTS, sample
+from .head_tensors import CONFIG, PACKED, SAMPLE, WEIGHTS, sample
 
 
 def _rotary(config: EagleConfig) -> nn.Module:
@@ -223,12 +224,15 @@ PROPOSED = 5
 """Tokens that servers draft at a time unless they are told another number: a chain, for want of trees."""
 
 
-def save_head(folder: Path, network: EagleNetwork, vocabulary: Tensor, target: FeatureModel) -> None:
+def save_head(
+    folder: Path, network: EagleNetwork, vocabulary: Tensor, target: FeatureModel, *, packed: bool = False
+) -> None:
     """Write a head, EAGLE-3 in the target's dtype; the config comes last, and without it there is no head.
 
     Args:
         network: of one layer, without embeddings of its own.
         vocabulary: [D] int64 the target's ids of its tokens.
+        packed: keep matrices in Q4_1 (``PACKED``): of EAGLE-1 alone, for other servers do not read that.
 
     Raises:
         RunError: it cannot be written.
@@ -245,6 +249,8 @@ def save_head(folder: Path, network: EagleNetwork, vocabulary: Tensor, target: F
         found["embed_tokens.weight"] = target.embeddings(torch.arange(vocab, device=can.device))
     dtype = torch.float16 if is_eagle1 else torch_dtype(can)
     weights = {name: value.detach().to("cpu", dtype).contiguous() for name, value in found.items()}
+    if packed:
+        weights = dict(map(_packed, weights.items()))
     if is_eagle1:
         weights[SAMPLE] = torch.from_numpy(sample(target))
     if not torch.equal(ids, torch.arange(vocab)):  # without maps they are all tokens
@@ -254,6 +260,14 @@ def save_head(folder: Path, network: EagleNetwork, vocabulary: Tensor, target: F
     write_whole(folder / WEIGHTS, save(weights))
     document = _document(network, len(ids), can, dtype)
     write_whole(folder / CONFIG, json.dumps(document, indent=2, sort_keys=True) + "\n")
+
+
+def _packed(named: tuple[str, Tensor]) -> tuple[str, Tensor]:
+    """A weight under its name, a matrix as Q4_1 blocks."""
+    name, values = named
+    if values.ndim != 2 or values.shape[1] % 32:
+        return named
+    return name + PACKED, torch.from_numpy(gguf.quantize(values.float().numpy(), gguf.GGMLQuantizationType.Q4_1))
 
 
 def _tensors(network: EagleNetwork) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize, safe_open
@@ -21,6 +22,9 @@ from .head_config import Array, EagleConfig
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SAMPLE = "target_sample"
+PACKED = ".q4_1"
+"""Ends the name of a matrix that is kept as [rows, bytes] of Q4_1 blocks, 5 bits a weight: draftree's own EAGLE-1 heads
+may be so."""
 UNREADABLE = (
     OSError,
     ValueError,
@@ -67,7 +71,9 @@ def read_tensors(folder: Path) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for path in safe:
         content = read_bytes(path, path.stat().st_size)  # what has no end has no size
-        found |= {name: _array(stored) for name, stored in deserialize(content)}  # type: ignore[no-untyped-call]
+        for name, stored in deserialize(content):  # type: ignore[no-untyped-call]
+            values = _array(stored)
+            found[name] = gguf.dequantize(values, gguf.GGMLQuantizationType.Q4_1) if name.endswith(PACKED) else values
     for path in () if safe else pickled:
         found |= _unpickled(path)
     found = {_new_name(name): tensor for name, tensor in found.items()}
@@ -104,7 +110,7 @@ def _unpickled(path: Path) -> dict[str, Array]:
 
 def _new_name(name: str) -> str:
     """The name of a tensor as speculators has it."""
-    name = name.removeprefix("model.")
+    name = name.removeprefix("model.").removesuffix(PACKED)
     if name.startswith("midlayer."):
         return f"layers.0.{name.removeprefix('midlayer.')}"
     return "d2t" if name == "draft_id_to_target_id" else name.replace("fc_norms.", "fc_norm.")
