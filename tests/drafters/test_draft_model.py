@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from gguf import TokenType
 
-from draftree import Engine, SamplingParams, SpeculationParams, load
+from draftree import Engine, SamplingParams, SpeculationParams, load, user
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_draft_model
 from draftree.engine.scheduler import SchedulerParams
 from draftree.errors import VocabularyError
 from draftree.models.base import Nodes, Row
+from draftree.models.heads.shipped_heads import shipped_for
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.models.native.native_model import NativeModel
 from draftree.scores import Scores
@@ -177,6 +178,23 @@ def test_the_small_coder_drafts_for_the_large_one() -> None:
     assert result.stats.steps < 12
     with pytest.raises(VocabularyError, match="use a drafter with the target's vocabulary"):
         Engine(target, SpeculationParams(drafter=DEFAULT_MODEL, method="chain"))
+
+
+@pytest.mark.pair
+@pytest.mark.skipif(not PAIR, reason="set DRAFTREE_PAIR")
+def test_a_head_comes_for_the_large_coder_alone() -> None:
+    large, small = sorted(Path(str(PAIR)).glob("*.gguf"), reverse=True)
+    target = load(str(large))
+    found = shipped_for(target)
+    assert found is not None
+    assert found.name == "qwen2.5-coder-1.5b"
+    assert shipped_for(load(str(small))) is None
+    prompt = "Mia has 12 apples and buys 3 bags of 8. She gives a quarter of all to Tom. How many are left?"
+    params = SamplingParams(max_tokens=48)
+    (alone,) = Engine(target).generate([user(prompt)], params)
+    (result,) = Engine(target, SpeculationParams(drafter="head", method="chain")).generate([user(prompt)], params)
+    assert result.token_ids == alone.token_ids
+    assert result.stats.mal > 1.5
 
 
 def test_the_target_drafts_for_itself(target: NativeModel) -> None:

@@ -78,7 +78,7 @@ DRAFTERS = {
     AUTO: "lookup; lookup+head where a head comes, but on llama.cpp (head where children are drawn)",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
     "recycle": "what the target found probable when it last saw the same token; no model",
-    "head": "a layer trained on the target's hidden states; comes with smollm2",
+    "head": "a layer trained on the target's hidden states; comes for smollm2 and Qwen2.5-Coder-1.5B",
     "self": "the target drafts for itself: every draft is accepted; for tests",
     NONE: "no drafting: AR decoding",
 }
