@@ -70,6 +70,17 @@ def test_a_packed_heads_matrices_are_those_of_q4_1(target: HFModel, folder: Path
     assert small >= 7
 
 
+@pytest.mark.parametrize("damage", ["a byte short", "other numbers"])
+def test_damaged_packed_matrices_are_one_line(damage: str, target: HFModel, tmp_path: Path) -> None:
+    save_head(tmp_path / "head", random_network(target), DRAFTED, target, packed=True)
+    tensors = load_file(file := tmp_path / "head" / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(".q4_1"))
+    tensors[name] = tensors[name][:, :-1].contiguous() if damage == "a byte short" else torch.ones(3, 7)
+    save_file(tensors, file)
+    with pytest.raises(ModelFileError, match="cannot read the draft head"):
+        load_head(tmp_path / "head", target)
+
+
 def test_what_it_predicts_is_what_was_trained(target: HFModel, folder: Path) -> None:
     """Embeddings are weighed as in training."""
     read, states = eagle_head(folder, target).network, torch.randn(2, 5, 32)

@@ -6,6 +6,7 @@ Calls of functions are in Hermes' format where a template has none.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -255,7 +256,7 @@ class Piece(NamedTuple):
     special: bool
 
 
-class PieceDecoder:
+class PieceDecoder(ABC):
     """Decodes tokens by their pieces, each of which is read once.
 
     Args:
@@ -268,9 +269,9 @@ class PieceDecoder:
     def __init__(self, size: int) -> None:
         self._size, self._pieces = size, dict[int, Piece]()
 
+    @abstractmethod
     def _read(self, token: int) -> Piece:
         """The piece of a token of the vocabulary."""
-        raise NotImplementedError
 
     def decode(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False

@@ -89,9 +89,8 @@ embeddings and output layer are the target's own and are not in the files."""
         feed_forward: int | None = None,
     ) -> EagleNetwork:
         scale = _spread(responses) / float(frozen.embeddings.square().mean().sqrt())
-        network = new_eagle(EagleConfig.like(target, feed_forward, embedding_scale=scale), seed).to(
-            frozen.weight.device
-        )
+        config = EagleConfig.like(target, feed_forward, embedding_scale=scale)
+        network = new_eagle(config, seed).to(frozen.weight.device)
         regress(network, frozen, responses)
         return network
 

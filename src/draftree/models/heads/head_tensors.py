@@ -70,7 +70,7 @@ def read_tensors(folder: Path) -> dict[str, Array]:
         raise ValueError("it has no weights (*.safetensors or pytorch_model.bin)")
     found: dict[str, Array] = {}
     for path in safe:
-        content = read_bytes(path, path.stat().st_size)  # what has no end has no size
+        content = read_bytes(path, path.stat().st_size)  # a device without an end has size 0
         for name, stored in deserialize(content):  # type: ignore[no-untyped-call]
             values = _array(stored)
             found[name] = gguf.dequantize(values, gguf.GGMLQuantizationType.Q4_1) if name.endswith(PACKED) else values
