@@ -32,7 +32,7 @@ SOURCES = ROOT / "native"
 INSTALLED = ROOT / "src" / "draftree" / "models" / "native"
 OBJECTS = ROOT / "build" / "native"
 
-FLAGS = ("-std=c11", "-O3", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra")
+FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra")
 
 _AVX2 = ("-mavx2", "-mf16c", "-mfma")
 _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")))
@@ -50,7 +50,7 @@ AGAIN = {"linear_avx2.c": (*_AVX2, "-mavxvnni", "-DAVX_VNNI")}
 
 ZIG = "ziglang==0.17.1"
 ZIG_WHEELS = ("x86_64", "AMD64", "aarch64", "arm64", "ARM64")
-CROSS = ("aarch64-linux-gnu.2.17", "aarch64-macos", "x86_64-linux-musl")
+CROSS = ("aarch64-linux-gnu.2.17", "aarch64-macos", "x86_64-windows-gnu", "x86_64-linux-musl")
 _GLIBC = "2.17"
 """That a library made by zig needs."""
 
@@ -60,7 +60,7 @@ class BuildError(Exception):
 
 
 class Compiler(NamedTuple):
-    """What compiles, and for which machine ("x86_64") and system ("linux" or "macos")."""
+    """What compiles, and for which machine ("x86_64") and system ("linux", "macos" or "windows")."""
 
     command: tuple[str, ...]
     machine: str
@@ -81,7 +81,7 @@ class Unit(NamedTuple):
 def _here() -> tuple[str, str]:
     """Machine and system of this process."""
     machine = platform.machine().lower()
-    system = "macos" if sys.platform == "darwin" else "linux"
+    system = {"darwin": "macos", "win32": "windows"}.get(sys.platform, "linux")
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), system
 
 
@@ -100,7 +100,7 @@ def find_compiler() -> Compiler | None:
     if importlib.util.find_spec("ziglang") is None:
         return None
     library = f"-gnu.{_GLIBC}" if platform.libc_ver()[0] == "glibc" else "-musl"
-    return _zig(f"{machine}-{system}{library if system == 'linux' else ''}")
+    return _zig(f"{machine}-{system}{ {'linux': library, 'windows': '-gnu'}.get(system, '') }")
 
 
 _PROBE = "#include <math.h>\n#include <stdatomic.h>\n#include <stdlib.h>\nint probe(void) { return 0; }\n"
@@ -133,7 +133,7 @@ def units(compiler: Compiler, *patterns: str) -> list[Unit]:
 
 
 def library_name(system: str) -> str:
-    return "libdraftree.dylib" if system == "macos" else "libdraftree.so"
+    return {"macos": "libdraftree.dylib", "windows": "draftree.dll"}.get(system, "libdraftree.so")
 
 
 def build(folder: Path = INSTALLED, compiler: Compiler | None = None) -> Path:
@@ -162,7 +162,8 @@ def link(output: Path, compiler: Compiler, sources: Sequence[Unit], *flags: str)
     Args:
         flags: of the linker; "-shared" makes a library.
     """
-    common = (*FLAGS, *shlex.split(os.environ.get("CFLAGS", "")))
+    position = () if compiler.system == "windows" else ("-fPIC",)
+    common = (*FLAGS, *position, *shlex.split(os.environ.get("CFLAGS", "")))
     headers = b"".join(path.read_bytes() for path in sorted(SOURCES.rglob("*.h")))
     OBJECTS.mkdir(parents=True, exist_ok=True)
 

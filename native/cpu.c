@@ -42,17 +42,19 @@ static unsigned available_sets(void) {
 #elif defined(__aarch64__)
 #if defined(__linux__)
 #include <sys/auxv.h>
-#else /* macOS */
+#elif defined(__APPLE__)
 #include <sys/sysctl.h>
 #endif
 
 static unsigned available_sets(void) {
 #if defined(__linux__)
     return getauxval(AT_HWCAP) >> 20 & 1 ? SET_NEON_DOT : 0; /* HWCAP_ASIMDDP */
-#else
+#elif defined(__APPLE__)
     int present = 0;
     size_t bytes = sizeof present;
     return sysctlbyname("hw.optional.arm.FEAT_DotProd", &present, &bytes, NULL, 0) == 0 && present ? SET_NEON_DOT : 0;
+#else
+    return SET_NEON_DOT; /* Windows on ARM64 runs on no CPU without it */
 #endif
 }
 

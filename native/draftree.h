@@ -88,6 +88,7 @@ typedef struct {
     int32_t rope_halves;  /* 1: pairs (i, i + rope_size / 2); 0: pairs (2 i, 2 i + 1) */
     int32_t rope_tables;  /* rows of rope_frequencies, 1 or 2 */
     int32_t activation;   /* of the gate: SiLU or GELU (tanh) */
+    int32_t cache_format; /* of keys and values: FORMAT_F16 or FORMAT_Q8_0 */
     float norm_epsilon;
     float embedding_scale;
     float attention_scale; /* of the products of queries and keys */

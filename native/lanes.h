@@ -30,6 +30,10 @@ static inline Lanes power_of_two(Lanes whole) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
 }
 static inline Lanes load_halves(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+static inline Lanes all_of_half(uint16_t half) { return all(_cvtsh_ss(half)); }
+static inline Lanes load_bytes(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
 static inline void store_halves(uint16_t *p, Lanes a) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -55,6 +59,10 @@ static inline Lanes power_of_two(Lanes whole) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
 }
 static inline Lanes load_halves(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+static inline Lanes all_of_half(uint16_t half) { return all(_cvtsh_ss(half)); }
+static inline Lanes load_bytes(const int8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
 static inline void store_halves(uint16_t *p, Lanes a) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -78,6 +86,12 @@ static inline Lanes fused(Lanes a, Lanes b, Lanes c) { return vfmaq_f32(c, a, b)
 static inline Lanes nearest(Lanes a) { return vrndnq_f32(a); }
 static inline Lanes power_of_two(Lanes whole) {
     return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(whole), vdupq_n_s32(127)), 23));
+}
+static inline Lanes all_of_half(uint16_t half) { return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half))); }
+static inline Lanes load_bytes(const int8_t *p) {
+    uint32_t four;
+    memcpy(&four, p, sizeof four);
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(four))))));
 }
 static inline Lanes load_halves(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 static inline void store_halves(uint16_t *p, Lanes a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
@@ -104,6 +118,8 @@ static inline Lanes power_of_two(Lanes whole) {
     memcpy(&power, &bits, sizeof power);
     return power;
 }
+static inline Lanes all_of_half(uint16_t half) { return float_from_half(half); }
+static inline Lanes load_bytes(const int8_t *p) { return *p; }
 static inline Lanes load_halves(const uint16_t *p) { return float_from_half(*p); }
 static inline void store_halves(uint16_t *p, Lanes a) { *p = half_from_float(a); }
 

@@ -83,6 +83,9 @@ static int check_architecture(const Architecture *a, char message[256]) {
         {"rope pairing", in_range(a->rope_halves, 0, 1), a->rope_halves},
         {"number of rope tables", in_range(a->rope_tables, 1, ROPE_TABLES), a->rope_tables},
         {"activation", in_range(a->activation, ACTIVATION_SILU, ACTIVATION_GELU_TANH), a->activation},
+        {"cache format",
+         a->cache_format == FORMAT_F16 || (a->cache_format == FORMAT_Q8_0 && a->head_size % GROUP_SIZE == 0),
+         a->cache_format},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (!rules[i].fits)
@@ -356,7 +359,7 @@ static int load(Model *model, const Source *source) {
         error = read_weights(model, source);
     if (error)
         return error;
-    start_cache(&model->cache, a->layers, a->key_heads, a->head_size, a->hidden);
+    start_cache(&model->cache, a->layers, a->key_heads, a->head_size, a->cache_format, a->hidden);
     return start_workspace(model);
 }
 
@@ -490,7 +493,7 @@ int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size
     loaded->architecture = *architecture;
     loaded->tier = target->tier;
     loaded->pool = hold_pool(target->pool);
-    loaded->file = (MappedFile){weights, (size_t)size};
+    loaded->file = (MappedFile){weights, (size_t)size, NULL};
     loaded->head = calloc(1, sizeof *loaded->head);
     int error = DRAFTREE_NO_MEMORY;
     if (loaded->head) {
@@ -498,7 +501,7 @@ int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size
         const Source source = {rope_frequencies, NULL, NULL, layer_tensors, model_tensors, head_tensors, NULL, message};
         error = load_head(loaded, tokens, &source);
     }
-    loaded->file = (MappedFile){NULL, 0}; /* the caller's */
+    loaded->file = (MappedFile){NULL, 0, NULL}; /* the caller's */
     return loaded_or_freed(error, loaded, model);
 }
 

@@ -1,7 +1,5 @@
 #include "pool.h"
 
-#include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -31,7 +29,7 @@ static const double FADING = 0.875; /* of what earlier tasks lost, at each task 
 /* Counters that different threads write lie in cache lines of their own. */
 typedef struct {
     Pool *pool;
-    pthread_t thread; /* of all but the first, which is the caller's */
+    Thread *thread; /* NULL: the caller's */
     int number;
     int64_t late;                                /* nanoseconds that it waited in vain since the pool last looked */
     _Alignas(CACHE_LINE) atomic_uint generation; /* of tasks */
@@ -42,9 +40,8 @@ struct Pool {
     int threads; /* that there are */
     int active;  /* that work: the first ones */
     Worker **workers;
-    pthread_mutex_t lock;
-    pthread_cond_t wake;  /* workers sleep on it, with the lock held */
-    pthread_mutex_t turn; /* held while a task runs */
+    Signal *signal;
+    Signal *turn; /* its lock is held while a task runs */
     void (*task)(void *, int, int);
     void *argument;
     double late, total; /* nanoseconds of the last tasks: lost by waits, and all */
@@ -65,24 +62,24 @@ static unsigned await_task(Worker *worker, unsigned seen) {
             return now;
         pause_cpu();
     }
-    Pool *pool = worker->pool;
-    pthread_mutex_lock(&pool->lock);
+    Signal *signal = worker->pool->signal;
+    lock_signal(signal);
     atomic_store(&worker->sleeping, 1);
     while (atomic_load(&worker->generation) == seen)
-        pthread_cond_wait(&pool->wake, &pool->lock);
+        wait_signal(signal);
     atomic_store(&worker->sleeping, 0);
-    pthread_mutex_unlock(&pool->lock);
+    unlock_signal(signal);
     return atomic_load_explicit(&worker->generation, memory_order_acquire);
 }
 
-static void *work(void *argument) {
+static void work(void *argument) {
     Worker *worker = argument;
     Pool *pool = worker->pool;
     unsigned seen = 0;
     for (;;) {
         seen = await_task(worker, seen);
         if (atomic_load(&pool->stopping))
-            return NULL;
+            return;
         pool->task(pool->argument, worker->number, pool->active);
         atomic_fetch_add_explicit(&pool->finished, 1, memory_order_release);
     }
@@ -97,9 +94,9 @@ static void begin_generation(Pool *pool, int threads) {
         sleeping |= atomic_load(&pool->workers[number]->sleeping);
     }
     if (sleeping) {
-        pthread_mutex_lock(&pool->lock);
-        pthread_cond_broadcast(&pool->wake);
-        pthread_mutex_unlock(&pool->lock);
+        lock_signal(pool->signal);
+        wake_all(pool->signal);
+        unlock_signal(pool->signal);
     }
 }
 
@@ -110,7 +107,7 @@ static int add_worker(Pool *pool) {
         return -1;
     worker->pool = pool;
     worker->number = pool->threads;
-    if (worker->number && pthread_create(&worker->thread, NULL, work, worker)) {
+    if (worker->number && !(worker->thread = start_thread(work, worker))) {
         release(worker, sizeof *worker);
         return -1;
     }
@@ -124,11 +121,10 @@ Pool *new_pool(int threads) {
         return NULL;
     pool->rest = FIRST_REST;
     pool->holders = 1;
-    pthread_mutex_init(&pool->lock, NULL);
-    pthread_cond_init(&pool->wake, NULL);
-    pthread_mutex_init(&pool->turn, NULL);
+    pool->signal = new_signal();
+    pool->turn = new_signal();
     pool->workers = calloc((size_t)threads, sizeof(Worker *));
-    int error = !pool->workers;
+    int error = !pool->signal || !pool->turn || !pool->workers;
     while (!error && pool->threads < threads)
         error = add_worker(pool);
     if (error) {
@@ -151,12 +147,11 @@ void free_pool(Pool *pool) {
     begin_generation(pool, pool->threads);
     for (int number = 0; number < pool->threads; number++) {
         if (number)
-            pthread_join(pool->workers[number]->thread, NULL);
+            join_thread(pool->workers[number]->thread);
         release(pool->workers[number], sizeof(Worker));
     }
-    pthread_mutex_destroy(&pool->turn);
-    pthread_cond_destroy(&pool->wake);
-    pthread_mutex_destroy(&pool->lock);
+    free_signal(pool->signal);
+    free_signal(pool->turn);
     free(pool->workers);
     release(pool, sizeof *pool);
 }
@@ -171,7 +166,7 @@ static void keep_waiting(unsigned pause, int64_t *began) {
     }
     if (!*began)
         *began = nanoseconds();
-    sched_yield();
+    yield_thread();
 }
 
 static void end_waiting(Worker *worker, int64_t began) {
@@ -212,7 +207,7 @@ void pool_run(Pool *pool, void (*task)(void *argument, int thread, int threads),
         task(argument, 0, 1);
         return;
     }
-    pthread_mutex_lock(&pool->turn);
+    lock_signal(pool->turn);
     const int others = pool->active - 1;
     int64_t began = nanoseconds(), waiting = 0;
     pool->task = task;
@@ -224,7 +219,7 @@ void pool_run(Pool *pool, void (*task)(void *argument, int thread, int threads),
         keep_waiting(pause, &waiting);
     end_waiting(pool->workers[0], waiting);
     choose_threads(pool, nanoseconds() - began);
-    pthread_mutex_unlock(&pool->turn);
+    unlock_signal(pool->turn);
 }
 
 void pool_barrier(Pool *pool, int thread) {

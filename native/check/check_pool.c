@@ -1,6 +1,5 @@
 /* Does the pool run its tasks whole, and leave out a thread that is always late? Returns 0 if so.
  * tests/models/native/test_pool.py runs it. */
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -19,7 +18,7 @@ typedef struct {
 
 static void wait_until(int64_t moment) {
     while (nanoseconds() < moment)
-        sched_yield();
+        yield_thread();
 }
 
 /* Behind each barrier every thread sees what the others wrote in front of it. */

@@ -22,7 +22,8 @@ from .architecture import Description, Hyperparameters
 
 VERSION = "3"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
-LIBRARY = Path(__file__).parent / f"libdraftree.{'dylib' if sys.platform == 'darwin' else 'so'}"
+_FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
+LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")
 
 _BAD_FILE, _NO_MEMORY, _NO_TIER = -2, -3, -8
 _ERRORS: dict[int, tuple[type[DraftreeError], str]] = {
