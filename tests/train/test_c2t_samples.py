@@ -28,6 +28,7 @@ from draftree.train.c2t_samples import (
     SampleRecipe,
     Samples,
     SampleStore,
+    check_finite,
     collect,
     full_trees,
     samples_along,
@@ -35,7 +36,7 @@ from draftree.train.c2t_samples import (
     thinned,
 )
 from draftree.train.responses import Response, respond
-from draftree.tree import Drawing
+from draftree.tree import DraftTree, Drawing
 
 from ..heads import trained
 from ..pairs import drafter, source, target
@@ -210,6 +211,12 @@ def test_a_torn_shard_is_refused_by_its_name(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_line(tmp_path: Path, full_disk: None) -> None:
     with pytest.raises(RunError, match="cannot write .*No space left"):
         run(tmp_path / "data", most=10)
+
+
+def test_features_that_are_no_numbers_are_named() -> None:
+    tree = DraftTree.of([1], [-1], [1], [-0.5], [math.nan])
+    with pytest.raises(RunError, match="feature entropy of a draft for prompt 5 is nan"):
+        check_finite(samples_of(tree, [], 4))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,15 @@ from ..policies.fixed import TREE_FILE, TreeFile, best_tree, expected_acceptance
 from ..progress import out as output
 from ..progress import progress_reporter
 from ..train.c2t_fit import ClassifierFigures, ClassifierRecipe, check_split, evaluate, fit
-from ..train.c2t_samples import SAMPLES_RECIPE, SampleOptions, SampleRecipe, SampleStore, collect, full_trees
+from ..train.c2t_samples import (
+    SAMPLES_RECIPE,
+    SampleOptions,
+    SampleRecipe,
+    SampleStore,
+    check_room,
+    collect,
+    full_trees,
+)
 from ..train.eagle_fit import FitRecipe, HeadFigures, fast_in_bf16
 from ..train.eagle_training import HeadTraining, TrainingLimits
 from ..train.head_architectures import ARCHITECTURES, Architecture, is_trained, read_trained
@@ -198,6 +206,7 @@ def classifier(
     texts, files = source.read()
     check_split(len(texts), apart)
     folder = own_folder(sampling.data or f"{path}.samples", "--data", SAMPLES_RECIPE)
+    check_room(folder, sampling.samples)
     model = compute.load(target)
     drafts = load_drafter(spec, model, full_trees(), learning=False)
     tokens = encoded(model, texts, raw=source.raw)
