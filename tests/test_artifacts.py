@@ -17,11 +17,11 @@ import pytest
 from draftree.artifacts import JsonFormat, append_line, is_path, locked, user_path, write_whole
 from draftree.cli.main import run
 from draftree.drafters.registry import load_drafter
+from draftree.engine.trace import Trace
 from draftree.errors import ConfigError, InputError, RunError
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load
 from draftree.policies.methods import find_policy
-from draftree.tracing.trace import read_trace
 
 from .tiny import save_tiny, tiny
 
@@ -157,7 +157,7 @@ def test_the_library_refuses_them_too(path: str) -> None:
     with pytest.raises(InputError):
         load_drafter(path, target, policy)
     with pytest.raises(InputError):
-        list(read_trace(path))
+        Trace(path)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ FLOORS = [
     ["drafters"],
     ["verify"],
     ["engine"],
-    ["tracing"],
     ["beams"],
     ["integrations"],
     ["public"],

@@ -211,7 +211,6 @@ def test_the_loaders_refuse_arguments_of_wrong_types(model: str) -> None:
             (d.load_drafter, ("lookup", loaded, value)),
             (d.load_beam_engine, (value,)),
             (d.load_beam_source, (value, loaded)),
-            (d.read_trace, (value,)),
             (d.read_classifier, (value,)),
             (d.Trace, (value,)),
             (d.HFModel, (value,)),

@@ -9,7 +9,6 @@ DraftreeError
 │   │           └── ContextError  it does not fit the context, or the tokens to generate behind it do not
 │   ├── UnknownNameError     no such method, drafter, model or file
 │   ├── ModelFileError       a model file or folder cannot be read
-│   ├── TraceError           a trace cannot be read
 │   ├── VocabularyError      drafter and target do not share a vocabulary
 │   └── UnsupportedModelError  the model cannot be given draft trees
 │       └── NotNativeError     the native engine does not run it; another backend may
@@ -83,10 +82,6 @@ class UnknownNameError(InputError):
 
 class ModelFileError(InputError):
     """A model file or folder cannot be read."""
-
-
-class TraceError(InputError):
-    """A trace cannot be read."""
 
 
 class VocabularyError(InputError):

@@ -12,6 +12,7 @@ from .drafters.registry import load_drafter
 from .engine.engine import Engine, Handle, load_engine
 from .engine.scheduler import SchedulerParams
 from .engine.speculation import Observer, Speculation, SpeculationParams
+from .engine.trace import Trace
 from .errors import DraftreeError, DraftreeWarning, InputError, QueueFullError, RunError, needs_extra
 from .models.loading import load
 from .policies.auto import AutoTree
@@ -23,8 +24,6 @@ from .policies.fixed import RankTree, StaticTree
 from .policies.methods import METHODS
 from .request import Chunk, Generation, Seconds, StageStats, Stats
 from .text.encoding import user
-from .tracing.records import EndRecord, RequestRecord, RunRecord, StepRecord
-from .tracing.trace import Trace, read_trace
 from .tree import DraftTree
 from .verify.schemes import SCHEMES, Relaxed
 
@@ -50,7 +49,6 @@ __all__ = [
     "DraftreeWarning",
     "DynamicWindow",
     "Eagle2Tree",
-    "EndRecord",
     "Engine",
     "EntropyStop",
     "EntropyTree",
@@ -68,16 +66,13 @@ __all__ = [
     "RankTree",
     "Relaxed",
     "RunError",
-    "RunRecord",
     "SamplingParams",
     "SchedulerParams",
     "Seconds",
-    "RequestRecord",
     "Speculation",
     "SpeculationParams",
     "StaticTree",
     "Stats",
-    "StepRecord",
     "Trace",
     "Window",
     "as_processor",
@@ -89,7 +84,6 @@ __all__ = [
     "load_drafter",
     "load_engine",
     "read_classifier",
-    "read_trace",
     "user",
 ]
 

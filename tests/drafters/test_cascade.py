@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from copy import deepcopy
 from dataclasses import replace
@@ -18,6 +19,7 @@ from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
+from draftree.engine.trace import Trace
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
@@ -28,8 +30,6 @@ from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Generation, Outcome, StepCost
 from draftree.scores import Scores
-from draftree.tracing.records import EndRecord, RunRecord
-from draftree.tracing.trace import Trace, read_trace
 from draftree.tree import ROOT, Drawing
 from draftree.verify.schemes import find_scheme
 
@@ -264,14 +264,12 @@ def test_a_trace_has_the_levels_and_their_settings(tmp_path: Path) -> None:
     with Trace(file) as trace:
         engine = Engine(model, Speculation(drafter, 9), observers=[trace])
         g = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
-    records = list(read_trace(file))
-    run, end = records[0], records[-1]
-    assert isinstance(run, RunRecord)
-    assert isinstance(end, EndRecord)
-    assert run.drafter["source"]["settings"]["pending"] == 1
-    assert run.drafter["source"]["policy"] == {"class": "StaticTree", "width": 2, "depth": 2}
-    assert run.drafter["source"]["lower"]["class"] == "ModelSource"
-    assert [(x.name, x.passes, x.emitted) for x in end.stats.stages] == [
+    run, *_, end = map(json.loads, file.read_text().splitlines())
+    source = run["drafter"]["source"]
+    assert source["settings"]["pending"] == 1
+    assert source["policy"] == {"class": "StaticTree", "width": 2, "depth": 2}
+    assert source["lower"]["class"] == "ModelSource"
+    assert [(x["name"], x["passes"], x["emitted"]) for x in end["stats"]["stages"]] == [
         (x.name, x.passes, x.emitted) for x in g.stats.stages
     ]
 

@@ -19,11 +19,10 @@ import draftree.server
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
+from draftree.engine.trace import Trace, plain
 from draftree.models.cost_profile import profile_of
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.server.streams import LiveTrace
-from draftree.tracing.records import plain
-from draftree.tracing.trace import Trace
 
 from ..tiny import tiny, tiny_tokenizer
 from .running import NAME, TEXT, Running, fetched, posted, running, slow_target, streamed

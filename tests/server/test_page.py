@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
-from draftree.tracing.trace import Trace
+from draftree.engine.trace import Trace
 
 from .running import Running, posted, running, slow_target, streamed, target
 

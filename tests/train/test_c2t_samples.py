@@ -15,12 +15,10 @@ from draftree.drafters.base import Drafter, DraftSource, Scorer
 from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
-from draftree.engine.speculation import Speculation
+from draftree.engine.speculation import Observer, Speculation
 from draftree.errors import ConfigError, ModelFileError, RunError
 from draftree.policies.c2t import FEATURES, of_tree
-from draftree.request import Request
-from draftree.tracing.records import RequestRecord, StepRecord
-from draftree.tracing.trace import Trace, read_trace
+from draftree.request import Outcome, Request
 from draftree.train import c2t_samples as module
 from draftree.train.c2t_samples import (
     NODES,
@@ -82,19 +80,28 @@ def test_each_tree_begins_where_the_last_one_was_left() -> None:
     assert found.numbers.tolist() == [0] * len(found.accepted)
 
 
+class Collected(Observer):
+    """Keeps what became of each tree."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        self.outcomes += outcomes
+
+
 @pytest.mark.parametrize(("name", "number"), [("relative", 0), ("relative", 3), ("lookup", 0)])  # 3: temperature 1
-def test_samples_are_those_of_a_trace_of_decoding_with_full_trees(name: str, number: int, tmp_path: Path) -> None:
+def test_samples_are_those_of_decoding_with_full_trees(name: str, number: int) -> None:
     model, seed = target(), 7
     (drawn,) = respond(model, PROMPTS, [number], rows=1, max_tokens=20, seed=seed)
     params = SamplingParams(max_tokens=20, temperature=drawn.temperature, seed=seed + number)
-    with Trace(tmp_path / "run.jsonl") as trace:
-        engine = Engine(model, Speculation(drafter(name, model, full_trees()), NODES), observers=[trace])
-        engine.generate([PROMPTS[number]], params)
-    records = list(read_trace(tmp_path / "run.jsonl"))
-    assert [r.prompt_length for r in records if isinstance(r, RequestRecord)] == [len(PROMPTS[number])]
-    steps = [r for r in records if isinstance(r, StepRecord) and len(r.tree)]
-    want = Samples.joined([samples_of(r.tree, r.path, number) for r in steps])
-    assert np.array_equal(want.accepted.numpy(), np.concatenate([r.accepted for r in steps]))
+    seen = Collected()
+    engine = Engine(model, Speculation(drafter(name, model, full_trees()), NODES), observers=[seen])
+    engine.generate([PROMPTS[number]], params)
+    steps = [outcome for outcome in seen.outcomes if len(outcome.tree)]
+    want = Samples.joined([samples_of(step.tree, step.path, number) for step in steps])
+    accepted = [np.isin(np.arange(len(step.tree)), step.path) for step in steps]
+    assert np.array_equal(want.accepted.numpy(), np.concatenate(accepted))
     got, trees = samples_along(drafter(name, model, full_trees()), drawn, seed, share=1.0)
     assert trees == len(steps)
     assert torch.equal(got.accepted, want.accepted)

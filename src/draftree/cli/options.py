@@ -196,7 +196,7 @@ class TraceOptions:
             if self.force:
                 raise ConfigError("--force overwrites the file of --trace: name one with --trace FILE")
             return []
-        from ..tracing.trace import Trace
+        from ..engine.trace import Trace
 
         trace = Trace(self.trace, force=self.force, labels={"method": method}, warn=complain)
         return [context.with_resource(trace)]

@@ -12,12 +12,11 @@ from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
 from ..engine.speculation import Setup, SpeculationParams
+from ..engine.trace import plain, run_record
 from ..models.cost_profile import Point
 from ..openai.schema import Sent, TokenIds
 from ..policies.auto import AutoTree
 from ..policies.methods import METHODS
-from ..tracing.records import plain
-from ..tracing.trace import run_record
 
 _FOLDER = Path(__file__).parent / "page"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

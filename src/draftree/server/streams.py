@@ -13,12 +13,11 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..engine.speculation import EngineRequest, Observer
+from ..engine.trace import end_record, plain, request_record, step_record
 from ..openai.answers import CompletionBuilder
 from ..openai.bad_bodies import failure
 from ..openai.responses_api import ResponseBuilder
 from ..request import Outcome
-from ..tracing.records import plain
-from ..tracing.trace import end_record, request_record, step_record
 from .engine_loop import Submission
 
 log = logging.getLogger("draftree.server")

@@ -2,7 +2,7 @@
 
 The target's own responses are drafted again with trees that nothing has pruned (C2T: depth 11, 10 children of each of
 a layer's 10 best nodes). With match verification the accepted path is the longest one that the text follows, so labels
-are those of a trace of such decoding (``StepRecord.accepted``), and no target pass goes into a thousand drafts.
+are those of such decoding, and no target pass goes into a thousand drafts.
 """
 
 from __future__ import annotations

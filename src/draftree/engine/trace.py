@@ -1,0 +1,262 @@
+"""Traces: an observer that writes what every step did, as lines of JSON; ``docs/traces.md`` is their schema.
+
+Numbers have 9 significant digits, so that a float32 comes back exactly; what JSON has no number for is "Infinity",
+"-Infinity" or "NaN".
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from ..artifacts import new_file
+from ..config import typed
+from ..errors import ConfigError, DraftreeWarning
+from ..request import Outcome, Request
+from .speculation import EngineRequest, Observer, Setup
+
+FORMAT = "draftree-trace"
+VERSION = 3
+"""Rises when a key changes its meaning or goes; new keys alone do not raise it."""
+_LONGEST_RUN = 1 << 20
+"""Bytes of a first line."""
+
+Record = Mapping[str, Any]
+"""A line by its keys; ``plain`` gives the values that JSON can hold."""
+
+
+class Trace(Observer):
+    """Writes what an engine does to a file: ``Engine(..., observers=[trace])``.
+
+    The file is made when the first request has been opened, and every step is flushed, so that an interrupted run
+    leaves whole lines. When writing fails (a full disk), tracing stops with one warning and decoding goes on.
+
+    Args:
+        path: the file.
+        force: overwrite a trace that exists.
+        labels: what the caller calls things, kept in the first line beside the drafter's name.
+        warn: takes the warning; ``warnings.warn`` by default.
+
+    Raises:
+        ConfigError: the file exists, and is no trace or ``force`` is not given, or cannot be written; found at once.
+    """
+
+    @typed
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        force: bool = False,
+        labels: Mapping[str, str] | None = None,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        self.path = new_file(path, "trace", _owns, force=force)
+        self._labels = dict(labels or {})
+        self._warn = warn or partial(warnings.warn, category=DraftreeWarning, stacklevel=2)
+        self._file: IO[bytes] | None = None
+        self._run = b""
+        self._numbers: dict[Request, int] = {}
+        self._count = itertools.count()
+        self._stopped = False
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the trace; what the engine does from now on is not traced."""
+        self._stop(None)
+
+    def begin(self, setup: Setup) -> None:
+        """Describe the run.
+
+        Raises:
+            ConfigError: the trace is another engine's already.
+        """
+        if self._run:
+            raise ConfigError(f"trace '{self.path}' belongs to another engine: make a Trace for each")
+        self._run = _line(run_record(setup, self._labels))
+
+    def opened(self, request: EngineRequest) -> None:
+        self._numbers[request] = next(self._count)
+        self._write([request_record(request, self._numbers[request])])
+
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        self._write(step_record(outcome, self._numbers[outcome.request]) for outcome in outcomes)
+
+    def closed(self, request: EngineRequest) -> None:
+        number = self._numbers.pop(request, None)
+        if number is not None:
+            self._write([end_record(request, number)])
+
+    def _write(self, records: Iterable[Record]) -> None:
+        if self._stopped:
+            return
+        lines = b"".join(map(_line, records))
+        try:
+            if self._file is None:
+                self._file = self.path.open("wb")
+                lines = self._run + lines
+            self._file.write(lines)
+            self._file.flush()
+        except OSError as error:
+            self._stop(error)
+
+    def _stop(self, error: OSError | None) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            if self._file is not None:
+                self._file.close()  # after a failed write it tries again what it still holds, and fails again
+        except OSError as late:
+            error = error or late
+        if error is not None:
+            self._warn(f"cannot write trace '{self.path}' any further ({error.strerror or error}): decoding goes on")
+
+
+def _owns(path: Path) -> bool:
+    """A file is a trace, of whatever version, or empty."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline(_LONGEST_RUN)
+        run = json.loads(line or "null")
+    except (OSError, ValueError, RecursionError):
+        return False
+    return run is None or (isinstance(run, dict) and (run.get("kind"), run.get("format")) == ("run", FORMAT))
+
+
+def run_record(setup: Setup, labels: Mapping[str, str]) -> Record:
+    """The first line of an engine's trace; ``labels``: what the caller calls things."""
+    can, made = setup.target.capabilities, setup.speculation
+    described = (
+        "name",
+        "architecture",
+        "parameters",
+        "dtype",
+        "weight_format",
+        "device",
+        "engine",
+        "attention",
+        "max_length",
+        "vocab_size",
+    )
+    return {
+        "kind": "run",
+        "format": FORMAT,
+        "version": VERSION,
+        "draftree": version("draftree"),
+        "date": setup.date,
+        "threads": can.threads,
+        "target": {name: getattr(can, name) for name in described} | {"eos_ids": sorted(can.eos_ids)},
+        "drafter": _described(made.drafter),
+        "nodes": made.nodes,
+        "verification": made.scheme.name,
+        "candidates": made.scheme.candidates,
+        "labels": {"drafter": made.drafter.name, **labels},
+    }
+
+
+def request_record(request: EngineRequest, number: int) -> Record:
+    """The line of a request that has been opened."""
+    speculation, read = request.speculation, request.prompt_length
+    return {
+        "kind": "request",
+        "request": number,
+        "prompt_length": read,
+        "prompt": request.ids[:read],
+        "seed": request.seed,
+        "limit": request.limit,
+        "params": request.params,
+        "drafter": speculation.drafter.name,
+        "nodes": speculation.nodes,
+        "verification": speculation.scheme.name,
+        "candidates": speculation.scheme.candidates,
+        "first": request.ids[read],
+        "prefill": request.stats.seconds.prefill,
+    }
+
+
+def step_record(outcome: Outcome, number: int) -> Record:
+    """The line of a step."""
+    request, cost = outcome.request, outcome.step
+    length = len(request.ids) - outcome.taken
+    return {
+        "kind": "step",
+        "request": number,
+        "step": request.stats.steps,
+        "length": length,
+        "root": request.ids[length - 1],
+        "tree": outcome.tree,
+        "expected": outcome.tree.expected_acceptance_length,
+        "path": outcome.path,
+        "tokens": outcome.tokens,
+        "taken": outcome.taken,
+        "batch": cost.batch,
+        "draft_passes": cost.draft_passes,
+        "seconds": {"draft": cost.draft, "verify": cost.verify, "other": cost.other},
+    }
+
+
+def end_record(request: Request, number: int) -> Record:
+    """The line of a request that has been closed."""
+    return {"kind": "end", "request": number, "finish_reason": request.finish_reason, "stats": request.stats}
+
+
+def _line(record: Record) -> bytes:
+    return json.dumps(plain(record), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold of a value: dataclasses by their public fields, functions and other objects by their name."""
+    if isinstance(value, float):
+        return _number(value)
+    if value is None or isinstance(value, (int, str)):
+        return value
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, (tuple, list)):
+        return [plain(x) for x in value]
+    if isinstance(value, Mapping):
+        return {str(k): plain(x) for k, x in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.repr}
+    return _name_of(value)
+
+
+def _number(x: float) -> float | str:
+    if math.isfinite(x):
+        return float(f"{x:.9g}")
+    return "NaN" if math.isnan(x) else "Infinity" if x > 0 else "-Infinity"
+
+
+def _name_of(value: object) -> str:
+    """A function's name, or that of an object's class."""
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _described(thing: object) -> dict[str, Any]:
+    """Class and settings of a drafter or policy; models by their names."""
+    settings = [f.name for f in fields(thing) if f.repr] if is_dataclass(thing) else []
+    return {"class": _name_of(thing), **{name: _setting(getattr(thing, name)) for name in settings}}
+
+
+def _setting(value: object) -> Any:
+    can = getattr(value, "capabilities", None)
+    if can is not None:
+        return can.name
+    if isinstance(value, tuple):
+        return [_setting(x) for x in value]
+    return _described(value) if is_dataclass(value) else value
