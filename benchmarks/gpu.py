@@ -36,7 +36,6 @@ from draftree.models.huggingface.runner import RUNNERS
 from draftree.models.huggingface.torch_scores import tensor_of
 from draftree.models.loading import ModelOptions, load
 from draftree.models.model_files import DEFAULT_MODEL
-from draftree.models.protocols import tokenizer_of
 from draftree.text.encoding import encode, user
 
 from .serving import questions
@@ -74,8 +73,7 @@ def differing(models: Sequence[LanguageModel], texts: Sequence[str], tokens: int
     """Of the greedy answers of two models those that differ, and how many there are."""
     params = SamplingParams(max_tokens=tokens)
     answers = [
-        [Engine(m).generate([encode(tokenizer_of(m), user(text))], params)[0].token_ids for text in texts]
-        for m in models
+        [Engine(m).generate([encode(m.tokenizer, user(text))], params)[0].token_ids for text in texts] for m in models
     ]
     return sum(a != b for a, b in zip(*answers, strict=True)), len(texts)
 
@@ -101,7 +99,7 @@ def near_ties(model: LanguageModel, texts: Sequence[str], tokens: int, width: in
     """Feed greedy answers one token at a time, and ``width`` at a time, to one model."""
     engine, places, ties, choices, largest = Engine(model), 0, 0, 0, 0.0
     for text in texts:
-        prompt = encode(tokenizer_of(model), user(text))
+        prompt = encode(model.tokenizer, user(text))
         answer = engine.generate([prompt], SamplingParams(max_tokens=tokens))[0].token_ids
         one, several = (_logits(model, prompt, answer, step) for step in (1, width))
         difference = (one - several).abs().amax(-1)

@@ -29,7 +29,6 @@ from draftree.errors import ConfigError
 from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.model_files import DEFAULT_MODEL
-from draftree.models.protocols import tracked
 from draftree.policies.base import NO_CANDIDATES, Candidates
 from draftree.policies.best_paths import Eagle2Tree
 from draftree.request import Outcome, Request
@@ -167,7 +166,7 @@ def record(
         if len(text) < 3:
             continue
         positions = []
-        kept = tracked(target)
+        kept = target.tracked
         passes = pass_maker(target, drafter, features)
         with Replay(drafter, prompt, text, params, features, passes, kept) as replay, torch.inference_mode():
             while len(replay.left) > 1:

@@ -137,7 +137,7 @@ def trained_difference() -> float:
 def worst(head: HeadModel, target: HFModel, model: Any) -> float:
     """Largest difference of the logits of a head here and as a model of speculators."""
     tokens, largest = torch.tensor(TEXT[1:]), 0.0
-    features = feature_row(prefill(target, TEXT)).waiting_features(head.features)[:-1].clone()
+    features = feature_row(prefill(target, TEXT)).last_features(wanted=head.features)[:-1].clone()
     want = logits_of(model, features)
     for cut in range(1, len(tokens) - STEPS + 1):
         row = head.open()

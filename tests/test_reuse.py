@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.scores import Scores
+from draftree.text.encoding import Tokenizer
 
 from . import tiny_gguf
 from .tiny import tiny, tiny_tokenizer
@@ -54,7 +55,7 @@ class Toy(ToyModel):
 
     def __init__(self) -> None:
         super().__init__(40, spread=12.0, max_length=128)
-        self.tokenizer, self.most = Letters(), 0
+        self.tokenizer, self.most = cast(Tokenizer, Letters()), 0
 
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         self.most = max(self.most, *(len(new.tokens) for new in nodes))

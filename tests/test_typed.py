@@ -15,7 +15,6 @@ import draftree as d
 from draftree.config import check_fields, check_type, typed
 from draftree.errors import ConfigError, InputError, PromptError
 from draftree.models.base import prefill
-from draftree.models.protocols import tokenizer_of
 from draftree.text.encoding import encode
 
 from .tiny import save_tiny
@@ -226,7 +225,7 @@ def test_the_loaders_refuse_arguments_of_wrong_types(model: str) -> None:
 
 def test_text_that_is_not_text_is_refused(model: str) -> None:
     """A lone surrogate was a TypeError of the tokenizer, for which the chat template was blamed."""
-    tokenizer = tokenizer_of(d.load(model))
+    tokenizer = d.load(model).tokenizer
     for prompt in ("a\udcff", d.user("a\udcff"), b"abc", ["a", "b"], 5, [{"role": "user", "content": 5}]):
         with pytest.raises(PromptError):
             encode(tokenizer, prompt)  # type: ignore[arg-type]
@@ -238,7 +237,7 @@ def test_text_that_is_not_text_is_refused(model: str) -> None:
 )
 def test_a_chat_template_that_fails_is_told(template: str, model: str) -> None:
     """A damaged chat template, which runs as code, was a traceback of jinja2, or of what it had tried."""
-    tokenizer = tokenizer_of(d.load(model))
+    tokenizer = d.load(model).tokenizer
     assert tokenizer is not None
     tokenizer.chat_template = template
     with pytest.raises(PromptError):

@@ -15,7 +15,7 @@ from draftree.config import Budget
 from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.grow import grow
 from draftree.errors import CacheError
-from draftree.models.base import FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, Nodes, Row
+from draftree.models.base import FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
 from draftree.models.huggingface.features import FeatureRow, feature_row
 from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.scores import LastScores, NumpyScores, Scores
@@ -34,7 +34,7 @@ def chain_tree(tokens: Sequence[int], logprob: float = 0.0) -> DraftTree:
     return DraftTree.of(tokens, depths - 2, depths, logprob * depths, np.zeros(len(tokens)))
 
 
-class ToyModel:
+class ToyModel(LanguageModel):
     """A ``LanguageModel`` whose next-token logits depend on the last two tokens and on the position.
 
     Attributes:
@@ -174,12 +174,17 @@ class ToyFeatureModel(ToyModel):
         rng = torch.Generator().manual_seed(seed + 1)
         self.table = torch.randn((vocab, vocab), generator=rng)
         self.bias = torch.randn(vocab, generator=rng)
-        self.hidden_size, self.layers, self.tracked = vocab, 0, FeatureSpec()
+        self.hidden_size, self.layers, self._tracked = vocab, 0, FeatureSpec()
+
+    @property
+    def tracked(self) -> FeatureSpec:
+        """See ``LanguageModel``."""
+        return self._tracked
 
     def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
         """See ``FeatureModel``: it has final ones alone."""
         assert wanted == FINAL_STATE
-        self.tracked = wanted
+        self._tracked = wanted
 
     def embeddings(self, ids: Tensor) -> Tensor:
         """See ``FeatureModel``."""

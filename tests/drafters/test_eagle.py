@@ -108,7 +108,7 @@ def test_entropies_are_of_the_distribution_over_the_draft_vocabulary(target: HFM
     row = head.open()
     ids = torch.tensor([*PROMPTS[0], request.output_ids[0]])
     opened = prefill(target, PROMPTS[0])
-    distribution = head.advance([row], [ids[1:]], [feature_row(opened).waiting_features()])[0].softmax(-1)
+    distribution = head.advance([row], [ids[1:]], [feature_row(opened).last_features()])[0].softmax(-1)
     assert float(tree.entropies[0]) == pytest.approx(float(torch.special.entr(distribution).sum()), abs=1e-4)
     assert float(tree.path_logprobs[0]) == pytest.approx(float(distribution.max().log()), abs=1e-4)
 
@@ -164,7 +164,7 @@ def test_drafting_leaves_the_hidden_states_of_the_targets_row(target: HFModel) -
     for _ in range(3):
         made.stepper.step([request])
     assert request.row is not None
-    states = feature_row(request.row).waiting_features()
+    states = feature_row(request.row).last_features()
     assert len(states) == request.row.length
     assert torch.equal(feature_row(request.row).last_features(5), states[-5:])
     with pytest.raises(CacheError):

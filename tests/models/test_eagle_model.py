@@ -34,7 +34,7 @@ def fed(head: HeadModel, target: HFModel, prompt: list[int]) -> tuple[HeadRow, T
     """A row with all of a prompt, and the logits after it."""
     row = prefill(target, prompt)
     new = head.open()
-    logits = head.advance([new], [torch.tensor(prompt[1:])], [feature_row(row).waiting_features()[:-1]])
+    logits = head.advance([new], [torch.tensor(prompt[1:])], [feature_row(row).last_features()[:-1]])
     target.close(row)
     return new, logits
 
@@ -66,7 +66,7 @@ def test_rows_of_a_batch_do_not_see_each_other(target: HFModel) -> None:
         head.close(row)
     opened = [prefill(target, p) for p in PROMPTS]
     rows = [head.open() for _ in PROMPTS]
-    features = [feature_row(row).waiting_features()[:-1] for row in opened]
+    features = [feature_row(row).last_features()[:-1] for row in opened]
     after = head.advance(rows, [torch.tensor(p[1:]) for p in PROMPTS], features)
     logits = extended(head, rows, trees)
     for b, (own_after, own) in enumerate(alone):
@@ -78,7 +78,7 @@ def test_rows_of_a_batch_do_not_see_each_other(target: HFModel) -> None:
 
 def test_tokens_in_pieces_equal_tokens_at_once(target: HFModel) -> None:
     head, prompt = random_head(target), PROMPTS[0]
-    features = feature_row(prefill(target, prompt)).waiting_features()
+    features = feature_row(prefill(target, prompt)).last_features()
     row = head.open()
     head.advance([row], [torch.tensor(prompt[1:3])], [features[:2]])
     head.extend([row], [TREE])  # what was drafted is forgotten

@@ -31,14 +31,16 @@ def target() -> HFModel:
 def fed(head: HeadModel, target: HFModel, prompt: list[int]) -> tuple[HeadRow, Tensor]:
     """A row with all of a prompt, and the logits after it."""
     row, new = prefill(target, prompt), head.open()
-    logits = head.advance([new], [torch.tensor(prompt[1:])], [feature_row(row).waiting_features(head.features)[:-1]])[0]
+    logits = head.advance(
+        [new], [torch.tensor(prompt[1:])], [feature_row(row).last_features(wanted=head.features)[:-1]]
+    )[0]
     target.close(row)
     return new, logits
 
 
 def expected(recipe: Recipe, head: HeadModel, target: HFModel, prompt: list[int], further: list[int]) -> Tensor:
     row, weights = prefill(target, prompt), target.model
-    features = feature_row(row).waiting_features(head.features)[:-1]
+    features = feature_row(row).last_features(wanted=head.features)[:-1]
     target.close(row)
     matrices = (weights.get_input_embeddings().weight, weights.get_output_embeddings().weight)
     embeddings, output = (m.detach() for m in matrices if isinstance(m, Tensor))
@@ -104,7 +106,7 @@ def test_trees_equal_chains_and_batches_equal_single_rows(kind: str, target: HFM
     below = Nodes.of([6, 10, 12], [0, 2, 1])
     opened = [prefill(target, prompt) for prompt in prompts]
     rows = [head.open() for _ in prompts]
-    features = [feature_row(row).waiting_features(head.features)[:-1] for row in opened]
+    features = [feature_row(row).last_features(wanted=head.features)[:-1] for row in opened]
     after = head.advance(rows, [torch.tensor(prompt[1:]) for prompt in prompts], features)
     logits = torch.cat([extended(head, rows, [tree] * 3), extended(head, rows, [below] * 3)], dim=1)
     paths = {0: [2], 1: [8], 2: [4], 3: [2, 6], 4: [4, 10], 5: [8, 12]}
@@ -120,7 +122,7 @@ def test_trees_equal_chains_and_batches_equal_single_rows(kind: str, target: HFM
 def test_tokens_in_pieces_equal_tokens_at_once(kind: str, target: HFModel, tmp_path: Path) -> None:
     head = eagle_head(saved(KINDS[kind], tmp_path), target)
     row, new = prefill(target, PROMPT), head.open()
-    features, tokens = feature_row(row).waiting_features(head.features)[:-1], torch.tensor(PROMPT[1:])
+    features, tokens = feature_row(row).last_features(wanted=head.features)[:-1], torch.tensor(PROMPT[1:])
     target.close(row)
     head.advance([new], [tokens[:4]], [features[:4]])
     head.extend([new], [Nodes.chain([9])])  # what was drafted is forgotten

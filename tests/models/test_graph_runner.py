@@ -92,7 +92,7 @@ def test_hidden_states_and_wanted_logits_are_cut_to_what_is_there() -> None:
     row = model.open()
     assert extended(model, [row], [Nodes.chain(prompt, wanted=0)]).shape[1] == 0
     model.commit(row, range(5))
-    assert_close(feature_row(row).waiting_features(), model.model.base_model(input_ids=torch.tensor([prompt]))[0][0])
+    assert_close(feature_row(row).last_features(), model.model.base_model(input_ids=torch.tensor([prompt]))[0][0])
 
 
 def test_the_output_is_that_of_eager_passes() -> None:

@@ -31,7 +31,7 @@ def tracked(kind: str = "llama") -> HFModel:
 def test_they_are_what_the_output_layer_turns_into_logits(kind: str) -> None:
     model = tracked(kind)
     row = prefill(model, PROMPT)
-    features = feature_row(row).waiting_features()
+    features = feature_row(row).last_features()
     causal = model.model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
     assert torch.allclose(model.model.get_output_embeddings()(features), causal, atol=1e-4)
 
@@ -39,26 +39,12 @@ def test_they_are_what_the_output_layer_turns_into_logits(kind: str) -> None:
 def test_a_commit_keeps_those_of_its_path() -> None:
     model = tracked()
     rows = [prefill(model, PROMPT), prefill(model, PROMPT[:2])]
-    for row in rows:
-        row.drop_features()
     model.extend(rows, [TREE, Nodes.chain([7])])
     model.commit(rows[0], [1, 2, 3])
     model.commit(rows[1], [])
     causal = model.model.base_model(input_ids=torch.tensor([[*PROMPT, 2, 6, 5]]), use_cache=False)[0][0]
-    assert torch.allclose(feature_row(rows[0]).waiting_features(), causal[len(PROMPT) :], atol=1e-5)
-    with pytest.raises(CacheError, match="no hidden states wait"):
-        feature_row(rows[1]).waiting_features()
-
-
-def test_several_commits_wait_until_they_are_dropped() -> None:
-    model = tracked()
-    row = prefill(model, PROMPT)
-    for token in (7, 8):
-        model.extend([row], [Nodes.chain([token])])
-        model.commit(row, [0])
-    assert feature_row(row).waiting_features().shape == (len(PROMPT) + 2, 32)
-    row.drop_features()
-    assert feature_row(row).last_features(len(PROMPT) + 2).shape == (len(PROMPT) + 2, 32), "they are kept"
+    assert torch.allclose(feature_row(rows[0]).last_features(), causal, atol=1e-5)
+    assert torch.allclose(feature_row(rows[1]).last_features(), causal[:2], atol=1e-5)
 
 
 def test_they_are_kept_in_few_pieces() -> None:
@@ -67,7 +53,6 @@ def test_they_are_kept_in_few_pieces() -> None:
     for _ in range(100):
         model.extend([row], [Nodes.chain([7])])
         model.commit(row, [0])
-        row.drop_features()
     assert len(feature_row(row).features) < 70
     causal = model.model.base_model(input_ids=torch.tensor([[*PROMPT, *[7] * 100]]), use_cache=False)[0][0]
     assert torch.allclose(feature_row(row).last_features(len(PROMPT) + 100), causal, atol=1e-4)
@@ -76,30 +61,28 @@ def test_they_are_kept_in_few_pieces() -> None:
 def test_nodes_fed_in_two_passes_are_one_path() -> None:
     model = tracked()
     row = prefill(model, PROMPT)
-    row.drop_features()
     model.extend([row], [Nodes.chain([7])])
     model.extend([row], [Nodes.of([8], [0])])
     model.commit(row, [0, 1])
     causal = model.model.base_model(input_ids=torch.tensor([[*PROMPT, 7, 8]]), use_cache=False)[0][0]
-    assert torch.allclose(feature_row(row).waiting_features(), causal[len(PROMPT) :], atol=1e-5)
+    assert torch.allclose(feature_row(row).last_features(2), causal[len(PROMPT) :], atol=1e-5)
 
 
 def test_a_fork_has_its_own() -> None:
     model = tracked()
     row = prefill(model, PROMPT)
     fork = model.fork(row)
-    assert torch.equal(feature_row(row).waiting_features(), feature_row(fork).waiting_features())
+    assert torch.equal(feature_row(row).last_features(), feature_row(fork).last_features())
 
 
 @pytest.mark.parametrize("length", [2, len(PROMPT), len(PROMPT) + 1])
-def test_a_fork_has_those_of_its_tokens_and_nobody_has_read_them(length: int) -> None:
+def test_a_fork_has_those_of_its_tokens(length: int) -> None:
     model = tracked()
     row = prefill(model, PROMPT)
     model.extend([row], [Nodes.chain([7, 8])])
     model.commit(row, [0, 1])
-    row.drop_features()
     assert torch.equal(
-        feature_row(model.fork(row, length)).waiting_features(),
+        feature_row(model.fork(row, length)).last_features(),
         feature_row(row).last_features(len(PROMPT) + 2)[:length],
     )
 
@@ -111,7 +94,7 @@ def test_a_fork_of_a_row_that_was_tracked_late_has_what_there_is() -> None:
     model.extend([row], [Nodes.chain([7, 8])])
     model.commit(row, [0, 1])
     assert torch.equal(
-        feature_row(model.fork(row, len(PROMPT) + 1)).waiting_features(), feature_row(row).waiting_features()[:1]
+        feature_row(model.fork(row, len(PROMPT) + 1)).last_features(), feature_row(row).last_features()[:1]
     )
     assert not feature_row(model.fork(row, len(PROMPT))).features
 
@@ -125,8 +108,8 @@ def test_two_models_on_the_same_weights_read_them_by_one_hook() -> None:
     second.extend([two], [Nodes.chain([7, 8])])
     first.commit(one, [0])
     second.commit(two, [0, 1])
-    assert len(feature_row(one).waiting_features()) == 6
-    assert len(feature_row(two).waiting_features()) == 5
+    assert len(feature_row(one).last_features()) == 6
+    assert len(feature_row(two).last_features()) == 5
     assert len(first.model.get_decoder()._forward_hooks) == 1
 
 
@@ -191,7 +174,7 @@ def test_what_chosen_layers_read_is_what_transformers_says(kind: str, runner: st
     model.commit(rows[1], [0, 1])
     for row, text in zip(rows, ([*PROMPT, 2, 6, 5, 8], [*PROMPT[:2], 4, 4]), strict=True):
         torch.testing.assert_close(
-            feature_row(row).waiting_features(), stock_states(kind, text, wanted), atol=1e-4, rtol=0
+            feature_row(row).last_features(), stock_states(kind, text, wanted), atol=1e-4, rtol=0
         )
         some = FeatureSpec((1, 2))
         assert torch.equal(
@@ -258,7 +241,7 @@ def test_layers_of_a_model_with_scaled_logits_can_be_read_all_the_same() -> None
 
     weights.forward = scaled
     model.track_features(FeatureSpec((0, 2)))
-    assert feature_row(prefill(model, PROMPT)).waiting_features().shape == (len(PROMPT), 64)
+    assert feature_row(prefill(model, PROMPT)).last_features().shape == (len(PROMPT), 64)
     with pytest.raises(UnsupportedModelError):
         model.track_features()
     assert model.tracked == FeatureSpec((0, 2))

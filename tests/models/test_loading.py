@@ -26,7 +26,6 @@ from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import hf_loading
 from draftree.models.huggingface.hf_loading import cache_folder, load_stock
 from draftree.models.loading import load
-from draftree.models.protocols import tokenizer_of
 from draftree.text.encoding import encode, user
 
 from ..references import extended
@@ -265,7 +264,7 @@ TEMPLATES = ("{% if %}", "{{ messages.nothing.more }}", "{{ 1 / 0 }}", "{{ raise
 def test_a_damaged_chat_template_is_one_line(template: str, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(PromptError, match="chat template"):
-        encode(tokenizer_of(load(str(folder))), user("the cat"))
+        encode(load(str(folder)).tokenizer, user("the cat"))
 
 
 def test_another_attention_is_refused_before_anything_is_loaded() -> None:

@@ -81,11 +81,11 @@ def test_hidden_states_follow() -> None:
     model.extend([row], [nodes(tokens, SHAPE)])
     model.prune(row, [0, 2, 4, 5], 2)
     text = prefill(model, [3, 4, 5, tokens[0], tokens[2], tokens[5]])
-    want = feature_row(text).waiting_features()
-    assert_close(feature_row(row).waiting_features(), want[:5])
+    want = feature_row(text).last_features()
+    assert_close(feature_row(row).last_features(), want[:5])
     assert_close(torch.cat(feature_row(row).pending)[1], want[5])
     model.commit(row, [1])
-    assert_close(feature_row(row).waiting_features(), want)
+    assert_close(feature_row(row).last_features(), want)
 
 
 def test_a_slot_takes_as_many_bytes_as_it_says() -> None:
@@ -103,8 +103,8 @@ def test_a_heads_beams_are_fed_as_text_is() -> None:
     """Tokens that come with the target's hidden states are predicted as if they had been committed one by one."""
     target = HFModel(tiny(), self_test=False)
     head, prompt = random_head(target), [2, 4, 6, 8]
-    hidden = feature_row(prefill(target, [*prompt, 2, 8, 6])).waiting_features()
-    other = feature_row(prefill(target, [*prompt, 2, 4])).waiting_features()
+    hidden = feature_row(prefill(target, [*prompt, 2, 8, 6])).last_features()
+    other = feature_row(prefill(target, [*prompt, 2, 4])).last_features()
     row = head.open()
     head.advance([row], [torch.tensor(prompt[1:])], [hidden[:3]])
     features = torch.stack([hidden[3], hidden[4], other[4], hidden[5]])

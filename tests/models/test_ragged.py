@@ -64,7 +64,7 @@ def test_hidden_states_are_those_of_each_row() -> None:
     model.extend(rows, [Nodes.chain(text, wanted=0) for text in texts])
     for row, text in zip(rows, texts, strict=True):
         model.commit(row, range(len(text)))
-        assert_close(feature_row(row).waiting_features(), model.model.base_model(input_ids=torch.tensor([text]))[0][0])
+        assert_close(feature_row(row).last_features(), model.model.base_model(input_ids=torch.tensor([text]))[0][0])
 
 
 def test_committed_hidden_states_do_not_keep_those_of_the_pass() -> None:
@@ -73,7 +73,7 @@ def test_committed_hidden_states_do_not_keep_those_of_the_pass() -> None:
     rows = [model.open(), model.open()]
     model.extend(rows, [Nodes.chain([1, 2]), Nodes.chain([3] * 50)])
     model.commit(rows[0], [0, 1])
-    states = feature_row(rows[0]).waiting_features()
+    states = feature_row(rows[0]).last_features()
     assert states.untyped_storage().nbytes() == states.nbytes
 
 

@@ -31,15 +31,7 @@ from draftree.models.heads.head_config import EagleConfig
 from draftree.models.heads.head_folder import find_head, load_head
 from draftree.models.huggingface.features import feature_row
 from draftree.models.huggingface.inspection import self_test
-from draftree.models.protocols import (
-    DraftHead,
-    FeatureModel,
-    TextModel,
-    TimedModel,
-    TrainableModel,
-    TwinModel,
-    trainable,
-)
+from draftree.models.protocols import DraftHead, FeatureModel, TrainableModel, trainable
 from draftree.policies.entropy import CHAIN
 from draftree.train.head_architectures import new_eagle
 
@@ -64,7 +56,7 @@ def test_it_has_rows_and_no_ability_beside() -> None:
     toy = ToyModel(VOCAB)
     assert isinstance(toy, LanguageModel)
     assert isinstance(toy, ForestModel)
-    for ability in (TextModel, FeatureModel, TwinModel, TrainableModel, DraftHead, TimedModel):
+    for ability in (FeatureModel, TrainableModel, DraftHead):
         assert not isinstance(toy, ability)
 
 
@@ -150,7 +142,7 @@ def test_a_head_scores_its_vocabulary_and_the_texts_tokens_with_their_biases() -
     target = ToyFeatureModel()
     head, row = head_of(target), prefill(target, [1, 2, 4])
     fed = head.open()
-    logits = head.advance([fed], [torch.tensor([2, 4])], [feature_row(row).waiting_features()[:-1]])[0]
+    logits = head.advance([fed], [torch.tensor([2, 4])], [feature_row(row).last_features()[:-1]])[0]
     assert fed.tokens.tolist() == [*DRAFTED.tolist(), 4]
     assert torch.allclose(logits[:5], (fed.predicted[0] + target.bias)[fed.tokens], atol=1e-5)
     assert bool((logits[5:] == float("-inf")).all())

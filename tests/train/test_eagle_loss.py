@@ -31,7 +31,7 @@ def target() -> HFModel:
 
 def response(target: HFModel, ids: list[int], prompt: int) -> Response:
     row = prefill(target, ids)
-    features = feature_row(row).waiting_features()[:-1].clone()
+    features = feature_row(row).last_features()[:-1].clone()
     target.close(row)
     return Response(0, 0.0, prompt, torch.tensor(ids), features, feature_row(row).kept)
 

@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel, prefill_scored
 from ..models.loading import ModelOptions, load
 from ..models.model_files import DEFAULT_MODEL
-from ..models.protocols import DraftHead, tokenizer_of
+from ..models.protocols import DraftHead
 from ..request import Stats
 from ..text.encoding import Prompt, encode
 from .drafting import grow
@@ -118,7 +118,7 @@ class BeamEngine:
         self.target = target
         self.source: BeamSource | None = source
         self.name = name or (source.name if source is not None else "none")
-        self.tokenizer = tokenizer_of(target)
+        self.tokenizer = target.tokenizer
         if source is not None:
             source.prepare(target)
 

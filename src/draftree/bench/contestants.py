@@ -32,7 +32,6 @@ from ..models.base import LanguageModel
 from ..models.cost_profile import kept_or_measured
 from ..models.huggingface.hf_loading import load_stock
 from ..models.loading import ModelOptions, load
-from ..models.protocols import TimedModel, tracked
 from ..request import Outcome, Request, Seconds, Stats, StepCost
 from ..text.encoding import Tokenizer
 from ..train.rank_acceptance import decoded
@@ -68,7 +67,6 @@ class EngineContestant:
         self.engine = Engine(target, speculation, observers=[self._collector])
         made = self.engine.speculation.drafter
         self._source = made.source if isinstance(made, TreeDrafter) else None
-        self._verifying = [target] if isinstance(target, TimedModel) else []
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         self._collector.outcomes, before = [], self.inside()
@@ -90,7 +88,8 @@ class EngineContestant:
 
     def inside(self) -> tuple[float, float]:
         """Seconds so far inside the passes of the target and of what drafts by a model."""
-        return sum(m.pass_seconds for m in self._verifying), self._source.pass_seconds if self._source else 0.0
+        drafting = self._source.models if self._source else ()
+        return self.engine.target.pass_seconds, sum(model.pass_seconds for model in drafting)
 
 
 def _parts(total: float, s: Seconds) -> Parts:
@@ -143,7 +142,7 @@ class ReplayContestant(EngineContestant):
         drafter, ids, target = made.drafter, known.output_ids, self._models.target
         verifier = pass_maker(target, drafter, features)
         most = params.max_tokens or len(ids)
-        with Replay(drafter, prompt, ids, params, features, verifier, tracked(target)) as replay:
+        with Replay(drafter, prompt, ids, params, features, verifier, target.tracked) as replay:
             while replay.left:
                 began, context = time.perf_counter(), len(replay.request.ids)
                 tree = replay.propose(made.nodes, most - (context - len(prompt)) - 1)
@@ -285,7 +284,7 @@ class Models:
 
     def answer(self, prompt: Sequence[int], params: SamplingParams) -> tuple[Request, Tensor | None]:
         """AR decoding's answer to a prompt, decoded once, with the hidden states that the target tracks now."""
-        key = (*prompt, params.temperature, params.seed, params.max_tokens, tracked(self.target))
+        key = (*prompt, params.temperature, params.seed, params.max_tokens, self.target.tracked)
         if key not in self._answers:
             self._answers[key] = decoded(Engine(self.target), prompt, params)
         return self._answers[key]

@@ -12,7 +12,6 @@ from ..config import SamplingParams
 from ..engine.replay import first_difference
 from ..errors import PromptError
 from ..models.base import STOCK, LanguageModel
-from ..models.protocols import tokenizer_of
 from ..progress import complain
 from ..text.encoding import Prompt, encode
 from ..verify.schemes import find_scheme
@@ -102,7 +101,7 @@ def _answered(contestant: Contestant, target: LanguageModel, item: Item, entry: 
 
 def encode_turns(target: LanguageModel, texts: Sequence[str]) -> list[int]:
     """Token ids of a conversation that the user began: through the chat template, or as plain text without one."""
-    tokenizer = tokenizer_of(target)
+    tokenizer = target.tokenizer
     prompt: Prompt = "\n\n".join(texts)
     if tokenizer is not None and tokenizer.chat_template:
         prompt = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]

@@ -12,7 +12,6 @@ from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
 from ..errors import ConfigError, RunError
 from ..models.model_files import DEFAULT_MODEL
-from ..models.protocols import tokenizer_of
 from ..openai.batches import Answering, BatchInput, BatchOutput, scheduled
 from ..progress import err, progress_reporter
 from .interrupt import GO_ON, on_interrupt
@@ -44,7 +43,7 @@ def batch(
     if before < total:
         observers = trace.observers(context, str(speculation.method))
         model = compute.load(target)
-        if tokenizer_of(model) is None:
+        if model.tokenizer is None:
             raise ConfigError(f"{target} has no tokenizer: a batch is answered in text")
         engine = Engine(model, speculation, observers=observers, scheduling=scheduled(scheduling))
         answering = Answering(engine, speculation, name or model.capabilities.name, scheduling.rows)

@@ -16,7 +16,7 @@ from ..drafters.registry import is_head
 from ..errors import ConfigError, FieldError
 from ..models.base import Capabilities, LanguageModel
 from ..models.cost_profile import FULL, Grid, Identity, Profile, load_profile, measure_and_keep, profile_folder
-from ..models.protocols import abilities, tokenizer_of
+from ..models.protocols import abilities
 from ..progress import out
 from .options import ComputeOptions, with_options
 
@@ -83,7 +83,7 @@ def info(
         return
     began = time.perf_counter()
     loaded = compute.load(model)
-    seconds, can, tokenizer = time.perf_counter() - began, loaded.capabilities, tokenizer_of(loaded)
+    seconds, can, tokenizer = time.perf_counter() - began, loaded.capabilities, loaded.tokenizer
     for what, value in {
         "model": can.name,
         "architecture": can.architecture,

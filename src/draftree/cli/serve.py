@@ -19,7 +19,6 @@ from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
 from ..errors import ConfigError, RunError
 from ..models.model_files import DEFAULT_MODEL
-from ..models.protocols import tokenizer_of
 from ..progress import err
 from .console import read_file
 from .options import ComputeOptions, SpeculationOptions, TraceOptions, with_options
@@ -121,7 +120,7 @@ def serve(
 
         def made() -> Engine:
             target = compute.load(model)
-            if tokenizer_of(target) is None:
+            if target.tokenizer is None:
                 raise ConfigError(f"{model} has no tokenizer: a server answers in text")
             return Engine(target, speculation, observers=observers, scheduling=scheduling)
 

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..models.protocols import TimedModel
 from ..policies.base import Candidates, GrowthPolicy, Numbers
 from ..request import Outcome, Request
 from ..sampling.constraint import ConstraintState
@@ -338,12 +337,6 @@ class DraftSource(ABC):
         Each brings its candidates to the host in one transfer, and the distributions to draw from in another.
         """
         return sum(source.passes for source in self.sources)
-
-    @property
-    def pass_seconds(self) -> float:
-        """Wall-clock seconds inside its passes so far (on an accelerator, of launching them), as far as measured."""
-        own = self.model.pass_seconds if isinstance(self.model, TimedModel) else 0.0
-        return own + sum(source.pass_seconds for source in self.sources)
 
     @property
     def reads_scores(self) -> bool:

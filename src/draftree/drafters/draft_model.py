@@ -24,7 +24,7 @@ from ..config import Budget
 from ..errors import CacheError
 from ..models.base import ForestModel, LanguageModel, Nodes, Row
 from ..models.prefixes import PrefixCache
-from ..models.protocols import DraftHead, PooledModel
+from ..models.protocols import DraftHead
 from ..policies.base import Candidates, Numbers
 from ..request import Outcome, Request
 from ..sampling.warping import log_sum_exp, stream_key, warp
@@ -81,8 +81,7 @@ class ModelSource(BeamSource):
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         """Keep so many rows; share the target's threads."""
-        if isinstance(self.model, PooledModel):
-            self.model.share_threads(target)
+        self.model.share_threads(target)
         self._speed = max(1.0, target.capabilities.weights / max(1, self.model.capabilities.weights))
         self._prefixes = PrefixCache(self.model, prefixes)
 
@@ -128,7 +127,6 @@ class ModelSource(BeamSource):
         self._drop([request])
         self.extend([row], [Nodes.chain(request.ids[row.length : row.length + most], 0)])
         self.model.commit(row, range(most))
-        row.drop_features()
         return False
 
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
@@ -189,7 +187,6 @@ class ModelSource(BeamSource):
             waiting = state.slots.get(ROOT, -1) + 1
             path = [state.slots[n] for n in outcome.path if n in state.slots]
             self.model.commit(state.row, [*range(waiting), *path])
-            state.row.drop_features()  # those of committed tokens are never read
             state.slots.clear()
 
     def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:
@@ -201,7 +198,6 @@ class ModelSource(BeamSource):
         running = sorted((old[node], new) for new, node in enumerate(keep[trunk:]) if node in old)
         kept = [*range(waiting), *committed, *(slot for slot, _ in running)]
         cast(ForestModel, self.model).prune(state.row, kept, waiting + len(committed))
-        state.row.drop_features()
         state.slots = {new: slot for slot, (_, new) in enumerate(running)}
         if (keep[trunk - 1] if trunk else ROOT) in old:
             state.slots[ROOT] = ROOT

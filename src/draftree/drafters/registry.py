@@ -14,7 +14,7 @@ from ..models.heads.head_folder import find_head, load_head
 from ..models.heads.shipped_heads import shipped_for, shipped_head
 from ..models.loading import ModelOptions, load_here
 from ..models.model_files import gguf_path
-from ..models.protocols import DraftHead, tokenizer_of, twin_of
+from ..models.protocols import DraftHead
 from ..policies.auto import AutoTree
 from ..policies.base import GrowthPolicy, Provenance
 from ..policies.entropy import CHAIN, DynamicWindow, Window
@@ -71,7 +71,7 @@ SOURCES: Mapping[str, Callable[[LanguageModel], DraftSource | LanguageModel]] = 
     "lookup": lambda target: NgramSource(),
     "recycle": lambda target: TokenRecyclingSource(),
     "head": shipped_head,
-    "self": twin_of,
+    "self": lambda target: target.twin(),
 }
 """Names, and what makes a source for a target, or a model whose passes one reads."""
 DRAFTERS = {
@@ -245,7 +245,7 @@ def check_vocabulary(target: LanguageModel, drafter: LanguageModel) -> None:
         VocabularyError: it does not; the message gives both sizes and the first token that differs.
     """
     names = (target.capabilities.name, drafter.capabilities.name)
-    tokenizers = tokenizer_of(target), tokenizer_of(drafter)
+    tokenizers = target.tokenizer, drafter.tokenizer
     if None in tokenizers:
         sizes = (target.capabilities.vocab_size, drafter.capabilities.vocab_size)
         if sizes[0] != sizes[1]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 from ..config import SamplingParams
 from ..errors import ConfigError, ContextError, FieldError, InputError, PromptError
 from ..models.base import Capabilities, LanguageModel, check_text
-from ..models.protocols import tokenizer_of
 from ..sampling.constraint import TokenRules
 from ..text.detokenizer import Detokenizer, NoText, TextStream
 from ..text.encoding import Conversation, Prompt, Tokenizer, encode
@@ -28,7 +27,7 @@ class InputProcessor:
     """
 
     def __init__(self, target: LanguageModel) -> None:
-        self.tokenizer, self._target = tokenizer_of(target), target
+        self.tokenizer, self._target = target.tokenizer, target
         # transformers' tokenizers change in their first call; from then on threads may share them.
         self._start = [] if self.tokenizer is None else self.tokenizer.encode("")
         self._compiling = Lock()

@@ -11,7 +11,6 @@ import numpy as np
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row, prefill, prefill_scored
-from ..models.protocols import tracked
 from ..request import Outcome, Request, StepCost
 from ..sampling.constraint import followed
 from ..sampling.draws import Draws
@@ -126,7 +125,7 @@ def pass_maker(target: LanguageModel, drafter: Drafter, features: Tensor | None)
     Args:
         features: as ``Replay`` takes them.
     """
-    return target if drafter.reads_scores or (features is None and tracked(target)) else None
+    return target if drafter.reads_scores or (features is None and target.tracked) else None
 
 
 def _feature_row(kept: FeatureSpec) -> Row:

@@ -14,8 +14,9 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import CacheError, ModelFileError, PromptError
+from ..errors import CacheError, ModelFileError, PromptError, UnsupportedModelError
 from ..scores import Scores
+from ..text.encoding import Tokenizer
 from ..tree import ROOT, DraftTree, Floats, Ints
 
 EAGER = "eager"
@@ -133,12 +134,6 @@ class Row:
         """It keeps these hidden states of all its committed tokens."""
         return not wanted
 
-    def drop_features(self) -> None:
-        """Let hidden states of tokens that are committed now wait no more; they are kept."""
-
-    def reread_features(self) -> None:
-        """Let hidden states of all committed tokens wait again."""
-
     def check_path(self, path: Sequence[int]) -> None:
         """Raise CacheError unless uncommitted nodes are a path from the last committed token down."""
         last = ROOT
@@ -204,10 +199,38 @@ class Nodes:
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """A causal language model over token trees."""
+    """A causal language model over token trees.
+
+    Attributes:
+        tokenizer: None for a model of bare token ids.
+        cache_bytes: memory that the keys and values of its rows may take; 0: nothing bounds it.
+        pass_seconds: wall-clock seconds inside passes so far; 0: it measures none.
+    """
+
+    capabilities: Capabilities
+    tokenizer: Tokenizer | None = None
+    cache_bytes: int = 0
+    pass_seconds: float = 0.0
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def tracked(self) -> FeatureSpec:
+        """Which hidden states of its tokens it keeps."""
+        return FeatureSpec()
+
+    def twin(self) -> LanguageModel:
+        """A second model on the same weights, with rows and a cache of its own.
+
+        Raises:
+            UnsupportedModelError: its weights cannot be shared.
+        """
+        raise UnsupportedModelError(
+            f"{self.capabilities.name} cannot draft for itself: use drafter 'lookup', a model with its vocabulary, or "
+            "backend 'transformers'"
+        )
+
+    def share_threads(self, other: LanguageModel) -> None:
+        """Run on another model's threads from now on, where both can: two models of a step make passes in turn."""
+        return
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` sequences of ``tokens`` tokens at once, so that the cache need not grow."""

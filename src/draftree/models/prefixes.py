@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .base import LanguageModel, Row
-from .protocols import tracked
 
 _LEAST = 16
 """Tokens in common from which on a row is used again: fewer are read as fast as they are copied."""
@@ -48,7 +47,6 @@ class PrefixCache:
         at = shared.index(length)
         found = self._kept.pop(at)
         if length == found.row.length:
-            found.row.reread_features()  # whoever reads its hidden states begins anew
             return found.row
         self._kept.append(found)
         row = self._model.fork(found.row, length)
@@ -58,7 +56,7 @@ class PrefixCache:
 
     def _usable(self, kept: _Kept) -> bool:
         """It has hidden states if it needs them: a row that was opened before they were tracked has not."""
-        return kept.row.has_features(tracked(self._model))
+        return kept.row.has_features(self._model.tracked)
 
     def keep(self, ids: Sequence[int], row: Row) -> None:
         """Keep a row that begins as a text does, in place of the oldest where there are too many.

@@ -13,45 +13,10 @@ from numpy.typing import NDArray
 
 from ..errors import UnsupportedModelError
 from ..scores import Scores
-from ..text.encoding import Tokenizer
 from .base import FINAL_STATE, FeatureSpec, ForestModel, LanguageModel, Nodes, Row
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@runtime_checkable
-class TextModel(LanguageModel, Protocol):
-    """A language model that brings its tokenizer.
-
-    Attributes:
-        tokenizer: None for a model of bare token ids.
-    """
-
-    tokenizer: Tokenizer | None
-
-
-@runtime_checkable
-class BoundedModel(LanguageModel, Protocol):
-    """A language model that bounds the memory of its cache.
-
-    Attributes:
-        cache_bytes: that keys and values may take (``holds``).
-    """
-
-    cache_bytes: int
-
-
-def cache_tokens(model: LanguageModel) -> int | None:
-    """Tokens whose keys and values the model's cache may hold; None: nothing bounds them."""
-    if not isinstance(model, BoundedModel) or not model.capabilities.slot_bytes:
-        return None
-    return model.cache_bytes // model.capabilities.slot_bytes
-
-
-def tokenizer_of(model: LanguageModel) -> Tokenizer | None:
-    """The tokenizer that a model brings."""
-    return model.tokenizer if isinstance(model, TextModel) else None
 
 
 @runtime_checkable
@@ -68,10 +33,6 @@ class FeatureModel(LanguageModel, Protocol):
     @property
     def layers(self) -> int:
         """L, its decoder layers."""
-
-    @property
-    def tracked(self) -> FeatureSpec:
-        """Which hidden states are kept."""
 
     def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
         """Keep these hidden states of all tokens from now on, beside those that are kept already.
@@ -109,11 +70,6 @@ def feature_model(model: LanguageModel) -> FeatureModel:
         f"{model.capabilities.name} has no hidden states that a draft head could read: use backend 'native' or "
         "'transformers', or drafter 'lookup' or a model"
     )
-
-
-def tracked(model: LanguageModel) -> FeatureSpec:
-    """Which hidden states a model keeps."""
-    return model.tracked if isinstance(model, FeatureModel) else FeatureSpec()
 
 
 class LayerSizes(NamedTuple):
@@ -163,36 +119,6 @@ def trainable(model: LanguageModel) -> TrainableModel:
 
 
 @runtime_checkable
-class TwinModel(LanguageModel, Protocol):
-    """A language model whose weights a second one can share."""
-
-    def twin(self) -> LanguageModel:
-        """A second model on the same weights, with rows and a cache of its own."""
-
-
-def twin_of(model: LanguageModel) -> LanguageModel:
-    """The twin of a model that drafts for itself.
-
-    Raises:
-        UnsupportedModelError: it has none.
-    """
-    if isinstance(model, TwinModel):
-        return model.twin()
-    raise UnsupportedModelError(
-        f"{model.capabilities.name} cannot draft for itself: use drafter 'lookup', a model with its vocabulary, or "
-        "backend 'transformers'"
-    )
-
-
-@runtime_checkable
-class PooledModel(LanguageModel, Protocol):
-    """A language model whose passes run on threads of its own."""
-
-    def share_threads(self, other: LanguageModel) -> None:
-        """Run on another model's threads from now on, where both can: two models of a step make passes in turn."""
-
-
-@runtime_checkable
 class DraftHead(LanguageModel, Protocol):
     """A model that drafts from a target's hidden states and its own predictions.
 
@@ -229,17 +155,6 @@ class DraftHead(LanguageModel, Protocol):
             nodes: for each row; those that it scores come without others.
             targets: for each row the target's, and [n] the parents of the nodes there; ROOT (-1): it has not read it.
         """
-
-
-@runtime_checkable
-class TimedModel(LanguageModel, Protocol):
-    """A language model that measures its passes.
-
-    Attributes:
-        pass_seconds: wall-clock seconds inside forward passes so far.
-    """
-
-    pass_seconds: float
 
 
 _ABILITIES: dict[str, type] = {

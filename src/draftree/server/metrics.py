@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ..engine.engine import Engine
 from ..engine.speculation import Observer
-from ..models.protocols import cache_tokens
 from ..request import Outcome, Request
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -134,7 +133,8 @@ class Metrics(Observer):
         held = sum(row.length for job in running if (row := job.request.row) is not None)
         self._held.labels("running").set(held)
         self._held.labels("kept").set(sum(kept))
-        if most := cache_tokens(engine.target):
+        target = engine.target
+        if (slot := target.capabilities.slot_bytes) and (most := target.cache_bytes // slot):
             self._most.set(most)
             self._used.set((held + sum(kept)) / most)
         return generate_latest(self.registry)

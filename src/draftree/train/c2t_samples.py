@@ -27,7 +27,6 @@ from ..engine.replay import Replay, pass_maker
 from ..errors import ConfigError, ModelFileError, RunError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..models.huggingface.inspection import torch_dtype
-from ..models.protocols import tracked
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import Eagle2Tree
 from ..policies.c2t import FEATURES, features, of_tree
@@ -309,7 +308,7 @@ def collect(
                 return
             read = replace(response, features=response.features.to(can.device, torch_dtype(can)))
             verifier = pass_maker(target, drafter, read.features if read.features.shape[1] else None)
-            samples, trees = samples_along(drafter, read, recipe.seed, recipe.negatives, verifier, tracked(target))
+            samples, trees = samples_along(drafter, read, recipe.seed, recipe.negatives, verifier, target.tracked)
             check_finite(samples)
             store.add(response.number, samples, trees)
             progress(min(store.count, most))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from ..artifacts import LARGEST_DATA, read_text, user_path
 from ..errors import PromptError, UnknownNameError
 from ..models.base import LanguageModel
-from ..models.protocols import tokenizer_of
 from ..text.encoding import encode, user
 
 LONGEST_PROMPT = 512
@@ -50,7 +49,7 @@ def encoded(target: LanguageModel, prompts: Sequence[str], *, raw: bool) -> list
         PromptError: none is.
     """
     longest = min(LONGEST_PROMPT, target.capabilities.max_length // 2)
-    found = [encode(tokenizer_of(target), prompt if raw else user(prompt)) for prompt in prompts]
+    found = [encode(target.tokenizer, prompt if raw else user(prompt)) for prompt in prompts]
     if not (short := [ids for ids in found if len(ids) <= longest]):
         raise PromptError(f"all prompts are longer than {longest} tokens: give shorter ones")
     return short

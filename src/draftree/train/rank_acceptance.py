@@ -25,7 +25,6 @@ from ..engine.replay import Replay, pass_maker
 from ..engine.speculation import Speculation
 from ..errors import ConfigError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
-from ..models.protocols import tracked
 from ..policies.base import MAX_WIDTH, Child, Frontier, GrowthPolicy
 from ..policies.fixed import Counts
 from ..request import Request
@@ -186,7 +185,7 @@ def measure(
             stride=options.stride,
             features=features,
             target=pass_maker(target, drafter, features),
-            kept=tracked(target),
+            kept=target.tracked,
         ):
             tally.add(ranks)
         tally.done = number + 1

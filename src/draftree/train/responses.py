@@ -15,7 +15,7 @@ from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import Observer, Speculation
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Row
 from ..models.huggingface.features import FeatureRow
-from ..models.protocols import TrainableModel, tracked
+from ..models.protocols import TrainableModel
 from ..request import Outcome, Request
 
 MAX_ROWS = 1 << 16
@@ -56,7 +56,7 @@ class Response:
 
 def row_features(row: Row) -> Tensor | None:
     """[n, F] hidden states that the row itself keeps of its committed tokens; None: it keeps none."""
-    return row.waiting_features() if isinstance(row, FeatureRow) and row.features else None
+    return row.last_features() if isinstance(row, FeatureRow) and row.features else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ def respond(
                 request = handle.request
                 ids, features = torch.tensor(request.ids), ended.features.pop(request)
                 own = request.params.temperature, request.prompt_length, ids, features
-                yield Response(number, *own, tracked(target))
+                yield Response(number, *own, target.tracked)
     finally:
         for handle in running.values():
             handle.cancel()

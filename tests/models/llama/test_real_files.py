@@ -15,7 +15,6 @@ from draftree.cli.main import run
 from draftree.engine.replay import first_difference
 from draftree.models.llama.library import Context, Tokens
 from draftree.models.llama.llama_model import EXACT, LlamaModel, exactness
-from draftree.models.protocols import tokenizer_of
 from draftree.text.encoding import encode
 
 QUESTIONS = [
@@ -95,7 +94,7 @@ def test_a_pair_gives_ar_decodings_text_but_for_near_ties(capsys: pytest.Capture
     target, drafter = (str(Path(PAIR) / f"qwen2.5-coder-{size}-instruct-q4_k_m.gguf") for size in ("1.5b", "0.5b"))
     model = draftree.load(target, backend="llama.cpp")
     assert "near-ties" in model.capabilities.trees
-    prompt = encode(tokenizer_of(model), draftree.user(QUESTIONS[1]))
+    prompt = encode(model.tokenizer, draftree.user(QUESTIONS[1]))
     params = SamplingParams(max_tokens=TOKENS)
     alone = Engine(model).generate([prompt], params)[0].token_ids
     engine = Engine(model, SpeculationParams(drafter=drafter, method="chain", nodes=3))

@@ -56,7 +56,7 @@ class HeadRow(Row):
     known: Tensor
 
 
-class HeadModel:
+class HeadModel(LanguageModel):
     """A head that drafts for one target, as a ``LanguageModel``.
 
     The network is the model's own from then on: its layers get other kernels (``settled``). Its passes are made as the

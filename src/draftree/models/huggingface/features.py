@@ -22,13 +22,11 @@ class FeatureRow(Row):
 
     Attributes:
         features: hidden states of committed tokens in order, in pieces [n, F], since the model tracks them.
-        read: how many of these ``drop_features`` has left behind.
         pending: hidden states of the uncommitted nodes, in pieces.
         kept: which hidden states these are.
     """
 
     features: list[Tensor] = field(default_factory=list)
-    read: int = 0
     pending: list[Tensor] = field(default_factory=list)
     kept: FeatureSpec = FINAL_STATE
 
@@ -43,27 +41,18 @@ class FeatureRow(Row):
             self.kept = tracked
         self.pending.append(feature_part(tracked, states, self.kept))
 
-    def waiting_features(self, wanted: FeatureSpec | None = None) -> Tensor:
-        """[m, F] hidden states of the tokens committed since the last ``drop_features``, on the model's device.
+    def last_features(self, count: int | None = None, wanted: FeatureSpec | None = None) -> Tensor:
+        """[count, F] hidden states of the last committed tokens, on the model's device.
 
         Args:
+            count: of so many; None: of all that are kept.
             wanted: which; None: all that are kept.
-
-        Raises:
-            CacheError: the model does not track them.
-        """
-        waiting = sum(map(len, self.features)) - self.read
-        if not waiting:
-            raise CacheError("no hidden states wait: call the model's track_features before the row is opened")
-        return self.last_features(waiting, wanted)
-
-    def last_features(self, count: int, wanted: FeatureSpec | None = None) -> Tensor:
-        """[count, F] hidden states of the last committed tokens (``waiting_features``), on the model's device.
 
         Raises:
             CacheError: the model does not track them, or fewer are kept.
         """
         pieces: list[Tensor] = []
+        count = sum(map(len, self.features)) if count is None else count
         for piece in reversed(self.features):
             if count <= 0:
                 break
@@ -75,7 +64,7 @@ class FeatureRow(Row):
         return found if wanted is None else feature_part(self.kept, found, wanted)
 
     def pending_feature(self, node: int, wanted: FeatureSpec | None = None) -> Tensor:
-        """[F] hidden states of an uncommitted node (``waiting_features``), on the model's device.
+        """[F] hidden states of an uncommitted node (``last_features``), on the model's device.
 
         Raises:
             CacheError: the model does not track them, or there is no such node.
@@ -98,12 +87,6 @@ class FeatureRow(Row):
 
     def has_features(self, wanted: FeatureSpec) -> bool:
         return not wanted or (self.kept.covers(wanted) and sum(map(len, self.features)) == self.length)
-
-    def reread_features(self) -> None:
-        self.read = 0
-
-    def drop_features(self) -> None:
-        self.read = sum(map(len, self.features))
 
     def keep_features(self, keep: Sequence[int], trunk: int) -> None:
         """Follow a commit or a prune: of the uncommitted nodes' hidden states those of ``keep`` stay.

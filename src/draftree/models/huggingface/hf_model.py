@@ -34,6 +34,7 @@ from ..base import (
     PROMPT,
     Capabilities,
     FeatureSpec,
+    LanguageModel,
     Nodes,
     Row,
     decoded,
@@ -65,7 +66,7 @@ class SharedState:
 _SHARED: WeakKeyDictionary[PreTrainedModel, SharedState] = WeakKeyDictionary()
 
 
-class HFModel:
+class HFModel(LanguageModel):
     """A Hugging Face causal model as a ``LanguageModel``.
 
     One thread at a time can be inside it, or inside another on the same weights.
@@ -74,7 +75,7 @@ class HFModel:
         capabilities: what was probed at load.
         tokenizer: the model's tokenizer, or None for a model of bare token ids.
         model: the Hugging Face model.
-        cache_bytes: memory that the cache may use (``holds``); by default half of what was free at load.
+        cache_bytes: by default half of what was free at load.
         pass_seconds: wall-clock seconds inside forward passes so far, prefills not counted (on an accelerator, of
             launching them).
 
@@ -218,7 +219,7 @@ class HFModel:
 
     def hidden_states(self, row: Row) -> Tensor:
         """[n, F] the tracked hidden states of committed tokens (``TrainableModel.hidden_states``)."""
-        return feature_row(row).waiting_features()
+        return feature_row(row).last_features()
 
     @property
     def _embeddings(self) -> Tensor:
@@ -326,7 +327,7 @@ class HFModel:
         own, length = self._rows.own(row), row.length if length is None else length
         if not 0 <= length <= row.length:
             raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
-        other = replace(own, length=length, parents=NO_NODES, features=own.first_features(length), read=0, pending=[])
+        other = replace(own, length=length, parents=NO_NODES, features=own.first_features(length), pending=[])
         self._rows.fork(own, other)
         return other
 

@@ -30,8 +30,7 @@ import torch.distributed as dist
 from ...errors import CacheError, ConfigError, DraftreeError, RunError
 from ...progress import err
 from ...scores import Scores
-from ...text.encoding import Tokenizer
-from ..base import Capabilities, Nodes, Row
+from ..base import Capabilities, LanguageModel, Nodes, Row
 from .hf_model import HFModel
 
 _PATIENCE = timedelta(days=365)
@@ -201,7 +200,7 @@ def agree(failure: DraftreeError | None) -> None:
         raise RunError(f"process {other[0]} could not load its part: {other[1]}")
 
 
-class ParallelModel:
+class ParallelModel(LanguageModel):
     """A model over several processes, as rank 0 has it.
 
     It verifies trees, beams included; what reads its weights (draft heads) it has not.
@@ -216,18 +215,13 @@ class ParallelModel:
     def __init__(self, part: HFModel, ranks: Ranks) -> None:
         self._part, self._ranks, self._lock = part, ranks, RLock()
         self._instance, self._numbers, self._next = next(self._instances), dict[Row, int](), count()
-        self.tokenizer: Tokenizer | None = part.tokenizer
+        self.tokenizer, self.cache_bytes = part.tokenizer, part.cache_bytes
         can, size = part.capabilities, dist.get_world_size()
         self.capabilities: Capabilities = replace(
             can,
             weight_format=f"{can.weight_format} over {size} processes",
             slot_bytes=can.slot_bytes // size,
         )
-
-    @property
-    def cache_bytes(self) -> int:
-        """Memory that each process's part of the cache may use."""
-        return self._part.cache_bytes
 
     @property
     def pass_seconds(self) -> float:

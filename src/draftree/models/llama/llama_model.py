@@ -67,7 +67,7 @@ _Node = tuple[LlamaRow, int, bool]
 """A node of a row, and whether its logits are wanted."""
 
 
-class LlamaModel:
+class LlamaModel(LanguageModel):
     """A language model in a GGUF file, by llama.cpp, with trees, forks and several live paths a row.
 
     One thread at a time can be inside it.

@@ -66,19 +66,18 @@ class NativeRow(Row):
 R = TypeVar("R", bound=NativeRow)
 
 
-class NativeRows:
+class NativeRows(LanguageModel):
     """What models and heads of the native engine have in common. One thread at a time can be inside one.
 
     Attributes:
         capabilities: what it can do.
-        cache_bytes: memory that the cache may use (``holds``); by default half of what was free at load.
+        cache_bytes: by default half of what was free at load.
         pass_seconds: wall-clock seconds inside passes so far, first ones of a row not counted.
 
     Args:
         lock: whoever is inside holds it.
     """
 
-    capabilities: Capabilities
     _loaded: Loaded
     _open: dict[int, NativeRow]
 
@@ -288,7 +287,7 @@ class NativeModel(NativeRows):
         super().__init__(RLock())
 
     def twin(self) -> NativeModel:
-        """A second model with rows of its own on the same weights, cache and threads (``TwinModel``).
+        """A second model with rows of its own on the same weights, cache and threads.
 
         A pass of one ends the scores of both.
         """
@@ -298,7 +297,7 @@ class NativeModel(NativeRows):
 
     @exclusive
     def share_threads(self, other: LanguageModel) -> None:
-        """Run passes on another native model's threads from now on, if it has as many (``PooledModel``)."""
+        """Run passes on another native model's threads from now on, if it has as many."""
         if isinstance(other, NativeModel) and other.threads == self.threads:
             self._loaded.share_threads(other._loaded)
 
