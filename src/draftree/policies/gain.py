@@ -9,7 +9,7 @@ fade: while a drafter does not draft its own comes near the guess again, and whe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import compress
@@ -24,7 +24,7 @@ _CONTEXT_STEP = 64
 """Costs are looked up for contexts rounded to so many tokens."""
 _DRIFT_STEP = 0.02
 """And for log-ratios rounded to this."""
-_MOST_CURVES = 256
+_MOST_CURVES, _MOST_COSTS = 256, 4096
 _KEEP_DRIFT = 0.95
 """Share of what passes have shown that each further one leaves."""
 _MOST_DRIFT = math.log(4.0)
@@ -55,6 +55,12 @@ class Curve(NamedTuple):
 
     seconds: list[float]
     below: list[float]
+
+
+def remembered(profile: Profile) -> Callable[[float, int, int], float]:
+    """Its ``seconds`` of nodes, context and batch, for contexts rounded down."""
+    kept = lru_cache(_MOST_COSTS)(profile.seconds)
+    return lambda nodes, context, batch: kept(nodes, context // _CONTEXT_STEP * _CONTEXT_STEP, batch)
 
 
 def convex_below(curve: list[float]) -> list[float]:
@@ -98,7 +104,7 @@ class CostModel:
     """
 
     def __init__(self, profile: Profile) -> None:
-        self._profile, self._ar, self._drafted = profile, _Drift(), _Drift()
+        self._seconds, self._ar, self._drafted = remembered(profile), _Drift(), _Drift()
         self._kept = lru_cache(_MOST_CURVES)(self._curve)
 
     def curve(self, nodes: int, ar: ARPass) -> Curve:
@@ -108,9 +114,12 @@ class CostModel:
 
     def _curve(self, nodes: int, ar: ARPass, drift: int) -> Curve:
         sizes = range(ar.tokens, ar.tokens + nodes + 1)
-        seconds = [self._profile.seconds(tokens / ar.batch, ar.context, ar.batch) for tokens in sizes]
-        seconds[1:] = [second * math.exp(drift * _DRIFT_STEP) for second in seconds[1:]]
+        seconds, slower = [self._of(tokens, ar) for tokens in sizes], math.exp(drift * _DRIFT_STEP)
+        seconds[1:] = [second * slower for second in seconds[1:]]
         return Curve(seconds, convex_below(seconds))
+
+    def _of(self, tokens: int, ar: ARPass) -> float:
+        return self._seconds(tokens / ar.batch, ar.context, ar.batch)
 
     @property
     def drift(self) -> float:
@@ -122,8 +131,7 @@ class CostModel:
         """A pass over ``nodes`` nodes in all took ``measured`` seconds; one that mostly reads prompts tells nothing."""
         if ar.other_tokens > ar.batch:
             return
-        expected = self._profile.seconds((ar.tokens + nodes) / ar.batch, ar.context, ar.batch)
-        ratio = math.log(max(measured, 1e-9) / expected)
+        ratio = math.log(max(measured, 1e-9) / self._of(ar.tokens + nodes, ar))
         own, other = (self._drafted, self._ar) if nodes else (self._ar, self._drafted)
         if own.weight or other.weight:
             level = own.mean if own.weight else other.mean
@@ -175,12 +183,17 @@ class Record:
     tokens: float = 0.0
     seconds: float = 0.0
     _scale: float = field(init=False, repr=False)  # seconds of a layer over the profile's; without one, seconds
+    _pass: Callable[[float, int, int], float] | None = field(init=False, repr=False)
+    _first: tuple[float, int] = field(init=False, repr=False)
     _gained: float = field(default=0.0, repr=False)
     _spent: float = field(default=0.0, repr=False)
     _weight: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
         self._scale = 1.0 if self.profile else 0.0
+        self._pass = remembered(self.profile) if self.profile else None
+        model = self.source.model if self.source else None
+        self._first = _FIRST if model is None or isinstance(model, DraftHead) else _FIRST_OF_MODEL
 
     def reading(self, requests: Sequence[Request]) -> float:
         """Seconds in which its models read what they have not read of these requests."""
@@ -189,12 +202,11 @@ class Record:
 
     def layer(self, ar: ARPass) -> float:
         """Seconds of drafting one layer."""
-        return self._scale * (self.profile.seconds(LAYER_NODES, ar.context, ar.batch) if self.profile else 1.0)
+        return self._scale * (self._pass(LAYER_NODES, ar.context, ar.batch) if self._pass else 1.0)
 
     def value(self, curve: Curve, ar: ARPass, pace: float) -> float:
         """Expected tokens of a step beyond those of the time that drafting takes, in AR passes."""
-        model = self.source.model if self.source else None
-        gain, layers = _FIRST if model is None or isinstance(model, DraftHead) else _FIRST_OF_MODEL
+        gain, layers = self._first
         nodes = min(layers * ar.batch, len(curve.below) - 1)
         guess = gain - pace * (curve.below[nodes] - curve.seconds[0] + layers * self.layer(ar)) / curve.seconds[0]
         return (_WEIGHT * guess + self._gained - pace * self._spent) / (_WEIGHT + self._weight)
