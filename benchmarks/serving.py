@@ -7,7 +7,6 @@
     python -m benchmarks.serving storm [--requests 2000]
     python -m benchmarks.serving mixed [--tokens 8]
     python -m benchmarks.serving thread [--tokens 64]
-    python -m benchmarks.serving share [--requests 8] [--tokens 64] [--drafter auto]
 
 ``gaps``: requests stream while a long prompt arrives: the longest time between two tokens of any of them, with it and
 without, in AR steps of as many requests, and how soon the newcomer has its first token. ``chat``: seconds to the first
@@ -17,9 +16,8 @@ all) and the longest wait for the next ones; the drafted nodes of a step. ``over
 outside the step itself. ``storm``: many short requests of which a tenth are cancelled and a twentieth fail: rows that
 are left, resident memory as it goes on, and whether each text that was finished is what the request gives alone.
 ``mixed``: 13 prompts by 10 methods and 4 drafters, greedy or sampled, eight at a time in random order: how many give AR
-decoding's ids. ``share``: requests decode together with ``auto``, each of them in turn at priority -2 and at 0 like the
-others: what is drafted and accepted for it and for the others. ``thread``: what a pass takes in the thread that loaded
-the model, in another, and in the first one again.
+decoding's ids. ``thread``: what a pass takes in the thread that loaded the model, in another, and in the first one
+again.
 """
 
 from __future__ import annotations
@@ -305,36 +303,6 @@ def mixed(args: argparse.Namespace) -> None:
         print(f"  prompt {kind}, {method}, {drafter}: {reason}; {found}")
 
 
-def share(args: argparse.Namespace) -> None:
-    """Print what a request's priority moves."""
-    prompts = [user(q) for q in questions(args.requests)]
-    params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
-    figures: dict[tuple[int, bool], list[tuple[float, float]]] = {}
-    rates: dict[int, list[float]] = {0: [], -2: []}
-    texts = set[str]()
-    for chosen in range(args.requests):
-        for priority in (0, -2) if chosen % 2 else (-2, 0):
-            engine = made(args, "auto", SchedulerParams(rows=args.requests))
-            began = time.perf_counter()
-            handles = [engine.submit(p, params, priority=priority if i == chosen else 0) for i, p in enumerate(prompts)]
-            wait(engine, handles)
-            rates[priority].append(args.requests * args.tokens / (time.perf_counter() - began))
-            texts.add(repr([handle.request.output_ids for handle in handles]))
-            for i, handle in enumerate(handles):
-                stats = handle.request.stats
-                figures.setdefault((priority, i == chosen), []).append((sum(stats.drafted) / stats.steps, stats.mal))
-    for priority, rate in rates.items():
-        (nodes, mal), (other_nodes, other_mal) = (
-            map(statistics.fmean, zip(*figures[priority, own], strict=True)) for own in (True, False)
-        )
-        print(
-            f"priority {priority:2}: {nodes:.2f} nodes a step and MAL {mal:.3f}, others at 0: {other_nodes:.2f} ",
-            end="",
-        )
-        print(f"and {other_mal:.3f}; {statistics.median(rate):.1f} tokens/s in all")
-    print("all texts equal" if len(texts) == 1 else f"{len(texts)} different sets of texts")
-
-
 def thread(args: argparse.Namespace) -> None:
     """Print what a pass takes in the thread that loaded the model, in another, and in the first one again."""
     engine, found = made(args, "none", SchedulerParams(rows=1)), list[float]()
@@ -358,7 +326,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what: dict[str, Callable[[argparse.Namespace], None]] = {
-        f.__name__: f for f in (gaps, chat, throughput, overhead, storm, mixed, share, thread)
+        f.__name__: f for f in (gaps, chat, throughput, overhead, storm, mixed, thread)
     }
     parser.add_argument("what", choices=what)
     parser.add_argument("--target", default=DEFAULT_MODEL)
