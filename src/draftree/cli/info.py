@@ -70,7 +70,10 @@ def profile(
 @with_options
 def info(
     model: Annotated[
-        str, typer.Argument(help="smollm2, a folder, a .gguf file or a hub id; or a draft head's folder.")
+        str,
+        typer.Argument(
+            help="smollm2, a folder, a .gguf file, hf.co/ORG/NAME:QUANTISATION or a hub id; or a draft head's folder."
+        ),
     ],
     compute: ComputeOptions,
 ) -> None:

@@ -179,7 +179,12 @@ class SpeculationOptions(SpeculationParams):
             complain(note)
 
 
-Target = Annotated[str, typer.Option(help="Model whose output you want: smollm2, a folder, a .gguf file or a hub id.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        help="Model whose output you want: smollm2, a folder, a .gguf file, hf.co/ORG/NAME:QUANTISATION or a hub id."
+    ),
+]
 Drafter = Annotated[str, typer.Option(help="What drafts, named as for generate.")]
 
 

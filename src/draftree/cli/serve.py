@@ -89,7 +89,10 @@ def serve(
     *,
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(metavar="[MODEL]", help="smollm2, a folder, a .gguf file or a hub id.")
+        str,
+        typer.Argument(
+            metavar="[MODEL]", help="smollm2, a folder, a .gguf file, hf.co/ORG/NAME:QUANTISATION or a hub id."
+        ),
     ] = DEFAULT_MODEL,
     server: ServerOptions,
     speculation: SpeculationOptions,

