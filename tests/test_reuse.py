@@ -13,6 +13,7 @@ from draftree import METHODS, Engine, Generation, SamplingParams, SchedulerParam
 from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.llama.llama_model import LlamaModel
+from draftree.models.native.native_model import NativeModel
 from draftree.scores import Scores
 from draftree.text.encoding import Tokenizer
 
@@ -75,6 +76,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Models]:
             "toy": Toy,
             "transformers": lambda: HFModel(tiny(), tiny_tokenizer(), self_test=False),
             "llama.cpp": lambda: LlamaModel(tiny_gguf.write(file, weights="Q8_0")),
+            "native": lambda: NativeModel(tiny_gguf.write(file, weights="Q8_0")),
         }
         return makers[backend](), makers[backend]()
 
@@ -154,3 +156,62 @@ def test_a_draft_model_reads_no_text_again(models: Callable[[str], Models]) -> N
         engine = Engine(target, speculation, scheduling=SchedulerParams(prefixes=3))
         read(engine, {"max_tokens": LENGTH, **more}, forget)
         assert 0 < draft.most < len(PROMPT) / 2, reason
+
+
+class Reads:
+    """Counts the tokens that a model is fed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: LanguageModel) -> None:
+        self.tokens, extend = 0, model.extend
+
+        def counted(rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+            self.tokens += sum(len(new.tokens) for new in nodes)
+            return extend(rows, nodes)
+
+        monkeypatch.setattr(model, "extend", counted)
+
+
+@pytest.mark.parametrize("chunk", [None, 16])
+@pytest.mark.parametrize("backend", ["toy", "transformers", "llama.cpp", "native"])
+def test_a_beginning_that_requests_share_is_read_once(
+    models: Callable[[str], Models], backend: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, _ = models(backend)
+    texts = [[*PROMPT, *PROMPT, 3 + i, 4 + i, *PROMPT[:i]] for i in range(6)]
+    params = SamplingParams(max_tokens=3)
+    alone = [Engine(target).generate([text], params)[0].token_ids for text in texts]
+    engine = Engine(target, scheduling=SchedulerParams(rows=6, chunk=chunk))
+    reads = Reads(monkeypatch, target)
+    assert [answer.token_ids for answer in engine.generate(texts, params)] == alone
+    own = sum(len(text) - 2 * len(PROMPT) for text in texts)
+    assert reads.tokens <= 2 * len(PROMPT) + own + 6 * 3
+    assert backend == "toy" or not target.rows
+
+
+@pytest.mark.parametrize("how", ["cancelled", "fails", "ends", "late"])
+def test_who_waits_for_a_beginning_goes_on_without_its_reader(models: Callable[[str], Models], how: str) -> None:
+    target, _ = models("native")
+    params = SamplingParams(max_tokens=3)
+    text, other = [*PROMPT, *PROMPT, 3], [*PROMPT, *PROMPT, 4]
+    (alone,) = Engine(target).generate([other], params)
+    engine = Engine(target, scheduling=SchedulerParams(rows=3, chunk=16))
+    busy = engine.submit([1, 2, 3], SamplingParams(max_tokens=60))
+    while not busy.request.decodes:
+        engine.advance()
+    reader = engine.submit(text, SamplingParams(max_tokens=1) if how == "ends" else params)
+    engine.advance()
+    waiting = engine.submit(other, params)
+    if how != "late":
+        engine.advance()
+        assert waiting.request.row is not None
+        assert not waiting.request.row.length, "it does not wait"
+    if how == "cancelled":
+        reader.cancel()
+    elif how == "fails":
+        reader.request.fail(RuntimeError("broken"))
+    engine.wait(lambda: waiting.done)
+    assert waiting.generation.token_ids == alone.token_ids
+    assert waiting.request.stats.reused == (0 if how in ("cancelled", "fails") else 2 * len(PROMPT))
+    busy.cancel()
+    engine.wait(lambda: busy.done and reader.done)
+    assert not target.rows

@@ -17,7 +17,7 @@ from ..config import Budget
 from ..drafters.base import Drafter
 from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel, Nodes, Row
-from ..models.prefixes import PrefixCache
+from ..models.prefixes import WORTHWHILE, PrefixCache, common_prefix
 from ..request import DrafterStats, Logprobs, Outcome, Request, StepCost
 from ..scores import Scores
 from ..tree import ROOT, DraftTree
@@ -117,13 +117,41 @@ class Stepper:
         self.prefixes = PrefixCache(target, prefixes)
         self._target, self._observers = target, tuple(observers)
         self._timer = StepTimer()
+        self._begun: dict[EngineRequest, None] = {}
+        """Requests with a row, in the order in which they came."""
+        self._leaders: dict[EngineRequest, tuple[EngineRequest, int]] = {}
+        """Request that waits -> the one that reads the beginning of both texts, and how many tokens that has."""
 
     def begin(self, request: EngineRequest) -> None:
         """Give a request its row in the target, with what is kept of its prompt; steps read the rest."""
         self._target.reserve(1, self.slots(request))
         scored = request.params.prompt_logprobs is not None
-        request.row = self._target.open() if scored else self.prefixes.find(request.ids)
+        readers = [] if scored else [other for other in self._begun if not other.decodes]
+        shared = [common_prefix(other.ids, request.ids[:-1]) for other in readers]
+        if (longest := max(shared, default=0)) >= WORTHWHILE:
+            self._leaders[request] = readers[shared.index(longest)], longest
+        request.row = self._target.open() if scored or longest >= WORTHWHILE else self._found(request)
         request.stats.reused = request.row.length
+        self._begun[request] = None
+
+    def _found(self, request: EngineRequest) -> Row:
+        """A row with what rows hold of a text: those that are kept, and those of other requests."""
+        live = [(other.ids, other.row) for other in self._begun if other.row is not None and other is not request]
+        return self.prefixes.find(request.ids, live)
+
+    def _waits(self, request: EngineRequest, requests: Sequence[EngineRequest]) -> bool:
+        """Another request of the step reads what both texts begin with; when it has, this one goes on from there."""
+        if request not in self._leaders:
+            return False
+        leader, length = self._leaders[request]
+        if leader in requests and leader.row is not None and leader.row.length < length:
+            return True
+        del self._leaders[request]
+        if request.row is not None and not request.row.length:
+            self._target.close(request.row)
+            request.row = self._found(request)
+            request.stats.reused = request.row.length
+        return False
 
     def open(self, request: EngineRequest) -> EngineRequest:
         """Begin a request, read its prompt and draw its first token."""
@@ -150,6 +178,9 @@ class Stepper:
             RunError: a step of one failed after its commit.
         """
         self._timer.begun()
+        _check(requests)
+        if self._leaders:
+            requests = [request for request in requests if not self._waits(request, requests)]
         parts = _parts(requests, prompt_tokens)
         if not parts:
             return []
@@ -204,6 +235,8 @@ class Stepper:
         All observers are notified, even where one of them fails.
         """
         if (row := request.row) is not None:
+            self._begun.pop(request, None)
+            self._leaders.pop(request, None)
             with ExitStack() as closing:  # from the last to the first
                 closing.callback(setattr, request, "row", None)  # last: it is done when its observers know
                 for observer in reversed((*self._observers, *request.observers)):
@@ -220,16 +253,20 @@ class Stepper:
         return request.prompt_length + tokens + 1 + min(request.speculation.nodes, _RESERVED)
 
 
-def _parts(requests: Sequence[EngineRequest], prompt_tokens: int | None) -> list[_Part]:
-    """What each request feeds, in the order of their rows."""
+def _check(requests: Sequence[EngineRequest]) -> None:
+    """Raise ConfigError unless these are requests that can go on, each once."""
     if not isinstance(requests, (list, tuple)):
         raise ConfigError(f"step takes a list of requests: {requests!r} is none")
     rows = [_row(request) for request in requests]
     if len(set(rows)) < len(rows):
         raise ConfigError("a request is in this step twice: step each once")
+
+
+def _parts(requests: Sequence[EngineRequest], prompt_tokens: int | None) -> list[_Part]:
+    """What each request feeds, in the order of their rows."""
     parts, left = list[_Part](), prompt_tokens
-    for request, row in zip(requests, rows, strict=True):
-        decodes, unread = request.decodes, request.unread
+    for request in requests:
+        row, decodes, unread = _row(request), request.decodes, request.unread
         if unread != 1 if decodes else unread < 1:
             raise RunError("a step of this request failed half-way: open its prompt again")
         if not decodes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .base import LanguageModel, Row
 
-_LEAST = 16
+WORTHWHILE = 16
 """Tokens in common from which on a row is used again: fewer are read as fast as they are copied."""
 
 
@@ -35,17 +35,22 @@ class PrefixCache:
         """Tokens of each row."""
         return [kept.row.length for kept in self._kept]
 
-    def find(self, ids: Sequence[int]) -> Row:
-        """A row with as much of a text as is kept of it, but for its last token; an empty one where nothing is.
+    def find(self, ids: Sequence[int], live: Sequence[tuple[Sequence[int], Row]] = ()) -> Row:
+        """A row with as much of a text as there is of it, but for its last token; an empty one where there is nothing.
 
         A kept row of nothing else is taken over, any other is forked.
+
+        Args:
+            live: texts that other rows hold the beginnings of, which somebody works on.
         """
-        shared = [min(common_prefix(kept.ids, ids), len(ids) - 1) * self._usable(kept) for kept in self._kept]
-        length = max(shared, default=0)
-        if length < _LEAST:
+        shared = [self._shared(ids, kept.ids, kept.row) for kept in self._kept]
+        others = [self._shared(ids, *other) for other in live]
+        length = max([*shared, *others], default=0)
+        if length < WORTHWHILE:
             return self._model.open()
-        at = shared.index(length)
-        found = self._kept.pop(at)
+        if length not in shared:
+            return self._model.fork(live[others.index(length)][1], length)
+        found = self._kept.pop(shared.index(length))
         if length == found.row.length:
             return found.row
         self._kept.append(found)
@@ -54,9 +59,13 @@ class PrefixCache:
             self._model.close(self._kept.pop().row)
         return row
 
-    def _usable(self, kept: _Kept) -> bool:
-        """It has hidden states if it needs them: a row that was opened before they were tracked has not."""
-        return kept.row.has_features(self._model.tracked)
+    def _shared(self, ids: Sequence[int], others: Sequence[int], row: Row) -> int:
+        """How much of a text a row holds.
+
+        Nothing where it lacks hidden states: a row that was opened before they were tracked has none.
+        """
+        usable = row.has_features(self._model.tracked)
+        return min(common_prefix(others, ids), row.length, len(ids) - 1) if usable else 0
 
     def keep(self, ids: Sequence[int], row: Row) -> None:
         """Keep a row that begins as a text does, in place of the oldest where there are too many.
