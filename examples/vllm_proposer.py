@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftree.integrations.propose import Proposer
+from draftree.integrations.other_engines import Proposer
 
 LEAST = 0.3
 """Probability that a drafted token must have to be reached: below it the pass gets longer for little."""

@@ -5,7 +5,7 @@ for chunk in engine.stream(draftree.user("Why is the sky blue?")):
     print(chunk.text, end="", flush=True)
 
 The first use of a name loads all of them (``public.py``), but none of them torch. So other engines can import what
-needs neither (``integrations/propose.py``), whatever release of transformers they bring.
+needs neither (``integrations/other_engines.py``), whatever release of transformers they bring.
 """
 
 from importlib import import_module

@@ -15,7 +15,7 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.errors import ConfigError
-from draftree.integrations.propose import Proposer
+from draftree.integrations.other_engines import Proposer
 from draftree.policies.best_paths import OptTree
 from draftree.request import Request
 from draftree.text.detokenizer import NoText
@@ -105,6 +105,6 @@ def test_a_bound_below_zero_is_refused() -> None:
 
 def test_no_torch_is_loaded() -> None:
     """Other engines bring releases of transformers that ours does not go with."""
-    code = "import sys; import draftree.integrations.propose; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys; import draftree.integrations.other_engines; print({'torch', 'transformers'} & set(sys.modules))"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)  # noqa: S603
     assert made.stdout.strip() == "set()", made.stderr

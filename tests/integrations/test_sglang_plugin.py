@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from draftree.errors import ConfigError
-from draftree.integrations.sglang_plugin import NAME, FixedTrees, Ints, laid_out
+from draftree.integrations.other_engines import NAME, FixedTrees, Ints, laid_out
 
 ROOT = Path(__file__).parents[2]
 SIZE = 6
