@@ -40,7 +40,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "generate": Command("generate", "Answer one prompt, with the target's exact output."),
     "chat": Command("generate", "Talk to the target."),
-    "batch": Command("batch", "Answer a file of requests, many at a time."),
+    "batch": Command("serve", "Answer a file of requests, many at a time."),
     "serve": Command("serve", "Serve a model over HTTP as OpenAI's API does."),
     "info": Command("info", "Print what a model can do, or what a draft head is for."),
     "methods": Command("main", "List methods, verification schemes and drafters."),

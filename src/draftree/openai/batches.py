@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,10 @@ from ..engine.engine import Engine, Handle
 from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError
-from .answers import CompletionBuilder
 from .bad_bodies import UnknownModelError, body_error, failure
 from .chat_api import ChatRequest
-from .request_mapping import Choices, find_choices, system_fingerprint
-from .responses_api import ResponseBuilder, ResponsesRequest
+from .request_mapping import Choices, find_choices
+from .responses_api import ResponsesRequest, answer_builder
 from .schema import CompletionRequest, Sampled
 
 Record = Mapping[str, Any]
@@ -168,70 +167,82 @@ _AHEAD = 2
 """Requests in the engine for each row: what comes next is encoded while rows are still in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedLine:
-    """What a line asks.
-
-    Attributes:
-        custom_id: the caller's name of it.
-        url: one of ``BODIES``.
-    """
-
-    custom_id: str
-    url: str
-    body: Sampled
-
-
 class LineError(InputError):
-    """A line that is no request.
+    """A line that is no request."""
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """A line under way.
 
     Attributes:
-        custom_id: the line's, if it has one.
-        refusal: of the body, where it is what does not do.
+        custom_id: the caller's name of it, once it is read.
+        sent: its body.
+        error: what is wrong with it; its requests were not submitted then.
     """
 
-    def __init__(self, message: str, custom_id: str | None = None, refusal: Mapping[str, object] | None = None) -> None:
-        super().__init__(message)
-        self.custom_id, self.refusal = custom_id, refusal
+    line: BatchLine
+    custom_id: str | None = None
+    sent: object = None
+    choices: Choices | None = None
+    handles: list[Handle] = field(default_factory=list)
+    error: Exception | None = None
 
+    @property
+    def done(self) -> bool:
+        return all(handle.done for handle in self.handles)
 
-def parse(line: BatchLine, model: str) -> ParsedLine:
-    """Read a line.
+    def read(self, model: str) -> Sampled:
+        """The body.
 
-    Args:
-        model: the name for lines in short, which name none.
+        Args:
+            model: the name for lines in short, which name none.
 
-    Raises:
-        LineError: it is no request.
-    """
-    where = f"line {line.number}"
-    try:
-        given = json.loads(line.text)
-    except (ValueError, RecursionError):
-        raise LineError(f"{where} is not JSON: write one object a line") from None
-    if not isinstance(given, dict):
-        raise LineError(f"{where} is no object: write {{...}}")
-    named = given.get("custom_id")
-    custom_id = f"line-{line.number}" if named is None else named
-    if not isinstance(custom_id, str):
-        raise LineError(f"{where} has custom_id {custom_id!r}: write a string")
-    url: Any = given.get("url")
-    body: Any = given.get("body")
-    if "prompt" in given and "body" not in given:
-        url, body = CHAT, _in_full(given, model)
-    else:
-        if named is None or not isinstance(body, dict):
-            lacking = "custom_id" if named is None else "body"
-            raise LineError(f"{where} has no {lacking}: give it, or write {{'prompt': ...}}", named)
-        known = isinstance(url, str) and url in BODIES
-        if not known or given.get("method", "POST") != "POST":
-            wrong = f"method {given['method']!r}" if known else f"url {url!r}"
-            raise LineError(f"{where} has {wrong}: use POST, and one of {', '.join(BODIES)}", custom_id)
-    try:
-        return ParsedLine(custom_id, url, BODIES[url].model_validate(body))
-    except ValidationError as error:
-        refusal = body_error(error.errors(include_url=False), body, f"{where}: ")
-        raise LineError(refusal["error"]["message"], custom_id, refusal) from None
+        Raises:
+            LineError: it is no request.
+            ValidationError: its body is none.
+        """
+        where = f"line {self.line.number}"
+        try:
+            given = json.loads(self.line.text)
+        except (ValueError, RecursionError):
+            raise LineError(f"{where} is not JSON: write one object a line") from None
+        if not isinstance(given, dict):
+            raise LineError(f"{where} is no object: write {{...}}")
+        named, url, body = (given.get(name) for name in ("custom_id", "url", "body"))
+        if not isinstance(named, str | None):
+            raise LineError(f"{where} has custom_id {named!r}: write a string")
+        self.custom_id = named
+        if "prompt" in given and "body" not in given:
+            self.custom_id = f"line-{self.line.number}" if named is None else named
+            url, body = CHAT, _in_full(given, model)
+        if self.custom_id is None or not isinstance(body, dict):
+            lacking = "custom_id" if self.custom_id is None else "body"
+            raise LineError(f"{where} has no {lacking}: give it, or write {{'prompt': ...}}")
+        if not isinstance(url, str) or url not in BODIES:
+            raise LineError(f"{where} has url {url!r}: use one of {', '.join(BODIES)}")
+        if (method := given.get("method", "POST")) != "POST":
+            raise LineError(f"{where} has method {method!r}: use POST")
+        self.sent = body
+        return BODIES[url].model_validate(body)
+
+    def answer(self, model: str) -> dict[str, Any]:
+        """The body of its answer.
+
+        Raises:
+            the exception that is wrong with it, or has ended a request.
+        """
+        requests = [handle.request for handle in self.handles]
+        if error := self.error or next((request.error for request in requests if request.error is not None), None):
+            raise error
+        assert self.choices is not None  # noqa: S101 - nothing is wrong with it
+        key = self.choices.body.prefix + self.line.id.removeprefix("batch_req_")
+        return answer_builder(key, model, self.choices, requests).whole()
+
+    def cancel(self) -> None:
+        for handle in self.handles:
+            if not handle.done:
+                handle.cancel()
 
 
 def _in_full(given: Mapping[str, Any], model: str) -> dict[str, Any]:
@@ -239,25 +250,6 @@ def _in_full(given: Mapping[str, Any], model: str) -> dict[str, Any]:
     fields = {name: value for name, value in given.items() if name not in ("prompt", "custom_id")}
     message = {"role": "user", "content": given["prompt"]}
     return {"model": model, "temperature": 0, **fields, "messages": [message]}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Under:
-    """A line under way: its requests, and what they make together."""
-
-    line: BatchLine
-    parsed: ParsedLine
-    choices: Choices
-    handles: list[Handle]
-
-    @property
-    def done(self) -> bool:
-        return all(handle.done for handle in self.handles)
-
-    def cancel(self) -> None:
-        for handle in self.handles:
-            if not handle.done:
-                handle.cancel()
 
 
 class Answering:
@@ -273,78 +265,58 @@ class Answering:
     def __init__(self, engine: Engine, speculation: SpeculationParams, model: str, rows: int) -> None:
         self._engine, self._speculation, self.model = engine, speculation, model
         self._most = _AHEAD * rows
-        self.fingerprint = system_fingerprint(engine)
 
     def records(self, lines: Iterable[BatchLine]) -> Iterator[Record]:
         """The record of each line, in the order in which they end; leaving early cancels the others."""
-        waiting, under = iter(lines), list[_Under]()
+        waiting, under = iter(lines), list[_Line]()
         more = True
         try:
             while more or under:
-                while more and sum(len(each.handles) for each in under) < self._most:
+                while more and sum(max(1, len(each.handles)) for each in under) < self._most:
                     if (line := next(waiting, None)) is None:
                         more = False
                     else:
-                        begun = self._begin(line)
-                        if isinstance(begun, _Under):
-                            under.append(begun)
-                        else:
-                            yield begun
+                        under.append(self._begun(line))
                 if under:
                     self._engine.wait(lambda: any(each.done for each in under))
                 for each in [each for each in under if each.done]:
                     under.remove(each)
-                    try:
-                        record = self._ended(each)
-                    except Exception as error:  # noqa: BLE001
-                        record = self._failed(each.line, each.parsed.custom_id, error)
-                    yield record
+                    yield self._record(each)
         finally:
             for each in under:
                 each.cancel()
 
-    def _begin(self, line: BatchLine) -> _Under | Record:
-        custom_id, handles = None, list[Handle]()
+    def _begun(self, line: BatchLine) -> _Line:
+        found = _Line(line)
         try:
-            parsed = parse(line, self.model)
-            custom_id, body = parsed.custom_id, parsed.body
+            body = found.read(self.model)
             if body.model != self.model:
                 raise UnknownModelError(body.model, self.model)
             if body.stream:
                 raise FieldError("stream", "stream is not for batches: leave it out")
-            options: dict[str, Any] = {"prediction": body.predicted, "priority": body.priority, "timeout": body.timeout}
             with body.named():
-                choices = find_choices(body, self._engine, self._speculation)
+                found.choices = choices = find_choices(body, self._engine, self._speculation)
                 for ids, params in choices.asked:
-                    handles.append(self._engine.submit(ids, params, choices.speculation, **options))
+                    handle = self._engine.submit(ids, params, choices.speculation, **choices.options)
+                    found.handles.append(handle)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a line, the others are answered
-            for handle in handles:
-                handle.cancel()
-            return self._failed(line, custom_id, error)
-        return _Under(line, parsed, choices, handles)
+            found.cancel()
+            found.handles.clear()
+            found.error = error
+        return found
 
-    def _failed(self, line: BatchLine, custom_id: str | None, error: Exception) -> Record:
-        if isinstance(error, LineError):
-            custom_id = error.custom_id
-            if error.refusal is None:
-                wrong = {"code": "invalid_line", "message": str(error)}
-                return {"id": line.id, "custom_id": custom_id, "response": None, "error": wrong}
-            return self._answered(line, custom_id, 400, error.refusal)
-        return self._answered(line, custom_id, *failure(error, f"line {line.number}: "))
-
-    def _ended(self, each: _Under) -> Record:
-        requests = [handle.request for handle in each.handles]
-        if error := next((request.error for request in requests if request.error is not None), None):
-            return self._failed(each.line, each.parsed.custom_id, error)
-        body = each.parsed.body
-        builder = ResponseBuilder if isinstance(body, ResponsesRequest) else CompletionBuilder
-        key = body.prefix + each.line.id.removeprefix("batch_req_")
-        answer = builder(key, self.model, each.choices, requests).whole()
-        return self._answered(each.line, each.parsed.custom_id, 200, answer)
-
-    def _answered(self, line: BatchLine, custom_id: str | None, status: int, body: Mapping[str, Any]) -> Record:
-        response = {"status_code": status, "request_id": line.id, "body": body}
-        return {"id": line.id, "custom_id": custom_id, "response": response, "error": None}
+    def _record(self, each: _Line) -> Record:
+        where, record = f"line {each.line.number}: ", {"id": each.line.id, "custom_id": each.custom_id}
+        try:
+            status, body = 200, each.answer(self.model)
+        except LineError as error:
+            return {**record, "response": None, "error": {"code": "invalid_line", "message": str(error)}}
+        except ValidationError as error:
+            status, body = 400, body_error(error.errors(include_url=False), each.sent, where)
+        except Exception as error:  # noqa: BLE001
+            status, body = failure(error, where)
+        response = {"status_code": status, "request_id": each.line.id, "body": body}
+        return {**record, "response": response, "error": None}
 
 
 def scheduled(params: SchedulerParams) -> SchedulerParams:

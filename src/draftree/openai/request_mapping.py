@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from typing import Any
 
 from ..config import SamplingParams
 from ..engine.engine import Engine
@@ -30,6 +31,11 @@ class Choices:
     asked: list[tuple[list[int], SamplingParams]]
     speculation: SpeculationParams | None
     tags: Mapping[int, str] | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What ``Engine.submit`` is given beside them."""
+        return {"prediction": self.body.predicted, "priority": self.body.priority, "timeout": self.body.timeout}
 
     def echoed(self, request: Request) -> str:
         """What a choice's text begins with: what is read of its prompt, where that was asked for."""

@@ -13,7 +13,7 @@ from ..config import Count, Logprobs
 from ..errors import FieldError
 from ..request import Chunk, Request
 from ..text.encoding import Conversation
-from .answers import Usage, named_logprobs, speculative_decoding
+from .answers import CompletionBuilder, Usage, named_logprobs, speculative_decoding
 from .bad_bodies import UnsupportedError
 from .chat_api import CalledFunction, Part, PastCall, past_call, text_of
 from .request_mapping import Choices
@@ -288,3 +288,11 @@ class ResponseBuilder:
             "safety_identifier": None,
             "prompt_cache_key": None,
         }
+
+
+def answer_builder(
+    key: str, model: str, choices: Choices, requests: Sequence[Request]
+) -> CompletionBuilder | ResponseBuilder:
+    """What makes the bodies of an answer."""
+    kind = ResponseBuilder if isinstance(choices.body, ResponsesRequest) else CompletionBuilder
+    return kind(key, model, choices, requests)

@@ -19,18 +19,16 @@ from starlette.exceptions import HTTPException
 
 from ..engine.speculation import EngineRequest, SpeculationParams
 from ..errors import DraftreeError, FieldError, QueueFullError
-from ..openai.answers import CompletionBuilder
 from ..openai.bad_bodies import UnknownModelError, UnsupportedError
 from ..openai.chat_api import ChatRequest, TokenizeRequest
 from ..openai.request_mapping import Choices, decoded, find_choices
-from ..openai.responses_api import ResponseBuilder, ResponsesRequest
+from ..openai.responses_api import ResponsesRequest, answer_builder
 from ..openai.schema import CompletionRequest, DetokenizeRequest, Sampled
 from ..text.encoding import Prompt
 from .engine_loop import EngineLoop, Submission
 from .inspector import Inspector
-from .metrics import Metrics
+from .metrics import Metrics, log_request
 from .middleware import DOCUMENTED, UNAVAILABLE, Limits, refuse
-from .request_log import log_request
 from .streams import EventStream, LiveTrace
 
 
@@ -108,11 +106,11 @@ class Server:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Answer a chat (OpenAI's Chat Completions)."""
-        return await self._answer(body, request, CompletionBuilder)
+        return await self._answer(body, request)
 
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """Continue texts (OpenAI's Completions)."""
-        return await self._answer(body, request, CompletionBuilder)
+        return await self._answer(body, request)
 
     async def models(self) -> dict[str, Any]:
         """List the one model that is served."""
@@ -139,11 +137,9 @@ class Server:
 
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation (OpenAI's Responses, without stored state)."""
-        return await self._answer(body, request, ResponseBuilder)
+        return await self._answer(body, request)
 
-    async def _answer(
-        self, body: Sampled, request: Request, builder_class: type[CompletionBuilder] | type[ResponseBuilder]
-    ) -> Response:
+    async def _answer(self, body: Sampled, request: Request) -> Response:
         if self.draining:
             raise HTTPException(503, "this server is ending: ask another", UNAVAILABLE)
         self._check_model(body.model)
@@ -153,7 +149,7 @@ class Server:
             asked = choices.asked if body.traced else ()
             traces = [LiveTrace(index, () if index else (self._inspector.run,)) for index, _ in enumerate(asked)]
             submission = await self._submitted(key, choices, traces)
-        builder = builder_class(key, self._settings.name, choices, submission.requests)
+        builder = answer_builder(key, self._settings.name, choices, submission.requests)
         if body.stream:
             return EventStream(submission, builder, traces)
         if not await _has_ended(submission, request):
@@ -161,7 +157,6 @@ class Server:
         return JSONResponse(await asyncio.to_thread(builder.whole))
 
     async def _submitted(self, key: str, choices: Choices, traces: Sequence[LiveTrace]) -> Submission:
-        body = choices.body
         method = str((choices.speculation or self._settings.speculation).method)
         began = time.monotonic()
 
@@ -170,11 +165,8 @@ class Server:
             prompt = self._text(request.ids[: request.prompt_length]) if self._settings.log_prompts else None
             log_request(request, key, choice, method, time.monotonic() - began, prompt)
 
-        options: dict[str, Any] = {
-            "prediction": body.predicted,
-            "priority": body.priority,
-            "timeout": min((t for t in (body.timeout, self._settings.timeout) if t is not None), default=None),
-        }
+        timeout = min((t for t in (choices.body.timeout, self._settings.timeout) if t is not None), default=None)
+        options = choices.options | {"timeout": timeout}
         submission = Submission(self._loop, ended)
         try:
             for index, (ids, params) in enumerate(choices.asked):
