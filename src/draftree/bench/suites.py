@@ -138,7 +138,8 @@ def _text(value: Any) -> str:
     return value
 
 
-Parse = Callable[[Row, int], Item | list[Item] | None]
+Parse = Callable[..., Item | list[Item] | None]
+"""(row, its number) -> items."""
 _BAD_ROW = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
 DATA = "DRAFTREE_DATA"
 
@@ -148,32 +149,30 @@ class Suite:
     """A published prompt set.
 
     Attributes:
-        files: where it may lie in the data folder.
-        parser: the data folder -> what turns a row into items.
+        parse: what turns a row into items.
         home: where to get it.
+        files: where it may lie in the data folder.
     """
 
-    files: tuple[str, ...]
-    parser: Callable[[Path], Parse]
+    parse: Parse
     home: str
+    files: tuple[str, ...]
 
 
 SUITES = {
-    "spec-bench": Suite(("spec_bench/question.jsonl",), lambda _: question, "github.com/hemingkx/Spec-Bench"),
-    "mt-bench": Suite(("mt_bench/question.jsonl",), lambda _: question, "github.com/lm-sys/FastChat"),
+    "spec-bench": Suite(question, "github.com/hemingkx/Spec-Bench", ("spec_bench/question.jsonl",)),
+    "mt-bench": Suite(question, "github.com/lm-sys/FastChat", ("mt_bench/question.jsonl",)),
     "humaneval": Suite(
-        ("humaneval/HumanEval.jsonl.gz", "humaneval/HumanEval.jsonl"),
-        lambda _: humaneval,
-        "github.com/openai/human-eval",
+        humaneval, "github.com/openai/human-eval", ("humaneval/HumanEval.jsonl.gz", "humaneval/HumanEval.jsonl")
     ),
-    "gsm8k": Suite(("gsm8k/test.jsonl",), lambda _: gsm8k, "github.com/openai/grade-school-math"),
-    "mbpp": Suite(("mbpp/mbpp.jsonl",), lambda _: mbpp, "github.com/google-research/google-research"),
+    "gsm8k": Suite(gsm8k, "github.com/openai/grade-school-math", ("gsm8k/test.jsonl",)),
+    "mbpp": Suite(mbpp, "github.com/google-research/google-research", ("mbpp/mbpp.jsonl",)),
     "squad": Suite(
-        ("squad/dev-v1.1.json", "squad_xquad/xquad.en.json"),
-        lambda _: squad,
+        squad,
         "github.com/rajpurkar/SQuAD-explorer or github.com/google-deepmind/xquad",
+        ("squad/dev-v1.1.json", "squad_xquad/xquad.en.json"),
     ),
-    "spider": Suite(("spider_dev/dev.jsonl",), lambda folder: _spider(folder), "github.com/taoyds/spider"),
+    "spider": Suite(spider, "github.com/taoyds/spider", ("spider_dev/dev.jsonl",)),
 }
 
 
@@ -202,7 +201,7 @@ def load_suite(name: str, *, data: str | None = None) -> list[Item]:
                 f"no {name} at {folder / suite.files[0]}: put it there (from {suite.home}) and set {DATA} or --data to "
                 "the folder above"
             )
-        parse = suite.parser(folder)
+        parse = partial(spider, schemas=_schemas(folder)) if suite.parse is spider else suite.parse
     else:
         path = user_path(name)
         if not path.is_file():
@@ -225,19 +224,15 @@ def choose(items: Iterable[Item], *, limit: int | None = None) -> list[Item]:
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Numbered lines of a file of JSON lines, or articles of a SQuAD file."""
     try:
-        opened = gzip.open if path.suffix == ".gz" else Path.open
-        content = read_bytes(path, LARGEST_DATA, opened)
+        content = read_bytes(path, LARGEST_DATA, gzip.open if path.suffix == ".gz" else Path.open)
         text = content.decode("utf-8-sig")
-        if path.suffix == ".json":
-            yield from enumerate(json.loads(text)["data"], start=1)
-            return
-    except (OSError, zlib.error) as error:
+        articles = json.loads(text)["data"] if path.suffix == ".json" else None
+    except (*_BAD_ROW, OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
-        raise PromptError(f"cannot read {path}: {why}: name a file of JSON lines") from None
-    except (UnicodeError, EOFError) as error:
-        raise PromptError(f"{path} is not valid UTF-8 ({error}): convert it, for example with iconv") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise PromptError(f"cannot read {path}: {error!r}: get the file again") from None
+        raise PromptError(f"cannot read {path}: {why}: name a file of JSON lines in UTF-8") from None
+    if articles is not None:
+        yield from enumerate(articles, start=1)
+        return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
@@ -265,8 +260,8 @@ def _bad(path: Path, number: int, why: str) -> PromptError:
     return PromptError(f"{path}, line {number} is bad ({why}): repair it, or take it out")
 
 
-def _spider(folder: Path) -> Parse:
-    """Questions whose database is there, with its schema.
+def _schemas(folder: Path) -> dict[str, str]:
+    """The schemas of Spider's databases that are there, by their names.
 
     Raises:
         UnknownNameError: there are no databases.
@@ -280,7 +275,6 @@ def _spider(folder: Path) -> Parse:
         )
     try:
         rows = json.loads(read_bytes(path, LARGEST_DATA))
-        schemas = {row["db_id"]: schema(row) for row in rows if row["db_id"] in there}
+        return {row["db_id"]: schema(row) for row in rows if row["db_id"] in there}
     except _BAD_ROW as error:
         raise PromptError(f"cannot read {path}: {error!r}: get the file again") from None
-    return partial(spider, schemas=schemas)
