@@ -58,7 +58,7 @@ def test_every_option_reaches_the_beams(model: str, capsys: Captured) -> None:
     asked += ["--beam-warp", "token"]
     made = report(capsys, model, *asked)
     assert made == {**report(capsys, model, *asked), "stats": made["stats"]}
-    assert len(made["stats"]["drafted_by_depth"]) == 2
+    assert len(made["stats"]["drafted"]) == 2
     assert made["stats"]["drafted_layers"] >= 2
     assert made["beams"][0]["score"] == made["beams"][0]["logprob"]
 

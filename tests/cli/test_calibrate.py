@@ -67,7 +67,7 @@ def test_calibrate_writes_a_tree_that_generate_drafts_with(
     assert run([*question, drafter, "--method", "sequoia", "--set", f"tree={out}", "--nodes", "12"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["token_ids"] == plain["token_ids"]
-    assert report["stats"]["drafted"] > 0 or drafter == "lookup"
+    assert sum(report["stats"]["drafted"]) > 0 or drafter == "lookup"
 
 
 def test_the_tree_of_a_drafter_that_is_always_right_is_a_chain(model: str, prompts: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from rich.tree import Tree
 from ..artifacts import read_text, user_path
 from ..engine.engine import Handle
 from ..engine.speculation import Observer, Setup
+from ..engine.trace import plain
 from ..errors import PromptError
 from ..progress import out
 from ..request import Chunk, Outcome, Seconds, Stats
@@ -52,21 +52,8 @@ def stages(stats: Stats) -> str:
 
 
 def as_json(stats: Stats) -> dict[str, object]:
-    """The figures for ``--json``; seconds are wall-clock, ``mal`` includes the bonus token."""
-    return {
-        "tokens": stats.tokens,
-        "steps": stats.steps,
-        "mal": stats.mal,
-        "drafted": sum(stats.drafted),
-        "accepted": sum(stats.accepted),
-        "drafted_by_depth": stats.drafted,
-        "accepted_by_depth": stats.accepted,
-        "draft_passes": stats.draft_passes,
-        "out_of_context": stats.out_of_context,
-        "seconds": asdict(stats.seconds) | {"total": stats.seconds.total},
-        "tokens_per_second": stats.tokens_per_second,
-        "stages": [asdict(stage) for stage in stats.stages],
-    }
+    """The figures for ``--json``: those of a trace (docs/traces.md), and two that follow from them."""
+    return {**plain(stats), "mal": stats.mal, "tokens_per_second": stats.tokens_per_second}
 
 
 class Trees(Observer):

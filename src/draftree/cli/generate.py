@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated
 
@@ -14,7 +13,7 @@ import typer
 
 from ..beams.beam_engine import BeamEngine, BeamGeneration, load_beam_engine
 from ..beams.forest import BeamParams
-from ..config import SamplingParams
+from ..config import SamplingParams, option
 from ..drafters.spec import AUTO, LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engine.replay import first_difference
@@ -33,6 +32,33 @@ from .interrupt import on_interrupt
 from .options import ComputeOptions, SpeculationOptions, Target, TraceOptions, given, with_options
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """What an answer must be, and what is printed of it."""
+
+    raw: bool = option("Continue the prompt as it is, without the chat template.", False)
+    prediction: str | None = option(
+        "A text that the answer probably repeats, such as the file to edit; drafter lookup drafts from it.",
+        metavar="FILE",
+    )
+    json_schema: str | None = option("The answer is JSON that is valid by this schema.", metavar="FILE")
+    regex: str | None = option("The answer is what this regular expression matches.", metavar="PATTERN")
+    as_json: bool = option("Print one JSON object instead of streaming text.", False, name="--json")
+    show_trees: bool = option("Print each step's tree and accepted path.", False)
+    explain: bool = option("Report why the method auto chose what it chose.", False)
+    compare: bool = option("Then decode without drafts, and compare text and speed.", False)
+
+    def __post_init__(self) -> None:
+        if self.as_json and self.show_trees:
+            raise ConfigError("--json and --show-trees exclude each other: choose one")
+        if self.json_schema is not None and self.regex is not None:
+            raise ConfigError("--json-schema and --regex exclude each other: choose one")
+
+
+_OF_BEAMS = ("--drafter", "--raw", "--json")
+"""Options beside those of sampling, beams and computing that beams have a use for."""
+
+
 @with_options
 def generate(
     *,
@@ -41,70 +67,44 @@ def generate(
     target: Target = DEFAULT_MODEL,
     speculation: SpeculationOptions,
     params: SamplingParams,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
-    ] = False,
-    prediction: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="A text that the answer probably repeats, such as the file to edit; drafter lookup drafts from it.",
-        ),
-    ] = None,
-    json_schema: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The answer is JSON that is valid by this schema.")
-    ] = None,
-    regex: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="The answer is what this regular expression matches.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")] = False,
-    show_trees: Annotated[bool, typer.Option("--show-trees", help="Print each step's tree and accepted path.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Report why the method auto chose what it chose.")] = False,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Then decode without drafts, and compare text and speed.")
-    ] = False,
+    options: AnswerOptions,
     trace: TraceOptions,
     beams: BeamParams | None,
     compute: ComputeOptions,
 ) -> None:
     """Answer one prompt, with the target's exact output."""
     method, verify = str(speculation.method), str(speculation.verification)
-    if as_json and show_trees:
-        raise ConfigError("--json and --show-trees exclude each other: choose one")
-    if json_schema is not None and regex is not None:
-        raise ConfigError("--json-schema and --regex exclude each other: choose one")
-    schema = None if json_schema is None else read_json(json_schema, "--json-schema")
-    if explain and (method != DEFAULT_METHOD or str(speculation.spec) == NONE):
+    schema = None if options.json_schema is None else read_json(options.json_schema, "--json-schema")
+    if options.explain and (method != DEFAULT_METHOD or str(speculation.spec) == NONE):
         what = f"method {method}" if method != DEFAULT_METHOD else "drafter none"
         raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
     text = read_prompt(prompt)
-    message: Prompt = text if raw else user(text)
+    message: Prompt = text if options.raw else user(text)
     if beams is not None:
-        flags = {"--show-trees": show_trees, "--explain": explain, "--compare": compare}
-        switches = {flag: True for flag, on in flags.items() if on}
-        texts = {"--prediction": prediction, "--json-schema": json_schema, "--regex": regex}
-        named = {flag: value for flag, value in texts.items() if value is not None}
-        _exclude(given(speculation) | given(trace) | switches | named)
+        for flag, value in (given(speculation) | given(trace) | given(options)).items():
+            if flag not in _OF_BEAMS:
+                what = flag if value is True or flag == "--set" else f"{flag} {value}"
+                raise ConfigError(f"--beams and {what} exclude each other: leave one out")
         beams.check(params)
         sampled = params.temperature > 0
         beam_engine = load_beam_engine(target, drafter=speculation.spec, sampled=sampled, **compute.options)
-        _print_beams(beam_engine, message, params, beams, as_json)
+        _print_beams(beam_engine, message, params, beams, options.as_json)
         return
     predicted = ""
-    if prediction is not None:
-        predicted, speculation = read_file(prediction, "--prediction"), _reading_predictions(speculation)
+    if options.prediction is not None:
+        predicted, speculation = read_file(options.prediction, "--prediction"), _reading_predictions(speculation)
     observers = trace.observers(context, method)
-    if show_trees:
+    if options.show_trees:
         observers.append(show.Trees())
     engine = Engine(compute.load(target), speculation, observers=observers)
     if schema is not None:
         params = replace(params, constraint=engine.grammars.json_schema(schema))
-    elif regex is not None:
-        params = replace(params, constraint=engine.grammars.regex(regex))
+    elif options.regex is not None:
+        params = replace(params, constraint=engine.grammars.regex(options.regex))
     handle = engine.submit(message, params, prediction=predicted)
     request, scheme, drafter = handle.request, engine.speculation.scheme, engine.speculation.drafter
     with on_interrupt(lambda: f"interrupted after {len(request.output_ids)} tokens"):
-        run(handle, silent=as_json, stream=not show_trees)
+        run(handle, silent=options.as_json, stream=not options.show_trees)
     report: dict[str, object] = {
         "text": request.text,
         "token_ids": request.output_ids,
@@ -116,19 +116,19 @@ def generate(
         "stats": show.as_json(request.stats),
     }
     policy = drafter.policy
-    if explain and isinstance(policy, AutoTree):
+    if options.explain and isinstance(policy, AutoTree):
         report["explanation"] = policy.report.text()
-    if not as_json:
+    if not options.as_json:
         err.print(show.LEGEND)
         names = f"{drafter.name}, {method}, {verify}"
         err.print(f"{names}: {show.figures(request.stats, scheme.lossy)}", markup=False)
         if request.stats.stages:
             err.print(show.stages(request.stats), markup=False)
-        if explain:
+        if options.explain:
             err.print(report["explanation"], markup=False)
-    if compare:
-        _compare(engine, request, report, quiet=as_json)
-    if as_json:
+    if options.compare:
+        _compare(engine, request, report, quiet=options.as_json)
+    if options.as_json:
         out.out(json.dumps(report, ensure_ascii=False))
 
 
@@ -171,18 +171,6 @@ def _compare(engine: Engine, request: Request, report: dict[str, object], *, qui
         err.print(f"draft trees decode {ratio:.2f}x as fast as AR decoding (tokens per second), {verdict}")
 
 
-def _exclude(options: Mapping[str, object]) -> None:
-    """Check that no option was given, beside --beams, that beams have no use for.
-
-    Raises:
-        ConfigError: one was.
-    """
-    for flag, value in options.items():
-        if flag != "--drafter":
-            what = flag if value is True or flag == "--set" else f"{flag} {value}"
-            raise ConfigError(f"--beams and {what} exclude each other: leave one out")
-
-
 def _print_beams(engine: BeamEngine, prompt: Prompt, params: SamplingParams, beams: BeamParams, as_json: bool) -> None:
     """Decode one prompt and print its best sequences: figures go to standard error."""
     began = time.perf_counter()
@@ -215,7 +203,7 @@ def _report(made: BeamGeneration) -> dict[str, object]:
         "seed": made.seed,
         "beams": [asdict(found) for found in made.hypotheses],
         "peak_slots": made.peak_slots,
-        "stats": show.as_json(made.stats) | {"drafted_layers": made.stats.drafted_layers},
+        "stats": show.as_json(made.stats),
     }
 
 
