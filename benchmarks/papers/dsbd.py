@@ -59,7 +59,8 @@ def kind(entry: Entry, records: Sequence[AnswerRecord]) -> str | None:
 
 def drafted(record: AnswerRecord) -> bool:
     """Its beams were drafted: some layers are recorded, or the passes gave more than one layer each."""
-    return record.drafted_layers > 0 or (record.passes is not None and record.gained > record.passes)
+    layers = sum(turn.drafted_layers or 0 for turn in record.turns)
+    return layers > 0 or (record.passes is not None and record.gained > record.passes)
 
 
 def one_cache(entry: Entry) -> bool:

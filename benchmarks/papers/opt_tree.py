@@ -100,14 +100,15 @@ class _Split(NamedTuple):
 
 def _split(run: LoadedRun, entry: Entry) -> _Split | None:
     f = run.table[entry.label][ALL]
-    steps = sum(t.passes or 0 for r in run.by_method[entry.label] for t in r.turns)
-    if f.share is None or f.target_share is None or f.drafter_share is None or not steps:
+    passes = sum(t.passes or 0 for r in run.by_method[entry.label] for t in r.turns)
+    if f.share is None or not passes:
         return None
-    after = (f.seconds["total"] or 0.0) - (f.seconds["prefill"] or 0.0)
-    trees = f.share["draft"] - f.drafter_share
-    rest = 1 - f.share["draft"] - f.target_share
+    after, steps = (f.seconds["total"] or 0.0) - (f.seconds["prefill"] or 0.0), _steps(run, entry)
+    drafter = sum(s.drafter_seconds for s in steps) / after
+    target = sum(s.target_seconds for s in steps) / after
+    trees, rest = f.share["draft"] - drafter, 1 - f.share["draft"] - target
     label = f"{run.path.name}: {entry.label.partition(' T=')[0].partition(':')[0]}"
-    return _Split(label, after / steps, (f.drafter_share, trees, f.target_share, rest))
+    return _Split(label, after / passes, (drafter, trees, target, rest))
 
 
 def _figure7(runs: Runs) -> Section | None:

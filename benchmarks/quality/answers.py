@@ -12,9 +12,9 @@ from statistics import fmean
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from draftree.artifacts import write_whole
+from draftree.artifacts import read_lines, write_whole
 from draftree.bench.entries import AR, Entry
-from draftree.bench.results import AnswerRecord, read_config, read_items, read_results, read_summary
+from draftree.bench.results import ITEM_LINE, PROMPTS, AnswerRecord, read_config, read_results, read_summary
 from draftree.bench.run import encode_turns
 from draftree.bench.suites import Item, data_folder
 from draftree.bench.summary import interval
@@ -137,3 +137,15 @@ def answer_entropy(target: LanguageModel, prompt: list[int], answer: list[int]) 
         entropies += [*scores.top(range(len(answer) - 1), 1).entropies]
     target.close(row)
     return float(np.mean(entropies))
+
+
+def read_items(path: Path) -> list[Item]:
+    """The prompts of a run.
+
+    Raises:
+        ConfigError: they are not there, or are corrupt.
+    """
+    try:
+        return [ITEM_LINE.validate_json(line) for line in read_lines(path / PROMPTS)]
+    except (OSError, ValidationError):
+        raise ConfigError(f"no prompts in {path}: name a folder that 'draftree bench --out' wrote") from None

@@ -10,8 +10,9 @@ from typing import NoReturn
 import pytest
 import torch
 
+from benchmarks.quality.answers import read_items
 from draftree.bench.entries import Entry, entries
-from draftree.bench.results import RECORD_LINE, AnswerRecord, Parts, RunFolder, Turn, read_items, read_results
+from draftree.bench.results import RECORD_LINE, AnswerRecord, Parts, RunFolder, Turn, read_results
 from draftree.bench.run import compare, encode_turns, read_differences
 from draftree.bench.suites import Item
 from draftree.errors import ConfigError

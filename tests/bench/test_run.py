@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.quality.answers import read_items
 from draftree.bench import contestants
 from draftree.bench.entries import entries
-from draftree.bench.results import Turn, read_items, read_results
+from draftree.bench.results import Turn, read_results
 from draftree.bench.run import RunPlan
 from draftree.bench.suites import Item
 from draftree.cli.bench import commit

@@ -157,14 +157,9 @@ class AnswerRecord:
         """Tokens, or layers of beams, that these passes gave: our prefill gives one more."""
         return sum((t.layers or len(t.ids)) - (t.seconds.draft is not None) for t in self.turns)
 
-    @property
-    def drafted_layers(self) -> int:
-        """Layers of beams that were drafted, as far as it is recorded."""
-        return sum(t.drafted_layers or 0 for t in self.turns)
-
 
 RECORD_LINE: TypeAdapter[AnswerRecord] = TypeAdapter(AnswerRecord)
-_ITEM_LINE: TypeAdapter[Item] = TypeAdapter(Item)
+ITEM_LINE: TypeAdapter[Item] = TypeAdapter(Item)
 """A record, or an item, and its line of JSON; unknown keys are left out."""
 
 
@@ -201,7 +196,7 @@ class RunFolder:
             make_folder(self.path)
             _write_json(self.path / CONFIG, config)
         if not (self.path / PROMPTS).exists():  # of a run that was killed at its start, too
-            write_whole(self.path / PROMPTS, b"".join(_ITEM_LINE.dump_json(item) + b"\n" for item in items))
+            write_whole(self.path / PROMPTS, b"".join(ITEM_LINE.dump_json(item) + b"\n" for item in items))
 
     def append(self, record: AnswerRecord) -> None:
         """Write one line.
@@ -268,18 +263,6 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path} is a run of version {config['version']} and this draftree reads {VERSION}: run it again"
         )
     return dict(config)
-
-
-def read_items(path: Path) -> list[Item]:
-    """The prompts of a run.
-
-    Raises:
-        ConfigError: they are not there, or are corrupt.
-    """
-    try:
-        return [_ITEM_LINE.validate_json(line) for line in read_lines(path / PROMPTS)]
-    except (OSError, ValidationError):
-        raise ConfigError(f"no prompts in {path}: name a folder that 'draftree bench --out' wrote") from None
 
 
 def read_results(path: Path) -> list[AnswerRecord]:

@@ -138,8 +138,6 @@ class MethodFigures:
         acceptance_by_depth: [d] accepted over drafted nodes at depth d + 1; None for peers.
         seconds: prefill, draft, verify, other and total.
         share: of draft, verify and other in the time after the prefill; None for peers.
-        target_share, drafter_share: of the passes of the target, and of draft models and heads, in the time after
-            the prefill; None for peers.
         ids_equal: share of answers whose ids equal AR decoding's; None: there is none to compare with.
         verdicts: verdict -> answers.
     """
@@ -156,8 +154,6 @@ class MethodFigures:
     acceptance_by_depth: list[float] | None
     seconds: dict[str, float | None]
     share: dict[str, float] | None
-    target_share: float | None
-    drafter_share: float | None
     ids_equal: float | None
     verdicts: dict[str, int]
 
@@ -186,8 +182,6 @@ def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: M
         acceptance_by_depth=_acceptance(steps) if ours else None,
         seconds=parts,
         share=None if alone is None else {k: (parts[k] or 0.0) / alone for k in ("draft", "verify", "other")},
-        target_share=None if alone is None else sum(s.target_seconds for s in steps) / alone,
-        drafter_share=None if alone is None else sum(s.drafter_seconds for s in steps) / alone,
         ids_equal=counts[EQUAL] / counts.total() if counts else None,
         verdicts=dict(counts),
     )
@@ -296,9 +290,6 @@ class LoadedRun:
     def named(self, method: str) -> list[Entry]:
         """The contestants of a method, verified by the default scheme."""
         return self.of(lambda e: e.method == method and e.verify == DEFAULT_SCHEME)
-
-    def ar(self, temperature: float) -> list[AnswerRecord]:
-        return self.by_method.get(ar_labels(self.entries).get(temperature, ""), [])
 
 
 def load_runs(name: str | Path) -> list[LoadedRun]:
