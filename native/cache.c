@@ -30,6 +30,13 @@ static size_t page_keys(const Cache *cache) {
     return 2 * key_bytes(cache) * (size_t)cache->layers * (size_t)cache->heads;
 }
 
+/* Bytes of what a page holds of a row that keeps so many hidden states. */
+static size_t content_bytes(const Cache *cache, int32_t tracked) {
+    return page_keys(cache) + (size_t)tracked * (size_t)cache->state_size * sizeof(float) * PAGE_CELLS;
+}
+
+static int32_t pages_of(int32_t length) { return (length + PAGE_CELLS - 1) / PAGE_CELLS; }
+
 int64_t token_bytes(const Cache *cache) { return (int64_t)((cache->page_bytes - PAGE_HEADER) / PAGE_CELLS); }
 
 void start_cache(Cache *cache, int layers, int heads, int head_size, int format, int state_size) {
@@ -81,8 +88,7 @@ static void leave_page(Cache *cache, uint8_t *page) {
 
 void track_states(Cache *cache, int32_t tracked) {
     cache->tracked = tracked;
-    cache->page_bytes =
-        PAGE_HEADER + page_keys(cache) + (size_t)tracked * (size_t)cache->state_size * sizeof(float) * PAGE_CELLS;
+    cache->page_bytes = PAGE_HEADER + content_bytes(cache, tracked);
     while (cache->spare_count)
         free_page(cache->spare[--cache->spare_count]);
 }
@@ -201,7 +207,7 @@ int fork_row(Cache *cache, int32_t row, int32_t length, int32_t *fork) {
         return DRAFTREE_BAD_ROW;
     if (length < 0 || length > source->length)
         return DRAFTREE_BAD_ARGUMENT;
-    int32_t number, pages = (length + PAGE_CELLS - 1) / PAGE_CELLS;
+    int32_t number, pages = pages_of(length);
     int error = open_row(cache, &number);
     if (error)
         return error;
@@ -219,6 +225,34 @@ int fork_row(Cache *cache, int32_t row, int32_t length, int32_t *fork) {
     copy->length = length;
     copy->tracked = source->tracked;
     *fork = number;
+    return DRAFTREE_OK;
+}
+
+int64_t saved_bytes(const Cache *cache, const Row *row) {
+    return pages_of(row->length) * (int64_t)content_bytes(cache, row->tracked);
+}
+
+void save_row(const Cache *cache, const Row *row, uint8_t *bytes) {
+    const size_t size = content_bytes(cache, row->tracked);
+    for (int32_t page = 0; page < pages_of(row->length); page++)
+        memcpy(bytes + (size_t)page * size, row->pages[page], size);
+}
+
+int restore_row(Cache *cache, int32_t length, const uint8_t *bytes, int64_t size, int32_t *row) {
+    const size_t own = content_bytes(cache, cache->tracked);
+    if (length < 0 || length > MOST_CELLS || size != pages_of(length) * (int64_t)own)
+        return DRAFTREE_BAD_ARGUMENT;
+    int error = open_row(cache, row);
+    if (error)
+        return error;
+    Row *restored = &cache->rows[*row];
+    if ((error = reserve_nodes(cache, restored, length))) {
+        close_row(cache, restored);
+        return error;
+    }
+    for (int32_t page = 0; page < restored->page_count; page++)
+        memcpy(restored->pages[page], bytes + (size_t)page * own, own);
+    restored->length = length;
     return DRAFTREE_OK;
 }
 

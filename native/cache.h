@@ -81,6 +81,12 @@ void cut_row(Cache *cache, Row *row, int32_t length);
 int commit_path(Cache *cache, Row *row, const int32_t *path, int32_t count);
 int prune_nodes(Cache *cache, Row *row, const int32_t *keep, int32_t count, int32_t trunk);
 
+/* Copies of the pages of a row's committed tokens: how many bytes they have, and a new row of them, which keeps as many
+ * hidden states as rows that are opened now. */
+int64_t saved_bytes(const Cache *cache, const Row *row);
+void save_row(const Cache *cache, const Row *row, uint8_t *bytes);
+int restore_row(Cache *cache, int32_t length, const uint8_t *bytes, int64_t size, int32_t *row);
+
 /* Add a node to the row's list; the row has room for it. */
 void append_node(Row *row, int32_t parent);
 

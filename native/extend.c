@@ -31,6 +31,25 @@ int draftree_fork(Model *model, int32_t row, int32_t length, int32_t *fork) {
     return fork_row(&model->cache, row, length, fork);
 }
 
+int64_t draftree_saved_bytes(const Model *model, int32_t row) {
+    const Row *found = find_row(&model->cache, row);
+    return found ? saved_bytes(&model->cache, found) : DRAFTREE_BAD_ROW;
+}
+
+int draftree_save(const Model *model, int32_t row, uint8_t *bytes) {
+    const Row *found = find_row(&model->cache, row);
+    if (!found)
+        return DRAFTREE_BAD_ROW;
+    save_row(&model->cache, found, bytes);
+    return DRAFTREE_OK;
+}
+
+int draftree_restore(Model *model, int32_t length, const uint8_t *bytes, int64_t size, int32_t *row) {
+    if (length > model->architecture.context)
+        return DRAFTREE_CONTEXT_FULL;
+    return restore_row(&model->cache, length, bytes, size, row);
+}
+
 int draftree_close(Model *model, int32_t row) {
     Row *found = find_row(&model->cache, row);
     if (!found)

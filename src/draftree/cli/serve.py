@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from annotated_types import Interval
 
-from ..artifacts import file_path, locked, user_path
+from ..artifacts import file_path, locked, make_folder, user_path
 from ..config import check_fields, option
 from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
@@ -56,7 +56,10 @@ class ServerOptions:
     )
     max_body: Annotated[int, Interval(ge=1, le=_MOST)] = option("Most kilobytes of a request.", 4096, metavar="N")
     kept: int = option(
-        "Rows of ended requests that are kept for prompts that begin as they do.", 8, name="--prefixes", metavar="N"
+        "Rows of ended requests that are kept for prompts that begin as they do.", 64, name="--prefixes", metavar="N"
+    )
+    prefix_cache: str | None = option(
+        "Write these rows here when the server stops, up to 1 GiB, and read them when it starts.", metavar="DIR"
     )
     drain: Timer = option("Seconds that requests under way get to end when the server is stopped.", 30, metavar="S")
     json_log: bool = option(
@@ -111,7 +114,9 @@ def serve(
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"a server needs {', '.join(missing)}: pip install 'draftree[serve]'")
-    keys = server.keys()
+    keys, folder = server.keys(), None if server.prefix_cache is None else user_path(server.prefix_cache)
+    if folder is not None:
+        make_folder(folder)
     import uvicorn
 
     from ..server.app import Server, ServerSettings
@@ -128,7 +133,10 @@ def serve(
             target = compute.load(model)
             if target.tokenizer is None:
                 raise ConfigError(f"{model} has no tokenizer: a server answers in text")
-            return Engine(target, speculation, observers=observers, scheduling=scheduling)
+            engine = Engine(target, speculation, observers=observers, scheduling=scheduling)
+            if folder is not None:
+                engine.stepper.prefixes.load(folder)
+            return engine
 
         with loading(listener):
             loop = EngineLoop(made)
@@ -155,6 +163,8 @@ def serve(
         host, port = (f"[{server.host}]" if ":" in server.host else server.host), listener.getsockname()[1]
         err.print(f"{settings.name}: http://{host}:{port}/v1, inspector at http://{host}:{port}/")
         DrainingServer(config, served, server.drain).run(sockets=[listener])
+        if folder is not None and not loop.alive:
+            loop.engine.stepper.prefixes.save(folder)
 
 
 def _log(config: dict[str, Any], *, as_json: bool) -> dict[str, Any]:

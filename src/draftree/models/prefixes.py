@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from ..artifacts import write_whole
+from ..errors import CacheError
 from .base import LanguageModel, Row
+from .protocols import saving
+
+log = logging.getLogger("draftree.prefixes")
 
 WORTHWHILE = 16
 """Tokens in common from which on a row is used again: fewer are read as fast as they are copied."""
+
+
+_SUFFIX = ".row"
+_MOST_SAVED = 1 << 30
+"""Bytes of the rows that are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +100,65 @@ class PrefixCache:
         """Close the row that was used least recently."""
         self._model.close(self._kept.pop(0).row)
 
+    def save(self, folder: Path) -> None:
+        """Write the rows that are kept, the last ones first as far as there is room, and delete those kept no more.
+
+        Raises:
+            RunError: one cannot be written.
+        """
+        model, room, written = saving(self._model), _MOST_SAVED, set[str]()
+        for kept in reversed(self._kept):
+            tokens = np.array(kept.ids, np.int32)
+            path = folder / f"{_digest(model.row_identity.encode(), tokens)}{_SUFFIX}"
+            if not path.exists():
+                content = model.saved(kept.row)
+                about = {"identity": model.row_identity, "digest": _digest(tokens, content)}
+                write_whole(path, save({"tokens": tokens, "content": content}, about))
+            room -= path.stat().st_size
+            written.add(path.name)
+            if room <= 0:
+                break
+        for path, identity in _identities(folder):
+            if identity == model.row_identity and path.name not in written:
+                path.unlink(missing_ok=True)
+
+    def load(self, folder: Path) -> None:
+        """Keep the rows that were written for this model; a damaged file is named in the log and left out."""
+        model = saving(self._model)
+        for path, identity in sorted(_identities(folder), key=lambda found: found[0].stat().st_mtime):
+            if identity != model.row_identity:
+                continue
+            try:
+                with safe_open(path, framework="numpy") as file:
+                    tokens, content = file.get_tensor("tokens"), file.get_tensor("content")
+                    if file.metadata()["digest"] != _digest(tokens, content):
+                        raise ValueError("its digest is another one")
+                ids: list[int] = tokens.tolist()
+                self.keep(ids, model.restored(len(ids), content))
+            except (OSError, SafetensorError, ValueError, KeyError, TypeError, CacheError) as error:
+                log.warning("the kept row in %s is damaged and was left out: %s", path, error)
+
     def clear(self) -> None:
         """Close all rows."""
         while self._kept:
             self.evict()
+
+
+def _digest(*parts: bytes | NDArray[np.generic]) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
+    return found.hexdigest()
+
+
+def _identities(folder: Path) -> Iterator[tuple[Path, str | None]]:
+    """The files of a folder, each with the identity of the model that its row is for; None: it cannot be read."""
+    for path in folder.glob(f"*{_SUFFIX}"):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                yield path, (file.metadata() or {}).get("identity")
+        except (OSError, SafetensorError) as error:
+            log.warning("the kept row in %s is damaged and was left out: %s", path, error)
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
