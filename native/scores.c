@@ -571,7 +571,7 @@ static void answer_top(const Question *question, int32_t entry, const float *log
         find_best(question, logits, logit_count(question, entry), k, values, tokens);
     const Normaliser found = normaliser(question, entry, logits);
     for (int32_t i = 0; i < k; i++) {
-        values[i] = (float)(values[i] - found.log_sum);
+        values[i] = fminf((float)(values[i] - found.log_sum), 0); /* the sum is of noise that is about right */
         tokens[i] = token_of(question, entry, tokens[i]);
     }
     question->entropies[entry] = (float)found.entropy;

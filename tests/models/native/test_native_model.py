@@ -113,6 +113,21 @@ def test_drafts_are_ranked_as_by_numpy(warping: Warping, model: NativeModel) -> 
                     same_top(found.top(range(5), count, edits, draft), expected.top(range(5), count, edits, draft))
 
 
+@pytest.mark.parametrize("warping", WARPINGS, ids=str)
+def test_no_child_is_more_probable_than_its_parent(warping: Warping, model: NativeModel) -> None:
+    """Where a mask leaves a token alone it had a log-probability above 0, by rounding: trees lost its parent."""
+    vocab, random = model.capabilities.vocab_size, np.random.default_rng(0)
+    for scores in scored(model):
+        for position in range(50):
+            bits = np.zeros((5, -(-vocab // 32) * 32), np.bool_)
+            for row, left in zip(bits, (1, 1, 2, 3, vocab), strict=True):
+                row[random.permutation(vocab)[:left]] = True
+            edits = [Edit(None, np.packbits(row, bitorder="little").view(np.uint32)) for row in bits]
+            keys = [stream_key(slot, position) for slot in range(5)]
+            for draft in (None, Draft([warping] * 5), Draft([warping] * 5, keys)):
+                assert (scores.top(range(5), 3, edits, draft).logprobs <= 0).all()
+
+
 def test_drafts_of_a_large_vocabulary_are_ranked_as_by_numpy(tmp_path: Path) -> None:
     """More tokens than C sorts at once, some with noise that one in ten thousand has; all tiers give the same bits."""
     vocabulary = tiny_gguf.byte_level(extra=[f"<{i}>" for i in range(10_000)])
