@@ -1,14 +1,16 @@
 """Does a server under load give each request the text that it has alone, keep nothing of it, and cost little?
 
     python -m benchmarks.server_load texts [--requests 200] [--concurrency 8]
-    python -m benchmarks.server_load memory [--requests 2000] [--concurrency 8]
+    python -m benchmarks.server_load soak [--minutes 10] [--concurrency 64] [--requests 200]
     python -m benchmarks.server_load overhead [--requests 20] [--tokens 64]
 
 All start ``draftree serve`` (``--target``, ``--drafter``), send requests and print what they found. The exit code is 1
 where a text differs, a row is left or a request fails. ``texts``: methods, drafters, seeds, grammars,
-stops, penalties, predictions, priorities, whole answers and streams, of which a tenth is left in between; then each
-request once more alone and without drafts. A stream that was left has to be the beginning of its text. ``memory``:
-short requests; the server's resident memory as they go on. ``overhead``: streams, one at a time, and the same by the
+stops, penalties, predictions, priorities, several answers, whole answers and streams, of which a tenth is left in
+between and a tenth is read slowly; then each request once more alone and without drafts. A stream that was left has to
+be the beginning of its text. ``soak``: the same requests again and again for some minutes, in random order; the
+server's resident memory as they go on, tokens a second, and the time to a stream's first token and between two of its
+events. ``overhead``: streams, one at a time, and the same by the
 Python API in this process, in turn: tokens a second of the one over those of the other, prompts included.
 """
 
@@ -23,13 +25,15 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
 import httpx2 as httpx
+import numpy as np
 import psutil  # type: ignore[import-untyped]
 
 from draftree.bench.suites import choose, load_suite
@@ -55,6 +59,8 @@ PROMPTS = (
     "What is the capital of France?",
     "Say the alphabet. Then say it again.",
     "Give me a recipe for bread, in five steps.",
+    "Sum up this list in a sentence. "
+    + " ".join(f"Item {i}: a box of {i % 7} apples from place {i}." for i in range(40)),
 )
 DRAFTED: Sequence[dict[str, Any]] = (
     {},
@@ -87,7 +93,9 @@ class Asked:
         body: without how it is drafted for.
         speculation: that; of load alone.
         leaves: after so many events its client leaves; None: it stays.
-        text: that came.
+        slow: it reads an event in so many seconds.
+        text: that came, of all answers.
+        began, times: when it was sent, and when its events came; seconds.
         reason: why it ended; empty: its client has left.
     """
 
@@ -95,14 +103,26 @@ class Asked:
     body: dict[str, Any]
     speculation: dict[str, Any]
     leaves: int | None
+    slow: float = 0.0
     text: str = ""
     reason: str = field(default="", repr=False)
+    began: float = field(default=0.0, repr=False)
+    times: list[float] = field(default_factory=list, repr=False)
 
     @property
     def alone(self) -> Asked:
         """The same without load and drafts, whole."""
         body = {key: value for key, value in self.body.items() if key not in ("stream", "priority", "prediction")}
-        return replace(self, body=body, speculation={"drafter": "none"}, leaves=None, text="", reason="")
+        return replace(self, body=body, speculation={"drafter": "none"}, leaves=None, slow=0.0, text="", reason="")
+
+    @property
+    def anew(self) -> Asked:
+        """The same, not sent yet."""
+        return replace(self, text="", reason="", times=[])
+
+    def fits(self, alone: str) -> bool:
+        """Its text is the one of the request alone; of a client that left, the beginning of that."""
+        return self.text == alone if self.reason else alone.startswith(self.text)
 
     async def send(self, client: httpx.AsyncClient) -> None:
         """Send it and read its answer.
@@ -112,15 +132,14 @@ class Asked:
         """
         path = "/v1/chat/completions" if self.chat else "/v1/completions"
         body = self.body | ({"draftree": self.speculation} if self.speculation else {})
+        self.began = time.perf_counter()
         if not body.get("stream"):
             answer = await client.post(path, json=body)
             if answer.status_code != 200:
                 raise RuntimeError(f"{body}: {answer.text}")
-            choice = answer.json()["choices"][0]
-            self.text, self.reason = (
-                choice["message"]["content"] if self.chat else choice["text"],
-                choice["finish_reason"],
-            )
+            choices = answer.json()["choices"]
+            self.text = "\0".join(c["message"]["content"] if self.chat else c["text"] for c in choices)
+            self.reason = choices[0]["finish_reason"]
             return
         async with client.stream("POST", path, json=body) as answer:
             number = 0
@@ -128,6 +147,8 @@ class Asked:
                 if "error" in event:
                     raise RuntimeError(f"{body}: {event}")
                 (choice,) = event["choices"]
+                self.times.append(time.perf_counter())
+                await asyncio.sleep(self.slow)
                 self.text += (choice["delta"].get("content") or "") if self.chat else choice["text"]
                 self.reason, number = choice["finish_reason"] or "", number + 1
                 if number == self.leaves and not self.reason:
@@ -154,7 +175,9 @@ def made(number: int, rng: Random, model: str, tokens: int) -> Asked:
     leaves = rng.randrange(1, 12) if rng.random() < 0.1 else None
     if leaves or rng.random() < 0.5:
         body["stream"] = True
-    return Asked(chat, body, speculation, leaves)
+    elif rng.random() < 0.2:
+        body["n"] = 3
+    return Asked(chat, body, speculation, leaves, 0.05 if rng.random() < 0.1 else 0.0)
 
 
 @contextmanager
@@ -179,7 +202,7 @@ def served(args: argparse.Namespace) -> Iterator[tuple[str, psutil.Process]]:
             process.kill()
 
 
-async def loaded(client: httpx.AsyncClient, requests: Sequence[Asked], concurrency: int) -> None:
+async def loaded(client: httpx.AsyncClient, requests: Iterable[Asked], concurrency: int) -> None:
     """Send all, so many at once."""
     left = iter(requests)
 
@@ -214,11 +237,7 @@ async def texts(args: argparse.Namespace, url: str, process: psutil.Process) -> 
         left = await rows_left(client)
         alone = [asked.alone for asked in requests]
         await loaded(client, alone, 1)
-    differ = [
-        (asked, one)
-        for asked, one in zip(requests, alone, strict=True)
-        if (asked.text != one.text if asked.reason else not one.text.startswith(asked.text))
-    ]
+    differ = [(asked, one) for asked, one in zip(requests, alone, strict=True) if not asked.fits(one.text)]
     whole = sum(bool(asked.reason) for asked in requests)
     print(f"{args.requests} requests, {args.concurrency} at once, in {seconds:.0f} s: {whole} ended, ", end="")
     print(f"{args.requests - whole} were left; {len(differ)} texts differ from the request alone; {left:.0f} rows left")
@@ -228,18 +247,49 @@ async def texts(args: argparse.Namespace, url: str, process: psutil.Process) -> 
     return not differ and not left
 
 
-async def memory(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
-    """Print resident memory; whether nothing is left."""
-    rng, found = Random(args.seed), list[float]()  # noqa: S311
-    async with httpx.AsyncClient(base_url=url, timeout=None) as client:  # noqa: S113
-        for part in range(8):
-            count = args.requests * (part + 1) // 8 - args.requests * part // 8
-            await loaded(client, [made(i, rng, "model", 4) for i in range(count)], args.concurrency)
-            found.append(process.memory_info().rss / 2**20)
-        left = await rows_left(client)
-    print(f"{args.requests} requests, {args.concurrency} at once; {left:.0f} rows left")
-    print("MiB resident after each eighth: " + ", ".join(f"{m:.0f}" for m in found))
-    return not left
+async def soak(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
+    """Print memory and times; whether all texts are those of the requests alone, and nothing is left."""
+    rng = Random(args.seed)  # noqa: S311
+    kinds = [made(i, rng, "model", args.tokens) for i in range(args.requests)]
+    sent, resident = list[Asked](), list[float]()
+    began = time.perf_counter()
+
+    def endless() -> Iterator[Asked]:
+        while (minutes := (time.perf_counter() - began) / 60) < args.minutes:
+            if minutes >= len(resident) * args.minutes / 10:
+                resident.append(process.memory_info().rss / 2**20)
+            sent.append(rng.choice(kinds).anew)
+            yield sent[-1]
+
+    async with httpx.AsyncClient(base_url=url, timeout=None, limits=httpx.Limits(max_connections=None)) as client:  # noqa: S113
+        await loaded(client, endless(), args.concurrency)
+        seconds, tokens = time.perf_counter() - began, await counted(client)
+        left, alone = await rows_left(client), [kind.alone for kind in kinds]
+        await loaded(client, alone, 1)
+    texts = {json.dumps(kind.body): one.text for kind, one in zip(kinds, alone, strict=True)}
+    differ = sum(not asked.fits(texts[json.dumps(asked.body)]) for asked in sent)
+    whole = sum(bool(asked.reason) for asked in sent)
+    print(f"{len(sent)} requests, {args.concurrency} at once, in {seconds:.0f} s: {whole} ended, ", end="")
+    print(f"{len(sent) - whole} were left; {differ} texts differ from the request alone; {left:.0f} rows left")
+    print(f"{tokens / seconds:.0f} tokens/s; the clients' CPU time: {time.process_time() / seconds:.2f} of a processor")
+    streams = [asked for asked in sent if asked.times and not asked.slow]
+    waits = {
+        "first token": [asked.times[0] - asked.began for asked in streams],
+        "events": [after - before for asked in streams for before, after in pairwise(asked.times)],
+    }
+    for name, times in waits.items():
+        half, most = np.quantile(times, (0.5, 0.99))
+        print(f"{name}: {1e3 * half:.0f} ms in the median, {1e3 * most:.0f} ms in the 99th percentile")
+    print("MiB resident after each tenth: " + ", ".join(f"{m:.0f}" for m in resident))
+    return not differ and not left
+
+
+async def counted(client: httpx.AsyncClient) -> float:
+    """Tokens that the server has generated."""
+    page = (await client.get("/metrics")).text
+    return sum(
+        float(line.split()[-1]) for line in page.splitlines() if line.startswith("draftree:generation_tokens_total")
+    )
 
 
 async def overhead(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
@@ -277,16 +327,18 @@ async def overhead(args: argparse.Namespace, url: str, process: psutil.Process) 
 def main() -> None:
     """Load a server, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = {f.__name__: f for f in (texts, memory, overhead)}
+    what = {f.__name__: f for f in (texts, soak, overhead)}
     parser.add_argument("what", choices=what)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--requests", type=int)
-    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--concurrency", type=int)
     parser.add_argument("--tokens", type=int)
+    parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    args.requests = args.requests or {"texts": 200, "memory": 2000, "overhead": 20}[args.what]
+    args.requests = args.requests or {"texts": 200, "soak": 200, "overhead": 20}[args.what]
+    args.concurrency = args.concurrency or (64 if args.what == "soak" else 8)
     args.tokens = args.tokens or (64 if args.what == "overhead" else 24)
     with served(args) as (url, process):
         good = asyncio.run(what[args.what](args, url, process))
