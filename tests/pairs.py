@@ -15,8 +15,7 @@ from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource
-from draftree.drafters.token_recycling import TokenRecyclingSource
+from draftree.drafters.ngram import NgramSource, TokenRecyclingSource
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.auto import AutoTree

@@ -21,8 +21,7 @@ from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource
-from draftree.drafters.token_recycling import TokenRecyclingSource
+from draftree.drafters.ngram import NgramSource, TokenRecyclingSource
 from draftree.engine.engine import Engine, Handle
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Speculation, SpeculationParams

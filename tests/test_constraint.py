@@ -19,8 +19,7 @@ from draftree.drafters.base import DraftSource, Scorer
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource
-from draftree.drafters.token_recycling import TokenRecyclingSource
+from draftree.drafters.ngram import NgramSource, TokenRecyclingSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Observer, Speculation
 from draftree.errors import ConfigError, RunError

@@ -14,8 +14,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource
-from draftree.drafters.token_recycling import TokenRecyclingSource
+from draftree.drafters.ngram import NgramSource, TokenRecyclingSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.models.huggingface.hf_model import HFModel

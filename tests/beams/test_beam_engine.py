@@ -18,8 +18,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.base import BeamSource, Scorer, UnscoredNode
 from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.ngram import NgramSource
-from draftree.drafters.registry import load_source
-from draftree.drafters.spec import DrafterSpec
+from draftree.drafters.registry import DrafterSpec, load_source
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
 from draftree.integrations.hf_generate import as_processor
 from draftree.models.base import prefill

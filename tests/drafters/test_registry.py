@@ -12,8 +12,7 @@ import torch
 import draftree
 from draftree.cli.main import run
 from draftree.config import SamplingParams
-from draftree.drafters.registry import check_made_for, load_drafter, resolved, short_name
-from draftree.drafters.spec import AUTO, DrafterSpec
+from draftree.drafters.registry import AUTO, DrafterSpec, check_made_for, load_drafter, resolved, short_name
 from draftree.errors import ConfigError, ModelFileError
 from draftree.models.base import FINAL
 from draftree.models.heads import shipped_heads

@@ -12,8 +12,7 @@ from draftree.cli.main import app
 from draftree.config import SamplingParams
 from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.registry import is_model, learns, load_drafter
-from draftree.drafters.spec import DrafterSpec, StageSpec
+from draftree.drafters.registry import DrafterSpec, StageSpec, is_model, learns, load_drafter
 from draftree.engine.engine import load_engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.errors import InputError, UnknownNameError, VocabularyError

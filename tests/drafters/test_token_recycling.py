@@ -13,10 +13,10 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import candidates_of
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource
-from draftree.drafters.token_recycling import (
+from draftree.drafters.ngram import (
     ANY,
     Context,
+    NgramSource,
     SuccessorTable,
     TokenRecyclingSource,
 )

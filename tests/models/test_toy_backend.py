@@ -17,10 +17,8 @@ from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource
-from draftree.drafters.registry import load_drafter, load_source, resolved
-from draftree.drafters.spec import AUTO, DrafterSpec
-from draftree.drafters.token_recycling import TokenRecyclingSource
+from draftree.drafters.ngram import NgramSource, TokenRecyclingSource
+from draftree.drafters.registry import AUTO, DrafterSpec, load_drafter, load_source, resolved
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, UnknownNameError, UnsupportedModelError

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.registry import check_made_for, load_drafter, provenance, resolved
-from draftree.drafters.spec import DrafterSpec
+from draftree.drafters.registry import DrafterSpec, check_made_for, load_drafter, provenance, resolved
 from draftree.engine.engine import Engine, load_engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError, DraftreeWarning

@@ -12,8 +12,7 @@ from draftree.config import MAX_NODES, Budget, SamplingParams
 from draftree.drafters.base import DraftSource, Scorer
 from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.registry import load_drafter
-from draftree.drafters.spec import DrafterSpec
+from draftree.drafters.registry import DrafterSpec, load_drafter
 from draftree.engine.engine import load_engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.models.base import LanguageModel

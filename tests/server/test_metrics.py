@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from draftree.config import SamplingParams
-from draftree.drafters.spec import NONE
+from draftree.drafters.registry import NONE
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Observer, SpeculationParams

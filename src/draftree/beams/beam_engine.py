@@ -13,8 +13,7 @@ import numpy as np
 
 from ..config import SamplingParams, typed
 from ..drafters.base import BeamSource, DraftSource
-from ..drafters.registry import load_source
-from ..drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec
+from ..drafters.registry import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec, load_source
 from ..engine.input_processor import check_params, each_params, fitted, with_token_rules
 from ..errors import ConfigError
 from ..models.base import ForestModel, LanguageModel, prefill_scored

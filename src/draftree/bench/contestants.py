@@ -23,8 +23,7 @@ from ..beams.forest import BeamParams
 from ..config import SamplingParams
 from ..drafters.base import DraftSource
 from ..drafters.grow import TreeDrafter
-from ..drafters.registry import is_model, load_draft_model
-from ..drafters.spec import NONE, DrafterSpec
+from ..drafters.registry import NONE, DrafterSpec, is_model, load_draft_model
 from ..engine.engine import Engine
 from ..engine.replay import Replay, pass_maker
 from ..engine.speculation import Observer

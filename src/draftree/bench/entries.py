@@ -14,8 +14,7 @@ from typing import Any
 from ..beams.beam_engine import beam_drafter
 from ..beams.forest import BeamParams
 from ..config import MAX_NODES, SamplingParams
-from ..drafters.registry import is_model
-from ..drafters.spec import NONE, DrafterSpec
+from ..drafters.registry import NONE, DrafterSpec, is_model
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, UnknownNameError
 from ..models.base import LanguageModel

@@ -14,7 +14,7 @@ import typer
 from ..beams.beam_engine import BeamEngine, BeamGeneration, load_beam_engine
 from ..beams.forest import BeamParams
 from ..config import SamplingParams, option
-from ..drafters.spec import AUTO, LOOKUP, NONE
+from ..drafters.registry import AUTO, LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engine.replay import first_difference
 from ..engine.scheduler import SchedulerParams

@@ -16,8 +16,7 @@ from annotated_types import Ge, Interval
 from ..artifacts import LARGEST_DATA, locked, new_file, own_folder, read_bytes, user_path
 from ..config import Checked, check_fields, option
 from ..drafters.grow import TreeDrafter
-from ..drafters.registry import learns, load_drafter, provenance
-from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
+from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter, provenance
 from ..errors import ConfigError, RunError, UnknownNameError
 from ..models.base import FINAL_STATE
 from ..models.model_files import DEFAULT_MODEL

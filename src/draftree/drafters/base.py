@@ -292,9 +292,11 @@ class DraftSource(ABC):
 
     Attributes:
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
+        own_passes: of its own model so far.
     """
 
     learns: bool = False
+    own_passes: int = 0
 
     @property
     @abstractmethod
@@ -332,11 +334,11 @@ class DraftSource(ABC):
 
     @property
     def passes(self) -> int:
-        """Model passes so far, prefills not counted.
+        """Model passes so far, prefills not counted, those of its sources included.
 
         Each brings its candidates to the host in one transfer, and the distributions to draw from in another.
         """
-        return sum(source.passes for source in self.sources)
+        return self.own_passes + sum([source.passes for source in self.sources])
 
     @property
     def reads_scores(self) -> bool:

@@ -58,32 +58,23 @@ class State:
 
 
 @dataclass(slots=True)
-class ModelSource(BeamSource):
-    """Predicts by a language model.
+class RowSource(BeamSource):
+    """Predicts by a model that reads each request in a row of its own.
 
     Attributes:
-        model: the draft model; it scores no request that has outgrown its context.
+        model: the draft model or the head; it scores no request that has outgrown its context.
         vocab_size: the target's; logits beyond it (padding of the output layer) are cut off.
     """
 
     model: LanguageModel = field()
     vocab_size: int
-    _passes: int = field(default=0, repr=False)
     _states: dict[Request, State] = field(default_factory=dict, repr=False)
     _prefixes: PrefixCache = field(init=False, repr=False)
     _outgrown: bool = field(default=False, init=False, repr=False)
     """Some text was longer than its context."""
-    _speed: float = field(default=1.0, init=False, repr=False)
-    """Tokens that it reads while the target reads one, about."""
 
     def __post_init__(self) -> None:
         self._prefixes = PrefixCache(self.model, 0)
-
-    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
-        """Keep so many rows; share the target's threads."""
-        self.model.share_threads(target)
-        self._speed = max(1.0, target.capabilities.weights / max(1, self.model.capabilities.weights))
-        self._prefixes = PrefixCache(self.model, prefixes)
 
     @property
     def name(self) -> str:
@@ -92,10 +83,6 @@ class ModelSource(BeamSource):
     @property
     def fingerprint(self) -> str:
         return self.model.capabilities.fingerprint
-
-    @property
-    def passes(self) -> int:
-        return self._passes
 
     def fit(self, request: Request, budget: Budget) -> Budget:
         """The part that lies within the model's context; the request's statistics, and once the log, name its end."""
@@ -113,6 +100,43 @@ class ModelSource(BeamSource):
             self._outgrown = True
         return replace(budget, depth=room if budget.depth is None else min(room, budget.depth))
 
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        """A pass of its model, which reads its own last token for those of the target that it lacks: padding."""
+        size = self.model.capabilities.vocab_size
+        if size < self.vocab_size:
+            nodes = [replace(new, tokens=np.minimum(new.tokens, size - 1)) for new in nodes]
+        return self.model.extend(rows, nodes)
+
+    def opened(self, request: Request) -> State:
+        """The state of a request that may be new."""
+        if request not in self._states:
+            self.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
+            self._states[request] = State(self._prefixes.find(request.ids))
+        return self._states[request]
+
+    def vocabulary_of(self, row: Row) -> Numbers | None:
+        """[K] the tokens of a row's logits; None: the i-th is that of token i."""
+        return None
+
+    def close(self, request: Request) -> None:
+        if request in self._states:
+            row = self._states.pop(request).row
+            self._prefixes.keep(request.ids, row)
+
+
+@dataclass(slots=True)
+class ModelSource(RowSource):
+    """Predicts by a language model."""
+
+    _speed: float = field(default=1.0, init=False, repr=False)
+    """Tokens that it reads while the target reads one, about."""
+
+    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
+        """Keep so many rows; share the target's threads."""
+        self.model.share_threads(target)
+        self._speed = max(1.0, target.capabilities.weights / max(1, self.model.capabilities.weights))
+        self._prefixes = PrefixCache(self.model, prefixes)
+
     def read(self, request: Request, most: int) -> bool:
         """Read the next tokens of its text, as a chain, unless the last pass of all is small enough.
 
@@ -129,26 +153,12 @@ class ModelSource(BeamSource):
         self.model.commit(row, range(most))
         return False
 
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-        """A pass of its model, which reads its own last token for those of the target that it lacks: padding."""
-        size = self.model.capabilities.vocab_size
-        if size < self.vocab_size:
-            nodes = [replace(new, tokens=np.minimum(new.tokens, size - 1)) for new in nodes]
-        return self.model.extend(rows, nodes)
-
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """All but what it has committed, and the last token, which is fed as the root."""
         state = self._states.get(request)
         if len(request.ids) >= self.model.capabilities.max_length:
             return []  # it never will
         return [(self.model, len(request.ids) - 1 - (state.row.length if state else 0))]
-
-    def opened(self, request: Request) -> State:
-        """The state of a request that may be new: then its prompt is read."""
-        if request not in self._states:
-            self.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
-            self._states[request] = State(self._prefixes.find(request.ids))
-        return self._states[request]
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Drop what a failed step may have left behind; a new request's prompt is fed when its root is scored."""
@@ -163,10 +173,6 @@ class ModelSource(BeamSource):
             else:
                 self.model.commit(state.row, [])
             state.slots = {node: slot for node, slot in state.slots.items() if slot < state.kept}
-
-    def vocabulary_of(self, row: Row) -> Numbers | None:
-        """[K] the tokens of a row's logits; None: the i-th is that of token i."""
-        return None
 
     def has_read(self, request: Request, node: int) -> bool:
         """Its model has been fed this node of the proposal."""
@@ -203,16 +209,11 @@ class ModelSource(BeamSource):
             state.slots[ROOT] = ROOT
         state.kept = len(running)
 
-    def close(self, request: Request) -> None:
-        if request in self._states:
-            row = self._states.pop(request).row
-            self._prefixes.keep(request.ids, row)
-
 
 class ModelScorer(Scorer):
     """Scores nodes of the trees under construction by model passes over them."""
 
-    def __init__(self, source: ModelSource, requests: Sequence[Request], drawing: Drawing) -> None:
+    def __init__(self, source: RowSource, requests: Sequence[Request], drawing: Drawing) -> None:
         self._source, self._requests, self._drawing = source, requests, drawing
         self._depths: dict[tuple[int, int], int] = {}
         self._states = NodeStates(requests)
@@ -241,7 +242,7 @@ class ModelScorer(Scorer):
             scored_of[b] += 1
         new = [Nodes.of(tokens, parents, scored_of[b]) for b, (tokens, parents) in fed.items()]
         scores = self._pass([self._state(b).row for b in fed], new, nodes)
-        self._source._passes += 1
+        self._source.own_passes += 1
         return self._candidates(scores, nodes, width)
 
     def _candidates(self, scores: Scores, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
@@ -297,8 +298,11 @@ def _mask(tokens: int, words: int) -> NDArray[np.uint32]:
 
 
 @dataclass(slots=True)
-class EagleSource(ModelSource):
+class EagleSource(RowSource):
     """Predicts by an EAGLE head. Its rows hold a request's tokens but the first, which has no hidden state before it.
+
+    It keeps no drafted node, and of ended requests no rows: what a head has read of a text, it reads again in one pass
+    of one layer.
 
     Attributes:
         model: the head; the target tracks hidden states.
@@ -306,36 +310,12 @@ class EagleSource(ModelSource):
 
     model: DraftHead = field()
 
-    def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
-        """Keep no rows: what a head has read of a text, it reads again in one pass of one layer."""
-
-    def read(self, request: Request, most: int) -> bool:
-        """Read nothing ahead: one pass of one layer reads the whole prompt."""
-        return True
-
-    def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
-        """Nothing that costs: of a prompt the head computes keys and values of one layer."""
-        return []
-
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """A request's new tokens are fed when its root is scored."""
         return _EagleScorer(self, requests, drawing)
 
     def vocabulary_of(self, row: Row) -> Numbers | None:
         return self.model.vocabulary_of(row)
-
-    def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
-        """Do nothing: no drafted node is kept."""
-
-    def has_read(self, request: Request, node: int) -> bool:
-        """False: no drafted node is kept; each proposal begins with what the target has read."""
-        return False
-
-    def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:
-        """Do nothing: no drafted node is kept."""
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Do nothing: accepted tokens are read again, with the target's hidden states."""
 
 
 class _EagleScorer(ModelScorer):
@@ -364,16 +344,13 @@ class _EagleScorer(ModelScorer):
         source, texts = self._source, []
         for b, *_ in nodes:
             request = self._requests[b]
-            if request not in source._states:
-                source.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
-                source._states[request] = State(source.model.open())
-            state = source._states[request]
+            state = source.opened(request)
             state.slots = {ROOT: ROOT}
             texts.append(request.ids[state.row.length + 1 :])
             self._depths[b, ROOT] = 0
         rows = [self._state(b).row for b, *_ in nodes]
         scores = source.model.read(rows, texts, [self._target(b) for b, *_ in nodes])
-        source._passes += 1
+        source.own_passes += 1
         return self._candidates(scores, nodes, width)
 
     def _target(self, b: int) -> Row:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 from ..config import Budget
 from ..errors import ConfigError
@@ -73,8 +74,7 @@ class EnsembleSource(DraftSource):
 
     def read(self, request: Request, most: int) -> bool:
         """By the parts that are enabled."""
-        parts = zip(self.parts, self._enabled, strict=True)
-        return all([part.read(request, most) for part, enabled in parts if enabled])
+        return all([part.read(request, most) for part in compress(self.parts, self._enabled)])
 
     def fit(self, request: Request, budget: Budget) -> Budget:
         """What the part with the most room can draft within."""
@@ -93,15 +93,15 @@ class EnsembleSource(DraftSource):
         return self._scorer
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
-        """Notify all parts; they have numbered the nodes of the trees that they drafted, and no others."""
+        """Notify the parts; they have numbered the nodes of the trees that they drafted, and no others."""
         for number, part in enumerate(self.parts):
-            part.settle(requests, [g if g.tree.part == number else NOTHING_GROWN for g in grown])
+            if self._enabled[number]:
+                part.settle(requests, [g if g.tree.part == number else NOTHING_GROWN for g in grown])
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Notify all parts; one that is disabled learns no scores."""
-        unscored = [replace(outcome, scores=None) for outcome in outcomes]
-        for part, enabled in zip(self.parts, self._enabled, strict=True):
-            part.observe(outcomes if enabled else unscored)
+        """Notify the parts that drafted; the others learn nothing."""
+        for part in compress(self.parts, self._enabled):
+            part.observe(outcomes)
 
     def close(self, request: Request) -> None:
         self._limits.pop(request, None)

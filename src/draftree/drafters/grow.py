@@ -156,7 +156,7 @@ class _Draft:
     """
 
     def __init__(self) -> None:
-        self.pool, self.part = Pool.empty(), 0
+        self.pool, self.part = Pool([], [], [], [], [], []), 0
         self.distributions: dict[int, DraftDistribution] = {}
 
     def finished(self, keep: Sequence[bool] | None, budget: Budget) -> Grown:

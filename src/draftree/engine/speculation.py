@@ -11,8 +11,7 @@ from typing import Any
 
 from ..config import check_fields, option, typed
 from ..drafters.base import Drafter
-from ..drafters.registry import learns, load_drafter
-from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec
+from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, node_budget

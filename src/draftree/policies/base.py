@@ -75,10 +75,6 @@ class Pool(NamedTuple):
     entropies: list[float]
     tags: list[Any]
 
-    @classmethod
-    def empty(cls) -> Pool:
-        return cls([], [], [], [], [], [])
-
 
 @dataclass(slots=True)
 class Plan:
