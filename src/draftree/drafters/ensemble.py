@@ -93,15 +93,15 @@ class EnsembleSource(DraftSource):
         return self._scorer
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
-        """Notify the parts; they have numbered the nodes of the trees that they drafted, and no others."""
+        """Notify all parts; they have numbered the nodes of the trees that they drafted, and no others."""
         for number, part in enumerate(self.parts):
-            if self._enabled[number]:
-                part.settle(requests, [g if g.tree.part == number else NOTHING_GROWN for g in grown])
+            part.settle(requests, [g if g.tree.part == number else NOTHING_GROWN for g in grown])
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Notify the parts that drafted; the others learn nothing."""
-        for part in compress(self.parts, self._enabled):
-            part.observe(outcomes)
+        """Notify all parts; one that is disabled learns no scores."""
+        unscored = [replace(outcome, scores=None) for outcome in outcomes]
+        for part, enabled in zip(self.parts, self._enabled, strict=True):
+            part.observe(outcomes if enabled else unscored)
 
     def close(self, request: Request) -> None:
         self._limits.pop(request, None)
