@@ -13,12 +13,15 @@ from importlib import import_module
 TYPE_CHECKING = False  # typing takes longer to load than all else here, and Ctrl-C must find its handler
 if TYPE_CHECKING:
     from .public import *  # noqa: F403
-    from .public import __all__ as __all__
+
+    __all__: list[str]
 
 
 def __getattr__(name: str) -> object:
     public = import_module(".public", __name__)
-    if name not in public.__all__ and name != "__all__":
+    if name == "__all__":
+        return public.NAMES
+    if name not in public.NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(public, name)
 

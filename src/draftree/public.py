@@ -1,91 +1,69 @@
-"""What ``import draftree`` offers; what works inside transformers is loaded when it is named."""
+"""What ``import draftree`` offers: what is imported here as itself.
 
-from __future__ import annotations
+What works inside transformers is loaded when it is named.
+"""
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from __future__ import annotations as _annotations
 
-from .beams.beam_engine import BeamEngine, BeamGeneration, Hypothesis, load_beam_engine, load_beam_source
-from .beams.forest import BeamParams
-from .config import Budget, SamplingParams
-from .drafters.registry import load_drafter
-from .engine.engine import Engine, Handle, load_engine
-from .engine.scheduler import SchedulerParams
-from .engine.speculation import Observer, Speculation, SpeculationParams
-from .engine.trace import Trace
-from .errors import DraftreeError, DraftreeWarning, InputError, QueueFullError, RunError, needs_extra
-from .models.loading import load
-from .policies.auto import AutoTree
-from .policies.base import Child, Frontier, GrowthPolicy
-from .policies.best_paths import Eagle2Tree, OptTree
-from .policies.c2t import ClassifierTree, read_classifier
-from .policies.entropy import BranchingSteps, BudgetTree, DynamicWindow, EntropyStop, EntropyTree, Window
-from .policies.fixed import RankTree, StaticTree
-from .policies.methods import METHODS
-from .request import Chunk, Generation, Seconds, StageStats, Stats
-from .text.encoding import user
-from .tree import DraftTree
-from .verify.schemes import SCHEMES, Relaxed
+from importlib import import_module as _import_module
 
+from .beams.beam_engine import BeamEngine as BeamEngine
+from .beams.beam_engine import BeamGeneration as BeamGeneration
+from .beams.beam_engine import Hypothesis as Hypothesis
+from .beams.beam_engine import load_beam_engine as load_beam_engine
+from .beams.beam_engine import load_beam_source as load_beam_source
+from .beams.forest import BeamParams as BeamParams
+from .config import Budget as Budget
+from .config import SamplingParams as SamplingParams
+from .drafters.registry import load_drafter as load_drafter
+from .engine.engine import Engine as Engine
+from .engine.engine import Handle as Handle
+from .engine.engine import load_engine as load_engine
+from .engine.scheduler import SchedulerParams as SchedulerParams
+from .engine.speculation import Observer as Observer
+from .engine.speculation import Speculation as Speculation
+from .engine.speculation import SpeculationParams as SpeculationParams
+from .engine.trace import Trace as Trace
+from .errors import DraftreeError as DraftreeError
+from .errors import DraftreeWarning as DraftreeWarning
+from .errors import InputError as InputError
+from .errors import QueueFullError as QueueFullError
+from .errors import RunError as RunError
+from .errors import needs_extra as _needs_extra
+from .models.loading import load as load
+from .policies.auto import AutoTree as AutoTree
+from .policies.base import Child as Child
+from .policies.base import Frontier as Frontier
+from .policies.base import GrowthPolicy as GrowthPolicy
+from .policies.best_paths import Eagle2Tree as Eagle2Tree
+from .policies.best_paths import OptTree as OptTree
+from .policies.c2t import ClassifierTree as ClassifierTree
+from .policies.c2t import read_classifier as read_classifier
+from .policies.entropy import BranchingSteps as BranchingSteps
+from .policies.entropy import BudgetTree as BudgetTree
+from .policies.entropy import DynamicWindow as DynamicWindow
+from .policies.entropy import EntropyStop as EntropyStop
+from .policies.entropy import EntropyTree as EntropyTree
+from .policies.entropy import Window as Window
+from .policies.fixed import RankTree as RankTree
+from .policies.fixed import StaticTree as StaticTree
+from .policies.methods import METHODS as METHODS
+from .request import Chunk as Chunk
+from .request import Generation as Generation
+from .request import Seconds as Seconds
+from .request import StageStats as StageStats
+from .request import Stats as Stats
+from .text.encoding import user as user
+from .tree import DraftTree as DraftTree
+from .verify.schemes import SCHEMES as SCHEMES
+from .verify.schemes import Relaxed as Relaxed
+
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .integrations.hf_generate import as_processor, custom_generate, generate_with
-    from .models.huggingface.hf_model import HFModel
-
-__all__ = [
-    "METHODS",
-    "SCHEMES",
-    "AutoTree",
-    "BeamEngine",
-    "BeamGeneration",
-    "BeamParams",
-    "BranchingSteps",
-    "BudgetTree",
-    "Budget",
-    "Child",
-    "Chunk",
-    "ClassifierTree",
-    "DraftTree",
-    "DraftreeError",
-    "DraftreeWarning",
-    "DynamicWindow",
-    "Eagle2Tree",
-    "Engine",
-    "EntropyStop",
-    "EntropyTree",
-    "Frontier",
-    "Generation",
-    "GrowthPolicy",
-    "Handle",
-    "HFModel",
-    "Hypothesis",
-    "InputError",
-    "StageStats",
-    "Observer",
-    "OptTree",
-    "QueueFullError",
-    "RankTree",
-    "Relaxed",
-    "RunError",
-    "SamplingParams",
-    "SchedulerParams",
-    "Seconds",
-    "Speculation",
-    "SpeculationParams",
-    "StaticTree",
-    "Stats",
-    "Trace",
-    "Window",
-    "as_processor",
-    "custom_generate",
-    "generate_with",
-    "load",
-    "load_beam_engine",
-    "load_beam_source",
-    "load_drafter",
-    "load_engine",
-    "read_classifier",
-    "user",
-]
+    from .integrations.hf_generate import as_processor as as_processor
+    from .integrations.hf_generate import custom_generate as custom_generate
+    from .integrations.hf_generate import generate_with as generate_with
+    from .models.huggingface.hf_model import HFModel as HFModel
 
 _OF_TRANSFORMERS = {
     "HFModel": ".models.huggingface.hf_model",
@@ -93,10 +71,11 @@ _OF_TRANSFORMERS = {
     "custom_generate": ".integrations.hf_generate",
     "generate_with": ".integrations.hf_generate",
 }
+NAMES = [name for name in vars() if name[0] != "_" and name != "TYPE_CHECKING"] + [*_OF_TRANSFORMERS]
 
 
 def __getattr__(name: str) -> object:
     if name not in _OF_TRANSFORMERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with needs_extra("torch", f"draftree.{name}"):
-        return getattr(import_module(_OF_TRANSFORMERS[name], __package__), name)
+    with _needs_extra("torch", f"draftree.{name}"):
+        return getattr(_import_module(_OF_TRANSFORMERS[name], __package__), name)
