@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftree.models.base import Capabilities, LanguageModel
-from draftree.models.cost_profile import Grid, measure, processor
-from draftree.models.cost_table import TABLES, CostTable, table_file
+from draftree.models.cost_profile import TABLES, CostTable, Grid, measure, processor, table_file
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.models.native.binding import tiers

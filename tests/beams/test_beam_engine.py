@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from draftree.beams.beam_engine import BeamEngine, load_beam_source
-from draftree.beams.drafting import grow
+from draftree.beams.beam_engine import BeamEngine, grow, load_beam_source
 from draftree.beams.forest import BeamParams, BeamWarp
 from draftree.beams.speculative import BeamDraws
 from draftree.config import SamplingParams

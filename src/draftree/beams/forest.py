@@ -369,3 +369,22 @@ class BeamRequest:
         self.finished += [FinishedBeam(n, n.score / n.length**power, self.ended(n) or "length") for n in nodes]
         self.finished.sort(key=lambda f: -f.score)
         del self.finished[self.beams.width :]
+
+
+def check_memory(target: ForestModel, requests: Sequence[BeamRequest]) -> None:
+    """Make sure that a cache for these requests fits, should their beams share nothing but the prompt.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not requests:
+        return
+    beams, most = requests[0].beams, max(requests, key=lambda r: len(r.ids) + r.beams.width * r.limit)
+    width = 1 if beams.single_cache else beams.width
+    tokens = len(most.ids) + width * most.limit + beams.nodes
+    if not target.holds([tokens] * len(requests)):
+        raise ConfigError(
+            f"{width} beams of up to {most.limit} tokens after a prompt of {len(most.ids)} may take a cache of "
+            f"{len(requests)} x {tokens} tokens, more than the memory that {target.capabilities.name} may use for it: "
+            "use fewer beams or a lower max_tokens"
+        )

@@ -41,7 +41,7 @@ class Capabilities:
         dtype: of its arithmetic, by torch's name ("float32").
         device: that it computes on, by torch's name ("cpu", "cuda:0").
         engine: what makes its passes, with all versions ("native 1").
-        tier: the part of an engine whose passes cost alike, by the name of its table (``models.cost_table``): for the
+        tier: the part of an engine whose passes cost alike, by the name of its table (``models.cost_profile``): for the
             native engine the instruction set ("avx2").
         threads: that share a pass.
         accelerator: name of the device; "": a CPU.

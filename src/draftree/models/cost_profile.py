@@ -1,4 +1,4 @@
-"""Seconds of forward passes on this machine: measured and kept in a file, or by a table that ships."""
+"""Seconds of forward passes on this machine: measured and kept in a file, or by a table that ships (``costs/``)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import time
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Annotated
+from typing import Annotated, Any
 
-from annotated_types import Interval, MinLen
+from annotated_types import Ge, Interval, MinLen
 
 from ..artifacts import JsonFormat, user_path
 from ..config import MAX_NODES, Count, Positive, check_fields
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..tree import ROOT
-from .base import LanguageModel, Nodes, Row, prefill
-from .cost_table import shipped_table
+from .base import Capabilities, LanguageModel, Nodes, Row, prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +45,8 @@ class Identity:
     def of(cls, model: LanguageModel) -> Identity:
         """That of a model on this machine."""
         can = model.capabilities
-        return cls(
-            model=can.name,
-            architecture=can.architecture,
-            parameters=can.parameters,
-            weight_format=can.weight_format,
-            dtype=can.dtype,
-            attention=can.attention,
-            runner=can.runner,
-            device=can.accelerator or processor(),
-            engine=can.engine,
-            tier=can.tier,
-            threads=can.threads,
-        )
+        here: dict[str, Any] = {"model": can.name, "device": can.accelerator or processor()}
+        return cls(**{each.name: here.get(each.name) or getattr(can, each.name) for each in fields(cls)})
 
     @property
     def file_name(self) -> str:
@@ -68,7 +56,7 @@ class Identity:
         return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', self.model)[-60:]}-{digest}.json"
 
 
-@lru_cache(maxsize=1)
+@cache
 def processor() -> str:
     try:
         found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
@@ -323,6 +311,62 @@ def _shortened(grid: Grid, model: LanguageModel) -> Grid:
     if room < 1:
         raise ConfigError(f"passes over {grid.sizes[-1]} tokens do not fit {can.name}'s {can.max_length}: use fewer")
     return replace(grid, contexts=tuple(sorted({min(c, room) for c in grid.contexts})))
+
+
+FOLDER = Path(__file__).parents[1] / "costs"
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Rates of a tier of an engine, which know no model: what passes cost as long as nobody has measured them.
+
+    A pass over n tokens behind c others reads its W bytes of weights and makes n products with each of its P weights;
+    how far the two overlap is a power k:
+
+        seconds = ((W / reading)^k + (n P / products)^k)^(1/k) + c S (1 / cache_reading + n / cache_products)
+
+    with S bytes of keys and values a token. It is within a fifth of the passes of models of 135M and 1.5B weights that
+    it was fitted to (``python -m benchmarks.cost_tables``); on another machine the level may be off, the shape less so.
+
+    Attributes:
+        source: where the numbers come from.
+        reading: bytes of weights a second.
+        products: weights times tokens a second, of one thread.
+        overlap: the power k: at 1 reading and products follow each other, above they overlap.
+        cache_reading: bytes of keys and values a second.
+        cache_products: these bytes times tokens a second, of one thread.
+    """
+
+    source: str
+    reading: Positive
+    products: Positive
+    overlap: Annotated[float, Ge(1)]
+    cache_reading: Positive
+    cache_products: Positive
+
+    def seconds(self, can: Capabilities, tokens: float, context: float) -> float:
+        """Seconds of a model's pass over so many tokens behind ``context`` others."""
+        reading = can.weight_bytes / self.reading
+        computing = tokens * can.weights / (self.products * can.threads)
+        cached, overlap = context * can.slot_bytes, self.overlap
+        attention = cached / self.cache_reading + tokens * cached / (self.cache_products * can.threads)
+        return float((reading**overlap + computing**overlap) ** (1 / overlap)) + attention
+
+
+TABLES = JsonFormat(
+    "draftree-costs", 1, "cost table", "make it anew with python -m benchmarks.cost_tables", content=CostTable
+)
+
+
+def table_file(tier: str) -> Path:
+    """Where the table of a tier is."""
+    return FOLDER / f"{tier}.json"
+
+
+@cache
+def shipped_table(tier: str) -> CostTable:
+    """The table of a tier (``JsonFormat.read``)."""
+    return TABLES.read(table_file(tier))
 
 
 _UNKEPT: dict[Identity, Profile] = {}
