@@ -19,8 +19,7 @@ from draftree.sampling.draws import Draws
 from draftree.scores import Scores
 from draftree.tree import DraftTree
 from draftree.verify import schemes
-from draftree.verify.rejection import Verdict
-from draftree.verify.schemes import match
+from draftree.verify.schemes import Verdict, match
 
 from .toy import ToyModel, chi_square, distribution
 

@@ -17,7 +17,7 @@ from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.sampling.warping import softmax
 from draftree.scores import Top
 from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
-from draftree.verify.rejection import TargetLogits, UniformDraws, Verdict
+from draftree.verify.schemes import TargetLogits, UniformDraws, Verdict
 
 from ..toy import Path, ToyModel, distribution
 

@@ -16,18 +16,21 @@ from draftree.policies.base import GrowthPolicy
 from draftree.policies.entropy import EntropyStop, EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
-from draftree.verify.rejection import (
+from draftree.verify.schemes import (
+    SCHEMES,
+    MultiRound,
+    Relaxed,
     TargetLogits,
     UniformDraws,
     Verdict,
     Visit,
+    _NodeByNode,
     log,
     multi_round,
     relaxed,
     residual,
     walk,
 )
-from draftree.verify.schemes import SCHEMES, MultiRound, Relaxed, _NodeByNode
 
 from ..toy import ToyModel
 from .chances import PROMPT, Chance, Judge, drawn_trees, outcomes, variation, verdicts_of

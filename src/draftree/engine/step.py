@@ -21,8 +21,7 @@ from ..models.prefixes import WORTHWHILE, PrefixCache, common_prefix
 from ..request import DrafterStats, Logprobs, Outcome, Request, StepCost
 from ..scores import Scores
 from ..tree import ROOT, DraftTree
-from ..verify.rejection import Verdict
-from ..verify.schemes import Scheme
+from ..verify.schemes import Scheme, Verdict
 from .speculation import EngineRequest, Observer
 
 _RESERVED = 256

@@ -1,12 +1,15 @@
-"""The verification schemes by name, and which trees each of them can verify. Never drafts, never touches a cache.
+"""The verification schemes: their rules, their names, and which trees each of them can verify.
 
-A scheme is lossless when its output follows the target distribution. *match*, the default, is, for any tree: the target
-draws its own next token at every node of the walk; when a child equals the draw the walk goes down to it, else the draw
-is emitted and the walk ends. The output is the target's own draws in order, so it does not depend on the tree at all;
-the tree decides only how many of them one pass yields.
+Never drafts, never touches a cache. A scheme is lossless when its output follows the target distribution. *match*, the
+default, is, for any tree: the target draws its own next token at every node of the walk; when a child equals the draw
+the walk goes down to it, else the draw is emitted and the walk ends. The output is the target's own draws in order, so
+it does not depend on the tree at all; the tree decides only how many of them one pass yields.
 
 Schemes that offer *drawn* children to the target distribution accept more, but only of trees whose shape never depends
-on a drawn sibling: ``check`` rejects what cannot promise that.
+on a drawn sibling: ``check`` rejects what cannot promise that. Their rules are pure functions of distributions and
+uniform draws, in float64. At each node a decision gives the token that is emitted there. Which tokens were drawn is
+known in draw order (that of the nodes' numbers), and from what (``DraftTree.distributions``). p is the target
+distribution at a node, q the draft distribution, both warped; norm(x) = x / sum(x).
 """
 
 from __future__ import annotations
@@ -15,15 +18,169 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..config import Checked
 from ..errors import ConfigError, unknown_name
 from ..policies.base import GrowthPolicy
 from ..sampling.draws import DrawPlace, Draws, draw_at
+from ..sampling.warping import largest, softmax
 from ..scores import Scores
-from ..tree import ROOT, DraftTree, Drawing
-from .rejection import TargetLogits, UniformDraws, Verdict, Visit, multi_round, relaxed, top_and_one, walk
+from ..tree import ROOT, DraftDistribution, DraftTree, Drawing
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one request gains from one target pass.
+
+    Attributes:
+        path: accepted nodes in order, by number; may be empty.
+        tokens: the accepted tokens and then the target's own one (the bonus): ``len(path) + 1`` tokens.
+    """
+
+    path: list[int]
+    tokens: list[int]
+
+
+class UniformDraws(Protocol):
+    """What chance decides in one step of one request."""
+
+    def accepts(self, chance: float) -> bool:
+        """A uniform draw, anew at each call; ``chance`` of 1 and more always accepts, 0 never."""
+
+    def draw(self, logits: NDArray[np.floating], depth: int) -> int:
+        """The token that the target emits ``depth`` tokens into this step, drawn from the softmax of [V] logits."""
+
+
+TargetLogits = Callable[[int, Sequence[int]], NDArray[np.floating]]
+"""(node, tokens emitted on the way to it) -> [V] the target's warped logits after it."""
+
+
+class Visit(NamedTuple):
+    """A node with children, for a decision.
+
+    Attributes:
+        logits: [V] the target's warped logits.
+        children: drafted tokens in draw order, at least one.
+        distribution: what they were drawn from; None where they were chosen.
+        depth: 0 for the root.
+        entropy: nats, of the draft distribution that the children were taken from.
+    """
+
+    logits: NDArray[np.floating]
+    children: list[int]
+    distribution: DraftDistribution | None
+    depth: int
+    entropy: float
+
+    @property
+    def p(self) -> NDArray[np.float64]:
+        return softmax(self.logits)
+
+    @property
+    def draft_logits(self) -> NDArray[np.float64]:
+        """[V] logits of q."""
+        if self.distribution is None:
+            raise ConfigError(
+                "the drafter chose children where this verification needs them drawn: use verification 'match', or "
+                "a drafter that draws them"
+            )
+        return self.distribution.dense(len(self.logits))
+
+
+Decision = Callable[[Visit, UniformDraws], int]
+
+
+def walk(tree: DraftTree, target: TargetLogits, decide: Decision, draws: UniformDraws) -> Verdict:
+    """Go down ``tree`` for as long as the decisions name children; a leaf emits the target's own draw."""
+    node, path, tokens = ROOT, list[int](), list[int]()
+    while True:
+        logits, children = target(node, tokens), tree.children(node)
+        drafted = tree.tokens[children].tolist()
+        if drafted:
+            entropy = float(tree.entropies[children[0]])
+            tokens.append(decide(Visit(logits, drafted, tree.distributions.get(node), len(tokens), entropy), draws))
+        else:
+            tokens.append(draws.draw(logits, len(tokens)))
+        if tokens[-1] not in drafted:
+            return Verdict(path, tokens)
+        node = children[drafted.index(tokens[-1])]
+        path.append(node)
+
+
+def residual(p: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.float64]:
+    """norm(max(p - taken, 0)); p where nothing is left, which has probability 0 apart from rounding."""
+    rest = np.maximum(p - taken, 0)
+    total = rest.sum()
+    return rest / total if total > 0 else p
+
+
+def log(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(divide="ignore"):
+        return np.log(p)
+
+
+def multi_round(visit: Visit, draws: UniformDraws, *, replacement: bool) -> int:
+    """Offer the drawn children one after the other to what is left of p (SpecInfer; without replacement: RSD, Sequoia).
+
+    r = p; each child x, drawn from z, is accepted with probability min(1, r[x] / z[x]); a rejection leaves
+    r = norm(max(r - z, 0)) and, without replacement, takes x out of z. The last rejection emits y ~ r.
+    """
+    left, logits = visit.p, visit.draft_logits
+    for token in visit.children:
+        drawn = softmax(logits)
+        if draws.accepts(min(1.0, _ratio(left, drawn, token))):
+            return token
+        left = residual(left, drawn)
+        if not replacement:
+            logits[token] = -np.inf
+    return draws.draw(log(left), visit.depth)
+
+
+def top_and_one(visit: Visit, draws: UniformDraws) -> int:
+    """S = the k - 1 most probable children, one more x drawn from z = norm(q off S) (Hu et al., ICLR 2025).
+
+    x is accepted with probability min(1, p[x] / z[x]); else y ~ norm(max(p - z, 0)), which may be in S. So the walk
+    goes on with probability p(S) + sum off S of min(p, z).
+    """
+    *top, token = visit.children
+    p, logits = visit.p, visit.draft_logits
+    logits[top] = -np.inf
+    rest = softmax(logits)
+    if draws.accepts(min(1.0, _ratio(p, rest, token))):
+        return token
+    return draws.draw(log(residual(p, rest)), visit.depth)
+
+
+def relaxed(visit: Visit, draws: UniformDraws, *, allowed: Callable[[float], int], both: bool = False) -> int:
+    """*match*, but where the target is unsure one of its best tokens will do (lossy; Gunjur & Waitz, Section 6.1).
+
+    The target draws y ~ p; when y is no child, the child that p ranks highest is taken if it is among the target's
+    ``allowed(H)`` most probable tokens. H is the entropy of p in nats; with ``both``, the lesser of that and the
+    entropy of the draft distribution, so that the draft must be unsure too.
+    """
+    token = draws.draw(visit.logits, visit.depth)
+    if token in visit.children:
+        return token
+    p = visit.p
+    entropy = -float((p * np.where(p > 0, log(p), 0.0)).sum())
+    if both:
+        entropy = min(entropy, visit.entropy)
+    count = allowed(entropy)
+    if not isinstance(count, int) or count < 0:
+        raise ConfigError(f"relaxed: the function of entropy gave {count!r} for {entropy:.3g} nats: return 0 or more")
+    for candidate in largest(visit.logits, min(count, len(visit.logits))).tolist():
+        if candidate in visit.children and visit.logits[candidate] > -math.inf:
+            return int(candidate)
+    return token
+
+
+def _ratio(p: NDArray[np.float64], q: NDArray[np.float64], token: int) -> float:
+    theirs = float(q[token])
+    return float(p[token]) / theirs if theirs else math.inf
 
 
 def match(scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]) -> list[Verdict]:
@@ -125,7 +282,7 @@ class Scheme(ABC):
     def verify(
         self, scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
     ) -> list[Verdict]:
-        """Verify a batch of trees (``match.match`` for the arguments)."""
+        """Verify a batch of trees (``match`` for the arguments)."""
 
     def check(self, policy: GrowthPolicy, nodes: int, learns: bool = False, method: str = "") -> None:
         """Raise ConfigError unless trees that ``policy`` shapes, of up to ``nodes`` nodes, can be verified.
@@ -148,7 +305,7 @@ class Scheme(ABC):
 
 
 class Match(Scheme):
-    """See ``match.match``; the text is the same with all ``CANDIDATES``."""
+    """See ``match``; the text is the same with all ``CANDIDATES``."""
 
     name = "match"
     summary = "the target's own draw is followed for as long as it was drafted: the same text as AR decoding"
@@ -193,7 +350,7 @@ def _target_logits(scores: Scores, first: int, draws: Draws) -> TargetLogits:
 
 
 class MultiRound(_NodeByNode):
-    """See ``rejection.multi_round``; children drawn without replacement."""
+    """See ``multi_round``; children drawn without replacement."""
 
     name = "multi-round"
     summary = "children drawn without replacement, offered one by one to what is left of the target distribution"
@@ -204,7 +361,7 @@ class MultiRound(_NodeByNode):
 
 
 class MultiRoundReplacement(_NodeByNode):
-    """See ``rejection.multi_round``; children drawn with replacement."""
+    """See ``multi_round``; children drawn with replacement."""
 
     name = "multi-round-replacement"
     summary = "multi-round with children drawn with replacement"
@@ -215,7 +372,7 @@ class MultiRoundReplacement(_NodeByNode):
 
 
 class TopAndOne(_NodeByNode):
-    """See ``rejection.top_and_one``."""
+    """See ``top_and_one``."""
 
     name = "top1-residual"
     summary = "the k - 1 most probable children and one drawn from the rest; never below match with the k - 1"
@@ -236,7 +393,7 @@ Unsure = Literal["target", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Relaxed(Checked, _NodeByNode):
-    """See ``rejection.relaxed``; lossy. At temperature 0 entropy and ranks are those at temperature 1.
+    """See ``relaxed``; lossy. At temperature 0 entropy and ranks are those at temperature 1.
 
     Attributes:
         allowed: entropy in nats -> how many of the target's most probable tokens will do.
