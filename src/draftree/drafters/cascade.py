@@ -321,9 +321,7 @@ class CascadeSource(DraftSource):
 
     def threshold(self, request: Request) -> Threshold:
         """The stopping threshold of a request."""
-        if request not in self._thresholds:
-            self._thresholds[request] = Threshold(self.settings.tau)
-        return self._thresholds[request]
+        return self._thresholds.setdefault(request, Threshold(self.settings.tau))
 
     def goes_on(self, request: Request, depth: int, entropy: float) -> bool:
         """Whether a round is made below a token that B has chosen and not scored.

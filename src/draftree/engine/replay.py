@@ -10,7 +10,8 @@ import numpy as np
 
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter
-from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row, prefill, prefill_scored
+from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, prefill, prefill_scored
+from ..models.huggingface.features import FeatureRow, feature_row
 from ..request import Outcome, Request, StepCost
 from ..sampling.constraint import followed
 from ..sampling.draws import Draws
@@ -55,7 +56,7 @@ class Replay:
         self.left = list(output[1:])
         self._drafter, self._features, self._target = drafter, features, target
         self.request = Request(prompt, params, len(output), frozenset(), NoText())
-        self._row = _feature_row(kept) if target is None else prefill(target, prompt)
+        self._row = FeatureRow(kept=kept) if target is None else prefill(target, prompt)
         self.request.row = self._row
         drafter.open(self.request)
         self._gain(list(output[:1]))
@@ -73,8 +74,6 @@ class Replay:
         if self._target is None:
             start, self._row.length = self._row.length, len(self.request.ids) - 1
             if self._features is not None:
-                from ..models.huggingface.features import feature_row
-
                 feature_row(self._row).features.append(self._features[start : self._row.length])
 
     def propose(self, nodes: int, depth: int) -> DraftTree:
@@ -126,12 +125,6 @@ def pass_maker(target: LanguageModel, drafter: Drafter, features: Tensor | None)
         features: as ``Replay`` takes them.
     """
     return target if drafter.reads_scores or (features is None and target.tracked) else None
-
-
-def _feature_row(kept: FeatureSpec) -> Row:
-    from ..models.huggingface.features import FeatureRow
-
-    return FeatureRow(kept=kept)
 
 
 LARGEST_GAP = 1e-3

@@ -115,7 +115,6 @@ class Stepper:
     def __init__(self, target: LanguageModel, observers: Sequence[Observer] = (), prefixes: int = 0) -> None:
         self.prefixes = PrefixCache(target, prefixes)
         self._target, self._observers = target, tuple(observers)
-        self._timer = StepTimer()
         self._begun: dict[EngineRequest, None] = {}
         """Requests with a row, in the order in which they came."""
         self._leaders: dict[EngineRequest, tuple[EngineRequest, int]] = {}
@@ -176,7 +175,7 @@ class Stepper:
             ConfigError: a request is closed or finished, or there twice; or they are no list.
             RunError: a step of one failed after its commit.
         """
-        self._timer.begun()
+        timer = StepTimer()
         _check(requests)
         if self._leaders:
             requests = [request for request in requests if not self._waits(request, requests)]
@@ -187,22 +186,22 @@ class Stepper:
             if len(part.row.parents):  # a failed step has left them behind
                 self._target.commit(part.row, [])
         groups = _draft(parts, prompt_tokens)
-        self._timer.drafted()
+        timer.lap()
         scores = self._target.extend([part.row for part in parts], [part.nodes for part in parts])
         opened = _read(parts, scores)
         _verify(parts, scores)
-        self._timer.verified()
+        timer.lap()
         self._commit(parts)
-        self._timer.committed()
+        timer.lap()
         outcomes: dict[Request, Outcome] = {}
         for drafter, own in groups:
-            cost = self._timer.cost(len(parts), drafter)
+            cost = timer.cost(len(parts), drafter)
             became = [part.outcome(cost, scores) for part in own]
             self._observe(drafter, own, became)
             outcomes |= {outcome.request: outcome for outcome in became}
         for part in parts:
             if not part.decodes:
-                self._timer.read(part.request)
+                timer.read(part.request)
         for part in opened:
             part.request.stats.tokens = part.taken
             for observer in (*self._observers, *part.request.observers):
@@ -332,28 +331,24 @@ def _verify(parts: Sequence[_Part], scores: Scores) -> None:
 
 
 class StepTimer:
-    """An observer that is notified as the phases of a step end."""
+    """Takes the time of a step, which begins when it is made, as its phases end: drafted, verified, committed."""
 
-    def begun(self) -> None:
-        self._began = time.perf_counter()
+    def __init__(self) -> None:
+        self._ends = [time.perf_counter()]
 
-    def drafted(self) -> None:
-        self._phase = time.perf_counter()
-
-    def verified(self) -> None:
-        now = time.perf_counter()
-        self._verify, self._phase = now - self._phase, now
-
-    def committed(self) -> None:
-        self._other = time.perf_counter() - self._phase
+    def lap(self) -> None:
+        """A phase has ended."""
+        self._ends.append(time.perf_counter())
 
     def cost(self, batch: int, drafter: Drafter) -> StepCost:
         """The cost of the step for the requests of one drafter."""
-        return StepCost(batch, drafter.seconds, self._verify, self._other, drafter.passes, drafter.part_seconds)
+        _, drafted, verified, committed = self._ends
+        verify, other = verified - drafted, committed - verified
+        return StepCost(batch, drafter.seconds, verify, other, drafter.passes, drafter.part_seconds)
 
     def read(self, request: Request) -> None:
         """The step is over; the request's prompt was read in it."""
-        request.stats.seconds.prefill += time.perf_counter() - self._began
+        request.stats.seconds.prefill += time.perf_counter() - self._ends[0]
 
 
 def count(outcome: Outcome, drafter: Drafter) -> None:

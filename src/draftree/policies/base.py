@@ -156,16 +156,12 @@ class SourceInfo(Protocol):
     """What a policy may know of a drafter.
 
     Attributes:
-        fingerprint: of what it drafts with.
         model: makes one pass for each layer of its trees; None: there is no such model.
         models: all that make passes for it.
     """
 
     @property
     def name(self) -> str: ...
-
-    @property
-    def fingerprint(self) -> str: ...
 
     @property
     def model(self) -> LanguageModel | None: ...

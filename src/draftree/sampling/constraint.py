@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -90,26 +91,19 @@ class RuleState(ConstraintState):
 
     def __init__(self, rules: TokenRules, inner: ConstraintState | None, count: int, tail: tuple[int, ...]) -> None:
         self._rules, self._inner, self._count, self._tail = rules, inner, count, tail
-        self._mask: NDArray[np.uint32] | None = None
-        self._looked = False
         self._after: dict[int, ConstraintState | None] = {}
 
-    @property
+    @cached_property
     def mask(self) -> NDArray[np.uint32] | None:
-        if not self._looked:
-            self._looked, self._mask = True, self._found()
-        return self._mask
-
-    def _found(self) -> NDArray[np.uint32] | None:
         rules, inner = self._rules, None if self._inner is None else self._inner.mask
         early, refused = self._count < rules.least, rules.refused(self._tail)
         if rules.allowed is None and inner is None and not early and not refused:
             return None
         mask = rules.base.copy() if inner is None else rules.base & inner
-        _clear(mask, refused)
+        clear(mask, refused)
         if early:
             longer = mask.copy()
-            _clear(longer, rules.ends)
+            clear(longer, rules.ends)
             if longer.any():
                 return longer
         return mask
@@ -144,7 +138,7 @@ class RuleState(ConstraintState):
         return RuleState(rules, inner, min(self._count + 1, rules.least), tail)
 
 
-def _clear(mask: NDArray[np.uint32], tokens: Collection[int]) -> None:
+def clear(mask: NDArray[np.uint32], tokens: Collection[int]) -> None:
     """Rule tokens out, in place."""
     for token in tokens:
         mask[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)

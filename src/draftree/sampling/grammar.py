@@ -21,7 +21,7 @@ from ..errors import ConfigError, shortened
 from ..sandbox.jobs import JSON_LAYOUT
 from ..sandbox.workers import JobError, run
 from ..text.encoding import CALL_TAGS, Tokenizer
-from .constraint import ConstraintState, TextEnded
+from .constraint import ConstraintState, TextEnded, clear
 
 _LONGEST = 1 << 20
 """Characters of a grammar's text: beyond it compiling takes seconds."""
@@ -139,30 +139,26 @@ class GrammarState(ConstraintState):
 
     def __init__(self, matcher: LLMatcher, grammar: Grammar, keys: JsonKeys | None) -> None:
         self._matcher, self._grammar, self._keys = matcher, grammar, keys
-        self._mask: NDArray[np.uint32] | None = None
         self._after: dict[int, ConstraintState | None] = {}
 
-    @property
+    @cached_property
     def mask(self) -> NDArray[np.uint32]:
         """See ``ConstraintState``.
 
         Raises:
             ConfigError: the grammar is too complex here, or the vocabulary cannot spell what it asks for.
         """
-        if self._mask is None:
-            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)  # it may have one more than V needs
-            mask = bits[: self._grammar._words].copy()
-            if self._matcher.is_error():
-                raise ConfigError(f"the grammar cannot be followed: {_brief(self._matcher.get_error())}: simplify it")
-            if not self._fits(mask):
-                raise ConfigError("the grammar cannot be followed: no token of the model's vocabulary fits here")
-            if self._keys is not None and self._grammar._key_tokens is not None:
-                for repeating in self._grammar._key_tokens.repeating(self._keys, mask):
-                    mask[repeating >> 5] &= ~np.uint32(1 << (repeating & 31))
-                if not mask.any():
-                    raise ConfigError("the grammar cannot be followed: its object has each key that may come already")
-            self._mask = mask
-        return self._mask
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)  # it may have one more than V needs
+        mask = bits[: self._grammar._words].copy()
+        if self._matcher.is_error():
+            raise ConfigError(f"the grammar cannot be followed: {_brief(self._matcher.get_error())}: simplify it")
+        if not self._fits(mask):
+            raise ConfigError("the grammar cannot be followed: no token of the model's vocabulary fits here")
+        if self._keys is not None and self._grammar._key_tokens is not None:
+            clear(mask, self._grammar._key_tokens.repeating(self._keys, mask))
+            if not mask.any():
+                raise ConfigError("the grammar cannot be followed: its object has each key that may come already")
+        return mask
 
     def _fits(self, mask: NDArray[np.uint32]) -> bool:
         """A token does; llguidance allows one that does not where none does."""
