@@ -6,10 +6,9 @@ Calls of functions are in Hermes' format where a template has none.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from ..errors import PromptError
 from ..sandbox.workers import JobError, run
@@ -247,55 +246,3 @@ def check_text(text: str, field: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise PromptError(f"the {field} is not valid UTF-8: convert it, for example with iconv", field) from None
-
-
-class Piece(NamedTuple):
-    """A token's text in bytes."""
-
-    text: bytes
-    special: bool
-
-
-class PieceDecoder(ABC):
-    """Decodes tokens by their pieces, each of which is read once.
-
-    Args:
-        size: of the vocabulary.
-    """
-
-    _prefixed = False
-    """SentencePiece puts a space in front of a text, which is not the text's own."""
-
-    def __init__(self, size: int) -> None:
-        self._size, self._pieces = size, dict[int, Piece]()
-
-    @abstractmethod
-    def _read(self, token: int) -> Piece:
-        """The piece of a token of the vocabulary."""
-
-    def decode(
-        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
-    ) -> str:
-        """The text of ids; bytes that are no character become U+FFFD.
-
-        Args:
-            clean_up_tokenization_spaces: without effect: no space is removed.
-        """
-        text = self._join(token_ids, skip_special_tokens)
-        return text[self._prefixed and text.startswith(b" ") :].decode(errors="replace")
-
-    def _join(self, ids: Sequence[int], skip_special: bool = False) -> bytes:
-        pieces = [self._pieces.get(token) or self._piece(token) for token in ids]
-        return b"".join([piece.text for piece in pieces if not (skip_special and piece.special)])
-
-    def _piece(self, token: int) -> Piece:
-        """A token's piece, empty beyond the vocabulary: output layers may have more tokens."""
-        piece = self._pieces.get(token)
-        if piece is None:
-            piece = self._pieces[token] = self._read(token) if 0 <= token < self._size else Piece(b"", False)
-        return piece
-
-    def spelling(self) -> tuple[list[bytes], list[int]]:
-        """The bytes of each token, and the ids of special ones."""
-        pieces = [self._piece(token) for token in range(self._size)]
-        return [piece.text for piece in pieces], [token for token, piece in enumerate(pieces) if piece.special]

@@ -12,7 +12,7 @@ from itertools import pairwise
 from threading import Lock
 
 from ...errors import PromptError
-from ...text.encoding import Piece, PieceDecoder
+from ...text.detokenizer import Piece, PieceDecoder
 from .library import Library
 
 _UNKNOWN, _UNUSED, _CONTROL, _USER_DEFINED, _STRIPS = 1, 2, 8, 16, 128

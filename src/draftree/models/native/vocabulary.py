@@ -11,7 +11,7 @@ import regex  # type: ignore[import-untyped]
 from gguf.constants import Keys, TokenType
 
 from ...errors import PromptError
-from ...text.encoding import Piece, PieceDecoder
+from ...text.detokenizer import Piece, PieceDecoder
 from ..gguf.gguf_file import GGUFHeader
 from .architecture import damaged, unsupported
 from .bpe import PRE_TOKENIZERS, AddedTokens, BytePairs, PreTokenizer, split
