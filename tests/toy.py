@@ -141,7 +141,7 @@ class ToyModel(LanguageModel):
         row.length, row.parents = len(self._ids[row]), NO_NODES
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """See ``ForestModel``."""
+        """See ``LanguageModel``."""
         parents = row.pruned(keep, trunk)
         kept = [self._nodes[row][node] for node in keep]
         self._ids[row] += kept[:trunk]
@@ -215,7 +215,7 @@ class ToyFeatureModel(ToyModel):
         feature_row(row).keep_features(path, len(path))
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """See ``ForestModel``."""
+        """See ``LanguageModel``."""
         super().prune(row, keep, trunk)
         feature_row(row).keep_features(keep, trunk)
 

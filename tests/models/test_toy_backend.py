@@ -22,7 +22,7 @@ from draftree.drafters.registry import AUTO, DrafterSpec, load_drafter, load_sou
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, UnknownNameError, UnsupportedModelError
-from draftree.models.base import STOCK, ForestModel, LanguageModel, prefill
+from draftree.models.base import STOCK, LanguageModel, prefill
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.heads.eagle_network import EagleNetwork, save_head
 from draftree.models.heads.head_config import EagleConfig
@@ -53,7 +53,6 @@ SOURCES: dict[str, Callable[[], DraftSource]] = {
 def test_it_has_rows_and_no_ability_beside() -> None:
     toy = ToyModel(VOCAB)
     assert isinstance(toy, LanguageModel)
-    assert isinstance(toy, ForestModel)
     for ability in (FeatureModel, TrainableModel, DraftHead):
         assert not isinstance(toy, ability)
 

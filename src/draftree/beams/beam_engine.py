@@ -17,10 +17,9 @@ from ..drafters.base import BeamSource, DraftSource, UnscoredNode
 from ..drafters.registry import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec, load_source
 from ..engine.input_processor import check_params, each_params, fitted, with_token_rules
 from ..errors import ConfigError
-from ..models.base import ForestModel, LanguageModel, prefill_scored
+from ..models.base import LanguageModel, prefill_scored
 from ..models.loading import ModelOptions, load
 from ..models.model_files import DEFAULT_MODEL
-from ..models.protocols import DraftHead
 from ..policies.base import Candidates, descending
 from ..request import Stats
 from ..text.encoding import Prompt, encode
@@ -85,7 +84,7 @@ class BeamEngine:
         name: what people call what drafts; by default the source's.
 
     Raises:
-        ConfigError: the target's rows cannot go on with more than one path.
+        ConfigError: the source drafts one sequence.
     """
 
     @typed
@@ -96,15 +95,10 @@ class BeamEngine:
         *,
         name: str | None = None,
     ) -> None:
-        if not isinstance(target, ForestModel):
-            raise ConfigError(f"{target.capabilities.name} cannot keep beams in one cache: decode without --beams")
         if source is not None and not isinstance(source, BeamSource):
             raise ConfigError(
                 f"drafter {source.name} drafts one sequence, not beams: use a draft model, a head, lookup or none"
             )
-        for model in source.models if source is not None else ():
-            if not isinstance(model, ForestModel | DraftHead):
-                raise ConfigError(f"{model.capabilities.name} cannot keep beams in one cache: use another drafter")
         self.target = target
         self.source: BeamSource | None = source
         self.name = name or (source.name if source is not None else "none")

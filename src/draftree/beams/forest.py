@@ -11,7 +11,7 @@ from annotated_types import Interval
 
 from ..config import MAX_NODES, Count, Probability, SamplingParams, check_fields, option
 from ..errors import CacheError, ConfigError
-from ..models.base import ForestModel, Nodes, Row
+from ..models.base import LanguageModel, Nodes, Row
 from ..request import Request
 from ..sampling.draws import Draws
 from ..text.detokenizer import NoText
@@ -216,7 +216,7 @@ class TreeRow:
         tokens = [node.token for node in nodes]
         return Nodes.of(tokens, parents)
 
-    def keep(self, model: ForestModel, ends: Sequence[BeamNode]) -> tuple[list[int], list[BeamNode]]:
+    def keep(self, model: LanguageModel, ends: Sequence[BeamNode]) -> tuple[list[int], list[BeamNode]]:
         """Drop what is not on the paths to ``ends``, which are all of one length; commit what lies above all of them.
 
         Returns:
@@ -239,7 +239,7 @@ class TreeRow:
         return numbers, kept[:trunk]
 
 
-def feed(model: ForestModel, trees: Sequence[TreeRow], nodes: Sequence[Sequence[BeamNode]]) -> None:
+def feed(model: LanguageModel, trees: Sequence[TreeRow], nodes: Sequence[Sequence[BeamNode]]) -> None:
     """One pass over new nodes, parents first; trees without any take no part."""
     fed = [(tree, new) for tree, new in zip(trees, nodes, strict=True) if new]
     fed.sort(key=lambda pair: pair[0].row.slot)  # storage order
@@ -371,7 +371,7 @@ class BeamRequest:
         del self.finished[self.beams.width :]
 
 
-def check_memory(target: ForestModel, requests: Sequence[BeamRequest]) -> None:
+def check_memory(target: LanguageModel, requests: Sequence[BeamRequest]) -> None:
     """Make sure that a cache for these requests fits, should their beams share nothing but the prompt.
 
     Raises:

@@ -406,7 +406,7 @@ class BeamSource(DraftSource):
         return False
 
     def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:  # noqa: B027
-        """Keep these nodes and drop all others, as ``ForestModel.prune``; the first ``trunk`` are in ``request.ids``.
+        """Keep these nodes and drop all others, as ``LanguageModel.prune``; the first ``trunk`` are in ``request.ids``.
 
         The last of these is the root from now on, and the i-th of the others is node i.
         """

@@ -15,14 +15,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config import Budget
 from ..errors import CacheError
-from ..models.base import ForestModel, LanguageModel, Nodes, Row
+from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import PrefixCache
 from ..models.protocols import DraftHead
 from ..policies.base import Candidates, Numbers
@@ -169,7 +168,7 @@ class ModelSource(RowSource):
         """Whatever is not committed, nor kept for beams."""
         for state in filter(None, map(self._states.get, requests)):
             if state.kept:
-                cast(ForestModel, self.model).prune(state.row, range(state.kept), 0)
+                self.model.prune(state.row, range(state.kept), 0)
             else:
                 self.model.commit(state.row, [])
             state.slots = {node: slot for node, slot in state.slots.items() if slot < state.kept}
@@ -203,7 +202,7 @@ class ModelSource(RowSource):
         committed = [old[node] for node in keep[:trunk] if node in old]
         running = sorted((old[node], new) for new, node in enumerate(keep[trunk:]) if node in old)
         kept = [*range(waiting), *committed, *(slot for slot, _ in running)]
-        cast(ForestModel, self.model).prune(state.row, kept, waiting + len(committed))
+        self.model.prune(state.row, kept, waiting + len(committed))
         state.slots = {new: slot for slot, (_, new) in enumerate(running)}
         if (keep[trunk - 1] if trunk else ROOT) in old:
             state.slots[ROOT] = ROOT

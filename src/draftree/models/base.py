@@ -143,7 +143,7 @@ class Row:
             last = node
 
     def pruned(self, keep: Sequence[int], trunk: int) -> Ints:
-        """[len(keep) - trunk] parents of the uncommitted nodes that stay after ``ForestModel.prune``."""
+        """[len(keep) - trunk] parents of the uncommitted nodes that stay after ``LanguageModel.prune``."""
         count, kept = len(self.parents), np.array(list(keep), np.int32)
         if list(keep) != sorted(set(keep)) or not all(0 <= node < count for node in keep):
             raise CacheError(f"cannot keep {list(keep)} of {count} nodes: name each once, in ascending order")
@@ -259,6 +259,16 @@ class LanguageModel(Protocol):
             CacheError: they are no such path; nothing has changed.
         """
 
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """Keep these uncommitted nodes, in ascending order and closed under parents, and drop all others.
+
+        The first ``trunk`` of them, a path from the last committed token down that all the others descend from, are
+        committed; the others wait on, and the i-th of them is node i from now on.
+
+        Raises:
+            CacheError: ``keep`` or the trunk is none; nothing has changed.
+        """
+
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first ``length`` committed tokens, or all; uncommitted nodes are not copied.
 
@@ -307,21 +317,6 @@ def check_text(can: Capabilities, ids: Sequence[int]) -> None:
         )
     if wrong := next((i for i in (min(ids), max(ids)) if not 0 <= i < can.vocab_size), None):
         raise PromptError(f"the prompt has token id {wrong} but those of {can.name} are 0 to {can.vocab_size - 1}")
-
-
-@runtime_checkable
-class ForestModel(LanguageModel, Protocol):
-    """A language model whose rows can go on with more than one path: what beams need."""
-
-    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep these uncommitted nodes, in ascending order and closed under parents, and drop all others.
-
-        The first ``trunk`` of them, a path from the last committed token down that all the others descend from, are
-        committed; the others wait on, and the i-th of them is node i from now on.
-
-        Raises:
-            CacheError: ``keep`` or the trunk is none; nothing has changed.
-        """
 
 
 PROMPT, DRAFTED = (1011, 707, 505, 303), (202, 1313, 1717, 1919)

@@ -1,7 +1,4 @@
-"""What some models can do beside ``LanguageModel``: a protocol for each ability, and the error where it is missing.
-
-Rows with several live paths, which beams need, are ``ForestModel``.
-"""
+"""What some models can do beside ``LanguageModel``: a protocol for each ability, and the error where it is missing."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..errors import UnsupportedModelError
 from ..scores import Scores
-from .base import FINAL_STATE, FeatureSpec, ForestModel, LanguageModel, Nodes, Row
+from .base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -189,7 +186,6 @@ def saving(model: LanguageModel) -> SavingModel:
 
 _ABILITIES: dict[str, type] = {
     "hidden states": FeatureModel,
-    "several live paths a row": ForestModel,
     "training of heads": TrainableModel,
 }
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftree.errors import CacheError
-from draftree.models.base import ForestModel, LanguageModel, Nodes, Row, decoded, prefill
+from draftree.models.base import LanguageModel, Nodes, Row, decoded, prefill
 from draftree.models.huggingface.inspection import self_test
 from draftree.models.llama import llama_model
 from draftree.models.llama.llama_model import LlamaModel
@@ -197,7 +197,7 @@ def test_chunks_of_any_size_read_what_a_whole_text_reads(length: int, model: Lla
 
 
 def test_it_has_several_live_paths_and_no_hidden_states(model: LlamaModel) -> None:
-    assert isinstance(model, ForestModel) and isinstance(model, LanguageModel) and not isinstance(model, FeatureModel)
+    assert isinstance(model, LanguageModel) and not isinstance(model, FeatureModel)
 
 
 def test_it_passes_the_self_test(model: LlamaModel) -> None:

@@ -328,6 +328,16 @@ class HeadModel(LanguageModel):
             own.scored = own.predicted[last + 1 : last + 2]
         own.predicted = own.predicted[last + 1 : last + 2]
 
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """Commit a path (``LanguageModel.prune``): no drafted node outlives a proposal.
+
+        Raises:
+            CacheError: other nodes are to stay.
+        """
+        if len(keep) > trunk:
+            raise CacheError(f"cannot keep {list(keep)}: a head keeps no drafted nodes, and {trunk} are committed")
+        self.commit(row, keep)
+
     @torch.inference_mode()
     def fork(self, row: Row, length: int | None = None) -> HeadRow:
         """A new row with the same committed tokens (``LanguageModel.fork``).

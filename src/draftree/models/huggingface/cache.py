@@ -336,7 +336,7 @@ class Rows(Generic[R]):
         return path[-1] if len(path) else ROOT
 
     def prune(self, row: R, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
+        """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         parents = row.pruned(keep, trunk)
         self.cache.compact(row.slot, row.length, keep)
         row.length += trunk

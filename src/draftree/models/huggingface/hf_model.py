@@ -316,7 +316,7 @@ class HFModel(LanguageModel):
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
+        """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         own = self._rows.own(row)
         self._rows.prune(own, keep, trunk)
         own.keep_features(keep, trunk)

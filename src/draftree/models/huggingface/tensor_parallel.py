@@ -254,7 +254,7 @@ class ParallelModel(LanguageModel):
         self._made("commit", row, list(path))
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
+        """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         self._made("prune", row, list(keep), trunk)
 
     def fork(self, row: Row, length: int | None = None) -> Row:

@@ -293,7 +293,7 @@ class LlamaModel(LanguageModel):
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
+        """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         own, parents = self._own(row), row.pruned(keep, trunk)
         self._keep(own, keep, trunk)
         own.parents = parents

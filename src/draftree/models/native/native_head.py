@@ -312,7 +312,7 @@ class NativeHead(NativeRows):
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
+        """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         own, drafted = self.own(row), self.own(row).drafted
         super().prune(own, keep, trunk)
         if trunk:

@@ -153,7 +153,7 @@ class NativeRows(LanguageModel):
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``ForestModel.prune``)."""
+        """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         slot, parents = self.own(row).slot, row.pruned(keep, trunk)
         self._loaded.prune(slot, keep, trunk)
         row.length += trunk
