@@ -21,7 +21,7 @@ from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.auto import AutoTree
 from draftree.policies.base import GrowthPolicy, Provenance
 from draftree.policies.c2t import DEFAULT, ClassifierTree, read_classifier
-from draftree.policies.fixed import Counts, RankTree, TreeFile, expected_acceptance_length
+from draftree.policies.fixed import TREE_FILE, Counts, RankTree, TreeFile, expected_acceptance_length
 from draftree.policies.methods import METHODS
 from draftree.request import Request
 
@@ -109,7 +109,7 @@ def save_tree(path: Path, target: str, drafter: str) -> Path:
     """Save ``TREE`` as a file for these models."""
     counts = Counts((10, 6, 3), ((5, 2, 1, 1), (3, 1, 0, 0), (2, 0, 0, 0)))
     length = expected_acceptance_length(counts.acceptance, TREE)
-    TreeFile(Provenance(target, drafter), 0.0, 4, counts, length, TREE).save(path)
+    TREE_FILE.write(path, TreeFile(Provenance(target, drafter), 0.0, 4, counts, length, TREE))
     return path
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from draftree.errors import ConfigError, RunError, UnknownNameError
 from draftree.policies.base import Provenance
-from draftree.policies.c2t import DEFAULT, Classifier, ClassifierFile, read_classifier
+from draftree.policies.c2t import CLASSIFIER_FILE, DEFAULT, Classifier, ClassifierFile, read_classifier
 
 NET = Classifier(
     features=("probability", "rank"),
@@ -37,7 +37,7 @@ def random_net(seed: int) -> Classifier:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     made = ClassifierFile(NET, MADE_FOR, {"samples": 3}, {"loss": 0.5})
-    made.save(tmp_path / "net.json")
+    CLASSIFIER_FILE.write(tmp_path / "net.json", made)
     return tmp_path / "net.json"
 
 
@@ -60,11 +60,11 @@ def test_scores_have_the_shape_of_their_candidates() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_saved_classifier_scores_the_same(seed: int, tmp_path: Path) -> None:
     net, given = random_net(seed), np.random.default_rng(seed).random((100, 3), np.float32)
-    ClassifierFile(net, MADE_FOR, {}, {}).save(tmp_path / "net.json")
+    CLASSIFIER_FILE.write(tmp_path / "net.json", ClassifierFile(net, MADE_FOR, {}, {}))
     again = read_classifier(str(tmp_path / "net.json"))
     assert np.array_equal(again.classifier.scores(given), net.scores(given))
     assert again.classifier == net
-    again.save(tmp_path / "again.json")
+    CLASSIFIER_FILE.write(tmp_path / "again.json", again)
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "net.json").read_bytes()
 
 
@@ -163,7 +163,7 @@ def test_a_truncated_file_is_refused_at_every_length(path: Path, tmp_path: Path)
 def test_a_file_that_cannot_be_written_leaves_nothing(path: Path, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(RunError, match="cannot write"):
-        read_classifier(str(path)).save(tmp_path / "folder")
+        CLASSIFIER_FILE.write(tmp_path / "folder", read_classifier(str(path)))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "net.json"]
 
 

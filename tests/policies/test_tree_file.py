@@ -15,7 +15,7 @@ from draftree.engine.engine import Engine, load_engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.errors import ConfigError, RunError, UnknownNameError
 from draftree.policies.base import Provenance
-from draftree.policies.fixed import RankTree, read_tree
+from draftree.policies.fixed import TREE_FILE, RankTree, read_tree
 from draftree.policies.methods import find_policy
 
 from ..pairs import TREE, save_tree, target
@@ -32,7 +32,7 @@ def test_what_is_saved_comes_back(path: Path, tmp_path: Path) -> None:
     assert found.made_for == Provenance("big", "small")
     assert found.tree == TREE
     assert found.counts.acceptance[1].tolist() == [0.5, pytest.approx(1 / 6), 0.0, 0.0]
-    found.save(tmp_path / "again.json")
+    TREE_FILE.write(tmp_path / "again.json", found)
     assert (tmp_path / "again.json").read_text() == path.read_text()
 
 
@@ -133,7 +133,7 @@ def test_infinite_numbers_are_refused(field: str, number: str, path: Path) -> No
 def test_a_file_that_cannot_be_written_leaves_nothing(path: Path, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(RunError, match="cannot write"):
-        read_tree(str(path)).save(tmp_path / "folder")
+        TREE_FILE.write(tmp_path / "folder", read_tree(str(path)))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "tree.json"]
 
 

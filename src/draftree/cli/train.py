@@ -247,7 +247,7 @@ def classifier(
         "temperatures": list(TEMPERATURES),
         "recipe": asdict(recipe),
     }
-    ClassifierFile(found, made_for, trained_on, asdict(figures)).save(path)
+    CLASSIFIER_FILE.write(path, ClassifierFile(found, made_for, trained_on, asdict(figures)))
     _report_classifier(found, figures, path, folder)
 
 
@@ -332,7 +332,7 @@ def calibrate(
         expected_acceptance_length=expected_acceptance_length(acceptance, tree),
         tree=tree,
     )
-    found.save(path)
+    TREE_FILE.write(path, found)
     shown = range(min(_SHOWN_RANKS, acceptance.shape[1]))
     output.print(f"{'depth':>5} {'trials':>7}  accepted at rank " + " ".join(f"{r:>5}" for r in shown))
     for d, (trials, rates) in enumerate(zip(counts.trials, acceptance.tolist(), strict=True), 1):

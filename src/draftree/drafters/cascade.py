@@ -245,7 +245,8 @@ class _Rounds:
         row, node, tree, nodes = proposal
         at, path, tokens = ROOT, list[int](), list[int]()
         while True:
-            tokens.append(_best(self._upper.found[row][node]))
+            found = self._upper.found[row][node].tokens
+            tokens.append(found[0] if found else -1)
             accepted = [child for child in tree.children(at) if int(tree.tokens[child]) == tokens[-1]]
             if not accepted:
                 return Outcome(self._requests[row], tree, path, tokens, len(tokens), cost)
@@ -265,11 +266,6 @@ def _count(outcome: Outcome, passes: int) -> None:
     below.seconds += outcome.step.draft
     below.proposed += len(outcome.tree)
     below.accepted += len(outcome.path)
-
-
-def _best(found: Candidates) -> int:
-    """The most probable token after one node; -1 where there is no candidate."""
-    return found.tokens[0] if found.tokens else -1
 
 
 def _logprob(found: Candidates, token: int) -> float:

@@ -175,10 +175,6 @@ class ClassifierFile:
         if not (self.made_for.target_weights and self.made_for.drafter_weights):
             raise ConfigError("a classifier needs target_weights and drafter_weights, the fingerprints of its models")
 
-    def save(self, path: Path) -> None:
-        """Write the file (``JsonFormat.write``)."""
-        CLASSIFIER_FILE.write(path, self)
-
 
 CLASSIFIER_FILE = JsonFormat(
     "draftree classifier",

@@ -6,7 +6,6 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -241,10 +240,6 @@ class TreeFile:
     def policy(self) -> RankTree:
         """The tree as a growth policy for these models alone."""
         return RankTree(self.tree, self.made_for)
-
-    def save(self, path: Path) -> None:
-        """Write the file (``JsonFormat.write``)."""
-        TREE_FILE.write(path, self)
 
 
 TREE_FILE = JsonFormat(

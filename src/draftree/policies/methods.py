@@ -47,10 +47,6 @@ def _opt_tree(delta: str, depth: int) -> GrowthPolicy:
     return OptTree(None if delta == "auto" else read_number(float, "delta", delta, way_out), depth)
 
 
-def _dynamic_window(cap: int) -> GrowthPolicy:
-    return AutoTree(1, cap)
-
-
 def _hsddw(start: str, crossing: str, floor: int, cap: int) -> GrowthPolicy:
     if crossing not in ("keep", "drop"):
         raise ConfigError(f"crossing is {crossing!r}: the token that crosses the threshold is to 'keep' or to 'drop'")
@@ -174,7 +170,7 @@ _METHODS = (
     Method(
         "dynamic-window",
         "chain of up to CAP tokens that ends where another no longer pays by this machine's measured costs",
-        _dynamic_window,
+        lambda cap: AutoTree(1, cap),
         {"cap": 16},
     ),
     Method(
