@@ -17,6 +17,7 @@ from draftree.drafters.grow import grow
 from draftree.errors import CacheError
 from draftree.models.base import FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
 from draftree.models.huggingface.features import FeatureRow, feature_row
+from draftree.models.protocols import LayerSizes
 from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.scores import LastScores, NumpyScores, Scores
 from draftree.tree import ROOT, DraftTree
@@ -198,6 +199,23 @@ class ToyFeatureModel(ToyModel):
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """See ``FeatureModel``: the unit matrix."""
         return torch.eye(self.hidden_size)[ids], self.bias[ids]
+
+    @property
+    def layer_sizes(self) -> LayerSizes:
+        """See ``FeatureModel``: those that its head has."""
+        return LayerSizes(1, 1, self.hidden_size, self.hidden_size)
+
+    def hidden_states(self, row: Row) -> Tensor:
+        """See ``FeatureModel``."""
+        return feature_row(row).last_features()
+
+    @property
+    def rows(self) -> int:
+        """See ``FeatureModel``."""
+        return len(self._rows)
+
+    def free_cache(self) -> None:
+        """Do nothing: a closed row holds nothing."""
 
     def _logits(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> list[Tensor]:
         if not self.tracked:

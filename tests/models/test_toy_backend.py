@@ -29,7 +29,7 @@ from draftree.models.heads.head_config import EagleConfig
 from draftree.models.heads.head_folder import find_head, load_head
 from draftree.models.huggingface.features import feature_row
 from draftree.models.huggingface.inspection import self_test
-from draftree.models.protocols import DraftHead, FeatureModel, TrainableModel, trainable
+from draftree.models.protocols import DraftHead, FeatureModel, feature_model
 from draftree.policies.entropy import CHAIN
 from draftree.train.head_architectures import new_eagle
 
@@ -53,7 +53,7 @@ SOURCES: dict[str, Callable[[], DraftSource]] = {
 def test_it_has_rows_and_no_ability_beside() -> None:
     toy = ToyModel(VOCAB)
     assert isinstance(toy, LanguageModel)
-    for ability in (FeatureModel, TrainableModel, DraftHead):
+    for ability in (FeatureModel, DraftHead):
         assert not isinstance(toy, ability)
 
 
@@ -85,7 +85,7 @@ def test_a_drafter_that_needs_an_ability_is_refused_with_a_way_out(name: str) ->
 
 def test_a_head_cannot_be_trained_for_it() -> None:
     with pytest.raises(UnsupportedModelError):
-        trainable(ToyModel(VOCAB))
+        feature_model(ToyModel(VOCAB))
 
 
 DRAFTED = torch.tensor([0, 2, 3, 5])

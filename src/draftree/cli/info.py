@@ -16,7 +16,7 @@ from ..drafters.registry import is_head
 from ..errors import ConfigError, FieldError
 from ..models.base import Capabilities, LanguageModel
 from ..models.cost_profile import FULL, Grid, Identity, Profile, load_profile, measure_and_keep, profile_folder
-from ..models.protocols import abilities
+from ..models.protocols import FeatureModel
 from ..progress import out
 from .options import ComputeOptions, with_options
 
@@ -98,7 +98,7 @@ def info(
         "attention": can.attention,
         "passes": getattr(loaded, "passes", ""),
         "draft trees": can.trees,
-        "abilities": ", ".join(abilities(loaded)) or "none beside trees",
+        "abilities": "hidden states, training of heads" if isinstance(loaded, FeatureModel) else "none beside trees",
         "KV cache": f"{can.slot_bytes / 1024:.1f} KiB a token, compactable",
         "costs of passes": _costs(loaded),
         "chat template": "yes" if tokenizer and tokenizer.chat_template else "no: use --raw",

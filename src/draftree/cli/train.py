@@ -20,7 +20,7 @@ from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load
 from ..errors import ConfigError, RunError, UnknownNameError
 from ..models.base import FINAL_STATE
 from ..models.model_files import DEFAULT_MODEL
-from ..models.protocols import trainable
+from ..models.protocols import feature_model
 from ..policies.base import Provenance
 from ..policies.c2t import CLASSIFIER_FILE, Classifier, ClassifierFile
 from ..policies.fixed import TREE_FILE, TreeFile, best_tree, expected_acceptance_length
@@ -127,7 +127,7 @@ def head(
     if start is not None and not is_trained(start, architecture):
         raise ConfigError(f"no draft head in {start} from which --arch {arch} could start: give --init a folder of one")
     texts, files = source.read()
-    model = trainable(compute.load(target))
+    model = feature_model(compute.load(target))
     read = architecture.features(model) if start is None else read_trained(start, model, architecture)[0].features
     model.track_features(read | FINAL_STATE)
     encoded_prompts = encoded(model, texts, raw=source.raw)

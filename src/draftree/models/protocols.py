@@ -16,11 +16,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class LayerSizes(NamedTuple):
+    """Sizes of a decoder layer.
+
+    Attributes:
+        feed_forward: width of its MLP.
+    """
+
+    query_heads: int
+    key_heads: int
+    head_size: int
+    feed_forward: int
+
+
 @runtime_checkable
 class FeatureModel(LanguageModel, Protocol):
     """A language model whose hidden states, embeddings and output layer can be read: what draft heads need.
 
-    Its logits are its output layer's of ``FINAL`` hidden states, where these can be read.
+    Heads learn from them too, and get layers of the model's sizes. Its logits are its output layer's of ``FINAL``
+    hidden states, where these can be read.
     """
 
     @property
@@ -54,38 +68,6 @@ class FeatureModel(LanguageModel, Protocol):
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """[n, H] weights and [n] biases of the output layer for n tokens; None: it has no biases (``embeddings``)."""
 
-
-def feature_model(model: LanguageModel) -> FeatureModel:
-    """``model``, if draft heads can draft for it.
-
-    Raises:
-        UnsupportedModelError: they cannot.
-    """
-    if isinstance(model, FeatureModel):
-        return model
-    raise UnsupportedModelError(
-        f"{model.capabilities.name} has no hidden states that a draft head could read: use backend 'native' or "
-        "'transformers', or drafter 'lookup' or a model"
-    )
-
-
-class LayerSizes(NamedTuple):
-    """Sizes of a decoder layer.
-
-    Attributes:
-        feed_forward: width of its MLP.
-    """
-
-    query_heads: int
-    key_heads: int
-    head_size: int
-    feed_forward: int
-
-
-@runtime_checkable
-class TrainableModel(FeatureModel, Protocol):
-    """A model that heads can be trained for: they learn from its hidden states, and get layers of its sizes."""
-
     @property
     def layer_sizes(self) -> LayerSizes:
         """Of its own layers."""
@@ -101,17 +83,17 @@ class TrainableModel(FeatureModel, Protocol):
         """Free the keys and values of rows that were closed; none may be open."""
 
 
-def trainable(model: LanguageModel) -> TrainableModel:
-    """``model``, if heads can be trained for it.
+def feature_model(model: LanguageModel) -> FeatureModel:
+    """``model``, if draft heads can draft for it.
 
     Raises:
         UnsupportedModelError: they cannot.
     """
-    if isinstance(model, TrainableModel):
+    if isinstance(model, FeatureModel):
         return model
     raise UnsupportedModelError(
-        f"no head can be trained for {model.capabilities.name} on its backend: use backend 'native' or 'transformers', "
-        "or drafter 'lookup' or a model"
+        f"{model.capabilities.name} has no hidden states that a draft head could read: use backend 'native' or "
+        "'transformers', or drafter 'lookup' or a model"
     )
 
 
@@ -182,14 +164,3 @@ def saving(model: LanguageModel) -> SavingModel:
     if isinstance(model, SavingModel):
         return model
     raise UnsupportedModelError(f"rows of {model.capabilities.name} cannot be written: use backend 'native'")
-
-
-_ABILITIES: dict[str, type] = {
-    "hidden states": FeatureModel,
-    "training of heads": TrainableModel,
-}
-
-
-def abilities(model: LanguageModel) -> list[str]:
-    """What a model can do beside verifying trees, in words."""
-    return [name for name, protocol in _ABILITIES.items() if isinstance(model, protocol)]

@@ -22,7 +22,7 @@ from ..config import Checked, Count, Whole, option
 from ..errors import ConfigError, RunError
 from ..models.heads.eagle_network import EagleNetwork, save_head
 from ..models.heads.head_folder import EAGLE, head_in
-from ..models.protocols import TrainableModel
+from ..models.protocols import FeatureModel
 from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate
 from .head_architectures import Architecture, read_trained
 from .head_data import HeadData
@@ -95,7 +95,7 @@ class HeadTraining:
         init: folder of a head to start from, in place of the regression.
     """
 
-    target: TrainableModel
+    target: FeatureModel
     architecture: Architecture
     data: HeadData
     sources: Sequence[PromptFile]

@@ -16,7 +16,7 @@ from ..models.heads.eagle_network import EagleNetwork
 from ..models.heads.head_config import EagleConfig, HeadWeights, default_layers, taken
 from ..models.heads.head_folder import EAGLE, EAGLE3, KINDS, find_head
 from ..models.huggingface.features import feature_part
-from ..models.protocols import TrainableModel
+from ..models.protocols import FeatureModel
 from .eagle_fit import Batch, Frozen
 from .responses import Response
 
@@ -45,12 +45,12 @@ class Architecture(Protocol):
     about: str
     start: str
 
-    def features(self, target: TrainableModel) -> FeatureSpec:
+    def features(self, target: FeatureModel) -> FeatureSpec:
         """Which hidden states of the target a new head reads."""
 
     def begin(
         self,
-        target: TrainableModel,
+        target: FeatureModel,
         frozen: Frozen,
         vocabulary: Tensor,
         responses: Sequence[Response],
@@ -76,12 +76,12 @@ One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the tar
 embeddings and output layer are the target's own and are not in the files."""
     start = "ridge regression of the next hidden state"
 
-    def features(self, target: TrainableModel) -> FeatureSpec:
+    def features(self, target: FeatureModel) -> FeatureSpec:
         return FINAL_STATE
 
     def begin(
         self,
-        target: TrainableModel,
+        target: FeatureModel,
         frozen: Frozen,
         vocabulary: Tensor,
         responses: Sequence[Response],
@@ -115,12 +115,12 @@ One decoder layer of EAGLE-3 (Li et al., 2025) that reads hidden states of sever
 has an output layer of its own, in the format of speculators; embeddings are the target's own."""
     start = "ridge regression of the final hidden state on those that it reads; the target's output layer"
 
-    def features(self, target: TrainableModel) -> FeatureSpec:
+    def features(self, target: FeatureModel) -> FeatureSpec:
         return FeatureSpec(layers_read(target.layers))
 
     def begin(
         self,
-        target: TrainableModel,
+        target: FeatureModel,
         frozen: Frozen,
         vocabulary: Tensor,
         responses: Sequence[Response],
@@ -157,9 +157,7 @@ def is_trained(folder: Path, architecture: Architecture) -> bool:
     return head is not None and head.kind == architecture.kind
 
 
-def read_trained(
-    folder: Path, target: TrainableModel, architecture: Architecture
-) -> tuple[EagleNetwork, Tensor | None]:
+def read_trained(folder: Path, target: FeatureModel, architecture: Architecture) -> tuple[EagleNetwork, Tensor | None]:
     """A head to train further, and the [D] tokens that it drafts; None: any.
 
     Raises:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..artifacts import check_disk, is_bare, make_folder, read_bytes, write_whole
 from ..errors import ConfigError, ModelFileError, RunError
 from ..models.base import FINAL_STATE, FeatureSpec
-from ..models.protocols import TrainableModel
+from ..models.protocols import FeatureModel
 from .responses import DataRecipe, Response, respond
 
 SHARD_TOKENS = 1 << 15
@@ -118,7 +118,7 @@ class HeadData:
 
     def collect(
         self,
-        target: TrainableModel,
+        target: FeatureModel,
         *,
         tokens: int,
         seconds: float,

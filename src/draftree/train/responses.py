@@ -15,7 +15,7 @@ from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import Observer, Speculation
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Row
 from ..models.huggingface.features import FeatureRow
-from ..models.protocols import TrainableModel
+from ..models.protocols import FeatureModel
 from ..request import Outcome, Request
 
 MAX_ROWS = 1 << 16
@@ -135,7 +135,7 @@ def respond(
     finally:
         for handle in running.values():
             handle.cancel()
-        if isinstance(target, TrainableModel) and not target.rows:
+        if isinstance(target, FeatureModel) and not target.rows:
             target.free_cache()  # training on them needs the memory
 
 

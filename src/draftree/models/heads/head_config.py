@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 
 from ...errors import ConfigError
 from ..base import FeatureSpec
-from ..protocols import TrainableModel
+from ..protocols import FeatureModel
 
 Array = NDArray[Any]
 
@@ -101,7 +101,7 @@ class EagleConfig:
             raise ConfigError("norm_before_fc and fc_norm are both set: hidden states would be normed twice: use one")
 
     @classmethod
-    def like(cls, target: TrainableModel, feed_forward: int | None = None, **fields: Any) -> EagleConfig:
+    def like(cls, target: FeatureModel, feed_forward: int | None = None, **fields: Any) -> EagleConfig:
         """A config with the sizes of one of the target's own layers.
 
         Args:

@@ -207,7 +207,7 @@ class HFModel(LanguageModel):
 
     @property
     def layer_sizes(self) -> LayerSizes:
-        """Sizes of its own layers, as far as its config names them (``TrainableModel.layer_sizes``)."""
+        """Sizes of its own layers, as far as its config names them (``FeatureModel.layer_sizes``)."""
         config, hidden = self.model.config.get_text_config(decoder=True), self.hidden_size
         heads = int(getattr(config, "num_attention_heads", 0) or max(1, hidden // 64))
         return LayerSizes(
@@ -218,7 +218,7 @@ class HFModel(LanguageModel):
         )
 
     def hidden_states(self, row: Row) -> Tensor:
-        """[n, F] the tracked hidden states of committed tokens (``TrainableModel.hidden_states``)."""
+        """[n, F] the tracked hidden states of committed tokens (``FeatureModel.hidden_states``)."""
         return feature_row(row).last_features()
 
     @property

@@ -365,15 +365,15 @@ class NativeModel(NativeRows):
 
     @property
     def layer_sizes(self) -> LayerSizes:
-        """Sizes of its own layers (``TrainableModel.layer_sizes``)."""
+        """Sizes of its own layers (``FeatureModel.layer_sizes``)."""
         return self._layer_sizes
 
     def hidden_states(self, row: Row) -> Tensor:
-        """[n, F] the tracked hidden states of committed tokens (``TrainableModel.hidden_states``)."""
+        """[n, F] the tracked hidden states of committed tokens (``FeatureModel.hidden_states``)."""
         return _tensor(self.states(row, 0, row.length))
 
     def free_cache(self) -> None:
-        """Nothing: new rows use the pages of closed ones (``TrainableModel.free_cache``)."""
+        """Nothing: new rows use the pages of closed ones (``FeatureModel.free_cache``)."""
 
     def embeddings(self, ids: Tensor) -> Tensor:
         """[n, H] embeddings of tokens (``FeatureModel.embeddings``), dequantized."""
