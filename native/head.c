@@ -152,7 +152,7 @@ static int pack_learned(const Model *model, Row *row, int32_t first) {
         const int32_t left = row->learned_count - tile * TILE_ROWS, count = left < TILE_ROWS ? left : TILE_ROWS;
         for (int32_t i = 0; i < count; i++)
             memcpy(rows + (size_t)i * row_bytes,
-                   target->file.data + place->offset + row_bytes * (size_t)learned[i].token, row_bytes);
+                   target->files.data + place->offset + row_bytes * (size_t)learned[i].token, row_bytes);
         pack_tile(place->format, place->columns, rows, row_bytes, count,
                   row->learned_tiles + (size_t)tile * model->cache.learned_tile_bytes);
     }

@@ -232,7 +232,7 @@ static void place_vector(Layout *layout, const TensorPlace *place, float **vecto
         return;
     *vector = (float *)(void *)take(layout, (size_t)place->columns * sizeof(float));
     if (*vector)
-        format_decode_row(place->format, layout->model->file.data + place->offset, place->columns, *vector);
+        format_decode_row(place->format, layout->model->files.data + place->offset, place->columns, *vector);
 }
 
 /* A head's own embeddings are copied, not packed. */
@@ -243,7 +243,7 @@ static void place_embeddings(Layout *layout, const TensorPlace *place) {
     const size_t bytes = format_row_bytes(place->format, place->columns) * (size_t)place->rows;
     uint8_t *memory = take(layout, bytes);
     if (memory) {
-        memcpy(memory, model->file.data + place->offset, bytes);
+        memcpy(memory, model->files.data + place->offset, bytes);
         model->embeddings = memory;
         model->embedding_format = place->format;
     }
@@ -299,7 +299,7 @@ static int read_weights(Model *model, const Source *source) {
         return DRAFTREE_NO_MEMORY;
     }
     place_all(&layout, source);
-    Packing packing = {.file = model->file.data,
+    Packing packing = {.file = model->files.data,
                        .jobs = layout.jobs,
                        .job_count = layout.job_count,
                        .tile_count = layout.tile_count,
@@ -310,7 +310,7 @@ static int read_weights(Model *model, const Source *source) {
 }
 
 static int check_tensors(const Model *model, const Source *source) {
-    const size_t size = model->file.size;
+    const size_t size = model->files.size;
     int error = DRAFTREE_OK;
     for (int tensor = 0; tensor < MODEL_TENSORS && !error; tensor++) {
         Shape shape = model_shape(model, tensor);
@@ -363,21 +363,21 @@ static int load(Model *model, const Source *source) {
     return start_workspace(model);
 }
 
-static int load_model(Model *model, const char *path, int threads, const Source *source) {
+static int load_model(Model *model, const char *const *paths, int32_t path_count, int threads, const Source *source) {
     int error = check_architecture(&model->architecture, source->message);
     if (!error)
         error = copy_layers(model, source);
     if (error)
         return error;
-    if (map_file(path, &model->file))
-        return fail(source->message, "the file cannot be read");
+    if (map_files(paths, path_count, &model->files))
+        return fail(source->message, "a file cannot be read");
     model->pool = new_pool(threads);
     if (!model->pool)
         return DRAFTREE_NO_MEMORY;
     error = load(model, source);
     model->tokens = model->architecture.vocabulary;
     model->embedding_format = source->model[EMBEDDING].format;
-    model->embeddings = model->file.data + source->model[EMBEDDING].offset;
+    model->embeddings = model->files.data + source->model[EMBEDDING].offset;
     model->output_place = source->model[OUTPUT];
     return error;
 }
@@ -391,12 +391,12 @@ static int loaded_or_freed(int error, Model *loaded, Model **model) {
     return error;
 }
 
-int draftree_load(const char *path, const Architecture *architecture, const double *rope_frequencies,
-                  const int32_t *layer_rope, const int32_t *layer_window, const TensorPlace *layer_tensors,
-                  const TensorPlace *model_tensors, int threads, const char *tier, int (*progress)(double),
-                  char message[256], Model **model) {
+int draftree_load(const char *const *paths, int32_t path_count, const Architecture *architecture,
+                  const double *rope_frequencies, const int32_t *layer_rope, const int32_t *layer_window,
+                  const TensorPlace *layer_tensors, const TensorPlace *model_tensors, int threads, const char *tier,
+                  int (*progress)(double), char message[256], Model **model) {
     message[0] = '\0';
-    if (threads < 1 || threads > 1024)
+    if (threads < 1 || threads > 1024 || path_count < 1 || path_count > DRAFTREE_MOST_FILES)
         return DRAFTREE_BAD_ARGUMENT;
     const Tier *found = find_tier(tier);
     if (!found)
@@ -408,7 +408,7 @@ int draftree_load(const char *path, const Architecture *architecture, const doub
     loaded->tier = found;
     const Source source = {rope_frequencies, layer_rope, layer_window, layer_tensors,
                            model_tensors,    NULL,       progress,     message};
-    return loaded_or_freed(load_model(loaded, path, threads, &source), loaded, model);
+    return loaded_or_freed(load_model(loaded, paths, path_count, threads, &source), loaded, model);
 }
 
 int draftree_share_threads(Model *model, const Model *other) {
@@ -493,7 +493,7 @@ int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size
     loaded->architecture = *architecture;
     loaded->tier = target->tier;
     loaded->pool = hold_pool(target->pool);
-    loaded->file = (MappedFile){weights, (size_t)size, NULL};
+    loaded->files = (MappedFiles){weights, (size_t)size, NULL};
     loaded->head = calloc(1, sizeof *loaded->head);
     int error = DRAFTREE_NO_MEMORY;
     if (loaded->head) {
@@ -501,7 +501,7 @@ int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size
         const Source source = {rope_frequencies, NULL, NULL, layer_tensors, model_tensors, head_tensors, NULL, message};
         error = load_head(loaded, tokens, &source);
     }
-    loaded->file = (MappedFile){NULL, 0, NULL}; /* the caller's */
+    loaded->files = (MappedFiles){NULL, 0, NULL}; /* the caller's */
     return loaded_or_freed(error, loaded, model);
 }
 
@@ -519,7 +519,7 @@ void draftree_free(Model *model) {
     if (model->head)
         free_head(model->head);
     free_pool(model->pool);
-    unmap_file(&model->file);
+    unmap_files(&model->files);
     release(model->weights, model->weight_bytes);
     free(model->layers);
     free(model->rope_frequencies);

@@ -105,7 +105,7 @@ struct Model {
     double *rope_frequencies; /* [rope_tables][rope_size / 2] */
     const Tier *tier;
     Pool *pool;
-    MappedFile file;
+    MappedFiles files;
     TensorPlace output_place; /* of the output layer in the file */
     int embedding_format;
     int64_t tokens; /* rows of the embeddings */

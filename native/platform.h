@@ -5,15 +5,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A file in memory, read-only. */
+/* Files in memory, read-only, each behind the other at the next multiple of DRAFTREE_FILE_STEP. */
 typedef struct {
     const uint8_t *data;
     size_t size;
     void *handle; /* of Windows' mapping */
-} MappedFile;
+} MappedFiles;
 
-int map_file(const char *path, MappedFile *file); /* 0, or -1: it cannot be read */
-void unmap_file(MappedFile *file);
+int map_files(const char *const *paths, int32_t count, MappedFiles *files); /* 0, or -1: one cannot be read */
+void unmap_files(MappedFiles *files);
 
 /* Zeroed memory at a multiple of 64 bytes, in large pages where the system has them; NULL: there is none. */
 void *allocate(size_t bytes);

@@ -137,6 +137,30 @@ def write(
     return path
 
 
+def split(whole: Path, folder: Path) -> list[Path]:
+    """The same model in two parts, the second of which has the tensors of layer 1."""
+    reader = gguf.GGUFReader(whole)
+    parts = [folder / f"tiny-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for i, path in enumerate(parts):
+        writer = gguf.GGUFWriter(path, "llama")
+        if i == 0:
+            for field in reader.fields.values():
+                if not field.name.startswith(("GGUF.", "general.architecture")):
+                    kinds = field.types
+                    writer.add_key_value(field.name, field.contents(), kinds[0], kinds[-1] if len(kinds) > 1 else None)
+        writer.add_uint16("split.no", i)
+        writer.add_uint16("split.count", 2)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors:
+            if tensor.name.startswith("blk.1.") == (i == 1):
+                writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return parts
+
+
 _FLOATS = ("ssm_conv1d.weight", "ssm_a", "attn_rel_b.weight")
 """Tensors that stay F32: they have rows that are no multiple of a block."""
 

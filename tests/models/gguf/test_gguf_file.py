@@ -18,7 +18,7 @@ from draftree.models.gguf.gguf_checks import check
 from draftree.models.gguf.gguf_file import fingerprint, slot_bytes
 from draftree.models.llama.library import F16, Q8_0, open_library, refuse, unloadable
 
-from ...tiny_gguf import HEAD, WINDOW, byte_level, write
+from ...tiny_gguf import HEAD, WINDOW, byte_level, split, write
 
 
 @pytest.fixture(scope="module")
@@ -221,30 +221,6 @@ def test_bytes_of_a_slot_of_layers_that_differ(tmp_path: Path) -> None:
     header = check(other(tmp_path / "tiny.gguf", "deci", fill))
     assert slot_bytes(header, F16, F16) == 6 * (64 + 32) * 2
     assert slot_bytes(header, Q8_0, F16) == 6 * (64 * 34 // 32 + 32 * 2)
-
-
-def split(whole: Path, folder: Path) -> list[Path]:
-    """The same model in two parts, the second of which has the tensors of layer 1."""
-    reader = gguf.GGUFReader(whole)
-    parts = [folder / f"tiny-0000{i}-of-00002.gguf" for i in (1, 2)]
-    for i, path in enumerate(parts):
-        writer = gguf.GGUFWriter(path, "llama")
-        if i == 0:
-            for field in reader.fields.values():
-                if not field.name.startswith(("GGUF.", "general.architecture")):
-                    kinds = field.types
-                    writer.add_key_value(field.name, field.contents(), kinds[0], kinds[-1] if len(kinds) > 1 else None)
-        writer.add_uint16("split.no", i)
-        writer.add_uint16("split.count", 2)
-        writer.add_int32("split.tensors.count", len(reader.tensors))
-        for tensor in reader.tensors:
-            if tensor.name.startswith("blk.1.") == (i == 1):
-                writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    return parts
 
 
 def test_a_model_in_parts_is_read_from_all_of_them(file: Path, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def main(path: Path, count: int) -> None:
             description = describe(
                 header_of(path), (GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0)[seed // 3 % 2]
             )
-            model = binding.LoadedModel(path, description, 3, tiers[seed % len(tiers)])
+            model = binding.LoadedModel(description, 3, tiers[seed % len(tiers)])
             row = model.open()
             model.extend([row], [2], [0, 0], [-1, 0], np.ones(2, np.uint8))
             for _ in range(3):

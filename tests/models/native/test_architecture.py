@@ -123,7 +123,7 @@ def test_a_format_that_is_not_read_is_llama_cpps(tmp_path: Path) -> None:
 def test_numbers_that_do_not_fit_are_a_damaged_file(numbers: dict[str, Value], tmp_path: Path) -> None:
     header = _changed(_write(tmp_path), **numbers)
     with pytest.raises(ModelFileError):
-        LoadedModel(header.path, describe(header), 1)
+        LoadedModel(describe(header), 1)
 
 
 def test_every_tensor_is_needed_in_its_shape(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_every_tensor_is_needed_in_its_shape(tmp_path: Path) -> None:
                 describe(replace(header, tensors=others))
         longer = replace(tensor, shape=(tensor.shape[0] + 32, *tensor.shape[1:]))
         with pytest.raises(ModelFileError, match=r" x "):
-            LoadedModel(header.path, describe(replace(header, tensors=(*others, longer))), 1)
+            LoadedModel(describe(replace(header, tensors=(*others, longer))), 1)
 
 
 def test_rope_factors_that_are_not_positive_are_a_damaged_file(tmp_path: Path) -> None:

@@ -110,19 +110,19 @@ def test_a_file_that_ends_early_is_refused(path: Path) -> None:
     description = describe(check(path))
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ModelFileError):
-        LoadedModel(path, description, 1)
+        LoadedModel(description, 1)
 
 
 def test_loading_reports_progress_and_can_be_stopped(path: Path) -> None:
     seen: list[float] = []
-    LoadedModel(path, describe(check(path)), 1, progress=seen.append)
+    LoadedModel(describe(check(path)), 1, progress=seen.append)
     assert seen == sorted(seen) and 0 <= seen[0] <= seen[-1] <= 1
 
     def stop(done: float) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        LoadedModel(path, describe(check(path)), 1, progress=stop)
+        LoadedModel(describe(check(path)), 1, progress=stop)
 
 
 def test_top_gives_each_token_once_where_a_mask_leaves_fewer(path: Path) -> None:

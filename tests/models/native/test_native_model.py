@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftree.errors import CacheError, ConfigError, UnsupportedModelError
+from draftree.errors import CacheError, ConfigError, ModelFileError, UnsupportedModelError
 from draftree.models.base import FINAL, FINAL_STATE, FeatureSpec, Nodes, prefill, prefill_scored
 from draftree.models.cost_profile import Identity
 from draftree.models.gguf.gguf_checks import check
@@ -277,6 +277,21 @@ def test_hidden_states_follow_rows(path: Path) -> None:
     assert (model.states(later, 0, 70)[:, : whole.shape[1]] == model.states(row, 0, 70)).all()
     with pytest.raises(UnsupportedModelError):
         model.track_features(FeatureSpec((model.layers + 1,)))
+
+
+def test_a_model_in_parts_is_that_of_one_file(path: Path, tmp_path: Path) -> None:
+    first, second = tiny_gguf.split(path, tmp_path)
+    models = NativeModel(path), NativeModel(first)
+    one, other = (model.extend([prefill(model, TEXT)], [NODES]).logits(range(5)) for model in models)
+    assert (one == other).all()
+    ids = np.arange(9)
+    assert (models[0].embedding_rows(ids) == models[1].embedding_rows(ids)).all()
+    second.write_bytes(second.read_bytes()[:-64])
+    with pytest.raises(ModelFileError, match="is incomplete"):
+        NativeModel(first)
+    second.unlink()
+    with pytest.raises(ModelFileError, match="cannot read"):
+        NativeModel(first)
 
 
 def test_what_the_file_says_is_found(model: NativeModel, path: Path) -> None:

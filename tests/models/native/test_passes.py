@@ -25,7 +25,7 @@ FORMAT_NAMES = sorted(GGMLQuantizationType(kind).name for kind in FORMATS)
 
 
 def load(path: Path, tier: str = "", threads: int = 1, cache: str = "F16") -> LoadedModel:
-    return LoadedModel(path, describe(check(path), GGMLQuantizationType[cache]), threads, tier)
+    return LoadedModel(describe(check(path), GGMLQuantizationType[cache]), threads, tier)
 
 
 def extend(model: LoadedModel, row: int, tokens: list[int], parents: list[int] | None = None) -> Logits:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +35,8 @@ _READ = {
     *(Keys.Rope.SCALING_YARN_BETA_FAST, Keys.Rope.SCALING_YARN_BETA_SLOW),
     *(Keys.LLM.VOCAB_SIZE, Keys.Rope.SCALING_FINETUNED),  # these two change nothing
 }
-_LARGEST = 2**31 - 1
+_LARGEST, _FILE_STEP = 2**31 - 1, 1 << 16
+"""Numbers that C takes, and ``DRAFTREE_FILE_STEP``."""
 
 
 def unsupported(header: GGUFHeader, what: str) -> NotNativeError:
@@ -60,15 +63,16 @@ class HeaderReader:
     """Numbers and tensors of a header, and which of them have been read.
 
     Raises:
-        NotNativeError: it has several parts, or a number under a key that nothing reads.
+        NotNativeError: it has a number under a key that nothing reads.
     """
 
     def __init__(self, header: GGUFHeader) -> None:
         self.header = header
         self._tensors = {tensor.name: tensor for tensor in header.tensors}
         self._read: set[str] = set()
-        if any(tensor.file != header.path for tensor in header.tensors):
-            raise unsupported(header, "models in several files")
+        self.files = tuple(dict.fromkeys(tensor.file for tensor in header.tensors))
+        steps = [-(-file.stat().st_size // _FILE_STEP) * _FILE_STEP for file in self.files]
+        self._begins = dict(zip(self.files, accumulate(steps, initial=0), strict=False))
         arch = header.architecture
         read = {key.format(arch=arch) for key in _READ}
         for key in header.metadata:
@@ -119,7 +123,7 @@ class HeaderReader:
         rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
         if not 1 <= len(tensor.shape) <= 2 or not tensor.shape[0] or not rows:
             raise unsupported(self.header, f"the shape {tensor.shape} of tensor {name}")
-        return Place(tensor.begin, tensor.kind, rows, tensor.shape[0])
+        return Place(self._begins[tensor.file] + tensor.begin, tensor.kind, rows, tensor.shape[0])
 
     def vector(self, name: str) -> NDArray[np.float64]:
         """The numbers of a float32 tensor."""
@@ -227,6 +231,7 @@ class Description:
     """A model, as the native engine loads it.
 
     Attributes:
+        files: that the model lies in, in order; offsets count through all of them (``draftree_load``).
         rope_frequencies: [tables, rope_size / 2] float64, radians a position.
         layer_rope: [layers] int32, the row of ``rope_frequencies``.
         layer_window: [layers] int32, how many last tokens a layer attends to; 0: all.
@@ -234,6 +239,7 @@ class Description:
         model_tensors: [len(MODEL_TENSORS)] of ``PLACE``.
     """
 
+    files: tuple[Path, ...]
     hyperparameters: Hyperparameters
     rope_frequencies: NDArray[np.float64]
     layer_rope: NDArray[np.int32]
@@ -290,6 +296,7 @@ def describe(header: GGUFHeader, cache: Format = Format.F16) -> Description:
     window = window if window < numbers.context else 0
     tensors = _layer_tensors(file, family, numbers)
     return Description(
+        files=file.files,
         hyperparameters=numbers,
         rope_frequencies=ropes,
         layer_rope=layer_rope,
@@ -403,14 +410,13 @@ def scaled_frequencies(file: HeaderReader, size: int) -> tuple[NDArray[np.float6
         raise damaged(file.header, f"the base of its rope frequencies is {base}")
     plain, magnitude = frequencies(base, size), file.real(Keys.Rope.SCALING_ATTN_FACTOR, 1.0)
     trained = file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, file.number(Keys.LLM.CONTEXT_LENGTH))
-    factors = "rope_freqs.weight"
     if file.has("rope_factors_long.weight"):
         names = ("rope_factors_short.weight", "rope_factors_long.weight")
         both = [file.vector(name) for name in names]  # both count as read
         long = file.number(Keys.LLM.CONTEXT_LENGTH) > trained
         divisors = both[long]
     else:
-        divisors = file.vector(factors) if file.has(factors) else np.ones_like(plain)
+        divisors = file.vector("rope_freqs.weight") if file.has("rope_freqs.weight") else np.ones_like(plain)
     if len(divisors) != len(plain):
         raise damaged(file.header, f"it has {len(divisors)} factors for {len(plain)} rope frequencies")
     plain = plain / divisors

@@ -6,6 +6,7 @@ One call of C is one call here; arrays that go in and out are NumPy's. Nothing h
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, NotNativeError, RunError
 from .architecture import Description, Hyperparameters
 
-VERSION = "3"
+VERSION = "4"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
 _FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
 LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")
@@ -68,7 +69,7 @@ _P, _I, _L = c_void_p, c_int32, c_int64
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "version": (c_char_p, []),
     "tiers": (c_char_p, []),
-    "load": (c_int, [c_char_p, POINTER(_Architecture), *[_P] * 5, c_int, c_char_p, _P, _P, POINTER(_P)]),
+    "load": (c_int, [POINTER(c_char_p), _I, POINTER(_Architecture), *[_P] * 5, c_int, c_char_p, _P, _P, POINTER(_P)]),
     "free": (None, [_P]),
     "share_threads": (c_int, [_P, _P]),
     "tier": (c_char_p, [_P]),
@@ -366,7 +367,6 @@ class LoadedModel(Loaded):
         tracked: layers whose hidden states are kept (``track``).
 
     Args:
-        path: of the GGUF file.
         description: of it.
         threads: that share each call's work.
         tier: name of an instruction set; "": the best of this CPU.
@@ -380,7 +380,6 @@ class LoadedModel(Loaded):
 
     def __init__(
         self,
-        path: Path,
         description: Description,
         threads: int,
         tier: str = "",
@@ -412,7 +411,8 @@ class LoadedModel(Loaded):
         message = ctypes.create_string_buffer(256)
         callback = _Progress(report)
         code = self._library.draftree_load(
-            str(path).encode(),
+            (c_char_p * len(description.files))(*map(os.fsencode, description.files)),
+            len(description.files),
             byref(architecture),
             *(each.ctypes.data for each in arrays),
             threads,
@@ -424,7 +424,9 @@ class LoadedModel(Loaded):
         if raised:
             raise raised[0]
         if code == _BAD_FILE:
-            raise ModelFileError(f"cannot load {path}: {message.value.decode(errors='replace')}: download it again")
+            raise ModelFileError(
+                f"cannot load {description.files[0]}: {message.value.decode(errors='replace')}: download it again"
+            )
         if code == _NO_TIER:
             raise ConfigError(f"instruction set {tier!r} is not among this CPU's: choose from {', '.join(tiers())}")
         self._check(code)

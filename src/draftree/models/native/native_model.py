@@ -418,7 +418,7 @@ def _load(path: Path, description: Description, threads: int, tier: str) -> Load
             if report is not None:
                 report(int(100 * done))
 
-        return LoadedModel(path, description, threads, tier, progress)
+        return LoadedModel(description, threads, tier, progress)
 
 
 def _capabilities(
