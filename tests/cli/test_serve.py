@@ -83,6 +83,7 @@ def test_a_port_that_is_taken_is_said(model: str, capsys: Captured) -> None:
 
 
 def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    monkeypatch.setattr("draftree.cli.serve._NEEDED", ("fastapi", "no_such_package"))
+    monkeypatch.delitem(sys.modules, "draftree.server.metrics", raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert run(["serve"]) == 2
-    assert "a server needs no_such_package: pip install 'draftree[serve]'" in capsys.readouterr().err
+    assert "a server needs prometheus_client: pip install 'draftree[serve]'" in capsys.readouterr().err

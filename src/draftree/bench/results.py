@@ -229,7 +229,7 @@ def _check_same(path: Path, kept: Mapping[str, Any], config: Mapping[str, Any]) 
         old, new = before.get(key), now.get(key)
         if old != new and key not in _UNCOMPARED:
             raise ConfigError(
-                f"{path} holds a run with {key} {_shown(old)} and this one has {_shown(new)}: "
+                f"{path} holds a run with {key} {old} and this one has {new}: "
                 "give --out another folder, or take that run's settings"
             )
 
@@ -239,11 +239,6 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in config.items():
         flat |= {f"{key} {inner}": x for inner, x in value.items()} if isinstance(value, dict) else {key: value}
     return flat
-
-
-def _shown(value: Any) -> str:
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def read_config(path: Path) -> dict[str, Any]:

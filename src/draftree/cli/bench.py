@@ -39,7 +39,7 @@ from ..policies.base import unbounded
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import complain, err, out, progress_reporter
 from .interrupt import GO_ON, on_interrupt
-from .options import ComputeOptions, Target, with_options
+from .options import ComputeOptions, Target, numbers, with_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +79,10 @@ def bench(
     With --replay each prompt is decoded once: trees, and what is accepted of them, are those of decoding, drafting is
     timed, and the target's passes over trees take the seconds of its cost profile ('draftree profile').
     """
-    temperatures = _numbers(options.temperature)
+    temperatures = list(numbers("--temperature", options.temperature, float))
     for t in temperatures:
         SamplingParams(temperature=t)
-    drafters = _names(options.drafters)
+    drafters = split_names(options.drafters)
     contestants = entries(split_names(options.methods), drafters, temperatures, options.nodes, options.candidates)
     for entry in contestants:
         if options.replay and not entry.replayable:
@@ -139,20 +139,6 @@ def bench(
         )
     out.print(overview(table), markup=False)
     err.print(f"{folder.path}: 'draftree report {folder.path}' prints its tables", markup=False)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        found = [float(x) for x in _names(text)]
-    except ValueError:
-        raise ConfigError(f"temperature is {text!r}: use numbers with commas, such as 0,0.4,1") from None
-    if not found:
-        raise ConfigError("no temperature: use 0 for greedy decoding")
-    return found
 
 
 def _files(names: Iterable[str]) -> dict[str, str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -15,10 +15,10 @@ from ..config import option
 from ..drafters.registry import is_head
 from ..errors import ConfigError, FieldError
 from ..models.base import Capabilities, LanguageModel
-from ..models.cost_profile import FULL, Grid, Identity, Profile, load_profile, measure_and_keep, profile_folder
+from ..models.cost_profile import FULL, Identity, Profile, load_profile, measure_and_keep, profile_folder
 from ..models.protocols import FeatureModel
 from ..progress import out
-from .options import ComputeOptions, with_options
+from .options import ComputeOptions, numbers, with_options
 
 _BAR = 40
 
@@ -41,13 +41,10 @@ def profile(
     compute: ComputeOptions,
 ) -> None:
     """Measure what passes of a model cost on this machine, and keep it for the method auto."""
+    given = {name: getattr(options, name) for name in ("sizes", "contexts", "batches")}
+    chosen: dict[str, Any] = {name: numbers(f"--{name}", text, int) for name, text in given.items() if text is not None}
     try:
-        grid = Grid(
-            _numbers("sizes", options.sizes, FULL.sizes),
-            _numbers("contexts", options.contexts, FULL.contexts),
-            _numbers("batches", options.batches, FULL.batches),
-            options.repeats,
-        )
+        grid = replace(FULL, **chosen, repeats=options.repeats)
     except FieldError as error:
         error.rename(f"--{error.field}")
         raise
@@ -122,13 +119,6 @@ def _costs(model: LanguageModel) -> str:
 
 def _file(identity: Identity) -> Path:
     return profile_folder() / identity.file_name
-
-
-def _numbers(name: str, text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
-    try:
-        return default if text is None else tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"--{name} is {text!r}: write whole numbers with commas, such as 1,2,4,8") from None
 
 
 def _table(measured: Profile) -> Table:

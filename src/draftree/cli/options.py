@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -20,6 +20,7 @@ from ..models.loading import ModelOptions, load
 from ..policies.base import node_budget, unbounded
 from ..progress import complain
 
+T = TypeVar("T")
 _LARGEST = 2**63
 """What an int64 tensor and a seed no longer hold."""
 
@@ -42,6 +43,18 @@ def _to_whole(text: str) -> int:
     if not -_LARGEST <= value < _LARGEST:
         raise typer.BadParameter(f"{text} is out of range: use a whole number below 2^63")
     return value
+
+
+def numbers(flag: str, text: str, kind: Callable[[str], T]) -> tuple[T, ...]:
+    """Numbers with commas between them.
+
+    Raises:
+        ConfigError: there are none, or something else.
+    """
+    try:
+        return tuple(kind(part) for part in text.removesuffix(",").split(","))
+    except ValueError:
+        raise ConfigError(f"{flag} is {text!r}: use numbers with commas, such as 1,2,4,8") from None
 
 
 def with_options(function: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import os
 import re
 import socket
@@ -18,7 +17,7 @@ from ..artifacts import file_path, locked, make_folder, user_path
 from ..config import check_fields, option
 from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError, RunError, needs_extra
 from ..models.model_files import DEFAULT_MODEL
 from ..openai.batches import Answering, BatchInput, BatchOutput, scheduled
 from ..progress import err, progress_reporter
@@ -31,7 +30,6 @@ KEY = "DRAFTREE_API_KEY"
 _MOST = 10**9
 """Seconds of a request, of clients and of an end, and kilobytes of a body; timers count no more of either."""
 Timer = Annotated[float, Interval(gt=0, le=_MOST)]
-_NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +109,16 @@ def serve(
     Each request may choose how it is drafted for (field "draftree"); its text is that of AR decoding all the same.
     Ctrl-C or SIGTERM: requests are refused, those under way get --drain seconds to end; twice: it ends at once.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"a server needs {', '.join(missing)}: pip install 'draftree[serve]'")
     keys, folder = server.keys(), None if server.prefix_cache is None else user_path(server.prefix_cache)
     if folder is not None:
         make_folder(folder)
-    import uvicorn
+    with needs_extra("serve", "a server"):
+        import uvicorn
 
-    from ..server.app import Server, ServerSettings
-    from ..server.engine_loop import EngineLoop
-    from ..server.lifecycle import DrainingServer, loading, patient
-    from ..server.metrics import Metrics
+        from ..server.app import Server, ServerSettings
+        from ..server.engine_loop import EngineLoop
+        from ..server.lifecycle import DrainingServer, loading, patient
+        from ..server.metrics import Metrics
 
     metrics = Metrics()
     observers = [metrics, *trace.observers(context, str(speculation.method))]
