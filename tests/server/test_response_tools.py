@@ -84,7 +84,8 @@ def test_calls_and_results_of_the_input_are_turns(client: openai.OpenAI) -> None
         {"type": "function_call_output", "call_id": "1", "output": "4"},
         {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "noon"}]},
     ]
-    messages = ResponsesRequest(model=NAME, input=items, tools=TOOLS).conversation().messages  # type: ignore[arg-type]
+    (prompt,) = ResponsesRequest(model=NAME, input=items, tools=TOOLS).prompts()  # type: ignore[arg-type]
+    messages = prompt.messages
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
     assert messages[1]["content"] == "wait"
     assert [call["function"] for call in messages[1]["tool_calls"]] == [
@@ -120,4 +121,4 @@ def test_arguments_are_json() -> None:
     """What a client sends back is what it got: arguments as text."""
     with pytest.raises(ValueError, match=r"input\[0\].arguments is"):
         items: Any = [{"type": "function_call", "name": "f", "arguments": json.dumps([1])}]
-        ResponsesRequest(model=NAME, input=items).conversation()
+        ResponsesRequest(model=NAME, input=items).prompts()

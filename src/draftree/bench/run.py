@@ -176,21 +176,19 @@ def compare(
     verdicts: dict[Key, str] = {}
     differences: list[AnswerDifference] = []
     for record in records:
-        other = ar.get((record.prompt, record.temperature))
-        if other is None:
+        if (other := ar.get((record.prompt, record.temperature))) is None:
             continue
-        verdicts[record.key] = EQUAL
         turns = enumerate(zip(record.turns, other.turns, strict=False))
-        turn = next((i for i, (one, two) in turns if one.ids != two.ids), None)
-        if turn is not None:
-            found = before.get(record.key)
-            if found is None:
-                if target is None:
-                    verdicts[record.key] = UNCOMPARED
-                    continue
-                found = _difference(record, other, turn, by_label[record.method], by_id[record.prompt], target())
-            differences.append(found)
+        turn, found = next((i for i, (one, two) in turns if one.ids != two.ids), None), before.get(record.key)
+        if turn is not None and found is None and target is not None:
+            found = _difference(record, other, turn, by_label[record.method], by_id[record.prompt], target())
+        if turn is None:
+            verdicts[record.key] = EQUAL
+        elif found is None:
+            verdicts[record.key] = UNCOMPARED
+        else:
             verdicts[record.key] = found.verdict
+            differences.append(found)
     return verdicts, differences
 
 

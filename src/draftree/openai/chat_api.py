@@ -151,12 +151,8 @@ class ChatRequest(WithTools):
     def _continued(self) -> bool:
         return bool(self.continue_final_message)
 
-    def conversation(self) -> Conversation:
-        """The messages as chat templates take them."""
-        return Conversation(plain_messages(self.messages), self.templates(), self._continued)
-
     def prompts(self) -> Sequence[Conversation]:
-        return [self.conversation()]
+        return [Conversation(plain_messages(self.messages), self.templates(), self._continued)]
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> C
     vocabulary = engine.target.capabilities.vocab_size
     if out := next((i for ids in prompts for i in ids if not 0 <= i < vocabulary), None):
         raise FieldError("prompt", f"prompt has token {out}: use ids from 0 to {vocabulary - 1}")
-    constraint = body.constraint(engine) if body.structured else None
+    constraint = body.constraint(engine)
     asked = [
         (ids, replace(body.params(n, _room(body, ids, engine)), constraint=constraint))
         for ids in prompts

@@ -99,7 +99,7 @@ class ResponsesRequest(WithTools):
         if self.n != 1:
             raise FieldError("n", "a response has one output: leave n out")
 
-    def conversation(self) -> Conversation:
+    def prompts(self) -> Sequence[Conversation]:
         """The instructions and the input as chat templates take them; calls belong to the answer before them."""
         items = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         messages: list[dict[str, Any]] = []
@@ -112,10 +112,7 @@ class ResponsesRequest(WithTools):
                 messages[-1] = {**messages[-1], "tool_calls": calls}
             else:
                 messages.append(message)
-        return Conversation(messages, self.templates())
-
-    def prompts(self) -> Sequence[Conversation]:
-        return [self.conversation()]
+        return [Conversation(messages, self.templates())]
 
 
 class ResponseBuilder:

@@ -237,10 +237,6 @@ class Sampled(Sent):
         """The response format, and the field that has it."""
         return "response_format", None
 
-    @property
-    def structured(self) -> bool:
-        return self.structured_outputs is not None or self.format[1] is not None
-
     def constraint(self, engine: Engine) -> Grammar | None:
         """What the answer must look like; None: any text. Compiles, which may take long.
 

@@ -162,10 +162,6 @@ class WithTools(Sampled):
         """Functions that the prompt describes; none where it must not call any."""
         return [] if self.offer() is None else [tool.template() for tool in self.tools or ()]
 
-    @property
-    def structured(self) -> bool:
-        return self.offer() is not None or super().structured
-
     def tags(self, engine: Engine) -> Mapping[int, str] | None:
         if self.offer() is None:
             return None

@@ -76,29 +76,24 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt, field: str = "prompt") -
     Raises:
         PromptError: the prompt is empty, no text, or not ids and there is no tokenizer or no chat template.
     """
-    if isinstance(prompt, Conversation):
-        if tokenizer is None:
-            raise PromptError("the prompt is text but the model has no tokenizer: give token ids, or load one with it")
-        return _conversation_ids(tokenizer, prompt)
-    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-        raise PromptError(f"the {field} is {prompt!r}: give text, token ids or a conversation", field)
-    if not prompt:
-        raise PromptError(f"the {field} is empty: give it at least one token", field)
-    if set(map(type, prompt)) == {int}:
-        return list(cast(Sequence[int], prompt))
-    if not isinstance(prompt, str) and not all(isinstance(m, Mapping) for m in prompt):
-        why = f"the {field} is {prompt!r}: its token ids must be ints, the messages of a conversation dicts"
-        raise PromptError(why, field)
+    if not isinstance(prompt, Conversation):
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+            raise PromptError(f"the {field} is {prompt!r}: give text, token ids or a conversation", field)
+        if not prompt:
+            raise PromptError(f"the {field} is empty: give it at least one token", field)
+        if set(map(type, prompt)) == {int}:
+            return list(cast(Sequence[int], prompt))
+        if not isinstance(prompt, str) and not all(isinstance(m, Mapping) for m in prompt):
+            why = f"the {field} is {prompt!r}: its token ids must be ints, the messages of a conversation dicts"
+            raise PromptError(why, field)
     if tokenizer is None:
         why = f"the {field} is text but the model has no tokenizer: give token ids, or load one with it"
         raise PromptError(why, field)
     if isinstance(prompt, str):
         return _ids(tokenizer, prompt, field)
-    return _conversation_ids(tokenizer, Conversation(cast(Sequence[Mapping[str, str]], prompt)))
-
-
-def _conversation_ids(tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
-    return _ids(tokenizer, render(tokenizer, conversation), "prompt", add_special_tokens=False)
+    if not isinstance(prompt, Conversation):
+        prompt = Conversation(cast(Sequence[Mapping[str, str]], prompt))
+    return _ids(tokenizer, render(tokenizer, prompt), "prompt", add_special_tokens=False)
 
 
 def _ids(tokenizer: Tokenizer, text: str, field: str, **options: bool) -> list[int]:
