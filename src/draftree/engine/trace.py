@@ -140,27 +140,14 @@ def _owns(path: Path) -> bool:
 
 def run_record(setup: Setup, labels: Mapping[str, str]) -> Record:
     """The first line of an engine's trace; ``labels``: what the caller calls things."""
-    can, made = setup.target.capabilities, setup.speculation
-    described = (
-        "name",
-        "architecture",
-        "parameters",
-        "dtype",
-        "weight_format",
-        "device",
-        "engine",
-        "attention",
-        "max_length",
-        "vocab_size",
-    )
+    made = setup.speculation
     return {
         "kind": "run",
         "format": FORMAT,
         "version": VERSION,
         "draftree": version("draftree"),
         "date": setup.date,
-        "threads": can.threads,
-        "target": {name: getattr(can, name) for name in described} | {"eos_ids": sorted(can.eos_ids)},
+        "target": setup.target.capabilities,
         "drafter": _described(made.drafter),
         "nodes": made.nodes,
         "verification": made.scheme.name,
@@ -227,6 +214,8 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
+    if isinstance(value, frozenset):
+        return sorted(value)
     if isinstance(value, (tuple, list)):
         return [plain(x) for x in value]
     if isinstance(value, Mapping):

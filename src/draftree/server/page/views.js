@@ -181,11 +181,11 @@ export class Panels {
   /** The profile is the server's: it belongs to answers of the same target on as many threads. */
   _drawCost(answer) {
     const { about } = this._api;
-    const same = ["name", "dtype", "weight_format", "device"].every((key) => about?.run.target[key] === answer.run?.target[key]);
+    const same = ["name", "dtype", "weight_format", "device", "threads"].every((key) => about?.run.target[key] === answer.run?.target[key]);
     const length = answer.steps[this._step].length;
     const fits = (point) => point.batch === 1;
     const near = (a, b) => Math.abs(a.context - length) - Math.abs(b.context - length);
-    const curve = same && about?.run.threads === answer.run.threads ? ((about.cost ?? []).filter(fits).sort(near)[0] ?? null) : null;
+    const curve = same ? ((about.cost ?? []).filter(fits).sort(near)[0] ?? null) : null;
     const hint = curve
       ? `Line: the cost profile, one request behind ${curve.context} tokens, by which auto chooses. Dots: the passes of this answer as measured, the open step's filled; hollow ones were shared with other requests.`
       : "Dots: the passes of this answer as measured, the open step's filled. There is no cost profile of this target here: a server whose method is auto has one.";
