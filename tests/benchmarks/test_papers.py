@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 
 import pytest
@@ -300,7 +300,7 @@ def test_time_saved_and_layers_wasted() -> None:
     own, base = entries(["chain"], ["lookup"], [0.0], 8)
     slow = [record(base, i, turn([2, 2], 4.0)) for i in range(3)]
     fast = [record(own, i, turn([2, 2], 3.0)) for i in range(3)]
-    assert saving(fast, slow) == pytest.approx((0.25, 0.25, 0.25))
+    assert astuple(saving(fast, slow)) == pytest.approx((0.25, 0.25, 0.25))
     assert wasted(slow[0]) == 2  # two layers drafted in each step, one accepted
 
 

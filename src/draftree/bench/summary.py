@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -25,7 +25,8 @@ from .run import EQUAL, Key, ar_labels, compare, read_differences
 DRAWS = 2000
 
 
-class Interval(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Interval:
     """A mean and the ends of its 95% bootstrap interval."""
 
     mean: float
@@ -58,7 +59,8 @@ def ratio(own: Sequence[float], base: Sequence[float]) -> Interval:
     Raises:
         ValueError: there are no values, or not as many of both.
     """
-    return Interval(*map(math.exp, interval([math.log(a / b) for a, b in zip(own, base, strict=True)])))
+    found = interval([math.log(a / b) for a, b in zip(own, base, strict=True)])
+    return Interval(math.exp(found.mean), math.exp(found.low), math.exp(found.high))
 
 
 ALL = "all"
@@ -168,7 +170,6 @@ def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: M
     counts = Counter(verdicts[r.key] for r in own if r.key in verdicts)
     parts = _parts(own)
     after = seconds - (parts["prefill"] or 0.0)
-    alone = after if ours and after > 0 else None
     return MethodFigures(
         prompts=len({r.prompt for r in own}),
         tokens=tokens,
@@ -181,7 +182,7 @@ def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: M
         depth_per_step=_mean(s.depth for s in steps) if ours else None,
         acceptance_by_depth=_acceptance(steps) if ours else None,
         seconds=parts,
-        share=None if alone is None else {k: (parts[k] or 0.0) / alone for k in ("draft", "verify", "other")},
+        share={k: (parts[k] or 0.0) / after for k in ("draft", "verify", "other")} if ours and after > 0 else None,
         ids_equal=counts[EQUAL] / counts.total() if counts else None,
         verdicts=dict(counts),
     )
@@ -243,16 +244,6 @@ def _by_method(records: Iterable[AnswerRecord]) -> dict[str, list[AnswerRecord]]
     for record in records:
         groups[record.method].append(record)
     return dict(groups)
-
-
-def as_json(table: Table) -> dict[str, Any]:
-    """The table as ``summary.json`` has it: an interval as {"mean", "low", "high"}."""
-    return {m: {c: _values(f) for c, f in rows.items()} for m, rows in table.items()}
-
-
-def _values(found: MethodFigures) -> dict[str, Any]:
-    values = {name: getattr(found, name) for name in MethodFigures.__dataclass_fields__}
-    return {key: value._asdict() if isinstance(value, Interval) else value for key, value in values.items()}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from ..bench.results import CONFIG, RunFolder, read_summary
 from ..bench.run import RunPlan, ar_labels, compare, decode, fitting, read_differences
 from ..bench.suites import SUITES, Item, choose, load_suite
 from ..bench.summary import READING, load_runs, overview, tabulate
-from ..bench.summary import as_json as table_as_json
 from ..bench.summary import report as of_run
 from ..config import DEFAULT_NODES, Checked, Count, SamplingParams, Seed, option
 from ..config import Nodes as NodeCount
@@ -133,7 +132,7 @@ def bench(
                 "answers": len(folder.records),
                 "of": plan.answers,
                 "ran": ran,
-                "methods": table_as_json(table),
+                "methods": {name: {of: asdict(found) for of, found in rows.items()} for name, rows in table.items()},
                 "differences": [asdict(found) for found in differences],
             }
         )
