@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import zip_longest
@@ -157,9 +157,7 @@ class CompletionBuilder:
     def __init__(self, key: str, model: str, choices: Choices, requests: Sequence[Request]) -> None:
         self._body, self._requests, self._spell = choices.body, requests, choices.spelled
         self._options = choices.body.stream_options or StreamOptions()
-        self._parsers: Mapping[int, CallParser] = {}  # where functions may be called
-        if choices.tags is not None:
-            self._parsers = {index: CallParser(choices.tags) for index in range(len(requests))}
+        self._parsers = [None if choices.tags is None else CallParser(choices.tags) for _ in requests]
         self._chat = not isinstance(choices.body, CompletionRequest)
         self._echoed = [choices.echoed(request) for request in requests]
         tokenizer = tokenizer_of(choices.engine)
@@ -183,7 +181,7 @@ class CompletionBuilder:
         }
 
     def _choice(self, index: int) -> dict[str, Any]:
-        request, parser = self._requests[index], self._parsers.get(index)
+        request, parser = self._requests[index], self._parsers[index]
         # Of a prompt alone the last logits have given a token that nobody wants.
         chunks, reason = ([], "length") if self._body.max_tokens == 0 else (request.chunks, request.finish_reason)
         echoed: list[Scored] = []
@@ -229,11 +227,11 @@ class CompletionBuilder:
         """
         for index, echoed in enumerate(self._echoed):
             if self._chat:
-                yield self._piece(index, {"role": "assistant", "content": None if self._parsers else ""})
+                yield self._piece(index, {"role": "assistant", "content": None if self._parsers[index] else ""})
             if echoed:
                 yield self._piece(index, echoed)
         async for index, chunk in chunks:
-            request, parser = self._requests[index], self._parsers.get(index)
+            request, parser = self._requests[index], self._parsers[index]
             if request.error is not None and chunk is None:
                 yield failure(request.error)[1]
             elif chunk is None:  # what of a call or of the text before one was held back

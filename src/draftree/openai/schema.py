@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -117,10 +118,17 @@ class StructuredOutputs(Body):
         if len(given) != 1:
             raise FieldError(field, f"{field} has {len(given)} of json, json_object, regex, choice, grammar: give one")
         ((name, value),) = given.items()
-        try:
+        with of_field(field):
             return _GRAMMARS[name](engine.grammars, value)
-        except ConfigError as error:
-            raise FieldError(field, str(error)) from None
+
+
+@contextmanager
+def of_field(name: str) -> Iterator[None]:
+    """Errors of what is compiled meanwhile name the field that has it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise FieldError(name, str(error)) from None
 
 
 _GRAMMARS: Mapping[str, Callable[[Grammars, Any], Grammar]] = {
@@ -163,28 +171,24 @@ class ResponseFormat(NamedSchema):
         return StructuredOutputs(json=closed(named.schema_, DEEPEST) if named.strict else named.schema_)
 
 
-def closed(schema: Mapping[str, Any], levels: int) -> dict[str, Any]:
+def closed(schema: Any, levels: int) -> Any:
     """A schema whose object has no properties but those that it names, unless it says so.
 
     Args:
         levels: of schemas in it of which the same is to hold.
     """
-
-    def inside(inner: Any) -> Any:
-        return closed(inner, levels - 1) if isinstance(inner, dict) else inner
-
-    found = dict(schema)
+    if not isinstance(schema, dict) or levels < 0:
+        return schema
+    found, inside = dict(schema), partial(closed, levels=levels - 1)
+    for name, inner in schema.items():
+        if name in ("properties", "$defs", "definitions") and isinstance(inner, dict):
+            found[name] = {key: inside(one) for key, one in inner.items()}
+        elif name in ("anyOf", "oneOf", "prefixItems") and isinstance(inner, list):
+            found[name] = [inside(one) for one in inner]
+        elif name == "items":
+            found[name] = inside(inner)
     if "properties" in schema and not any(name in schema for name in _SAYS_MORE):
         found["additionalProperties"] = False
-    if levels:
-        for name in ("properties", "$defs", "definitions"):
-            if isinstance(inner := schema.get(name), dict):
-                found[name] = {key: inside(one) for key, one in inner.items()}
-        for name in ("anyOf", "oneOf", "prefixItems"):
-            if isinstance(inner := schema.get(name), list):
-                found[name] = [inside(one) for one in inner]
-        if "items" in schema:
-            found["items"] = inside(schema["items"])
     return found
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -18,9 +17,8 @@ from ..request import Chunk
 from ..sampling.grammar import Function, Grammar
 from ..text.detokenizer import overlap
 from ..text.encoding import CALL_TAGS
-from .schema import DEEPEST, Body, Sampled, closed
+from .schema import DEEPEST, Body, Sampled, closed, of_field
 
-T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _MOST = 128
 """Functions of a request."""
@@ -178,15 +176,16 @@ class WithTools(Sampled):
         structured = None if wanted is None or offer.forced else wanted.structured(field)
         text = None if structured is None else {"type": "object"} if structured.json_ is None else structured.json_
         functions = {at: tool.compiled() for at, tool in offer.tools.items()}
-        grammars = _named("tools", lambda: engine.grammars)
+        with of_field("tools"):
+            grammars = engine.grammars
         try:
             return grammars.calls(list(functions.values()), forced=offer.forced, several=offer.several, text=text)
         except ConfigError as error:
             for at, function in functions.items():
-                where = offer.tools[at].field(at, "parameters")
-                _named(where, partial(grammars.json_schema, function.parameters))
+                with of_field(offer.tools[at].field(at, "parameters")):
+                    grammars.json_schema(function.parameters)
             if structured is not None:
-                _named(field, partial(structured.compiled, field, engine))
+                structured.compiled(field, engine)
             raise FieldError("tools", str(error)) from None
 
 
@@ -212,14 +211,6 @@ def check_tools(given: Sequence[Tool] | None) -> list[Tool]:
                 where, f"{where} has the type {kind!r}: describe an object, whose properties are arguments"
             )
     return list(given or ())
-
-
-def _named(field: str, compile_: Callable[[], T]) -> T:
-    """What a compilation gives; what it raises has the field that it is of."""
-    try:
-        return compile_()
-    except ConfigError as error:
-        raise FieldError(field, str(error)) from None
 
 
 @dataclass(slots=True)
