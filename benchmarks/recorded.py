@@ -19,7 +19,8 @@ from torch import Tensor
 from draftree.artifacts import write_whole
 from draftree.bench.suites import choose, load_suite
 from draftree.config import MAX_NODES, Budget, SamplingParams
-from draftree.drafters.base import Drafter, DraftSource, Drawn, Grown, Scorer, UnscoredNode, candidates_of_top
+from draftree.drafters.base import Drafter, DraftSource, Drawn, Grown, Scorer, UnscoredNode
+from draftree.drafters.draft_model import candidates_of_top
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import Scorer, UnscoredNode, candidates_of_top
+from draftree.drafters.base import Scorer, UnscoredNode
+from draftree.drafters.draft_model import candidates_of_top
 from draftree.drafters.grow import TreeDrafter, grow
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from draftree.config import SamplingParams
-from draftree.drafters.base import UnscoredNode, candidates_of
+from draftree.drafters.base import UnscoredNode
 from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.ngram import candidates_of
 from draftree.models.base import prefill_scored
 from draftree.models.huggingface.torch_scores import HeadScores, TorchScores, gumbel_noise, warp
 from draftree.policies.base import NO_CANDIDATES

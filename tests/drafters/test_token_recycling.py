@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import candidates_of
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import (
@@ -19,6 +18,7 @@ from draftree.drafters.ngram import (
     NgramSource,
     SuccessorTable,
     TokenRecyclingSource,
+    candidates_of,
 )
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Observer, Speculation

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.config import Budget
-from draftree.drafters.base import Drawn, Scorer, UnscoredNode, candidates_of_top
+from draftree.drafters.base import Drawn, Scorer, UnscoredNode
+from draftree.drafters.draft_model import candidates_of_top
 from draftree.drafters.grow import grow
 from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.sampling.warping import softmax

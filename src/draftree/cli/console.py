@@ -61,7 +61,7 @@ class Trees(Observer):
 
     def begin(self, setup: Setup) -> None:
         """Learn how tokens are spelt."""
-        self._tokenizer = setup.tokenizer
+        self._tokenizer = setup.target.tokenizer
 
     def stepped(self, outcomes: Sequence[Outcome]) -> None:
         """Print one tree for each request."""

@@ -10,11 +10,9 @@ A node has one number while a proposal grows: that of the pool (``grow.py``), or
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from itertools import compress, zip_longest
-from operator import mul
+from collections.abc import Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +26,6 @@ from ..request import Outcome, Request
 from ..sampling.constraint import ConstraintState
 from ..sampling.warping import DRAFT_NOISE, derive_seed, gumbel_noise, largest, stream_key
 from ..sampling.warping import draw as draw_one
-from ..scores import Top
 from ..tree import ROOT, DraftDistribution, DraftTree, Drawing
 
 
@@ -44,28 +41,6 @@ class Drawn(NamedTuple):
     tokens: Sequence[int]
     logprobs: Sequence[float]
     distribution: DraftDistribution | None
-
-
-def candidates_of(blend: Mapping[int, float], width: int) -> Candidates:
-    """Candidates of a distribution over few tokens.
-
-    Args:
-        blend: token -> probability, in descending order; what is missing from 1 is one outcome of the entropy.
-        width: most candidates.
-    """
-    logs, rest = [*map(math.log, blend.values())], 1 - sum(blend.values())
-    entropy = -sum(map(mul, blend.values(), logs)) - (rest * math.log(rest) if rest > 0 else 0.0)
-    return Candidates([*blend][:width], logs[:width], entropy)
-
-
-def candidates_of_top(found: Top, distributions: Sequence[DraftDistribution]) -> list[Candidates]:
-    """Candidates of nodes by scores of a pass; ``distributions``: whole ones, or none."""
-    rows = zip(found.tokens.tolist(), found.logprobs.tolist(), found.entropies.tolist(), strict=True)
-    candidates = []
-    for (tokens, logprobs, entropy), q in zip_longest(rows, distributions):
-        count = len(logprobs) if logprobs[-1] > -math.inf else sum([x > -math.inf for x in logprobs])
-        candidates.append(Candidates(tokens[:count], logprobs[:count], entropy, q))
-    return candidates
 
 
 class Key(NamedTuple):

@@ -11,10 +11,12 @@ tokens are fed with the target's hidden states when the next tree begins.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +29,9 @@ from ..models.protocols import DraftHead
 from ..policies.base import Candidates, Numbers
 from ..request import Outcome, Request
 from ..sampling.warping import log_sum_exp, stream_key, warp
-from ..scores import Draft, Edit, Scores
+from ..scores import Draft, Edit, Scores, Top
 from ..tree import ROOT, DraftDistribution, Drawing
-from .base import BeamSource, Drawn, Grown, NodeStates, Scorer, UnscoredNode, candidates_of_top, draw_children
+from .base import BeamSource, Drawn, Grown, NodeStates, Scorer, UnscoredNode, draw_children
 
 log = logging.getLogger("draftree.drafters")
 
@@ -286,6 +288,16 @@ class ModelScorer(Scorer):
     def draw(self, counts: Sequence[int]) -> list[Drawn]:
         nodes = [(self._requests[b], node) for b, node, _, _ in self._scored]
         return draw_children(nodes, self._distributions, counts, self._drawing)
+
+
+def candidates_of_top(found: Top, distributions: Sequence[DraftDistribution]) -> list[Candidates]:
+    """Candidates of nodes by scores of a pass; ``distributions``: whole ones, or none."""
+    rows = zip(found.tokens.tolist(), found.logprobs.tolist(), found.entropies.tolist(), strict=True)
+    candidates = []
+    for (tokens, logprobs, entropy), q in zip_longest(rows, distributions):
+        count = len(logprobs) if logprobs[-1] > -math.inf else sum([x > -math.inf for x in logprobs])
+        candidates.append(Candidates(tokens[:count], logprobs[:count], entropy, q))
+    return candidates
 
 
 @cache

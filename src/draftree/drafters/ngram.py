@@ -16,10 +16,11 @@ model: every growth policy works unchanged.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import itemgetter, mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,6 @@ from .base import (
     NodeStates,
     Scorer,
     UnscoredNode,
-    candidates_of,
     draw_children,
 )
 
@@ -75,6 +75,18 @@ def probabilities(matches: Sequence[Match]) -> dict[int, float]:
     total = sum(votes.values()) + _UNSEEN * len(votes)
     ranked = sorted(votes.items(), key=itemgetter(1), reverse=True) if len(votes) > 1 else votes.items()
     return {token: weight / total for token, weight in ranked}
+
+
+def candidates_of(blend: Mapping[int, float], width: int) -> Candidates:
+    """Candidates of a distribution over few tokens.
+
+    Args:
+        blend: token -> probability, in descending order; what is missing from 1 is one outcome of the entropy.
+        width: most candidates.
+    """
+    logs, rest = [*map(math.log, blend.values())], 1 - sum(blend.values())
+    entropy = -sum(map(mul, blend.values(), logs)) - (rest * math.log(rest) if rest > 0 else 0.0)
+    return Candidates([*blend][:width], logs[:width], entropy)
 
 
 class NgramIndex:

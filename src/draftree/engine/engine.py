@@ -138,7 +138,7 @@ class Engine:
         self._changed = threading.Condition()  # guards the scheduler, the tasks and the worker; notified of each step
         self._tasks: deque[tuple[Future[Speculation], SpeculationParams | Speculation]] = deque()
         self._worker: int | None = None  # the thread that works on the models
-        self.setup = Setup(target, self.speculation, self.inputs.tokenizer)
+        self.setup = Setup(target, self.speculation)
         for observer in observers:
             observer.begin(self.setup)
 

@@ -17,7 +17,6 @@ from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import DEFAULT_METHOD, find_policy
 from ..request import Outcome, Request
-from ..text.encoding import Tokenizer
 from ..verify.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, find_scheme
 
 _KEPT = 32
@@ -172,7 +171,6 @@ class Setup:
 
     target: LanguageModel
     speculation: Speculation
-    tokenizer: Tokenizer | None
     date: str = field(default_factory=_now)
 
 
