@@ -1,8 +1,6 @@
 #define _GNU_SOURCE
 #include "platform.h"
 
-#include "draftree.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,6 +14,8 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "draftree.h" /* where windows.h, which takes its names, is not */
 #endif
 
 struct Thread {
@@ -148,7 +148,9 @@ void yield_thread(void) { SwitchToThread(); }
 
 #else
 
-static size_t next_step(size_t size) { return (size + DRAFTREE_FILE_STEP - 1) / DRAFTREE_FILE_STEP * DRAFTREE_FILE_STEP; }
+static size_t next_step(size_t size) {
+    return (size + DRAFTREE_FILE_STEP - 1) / DRAFTREE_FILE_STEP * DRAFTREE_FILE_STEP;
+}
 
 /* The regular files of these paths, open, and their sizes; the end of the last one, or 0: one cannot be read. */
 static size_t open_files(const char *const *paths, int32_t count, int *descriptors, size_t *sizes) {
