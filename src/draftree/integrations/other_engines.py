@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from ..drafters.ngram import LONGEST, NgramIndex, followed, probabilities
 from ..errors import ConfigError
-
-_ROOT = -1
+from ..tree import ROOT
 
 
 class _Candidate(NamedTuple):
@@ -93,7 +92,7 @@ class Proposer:
                     if probability * p >= least:
                         heappush(candidates, _Candidate(-probability * p, level + 1, next(ages), node, token))
 
-        extend(_ROOT, 1.0, 0)
+        extend(ROOT, 1.0, 0)
         while candidates and len(drafted) < budget:
             best = heappop(candidates)
             drafted.append(best)
@@ -115,7 +114,7 @@ class Proposer:
 def _in_levels(drafted: Sequence[_Candidate]) -> tuple[list[int], list[int]]:
     """Tokens and parents of nodes, numbered level by level; those of a level keep their order."""
     ranked = sorted(range(len(drafted)), key=lambda node: drafted[node].depth)
-    numbers = {_ROOT: _ROOT} | {node: number for number, node in enumerate(ranked)}
+    numbers = {ROOT: ROOT} | {node: number for number, node in enumerate(ranked)}
     return [drafted[node].token for node in ranked], [numbers[drafted[node].parent] for node in ranked]
 
 
