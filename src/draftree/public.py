@@ -1,4 +1,4 @@
-"""What ``import draftree`` offers: what is imported here as itself.
+"""What ``import draftree`` offers: the names that are imported here as themselves (``from .tree import X as X``).
 
 What works inside transformers is loaded when it is named.
 """

@@ -1,8 +1,9 @@
 """Drafters without a model, by what followed the last tokens before: prompt lookup, and token recycling.
 
-``lookup`` finds them in the request's own prompt and output. A predicted output (``Request.prediction``) counts as a
-text that followed the prompt once before: it is drafted from the first token on, and again wherever the answer comes
-back to it after an edit. Where a constraint forces what comes next, such as the name of a JSON key, that is drafted.
+``lookup`` goes on as the request's own prompt and output went on after the same tokens. A predicted output
+(``Request.prediction``) counts as a text that followed the prompt once before: it is drafted from the first token on,
+and again wherever the answer comes back to it after an edit. Where a constraint forces what comes next, such as the
+name of a JSON key, that is drafted.
 
 A path's matches go on with its next token: where one of them has that token, the matches of the path are those that
 have it, each a token longer. An index is searched where none is left.
