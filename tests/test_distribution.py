@@ -23,9 +23,9 @@ from draftree.verify.schemes import Verdict, match
 
 from .toy import ToyModel, chi_square, distribution
 
-VOCAB, LENGTH, PROMPT = 4, 3, [1, 2]
-REQUESTS = 4_000
-"""Of three draws each: they find the bias of ``test_a_verification_that_prefers_drafts_is_caught`` by p = 1e-23."""
+VOCAB, LENGTH, PROMPT = 3, 3, [1, 2]
+REQUESTS = 2_000
+"""Of three draws each: they find the bias of ``test_a_verification_that_prefers_drafts_is_caught`` by p = 5e-8."""
 
 
 def _counts(policy: GrowthPolicy) -> torch.Tensor:

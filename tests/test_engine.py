@@ -33,11 +33,10 @@ from .tiny import MAX_LENGTH, VOCAB, tiny
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 TOKENS = 28
-EVERY = [(method, name) for method in METHODS for name in DRAFTERS]
-EACH = sorted({*((method, "relative") for method in METHODS), *(("static", name) for name in DRAFTERS)})
-"""Each method and each drafter once: the second architecture and temperature meet them all, not all pairs of them."""
-OF = [*(("llama", *pair) for pair in EVERY), *(("gpt2", *pair) for pair in EACH)]
-AT = [*((1.0, *pair) for pair in EVERY), *((0.4, *pair) for pair in EACH)]
+PAIRS = [(method, DRAFTERS[(i + j) % len(DRAFTERS)]) for j in range(3) for i, method in enumerate(METHODS)]
+"""Each method with three drafters: with two on the first architecture and at the first temperature, then with one."""
+OF = [("llama" if i < 2 * len(METHODS) else "gpt2", *pair) for i, pair in enumerate(PAIRS)]
+AT = [(1.0 if i < 2 * len(METHODS) else 0.4, *pair) for i, pair in enumerate(PAIRS)]
 
 
 def opened(engine: Engine, prompt: list[int], params: SamplingParams | None = None) -> EngineRequest:

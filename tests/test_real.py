@@ -73,17 +73,16 @@ def greedy(stock: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
     return [generate_greedily(stock, p, TOKENS) for p in prompts]
 
 
-@pytest.mark.parametrize("drafter", ["none", "head"])
 def test_beam_search_finds_the_sequences_of_transformers(
-    drafter: str, model: HFModel, stock: PreTrainedModel, prompts: list[list[int]]
+    model: HFModel, stock: PreTrainedModel, prompts: list[list[int]]
 ) -> None:
-    engine = draftree.BeamEngine(model, draftree.load_beam_source(drafter, model))
+    engine = draftree.BeamEngine(model, draftree.load_beam_source("head", model))
     want = beam_search(stock, prompts[2], 3, 12)
     made = engine.generate([prompts[2]], SamplingParams(max_tokens=12), draftree.BeamParams(width=3, returned=3))[0]
     assert same_beams([(h.token_ids, h.score) for h in made.hypotheses], want)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["auto", "opt-tree", "static"])
 def test_greedy_ids_equal_transformers_generate_for_a_batch_of_three(
     method: str, model: HFModel, prompts: list[list[int]], greedy: list[list[int]]
 ) -> None:
@@ -119,9 +118,8 @@ def test_greedy_ids_equal_with_a_drafting_model(
     assert got.stats.mal > 2
 
 
-@pytest.mark.parametrize("temperature", [0.4, 1.0])
-def test_sampled_ids_equal_ar_decoding(temperature: float, model: HFModel, prompts: list[list[int]]) -> None:
-    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, top_p=0.95, seed=9)
+def test_sampled_ids_equal_ar_decoding(model: HFModel, prompts: list[list[int]]) -> None:
+    params = SamplingParams(max_tokens=TOKENS, temperature=1.0, top_p=0.95, seed=9)
     trees = Engine(model, Speculation(draftree.load_drafter("lookup", model, METHODS["dynamic-width"].policy())))
     plain = Engine(model)
     for prompt in prompts[:2]:
@@ -165,13 +163,12 @@ def test_ctrl_c_keeps_and_prints_what_was_generated(model: HFModel) -> None:
     assert b"Traceback" not in complaint
 
 
-@pytest.mark.parametrize("method", ["c2t"])
-def test_the_shipped_classifiers_learned_from_the_default_model_and_its_head(method: str, model: HFModel) -> None:
+def test_the_shipped_classifiers_learned_from_the_default_model_and_its_head(model: HFModel) -> None:
     """Of other weights they would warn, and a warning is an error here."""
-    Engine(model, Speculation(draftree.load_drafter("head", model, METHODS[method].policy())))
+    Engine(model, Speculation(draftree.load_drafter("head", model, METHODS["c2t"].policy())))
 
 
-@pytest.mark.parametrize("method", ["chain", "opt-tree", "auto"])
+@pytest.mark.parametrize("method", ["opt-tree", "auto"])
 def test_the_shipped_head_drafts_and_changes_nothing(
     method: str, model: HFModel, prompts: list[list[int]], greedy: list[list[int]]
 ) -> None:

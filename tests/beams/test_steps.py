@@ -131,7 +131,7 @@ def test_the_theorem_holds_with_a_threshold_above_beta(monkeypatch: pytest.Monke
 SETTINGS = [
     BeamParams(width=1, draft_width=2, depth=2),
     BeamParams(width=1, draft_width=2, depth=2, threshold=0.7),
-    BeamParams(width=2, draft_width=3, depth=1, threshold=0.3),
+    BeamParams(width=2, draft_width=2, depth=1, threshold=0.3),
     BeamParams(width=2, draft_width=3, depth=1, threshold=0.9),
     BeamParams(width=2, draft_width=2, depth=1),
 ]

@@ -15,7 +15,11 @@ from draftree.models.loading import load
 from ..tiny import save_tiny
 
 Captured = pytest.CaptureFixture[str]
-METHODS = "chain,static,early-stop,naive-width,dynamic-width-budget,opt-tree:delta=0.1,eagle2,hsddw"
+METHODS = {
+    "draft": "chain,early-stop,dynamic-width-budget,opt-tree:delta=0.1,eagle2,hsddw",
+    "lookup+recycle": "static,naive-width,eagle2",
+    "lookup>draft": "chain,dynamic-width-budget,hsddw",
+}
 COLUMNS = ("gained", "accepted", "nodes", "depth", "expected", "drafted_by_depth", "accepted_by_depth")
 
 
@@ -30,18 +34,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def asked(folder: Path, out: Path, *more: str, methods: str = METHODS) -> list[str]:
-    words = ["bench", "--suite", str(folder / "own.jsonl"), "--target", str(folder / "target"), "--max-tokens", "20"]
+def asked(folder: Path, out: Path, *more: str, methods: str) -> list[str]:
+    words = ["bench", "--suite", str(folder / "own.jsonl"), "--target", str(folder / "target"), "--max-tokens", "12"]
     return [*words, "--methods", methods, "--temperature", "0,1", "--out", str(out), *more]
 
 
-@pytest.mark.parametrize("drafter", ["draft", "lookup+recycle", "lookup>draft"])
+@pytest.mark.parametrize("drafter", METHODS)
 def test_steps_are_those_of_decoding(folder: Path, drafter: str, tmp_path: Path) -> None:
     named = drafter.replace("draft", str(folder / "draft"))
     for name, more in (("real", ()), ("told", ("--replay",))):
-        assert run(asked(folder, tmp_path / name, "--drafters", named, *more)) == 0
+        assert run(asked(folder, tmp_path / name, "--drafters", named, *more, methods=METHODS[drafter])) == 0
     real, told = ({r.key: r for r in read_results(tmp_path / name)} for name in ("real", "told"))
-    assert real.keys() == told.keys() and len(real) == 2 * 2 * 9
+    assert real.keys() == told.keys() and len(real) == 2 * 2 * (1 + len(METHODS[drafter].split(",")))
     for key, record in real.items():
         for one, other in zip(record.turns, told[key].turns, strict=True):
             assert (one.ids, one.text, one.finish, one.passes) == (other.ids, other.text, other.finish, other.passes)

@@ -84,8 +84,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_a_report_of_all_runs_has_all_chapters_and_figures(folder: Path) -> None:
-    text, drawn = build({run.path.name: run for run in load_runs(folder)}, "figures")
+@pytest.fixture(scope="module")
+def report(folder: Path) -> tuple[str, dict[str, str]]:
+    """Of all runs: its text and its figures."""
+    return build({run.path.name: run for run in load_runs(folder)}, "figures")
+
+
+def test_a_report_of_all_runs_has_all_chapters_and_figures(report: tuple[str, dict[str, str]]) -> None:
+    text, drawn = report
     for chapter in ("Gunjur", "OPT-Tree", "C2T", "HSDDW", "DSBD"):
         assert re.search(rf"^## .*{chapter}", text, re.MULTILINE), chapter
     assert drawn.keys() >= {
@@ -113,14 +119,15 @@ def test_every_chapter_opens_with_claim_finding_and_reason(folder: Path) -> None
         assert all(part.make({}) is None for part in chapter.parts)
 
 
-def test_a_figure_is_from_the_run_that_it_names(folder: Path, tmp_path: Path) -> None:
+def test_a_figure_is_from_the_run_that_it_names(
+    folder: Path, report: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
     """Another run that has all that it needs, and whose name sorts first, is not taken."""
     full_run(tmp_path / "0-first")
     (other,) = load_runs(tmp_path)
     assert build({other.path.name: other}, "figures")[0].count("\n## ") == 1  # the runs' own chapter
     both = {run.path.name: run for run in (other, *load_runs(folder))}
-    alone = {run.path.name: run for run in load_runs(folder)}
-    assert build(both, "figures")[1] == build(alone, "figures")[1]
+    assert build(both, "figures")[1] == report[1]
 
 
 class Named(Mapping[str, LoadedRun]):

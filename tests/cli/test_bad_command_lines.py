@@ -143,8 +143,6 @@ PROCESSES = [
     ("others", "info {empty}"),
     ("others", "info {text}.gguf"),
     ("others", "profile {model} --sizes 1,{digits}"),
-    ("others", "report {run} {missing}"),
-    ("others", "train nonsense"),
     ("generate", "cat --nodes 0"),
     ("generate", "cat --nodes ten"),
     ("generate", "cat --temperature nan"),
@@ -153,11 +151,11 @@ PROCESSES = [
     ("generate", "cat --top-k {huge}"),
     ("generate", "cat --method dynamic-widht"),
 ]
-"""Of different kinds; each has a process, forked where all modules are loaded: to load them takes 5 s of a CPU."""
+"""Of different kinds, of commands that need no torch; each has a process, forked where modules are loaded."""
 _FORK = """
 import json, os, sys
 from draftree import __main__
-import draftree.cli.main
+from draftree.cli import generate, info
 for number, arguments in enumerate(json.loads(sys.argv[1])):
     if child := os.fork():
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

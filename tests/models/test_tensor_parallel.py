@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -33,57 +34,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
-def launched(*words: str, count: int = 2) -> subprocess.CompletedProcess[str]:
-    """``torchrun --nproc-per-node COUNT -m draftree WORDS``."""
-    return torchrun(count, "-m", "draftree", *words)
-
-
-def torchrun(count: int, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *words]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True)  # noqa: S603
-
-
-def test_many_requests_that_share_an_engine_have_the_texts_of_one_process(model: str, tmp_path: Path) -> None:
-    """Methods that decide by measured times and draws, drafters of three kinds, prompts of several lengths, a queue."""
-    asked: list[dict[str, Any]] = [
-        {"method": method, "temperature": temperature, "tokens": 10 + 5 * i, "prompt": TEXT + " x" * 3 * i}
-        for i, (method, temperature) in enumerate([("auto", 0), ("auto", 1), ("static", 1), ("opt-tree", 0)] * 2)
-    ]
-    lines = [
-        {
-            "prompt": each["prompt"],
-            "max_tokens": each["tokens"],
-            "temperature": each["temperature"],
-            "seed": 5,
-            "draftree": {"method": each["method"]},
-        }
-        for each in asked
-    ]
-    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("\n".join(map(json.dumps, lines)))
-    made = launched("batch", str(source), str(out), "--target", model, "--drafter", "lookup+recycle", "--rows", "3")
-    assert made.returncode == 0, made.stderr
-    found = {record["custom_id"]: _text(record) for record in map(json.loads, out.read_text().splitlines())}
-    alone = load_engine(model, SpeculationParams(drafter="none"))
-    for number, each in enumerate(asked, start=1):
-        params = SamplingParams(max_tokens=each["tokens"], temperature=each["temperature"], seed=5)
-        assert found[f"line-{number}"] == alone.generate([user(str(each["prompt"]))], params)[0].text
-
-
-def _text(record: dict[str, Any]) -> str:
-    return str(record["response"]["body"]["choices"][0]["message"]["content"])
-
-
-PARTS = """
+COMMANDS = """
 import json, sys
+from draftree.cli import main as command_line
 from draftree.models.base import prefill
-from draftree.models.huggingface.hf_loading import load_part
 from draftree.models.loading import load
-from draftree.models.huggingface.tensor_parallel import run_on_ranks
 
-def command():
-    model = load(sys.argv[1])
+def part(name):
+    model = load(name)
     row = prefill(model, [3, 5, 7])
     weight = model._part.model.model.layers[0].self_attn.q_proj.weight
     keys = model._part.cache.layers[0].keys
@@ -91,51 +49,108 @@ def command():
     can = model.capabilities
     shapes = list(weight.shape), list(weight.to_local().shape), keys.shape[1]
     print(json.dumps([*shapes, can.fingerprint, can.slot_bytes]))
+
+run, lines = command_line.run, json.loads(sys.argv[2])
+
+def run_all():
+    codes = [run(words) for words in lines]
+    part(sys.argv[1])
+    print(json.dumps(codes))
     return 0
 
-sys.exit(run_on_ranks(command, load_part))
+command_line.run = run_all
+command_line.main()
 """
+"""Several commands in processes that torchrun starts once, and what one of them holds of a model."""
+PLAIN = SpeculationParams(drafter="none")
+REQUESTS = [("auto", 0), ("auto", 1), ("static", 1), ("opt-tree", 0)] * 2
 
 
-def test_each_process_has_its_part_of_weights_and_cache(model: str, tmp_path: Path) -> None:
-    (tmp_path / "parts.py").write_text(PARTS)
-    made = torchrun(2, str(tmp_path / "parts.py"), model)
-    assert made.returncode == 0, made.stderr
-    whole, part, heads, fingerprint, slot_bytes = json.loads(made.stdout)
+class Made(NamedTuple):
+    """What two processes printed and wrote."""
+
+    batch: list[dict[str, Any]]
+    generated: dict[str, Any]
+    beams: list[dict[str, Any]]
+    part: list[Any]
+    codes: list[int]
+    err: str
+
+
+@pytest.fixture(scope="module")
+def made(model: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("made")
+    lines = [
+        {
+            "prompt": prompt,
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "seed": params.seed,
+            "draftree": {"method": method},
+        }
+        for method, prompt, params in requests()
+    ]
+    source, out, script = folder / "in.jsonl", folder / "out.jsonl", folder / "commands.py"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    script.write_text(COMMANDS)
+    generate = f"generate --max-tokens 20 --json {shlex.quote(TEXT)} --target"
+    commands = [
+        f"batch {source} {out} --target {model} --drafter lookup+recycle --rows 3",
+        f"{generate} {model} --method chain",  # auto may draft nothing on a busy machine
+        f"{generate} {model} --beams 3 -n 2 --drafter lookup",
+        f"{generate} {save_tiny(folder / 'gpt2', 'gpt2')}",
+    ]
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words += [str(script), model, json.dumps([shlex.split(command) for command in commands])]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)  # noqa: S603 - our own script
+    assert done.returncode == 0, done.stderr
+    generated, beams, part, codes = map(json.loads, done.stdout.splitlines())  # rank 0 alone prints
+    return Made([*map(json.loads, out.read_text().splitlines())], generated, beams["beams"], part, codes, done.stderr)
+
+
+def requests() -> list[tuple[str, str, SamplingParams]]:
+    """Methods that decide by measured times and draws, prompts of several lengths."""
+    return [
+        (method, TEXT + " x" * 3 * i, SamplingParams(max_tokens=10 + 5 * i, temperature=temperature, seed=5))
+        for i, (method, temperature) in enumerate(REQUESTS)
+    ]
+
+
+def test_many_requests_that_share_an_engine_have_the_texts_of_one_process(model: str, made: Made) -> None:
+    found = {r["custom_id"]: r["response"]["body"]["choices"][0]["message"]["content"] for r in made.batch}
+    alone = load_engine(model, PLAIN)
+    for number, (_, prompt, params) in enumerate(requests(), start=1):
+        assert found[f"line-{number}"] == alone.generate([user(prompt)], params)[0].text
+
+
+def test_each_process_has_its_part_of_weights_and_cache(model: str, made: Made) -> None:
+    whole, part, heads, fingerprint, slot_bytes = made.part
     can = load_here(model, backend="transformers").capabilities
     assert part == [whole[0] // 2, whole[1]] and heads == 1
     assert fingerprint == can.fingerprint and slot_bytes == can.slot_bytes // 2
 
 
-def test_rank_0_alone_prints(model: str) -> None:
-    words = ["--method", "chain", "--max-tokens", "20", "--json"]  # auto may draft nothing on a busy machine
-    made = launched("generate", TEXT, "--target", model, *words)
-    assert made.returncode == 0, made.stderr
-    (line,) = made.stdout.splitlines()
-    expected = load_engine(model, SpeculationParams(drafter="none")).generate(
-        [user(TEXT)], SamplingParams(max_tokens=20)
-    )[0]
-    report = json.loads(line)
-    assert report["token_ids"] == expected.token_ids and sum(report["stats"]["drafted"]) > 0
-    assert "Traceback" not in made.stderr
+def test_a_text_is_that_of_one_process(model: str, made: Made) -> None:
+    (expected,) = load_engine(model, PLAIN).generate([user(TEXT)], SamplingParams(max_tokens=20))
+    assert made.generated["token_ids"] == expected.token_ids and sum(made.generated["stats"]["drafted"]) > 0
 
 
-def test_beams_over_two_processes_are_those_of_one(model: str) -> None:
-    words = ["--beams", "3", "-n", "2", "--max-tokens", "12", "--drafter", "lookup", "--json"]
-    made = launched("generate", TEXT, "--target", model, *words)
-    assert made.returncode == 0, made.stderr
+def test_beams_over_two_processes_are_those_of_one(model: str, made: Made) -> None:
     engine = load_beam_engine(model, drafter="none")
-    (expected,) = engine.generate([user(TEXT)], SamplingParams(max_tokens=12), BeamParams(width=3, returned=2))
-    found = json.loads(made.stdout)["beams"]
-    assert [each["token_ids"] for each in found] == [each.token_ids for each in expected.hypotheses]
-    assert [each["score"] for each in found] == pytest.approx([each.score for each in expected.hypotheses], abs=1e-4)
+    (expected,) = engine.generate([user(TEXT)], SamplingParams(max_tokens=20), BeamParams(width=3, returned=2))
+    assert [each["token_ids"] for each in made.beams] == [each.token_ids for each in expected.hypotheses]
+    scores = [each.score for each in expected.hypotheses]
+    assert [each["score"] for each in made.beams] == pytest.approx(scores, abs=1e-4)
 
 
-def test_what_cannot_be_shared_is_one_line_by_rank_0(model: str) -> None:
-    made = launched("generate", TEXT, "--target", model, count=3)
-    assert made.returncode != 0 and not made.stdout
-    complaints = [line for line in made.stderr.splitlines() if line.startswith("draftree: ")]
-    assert len(complaints) == 1 and "which 3 processes cannot share evenly: use 2" in complaints[0]
+def test_what_cannot_be_shared_is_one_line_by_rank_0(model: str, made: Made) -> None:
+    assert made.codes == [0, 0, 0, 2]
+    complaints = [line for line in made.err.splitlines() if line.startswith("draftree: ")]
+    assert len(complaints) == 1 and "has no tensor-parallel plan" in complaints[0]
+    assert "Traceback" not in made.err
+    with pytest.raises(UnsupportedModelError, match="which 3 processes cannot share evenly: use 2"):
+        read_pretrained(model, "mine", dtype=None, attention=None, parts=3)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +164,6 @@ def test_what_cannot_be_shared_is_one_line_by_rank_0(model: str) -> None:
 def test_options_that_need_whole_layers_are_refused(model: str, options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_part(model, **options)
-
-
-def test_models_that_transformers_cannot_split_are_refused(tmp_path: Path) -> None:
-    folder = str(save_tiny(tmp_path / "gpt2", "gpt2"))
-    with pytest.raises(UnsupportedModelError, match="has no tensor-parallel plan"):
-        read_pretrained(folder, "mine", dtype=None, attention=None, parts=2)
 
 
 def test_a_part_needs_other_processes(model: str) -> None:

@@ -180,8 +180,18 @@ NET = Classifier(
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 
 
-@pytest.mark.parametrize("name", ["lookup", "relative", "stranger", "lookup+relative"])
-@pytest.mark.parametrize(("temperature", "width"), [(0.0, 15), (1.0, 15), (0.0, 1), (1.0, 1)])
+@pytest.mark.parametrize(
+    ("name", "temperature", "width"),
+    [
+        ("lookup", 0.0, 15),
+        ("lookup", 1.0, 1),
+        ("relative", 1.0, 15),
+        ("relative", 0.0, 1),
+        ("stranger", 0.0, 15),
+        ("lookup+relative", 1.0, 15),
+        ("lookup+relative", 0.0, 1),
+    ],
+)
 def test_output_is_ar_decodings_alone_and_in_a_batch_of_three(name: str, temperature: float, width: int) -> None:
     model, params = target(), SamplingParams(max_tokens=30, temperature=temperature, seed=5)
     want = [g.token_ids for g in Engine(model).generate(PROMPTS, params)]
