@@ -72,6 +72,34 @@ def test_a_stream_ends_with_done(served: Running) -> None:
     connection.close()
 
 
+def lines(served: Running, **body: Any) -> list[str]:
+    """What a stream sends, line by line."""
+    connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+    content = json.dumps({"model": NAME, "prompt": TEXT, "stream": True, "ignore_eos": True, **body})
+    connection.request("POST", "/v1/completions", content, {"Content-Type": "application/json"})
+    try:
+        return connection.getresponse().read().decode().splitlines()
+    finally:
+        connection.close()
+
+
+def test_the_tokens_of_a_step_come_as_one_event(served: Running, alone: Engine) -> None:
+    body = {"max_tokens": 24, "logit_bias": {"5": 100}, "temperature": 0, "stream_options": {"include_usage": True}}
+    *events, last = [json.loads(line[6:]) for line in lines(served, **body) if line.startswith("data: {")]
+    params = SamplingParams(max_tokens=24, logit_bias={5: 100.0}, ignore_eos=True)
+    (expected,) = alone.generate([TEXT], params)
+    assert "".join(event["choices"][0]["text"] for event in events) == expected.text
+    steps = last["metrics"]["speculative_decoding"]["num_spec_steps"]
+    assert len(events) <= 1 + steps + 1 < 12, "its first token, its steps, its end"
+
+
+def test_a_stream_that_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.server.engine_loop.QUIET", 0.004)
+    with running(slow_target()) as served:
+        found = lines(served, max_tokens=4, draftree={"drafter": "none"})
+    assert ": waiting" in found and found[-2] == "data: [DONE]"
+
+
 def test_completions_take_texts_lists_and_ids(client: openai.OpenAI, served: Running, alone: Engine) -> None:
     expected = alone.generate([TEXT], SamplingParams(max_tokens=8))[0]
     ids = posted(served, "/tokenize", {"prompt": TEXT})[1]["tokens"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import zip_longest
@@ -219,36 +218,34 @@ class CompletionBuilder:
         found = Usage.of(self._requests, self._body.n)
         return replace(found, generated=0) if self._body.max_tokens == 0 else found
 
-    async def events(self, chunks: AsyncIterator[tuple[int, Chunk | None]]) -> AsyncIterator[dict[str, Any]]:
-        """The events of a stream: of all choices, as their tokens come.
-
-        Args:
-            chunks: (choice, token), and (choice, None) at the end of each.
-        """
+    def first(self) -> Iterator[dict[str, Any]]:
+        """The events that a stream begins with."""
         for index, echoed in enumerate(self._echoed):
             if self._chat:
                 yield self._piece(index, {"role": "assistant", "content": None if self._parsers[index] else ""})
             if echoed:
                 yield self._piece(index, echoed)
-        async for index, chunk in chunks:
-            request, parser = self._requests[index], self._parsers[index]
-            if request.error is not None and chunk is None:
-                yield failure(request.error)[1]
-            elif chunk is None:  # what of a call or of the text before one was held back
-                rest = _delta(parser.end()) if parser else {}
-                yield self._piece(index, rest if self._chat else "", _finish(request.finish_reason, parser))
-            elif (piece := self._token(index, chunk, parser)) is not None:
-                yield piece
-        if self._options.include_usage:
-            yield self._streamed([], **await asyncio.to_thread(self._end))
 
-    def _token(self, index: int, chunk: Chunk, parser: CallParser | None) -> dict[str, Any] | None:
-        """A piece of what became final with a token; of nothing only where a trace is beside it."""
-        part: Any = _delta(parser.push(chunk)) if parser else chunk.text
-        if not (part or chunk.logprobs is not None or self._options.include_trace):
-            return None
-        found = self._piece(index, {"content": part} if self._chat and not parser else part, None, [chunk])
-        return found | ({"usage": self._usage().of_choices} if self._options.continuous_usage_stats else {})
+    def events(self, index: int, chunks: Sequence[Chunk], ended: bool) -> Iterator[dict[str, Any]]:
+        """What a choice has gained, as one event; one for each token where a trace is beside them. And its end."""
+        request, parser = self._requests[index], self._parsers[index]
+        for some in map(lambda chunk: [chunk], chunks) if self._options.include_trace else [chunks]:
+            part: Any = "".join([chunk.text for chunk in some])
+            if parser:
+                part = _delta([parsed for chunk in some for parsed in parser.push(chunk)])
+            if part or self._options.include_trace or any([chunk.logprobs is not None for chunk in some]):
+                piece = self._piece(index, {"content": part} if self._chat and not parser else part, None, some)
+                more = {"usage": self._usage().of_choices} if self._options.continuous_usage_stats else {}
+                yield piece | more
+        if ended and request.error is not None:
+            yield failure(request.error)[1]
+        elif ended:  # what of a call or of the text before one was held back
+            rest = _delta(parser.end()) if parser else {}
+            yield self._piece(index, rest if self._chat else "", _finish(request.finish_reason, parser))
+
+    def last(self) -> list[dict[str, Any]]:
+        """The events that a stream ends with."""
+        return [self._streamed([], **self._end())] if self._options.include_usage else []
 
     def _piece(
         self, index: int, part: Any, finish_reason: str | None = None, chunks: Sequence[Chunk] = ()

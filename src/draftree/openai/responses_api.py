@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -137,27 +137,32 @@ class ResponseBuilder:
 
     def whole(self) -> dict[str, Any]:
         """The response when the request has ended, without events."""
-        for chunk in self._request.chunks:
-            list(self._token(chunk))
-        list(self._ended())
+        list(self.events(0, self._request.chunks, ended=True))
         return self._response()
 
-    async def events(self, chunks: AsyncIterator[tuple[int, Chunk | None]]) -> AsyncIterator[dict[str, Any]]:
-        """The events of a stream, in their order.
+    def first(self) -> Iterator[dict[str, Any]]:
+        """The events that a stream begins with."""
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._begun("in_progress"))
 
-        Args:
-            chunks: tokens with the number of their choice, and None at the end.
+    def events(self, index: int, chunks: Sequence[Chunk], ended: bool) -> Iterator[dict[str, Any]]:
+        """The events of what the response has gained, and of its end.
 
         Raises:
             the exception that ended the request.
         """
-        for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, response=self._begun("in_progress"))
-        async for _, chunk in chunks:
-            for event in self._ended() if chunk is None else self._token(chunk):
-                yield event
+        self._unsaid += chunks
+        if self._parser is not None:
+            yield from self._parsed([part for chunk in chunks for part in self._parser.push(chunk)])
+        elif text := "".join([chunk.text for chunk in chunks]):
+            yield from self._said(text)
+        if ended:
+            yield from self._ended()
+
+    def last(self) -> list[dict[str, Any]]:
+        """The event that a stream ends with."""
         response = self._response()
-        yield self._event(f"response.{response['status']}", response=response)
+        return [self._event(f"response.{response['status']}", response=response)]
 
     def _response(self) -> dict[str, Any]:
         reason = ENDS.get(self._request.finish_reason or "", self._request.finish_reason)
@@ -169,13 +174,6 @@ class ResponseBuilder:
             "usage": Usage.of([self._request]).of_response,
             "metrics": {"speculative_decoding": speculative_decoding([self._request.stats])},
         }
-
-    def _token(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        self._unsaid.append(chunk)
-        if self._parser is not None:
-            yield from self._parsed(self._parser.push(chunk))
-        elif chunk.text:
-            yield from self._said(chunk.text)
 
     def _ended(self) -> Iterator[dict[str, Any]]:
         if self._request.error is not None:

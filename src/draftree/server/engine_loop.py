@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
@@ -18,6 +18,9 @@ from ..errors import RunError
 from ..models.base import LanguageModel
 from ..models.cost_profile import measure_missing
 from ..request import Chunk
+
+QUIET = 15.0
+"""Seconds without a token after which a stream says that it is not dead."""
 
 
 class Submission:
@@ -49,31 +52,41 @@ class Submission:
             self._ended(index, self._handles[index].request)
         return not self._under
 
-    async def chunks(self) -> AsyncGenerator[tuple[int, Chunk | None]]:
-        """(request, token) as they come, and (request, None) at the end of each; leaving early cancels all.
+    async def steps(self) -> AsyncGenerator[list[tuple[int, Sequence[Chunk], bool]]]:
+        """Of each request that has gained tokens or ended since the last time: its number, these, and whether it ended.
+
+        Nothing where nothing came for ``QUIET`` seconds. Leaving early cancels all requests.
 
         Raises:
             RunError: the engine has ended.
         """
-        given = [0] * len(self._handles)
-        left = list(range(len(given)))
+        given, left = [0] * len(self._handles), list(range(len(self._handles)))
         try:
             while left:
                 self._changed.clear()
-                for index in list(left):
+                found = list[tuple[int, Sequence[Chunk], bool]]()
+                for index in left:
                     done, chunks = self._handles[index].done, self._handles[index].request.chunks
-                    for chunk in chunks[given[index] :]:
-                        given[index] += 1
-                        yield index, chunk
-                    if done:
-                        left.remove(index)
-                        yield index, None
-                if left and self._owner.failure is not None:
+                    if (new := chunks[given[index] :]) or done:
+                        given[index] += len(new)
+                        found.append((index, new, done))
+                if found:
+                    ended = [index for index, _, done in found if done]
+                    left = [index for index in left if index not in ended]
+                    yield found
+                elif self._owner.failure is not None:
                     raise RunError(f"the engine has ended: {self._owner.failure}: start the server again")
-                if left:
-                    await self._changed.wait()
+                elif not await self._comes():
+                    yield []
         finally:
             self.cancel()
+
+    async def _comes(self) -> bool:
+        """Wait until something has changed; false: nothing did for ``QUIET`` seconds."""
+        late = asyncio.get_running_loop().call_later(QUIET, self._changed.set)
+        await self._changed.wait()
+        late.cancel()
+        return late.when() > asyncio.get_running_loop().time()
 
     async def end(self) -> None:
         """Wait for the end of all; a task that is cancelled meanwhile cancels them.
@@ -81,11 +94,11 @@ class Submission:
         Raises:
             the exception that ended one of them.
         """
-        async with aclosing(self.chunks()) as chunks:
-            async for index, chunk in chunks:
-                error = self._handles[index].request.error
-                if chunk is None and error is not None:
-                    raise error
+        async with aclosing(self.steps()) as steps:
+            async for found in steps:
+                for index, _, done in found:
+                    if done and (error := self._handles[index].request.error) is not None:
+                        raise error
 
     def cancel(self) -> None:
         for handle in self._handles:

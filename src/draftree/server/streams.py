@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from fastapi.responses import StreamingResponse
@@ -21,8 +21,6 @@ from ..request import Outcome
 from .engine_loop import Submission
 
 log = logging.getLogger("draftree.server")
-_PING = 15.0
-"""Seconds without a token after which a stream gets a comment, so that nobody between takes it for dead."""
 
 
 class EventStream(StreamingResponse):
@@ -36,7 +34,7 @@ class EventStream(StreamingResponse):
         self, submission: Submission, builder: CompletionBuilder | ResponseBuilder, traces: Sequence[LiveTrace]
     ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(_pinged(self._lines()), media_type="text/event-stream", headers=headers)
+        super().__init__(self._lines(), media_type="text/event-stream", headers=headers)
         self._submission, self._builder, self._traces = submission, builder, traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,13 +44,15 @@ class EventStream(StreamingResponse):
             self._submission.cancel()
 
     async def _lines(self) -> AsyncIterator[str]:
-        named = isinstance(self._builder, ResponseBuilder)
+        builder, named = self._builder, isinstance(self._builder, ResponseBuilder)
         try:
-            async for event in self._builder.events(self._submission.chunks()):
-                records = [record for trace in self._traces for record in trace.take()]
-                if records:
-                    yield _line(event | {"choices": [], "trace": records})
-                yield _line(event)
+            text = self._text(builder.first())
+            async for found in self._submission.steps():
+                text += self._text(event for each in found for event in builder.events(*each))
+                if text or not found:
+                    yield text or ": waiting\n\n"
+                text = ""
+            yield self._text(await asyncio.to_thread(builder.last))
         except Exception as error:  # noqa: BLE001 - the client gets an event of it
             log.error("a request failed: %s", error)
             body = failure(error)[1]
@@ -60,27 +60,19 @@ class EventStream(StreamingResponse):
         if not named:
             yield "data: [DONE]\n\n"
 
+    def _text(self, events: Iterable[dict[str, Any]]) -> str:
+        lines = list[str]()
+        for event in events:
+            records = [record for trace in self._traces for record in trace.take()]
+            if records:
+                lines.append(_line(event | {"choices": [], "trace": records}))
+            lines.append(_line(event))
+        return "".join(lines)
+
 
 def _line(event: dict[str, Any]) -> str:
     name = f"event: {event['type']}\n" if "type" in event else ""
     return f"{name}data: {json.dumps(event, ensure_ascii=False)}\n\n"
-
-
-async def _pinged(events: AsyncIterator[str]) -> AsyncIterator[str]:
-    """The same, with a comment where nothing comes for long."""
-    coming = asyncio.ensure_future(anext(events, None))
-    try:
-        while True:
-            done, _ = await asyncio.wait({coming}, timeout=_PING)
-            if not done:
-                yield ": waiting\n\n"
-                continue
-            if (event := coming.result()) is None:
-                return
-            yield event
-            coming = asyncio.ensure_future(anext(events, None))
-    finally:
-        coming.cancel()
 
 
 class LiveTrace(Observer):
