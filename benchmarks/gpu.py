@@ -33,7 +33,6 @@ from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.huggingface.hf_loading import load_stock
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import RUNNERS
-from draftree.models.huggingface.torch_scores import tensor_of
 from draftree.models.loading import ModelOptions, load
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.text.encoding import encode, user
@@ -116,7 +115,7 @@ def _logits(model: LanguageModel, prompt: list[int], answer: list[int], step: in
     row, found = prefill(model, prompt), []
     for first in range(0, len(answer), step):
         new = answer[first : first + step]
-        found.append(tensor_of(model.extend([row], [Nodes.chain(new)])).float())
+        found.append(torch.from_numpy(model.extend([row], [Nodes.chain(new)]).logits(range(len(new)))))
         model.commit(row, range(len(new)))
     model.close(row)
     return torch.cat(found)

@@ -25,7 +25,7 @@ from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.models.base import LanguageModel, Nodes, prefill
-from draftree.models.heads.shipped_heads import shipped_for
+from draftree.models.heads.head_folder import shipped_for
 from draftree.models.huggingface import attention
 from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel

@@ -8,7 +8,7 @@ import torch
 
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.heads.eagle_network import EagleNetwork
-from draftree.models.heads.head_config import EagleConfig
+from draftree.models.heads.head_format import EagleConfig
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.inspection import fingerprint
 from draftree.train.eagle_fit import Fit, FitRecipe, Frozen

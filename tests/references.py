@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from draftree.models.base import LanguageModel, Nodes, Row, prefill_scored
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.huggingface.torch_scores import tensor_of
+from draftree.models.huggingface.cache import TreeCache
+from draftree.scores import Scores
 
 Found = list[tuple[list[int], float]]
 """Token ids and score of each beam."""
@@ -53,6 +54,16 @@ def same_beams(ours: Found, theirs: Found, near: float = 1e-3) -> bool:
         if mine != other[: len(mine)]:
             return True
     return True
+
+
+def tensor_of(scores: Scores) -> Tensor:
+    """[W, V] logits by slot."""
+    return torch.from_numpy(scores.logits(range(scores.starts[-1])))
+
+
+def nbytes(cache: TreeCache) -> int:
+    """Bytes that a cache's keys and values take."""
+    return sum(states.nbytes for states in cache.storage)
 
 
 def extended(

@@ -29,6 +29,7 @@ from draftree.request import Generation, Request
 from draftree.tree import Floats
 
 from .pairs import DRAFTERS, drafter, generated, policy, relative, target
+from .references import nbytes
 from .tiny import MAX_LENGTH, VOCAB, tiny
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
@@ -243,7 +244,7 @@ def test_the_cache_takes_at_most_twice_what_the_tokens_need() -> None:
     token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
     while request.finish_reason is None:
         engine.stepper.step([request])
-        assert model.cache.nbytes <= 2 * token * (len(request.ids) + 8)
+        assert nbytes(model.cache) <= 2 * token * (len(request.ids) + 8)
     engine.stepper.close(request)
 
 

@@ -24,7 +24,7 @@ from draftree.engine.replay import first_difference
 from draftree.engine.speculation import Speculation
 from draftree.models.base import Nodes
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.heads.shipped_heads import shipped_head
+from draftree.models.heads.head_folder import shipped_head
 from draftree.models.huggingface.hf_loading import load_huggingface, load_stock
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.methods import METHODS

@@ -16,7 +16,7 @@ from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.grow import grow
 from draftree.errors import CacheError
 from draftree.models.base import FINAL_STATE, NO_NODES, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
-from draftree.models.huggingface.features import FeatureRow, feature_row
+from draftree.models.huggingface.cache import FeatureRow, feature_row
 from draftree.models.protocols import LayerSizes
 from draftree.policies.base import Candidates, GrowthPolicy
 from draftree.scores import LastScores, NumpyScores, Scores

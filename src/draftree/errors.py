@@ -149,6 +149,17 @@ def _ends(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2) :]}"
 
 
+_NAMED = 3
+"""Names that a message lists."""
+
+
+def listed(names: Iterable[str], what: str) -> str:
+    """How many there are of something, and the first ones by name: "4 weights (a, b, c, ...)"."""
+    every = sorted(names)
+    more = ", ..." if len(every) > _NAMED else ""
+    return f"{len(every)} {what}{'s' * (len(every) > 1)} ({', '.join(every[:_NAMED])}{more})"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error, and what it announces with a colon, without its full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

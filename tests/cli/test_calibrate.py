@@ -11,8 +11,8 @@ import pytest
 from draftree.cli import train as command
 from draftree.cli.main import run
 from draftree.policies.fixed import read_tree
-from draftree.train.prompts import read_prompts
 from draftree.train.rank_acceptance import measure
+from draftree.train.responses import read_prompts
 
 from ..pairs import save_tree
 from ..tiny import MAX_LENGTH, save_tiny

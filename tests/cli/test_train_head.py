@@ -16,7 +16,7 @@ from draftree.models.heads.head_folder import find_head
 from draftree.train import eagle_fit as fit
 from draftree.train import head_data
 from draftree.train import responses as draw
-from draftree.train.prompts import read_prompts
+from draftree.train.responses import read_prompts
 
 from .. import tiny_gguf
 from ..published import FLAGS, Recipe
@@ -106,7 +106,7 @@ def test_a_head_has_the_mlp_that_is_asked_for(arch: str, model: str, prompts: Pa
     head = find_head(tmp_path / "head")
     assert head is not None
     assert head.config.intermediate_size == 48
-    assert head.arrays(None).layers[0].gate.shape[0] == 48
+    assert head.arrays(None).tensors["layers.0.mlp.gate_proj.weight"].shape[0] == 48
 
 
 def test_a_packed_head_is_smaller_and_drafts(model: str, trained: Path, prompts: Path, tmp_path: Path) -> None:

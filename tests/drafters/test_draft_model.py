@@ -18,7 +18,7 @@ from draftree.drafters.registry import load_draft_model
 from draftree.engine.scheduler import SchedulerParams
 from draftree.errors import VocabularyError
 from draftree.models.base import Nodes, Row
-from draftree.models.heads.shipped_heads import shipped_for
+from draftree.models.heads.head_folder import shipped_for
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.models.native.native_model import NativeModel
 from draftree.scores import Scores

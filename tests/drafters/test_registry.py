@@ -15,7 +15,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.registry import AUTO, DrafterSpec, check_made_for, load_drafter, resolved, short_name
 from draftree.errors import ConfigError, ModelFileError
 from draftree.models.base import FINAL
-from draftree.models.heads import shipped_heads
+from draftree.models.heads import head_folder
 from draftree.models.heads.eagle_network import save_head
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.base import Provenance
@@ -43,7 +43,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A head for the tiny target comes with the package."""
     tiny_target = target()
     save_head(tmp_path / "heads" / "tiny", random_network(tiny_target), DRAFTED, tiny_target)
-    monkeypatch.setattr(shipped_heads, "SHIPPED", tmp_path / "heads")
+    monkeypatch.setattr(head_folder, "SHIPPED", tmp_path / "heads")
     monkeypatch.setattr("draftree.drafters.registry._second_token", lambda target: 0.1)
     return tmp_path / "heads" / "tiny"
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from draftree.models.huggingface.cache import GRAIN, TreeCache, TreeLayer, packed, padded
 
+from ..references import nbytes
+
 LAYERS, HEADS, DIM = 2, 3, 4
 CPU = torch.device("cpu")
 
@@ -55,7 +57,7 @@ def test_reserve_is_exact_again_as_long_as_nothing_is_written() -> None:
 def test_nothing_is_allotted_before_the_first_pass() -> None:
     cache = TreeCache(LAYERS)
     cache.reserve(8, 1000)
-    assert cache.nbytes == 0
+    assert nbytes(cache) == 0
 
 
 def test_slots_double_when_one_more_is_needed() -> None:
@@ -100,11 +102,11 @@ def test_growing_keeps_what_is_there() -> None:
         assert torch.equal(values[:2, :, :GRAIN], old_values)
 
 
-def test_nbytes_counts_keys_and_values_of_all_layers() -> None:
+def test_storage_is_keys_and_values_of_all_layers() -> None:
     cache = TreeCache(LAYERS)
     cache.reserve(3, 2 * GRAIN)
     write(cache, 0, [0], 1)
-    assert cache.nbytes == 2 * LAYERS * 3 * HEADS * 2 * GRAIN * DIM * 4
+    assert nbytes(cache) == 2 * LAYERS * 3 * HEADS * 2 * GRAIN * DIM * 4
 
 
 @pytest.mark.parametrize("width", [1, 7, 33])
@@ -114,7 +116,7 @@ def test_a_cache_that_grows_holds_at_most_twice_what_its_tokens_need(width: int)
     for start in range(0, 1500, width):
         write(cache, 0, [start], width)
         if start + width >= 64:
-            assert cache.nbytes <= 2 * token * (start + width)
+            assert nbytes(cache) <= 2 * token * (start + width)
 
 
 def test_growing_token_by_token_reallocates_a_logarithmic_number_of_times() -> None:

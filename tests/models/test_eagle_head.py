@@ -17,9 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
 from draftree.models.heads.eagle_network import save_head
-from draftree.models.heads.head_config import EagleConfig
-from draftree.models.heads.head_folder import find_head, load_head
-from draftree.models.heads.shipped_heads import SHIPPED, shipped_head
+from draftree.models.heads.head_folder import SHIPPED, find_head, load_head, shipped_head
+from draftree.models.heads.head_format import EagleConfig
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.methods import find_policy
 from draftree.train.head_architectures import new_eagle
@@ -43,7 +42,7 @@ def folder(target: HFModel, tmp_path: Path) -> Path:
 def test_saved_and_loaded_heads_are_equal(target: HFModel, folder: Path) -> None:
     head, saved = find_head(folder), random_network(target)
     assert head is not None
-    network, vocabulary = head.network(target.layers)
+    network, vocabulary = head.network(head.arrays(target.layers))
     assert (head.target, head.kind) == ("tiny", "eagle")
     assert torch.equal(vocabulary, DRAFTED)
     for (name, one), (other, two) in zip(saved.state_dict().items(), network.state_dict().items(), strict=True):

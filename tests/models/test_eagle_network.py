@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftree.models.base import Nodes, prefill
 from draftree.models.heads.eagle_model import HeadModel, HeadRow
-from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.cache import feature_row
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..published import FLAGS, KINDS, ROPES, Recipe, eagle_head, reference, saved

@@ -15,8 +15,7 @@ from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.base import FeatureSpec, Nodes, prefill
-from draftree.models.huggingface.cache import Placement, TreeCache
-from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.cache import Placement, TreeCache, feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import GraphRunner, Made, StockRunner
 
@@ -216,7 +215,7 @@ def test_a_pass_that_keeps_other_hidden_states_is_another_graph() -> None:
         row = prefill(model, [3, 1, 4])
         for _ in range(3):
             model.extend([row], [Nodes.chain([5, 9])])
-            assert feature_row(row).pending[0].shape == (2, 32 * len(model.tracked.layers))
+            assert feature_row(row).pending_feature(1).shape == (32 * len(model.tracked.layers),)
             model.commit(row, [])
         model.close(row)
     assert capture.made == 2

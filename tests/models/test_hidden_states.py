@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from draftree.errors import CacheError, UnsupportedModelError
 from draftree.models.base import FINAL, FINAL_STATE, FeatureSpec, Nodes, prefill
-from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.cache import feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.prefixes import PrefixCache
 
@@ -119,7 +119,7 @@ def test_a_model_that_nobody_asks_keeps_none() -> None:
     model.extend([row], [Nodes.chain([7])])
     model.commit(row, [0])
     assert not feature_row(row).features
-    assert not feature_row(row).pending
+    assert feature_row(row).pending is None
 
 
 def test_a_model_whose_logits_are_not_its_output_layers_is_refused() -> None:

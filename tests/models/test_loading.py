@@ -8,13 +8,14 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -329,18 +330,20 @@ def spoil_the_tokenizer(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, lose, lose_a_weight, spoil_the_tokenizer])
-def test_a_damaged_conversion_is_made_again(damage: Callable[[Path], None], tmp_path: Path, cache: Path) -> None:
+def test_a_damaged_conversion_is_named(damage: Callable[[Path], None], tmp_path: Path, cache: Path) -> None:
     """The command failed at every start, and did not say what to delete."""
     path = save_gguf(tmp_path / "tiny.gguf")
     load(str(path), backend="transformers")
-    damage(next(cache.iterdir()))
-    with pytest.warns(DraftreeWarning, match="made again"):
-        loaded = load(str(path), backend="transformers")
+    (conversion,) = cache.iterdir()
+    damage(conversion)
+    with pytest.raises(ModelFileError, match=f"delete {conversion}"):
+        load(str(path), backend="transformers")
+    shutil.rmtree(conversion)
+    loaded = load(str(path), backend="transformers")
     row = prefill(loaded, [5])
     assert torch.allclose(
         extended(loaded, [row], [Nodes.chain([6])])[0, 0], causal_logits(tiny(), [5, 6])[1], atol=1e-3
     )
-    load(str(path), backend="transformers")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -357,16 +360,14 @@ def test_an_interrupted_conversion_leaves_nothing(
     assert not list(cache.iterdir())
 
 
-def test_what_a_killed_conversion_left_is_removed_by_a_later_one(tmp_path: Path, cache: Path) -> None:
-    """Hidden folders of gigabytes stayed for ever."""
-    left, others = cache / f"{hf_loading._PART}a", cache / f"{hf_loading._PART}b"
-    for place in (left, others):
-        place.mkdir(parents=True)
-        (place / "half").touch()
-    os.utime(left, (0, time.time() - hf_loading._ABANDONED - 1))
-    load(str(save_gguf(tmp_path / "tiny.gguf")), backend="transformers")
-    assert not left.exists()
-    assert others.exists()
+def test_what_a_killed_conversion_left_is_no_conversion(tmp_path: Path, cache: Path) -> None:
+    path = save_gguf(tmp_path / "tiny.gguf")
+    left = cache / f"{path.stem}-{hf_loading._identity(path)}.part"
+    left.mkdir(parents=True)
+    (left / "half").touch()
+    load(str(path), backend="transformers")
+    (conversion,) = cache.iterdir()
+    assert conversion.suffix != ".part" and not (conversion / "half").exists()
 
 
 @pytest.mark.parametrize(
@@ -391,15 +392,11 @@ def test_a_full_disk_is_one_line(
     assert not list(cache.iterdir())
 
 
-def test_a_conversion_that_another_process_finished_first_is_taken(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = hf_loading._convert_into
-
-    def slow(gguf: Path, part: Path) -> None:
-        own(gguf, part)
-        shutil.copytree(part, cache / f"{gguf.stem}-{hf_loading._identity(gguf)}")
-
-    monkeypatch.setattr(hf_loading, "_convert_into", slow)
-    assert load(str(save_gguf(tmp_path / "tiny.gguf")), backend="transformers").capabilities.parameters
-    assert len(list(cache.iterdir())) == 1
+def test_a_conversion_of_another_process_is_waited_for(tmp_path: Path, cache: Path, capsys: Captured) -> None:
+    path = str(save_gguf(tmp_path / "tiny.gguf"))
+    cache.parent.mkdir(parents=True)
+    with ThreadPoolExecutor(2) as both, FileLock(cache.with_suffix(".lock")):
+        loaded = [both.submit(load, path, backend="transformers") for _ in range(2)]
+        assert not wait(loaded, timeout=0.2).done
+    assert all(each.result().capabilities.parameters for each in loaded)
+    assert capsys.readouterr().err.count("Converting") == 1

@@ -9,12 +9,12 @@ import torch
 
 from draftree.errors import CacheError
 from draftree.models.base import Nodes, prefill
-from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.cache import feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.tree import ROOT
 
 from ..heads import random_head
-from ..references import extended
+from ..references import extended, nbytes
 from ..tiny import FAMILIES, tiny
 from .trees import assert_cached, assert_close, expected, fresh, nodes, random_ids
 
@@ -83,7 +83,7 @@ def test_hidden_states_follow() -> None:
     text = prefill(model, [3, 4, 5, tokens[0], tokens[2], tokens[5]])
     want = feature_row(text).last_features()
     assert_close(feature_row(row).last_features(), want[:5])
-    assert_close(torch.cat(feature_row(row).pending)[1], want[5])
+    assert_close(feature_row(row).pending_feature(1), want[5])
     model.commit(row, [1])
     assert_close(feature_row(row).last_features(), want)
 
@@ -93,7 +93,7 @@ def test_a_slot_takes_as_many_bytes_as_it_says() -> None:
         model = fresh(kind)
         prefill(model, [1, 2, 3])
         at = model.cache.placement
-        assert model.capabilities.slot_bytes * at.rows * at.slots == model.cache.nbytes
+        assert model.capabilities.slot_bytes * at.rows * at.slots == nbytes(model.cache)
 
 
 TREE = Nodes.of([2, 8, 4, 6], [ROOT, 0, 0, 1])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftree.models.base import Nodes, Row, prefill
-from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.cache import feature_row
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..references import extended
@@ -27,8 +27,11 @@ def test_a_chunk_beside_trees_is_read_as_alone(kind: str, attention: str, size: 
     rows = [prefill(model, prompt) for prompt in prompts]
     nodes = [Nodes.chain(random_ids(rng, size), wanted), *(random_tree(rng, n) for n in (1, 3, 12))]
     order = [2, 0, 3, 1]
+    passes = list[int]()
+    hook = model.model.register_forward_hook(lambda *_: passes.append(1))
     together = extended(model, [rows[i] for i in order], [nodes[i] for i in order])
-    assert (model.cache.placement.apart is not None) == (size == 60), "the larger chunk attends apart"
+    assert len(passes) == 1 + (size == 60), "the larger chunk has a pass of its own"
+    hook.remove()
     for line, i in zip(together, order, strict=True):
         alone = extended(model, [prefill(model, prompts[i])], [nodes[i]])[0]
         assert alone.shape == (nodes[i].scored, VOCAB)

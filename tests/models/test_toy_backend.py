@@ -25,9 +25,9 @@ from draftree.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from draftree.models.base import STOCK, LanguageModel, prefill
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.heads.eagle_network import EagleNetwork, save_head
-from draftree.models.heads.head_config import EagleConfig
 from draftree.models.heads.head_folder import find_head, load_head
-from draftree.models.huggingface.features import feature_row
+from draftree.models.heads.head_format import EagleConfig
+from draftree.models.huggingface.cache import feature_row
 from draftree.models.huggingface.inspection import self_test
 from draftree.models.protocols import DraftHead, FeatureModel, feature_model
 from draftree.policies.entropy import CHAIN

@@ -21,11 +21,11 @@ from draftree.engine.speculation import Speculation
 from draftree.models.base import FINAL_STATE, FeatureSpec, Nodes, prefill
 from draftree.models.heads.eagle_network import EagleNetwork, save_head
 from draftree.models.heads.head_folder import HeadFolder, find_head
-from draftree.models.huggingface.features import feature_row
+from draftree.models.huggingface.cache import feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.train.eagle_fit import Batch, Fit, FitRecipe, evaluate, loss, unrolled
 from draftree.train.eagle_training import draft_vocabulary
-from draftree.train.head_architectures import ARCHITECTURES, layers_read
+from draftree.train.head_architectures import ARCHITECTURES, Start, layers_read
 from draftree.train.responses import Response
 
 from ..heads import PROMPTS, frozen, random_network, responses
@@ -67,7 +67,7 @@ def learned(target: HFModel) -> list[Response]:
 
 def untrained(target: HFModel, learned: list[Response]) -> tuple[EagleNetwork, Tensor]:
     vocabulary = draft_vocabulary(learned, VOCAB, 40)
-    return EAGLE3.begin(target, frozen(target, vocabulary), vocabulary, learned, 0), vocabulary
+    return EAGLE3.begin(Start(target, frozen(target, vocabulary), vocabulary, learned, 0)), vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -182,10 +182,10 @@ def test_its_config_is_what_servers_read(trained: Trained) -> None:
 
 def test_a_head_of_all_tokens_has_no_maps(target: HFModel, tmp_path: Path) -> None:
     old = opened(Recipe(drafted=None).save(tmp_path / "old"))
-    network, vocabulary = old.network(target.layers)
+    network, vocabulary = old.network(old.arrays(target.layers))
     save_head(tmp_path / "new", network, vocabulary, target)
     assert not {"d2t", "t2d"} & load_file(tmp_path / "new" / "model.safetensors").keys()
-    assert torch.equal(opened(tmp_path / "new").network(target.layers)[1], torch.arange(VOCAB))
+    assert torch.equal(torch.from_numpy(opened(tmp_path / "new").arrays(target.layers).ids), torch.arange(VOCAB))
 
 
 def test_a_target_in_a_folder_is_named_by_its_whole_path(
@@ -209,7 +209,8 @@ def opened(folder: Path) -> HeadFolder:
 
 @torch.no_grad()
 def test_what_is_read_back_is_what_was_trained(trained: Trained, target: HFModel, learned: list[Response]) -> None:
-    read, vocabulary = opened(trained.folder).network(target.layers)
+    folder = opened(trained.folder)
+    read, vocabulary = folder.network(folder.arrays(target.layers))
     assert torch.equal(vocabulary, trained.vocabulary)
     batch = Batch.of(learned, torch.device("cpu"), read.features)
     logits = []
@@ -266,15 +267,15 @@ WRITTEN: dict[str, Config] = {
 def test_a_head_of_others_is_written_as_it_was_read(case: str, target: HFModel, tmp_path: Path) -> None:
     recipe = Recipe(**WRITTEN[case])
     old = opened(recipe.save(tmp_path / "old", "midlayer"))
-    network, vocabulary = old.network(target.layers)
+    network, vocabulary = old.network(old.arrays(target.layers))
     save_head(tmp_path / "new", network, vocabulary, target)
     new = opened(tmp_path / "new")
-    assert new.network(target.layers)[0].features == network.features
+    assert new.network(new.arrays(target.layers))[0].features == network.features
     before, after = old.tensors(), new.tensors()
     assert np.array_equal(after.pop("embed_tokens.weight"), target.embedding_rows(np.arange(VOCAB)))
     assert before.keys() == after.keys()
     assert all(np.array_equal(before[name], after[name]) for name in before)
     positions = torch.arange(100)
-    assert torch.equal(new.network(target.layers)[0].turns(positions), network.turns(positions))
+    assert torch.equal(new.network(new.arrays(target.layers))[0].turns(positions), network.turns(positions))
     flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "attention_bias", "logit_scale")
     assert [getattr(new.config, flag) for flag in flags] == [getattr(old.config, flag) for flag in flags]

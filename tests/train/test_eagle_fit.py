@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftree.errors import ConfigError, RunError
-from draftree.models.heads.head_config import EagleConfig
+from draftree.models.heads.head_format import EagleConfig
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.train.eagle_fit import Fit, FitRecipe, evaluate
 from draftree.train.eagle_training import draft_vocabulary

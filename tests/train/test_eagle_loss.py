@@ -9,7 +9,7 @@ import torch
 
 from draftree.models.base import FINAL_STATE, FeatureSpec, Nodes, prefill
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.huggingface.features import feature_part, feature_row
+from draftree.models.huggingface.cache import feature_part, feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.train.eagle_fit import Batch, loss, unrolled
 from draftree.train.responses import Response

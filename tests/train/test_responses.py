@@ -14,13 +14,12 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.errors import ConfigError, ModelFileError, PromptError, RunError
 from draftree.models.base import FINAL_STATE, FeatureSpec, prefill
-from draftree.models.huggingface.features import feature_part
+from draftree.models.huggingface.cache import feature_part
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.native.native_model import NativeModel
 from draftree.train import head_data
 from draftree.train.head_data import HeadData, by_length
-from draftree.train.prompts import digest, encoded, shuffled
-from draftree.train.responses import TEMPERATURES, DataRecipe, Response, respond
+from draftree.train.responses import TEMPERATURES, DataRecipe, Response, digest, encoded, respond, shuffled
 
 from .. import tiny_gguf
 from ..heads import PROMPTS

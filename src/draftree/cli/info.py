@@ -76,9 +76,9 @@ def info(
 ) -> None:
     """Load a model, test that it can verify draft trees, and print its capabilities; of a draft head what it is for."""
     if is_head(model):
-        from ..models.heads.head_folder import describe
+        from ..models.heads.head_folder import head_in
 
-        for what, value in describe(user_path(model)).items():
+        for what, value in head_in(user_path(model)).describe().items():
             out.print(f"{what:17} {value}", markup=False)
         return
     began = time.perf_counter()

@@ -40,9 +40,17 @@ from ..train.eagle_fit import FitRecipe, HeadFigures, fast_in_bf16
 from ..train.eagle_training import HeadTraining, TrainingLimits
 from ..train.head_architectures import ARCHITECTURES, Architecture, is_trained, read_trained
 from ..train.head_data import HeadData
-from ..train.prompts import LONGEST_PROMPT, PromptFile, digest, encoded, read_prompts, shuffled
 from ..train.rank_acceptance import CalibrationOptions, Tally, TruePath, measure
-from ..train.responses import TEMPERATURES, DataRecipe
+from ..train.responses import (
+    LONGEST_PROMPT,
+    TEMPERATURES,
+    DataRecipe,
+    PromptFile,
+    digest,
+    encoded,
+    read_prompts,
+    shuffled,
+)
 from .interrupt import GO_ON, on_interrupt
 from .options import ComputeOptions, Drafter, Target, with_options
 

@@ -18,8 +18,7 @@ from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
-from ..models.heads.head_folder import find_head, load_head
-from ..models.heads.shipped_heads import shipped_for, shipped_head
+from ..models.heads.head_folder import find_head, load_head, shipped_for, shipped_head
 from ..models.loading import ModelOptions, load_here
 from ..models.model_files import gguf_path
 from ..models.protocols import DraftHead

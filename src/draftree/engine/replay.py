@@ -10,8 +10,7 @@ import numpy as np
 
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter
-from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, prefill, prefill_scored
-from ..models.huggingface.features import FeatureRow, feature_row
+from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row, prefill, prefill_scored
 from ..request import Outcome, Request, StepCost
 from ..sampling.constraint import followed
 from ..sampling.draws import Draws
@@ -56,7 +55,13 @@ class Replay:
         self.left = list(output[1:])
         self._drafter, self._features, self._target = drafter, features, target
         self.request = Request(prompt, params, len(output), frozenset(), NoText())
-        self._row = FeatureRow(kept=kept) if target is None else prefill(target, prompt)
+        self._row = Row()
+        if target is not None:
+            self._row = prefill(target, prompt)
+        elif features is not None:
+            from ..models.huggingface.cache import FeatureRow
+
+            self._row = FeatureRow(kept=kept)
         self.request.row = self._row
         drafter.open(self.request)
         self._gain(list(output[:1]))
@@ -74,6 +79,8 @@ class Replay:
         if self._target is None:
             start, self._row.length = self._row.length, len(self.request.ids) - 1
             if self._features is not None:
+                from ..models.huggingface.cache import feature_row
+
                 feature_row(self._row).features.append(self._features[start : self._row.length])
 
     def propose(self, nodes: int, depth: int) -> DraftTree:

@@ -28,7 +28,7 @@ from ..engine.replay import Replay
 from ..errors import ConfigError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..models.heads.eagle_network import EagleNetwork
-from ..models.huggingface.features import feature_part
+from ..models.huggingface.cache import feature_part
 from ..models.huggingface.inspection import torch_dtype
 from ..models.protocols import DraftHead
 from ..policies.best_paths import OptTree

@@ -24,10 +24,9 @@ from ..models.heads.eagle_network import EagleNetwork, save_head
 from ..models.heads.head_folder import EAGLE, head_in
 from ..models.protocols import FeatureModel
 from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate
-from .head_architectures import Architecture, read_trained
+from .head_architectures import Architecture, Start, read_trained
 from .head_data import HeadData
-from .prompts import LONGEST_PROMPT, PromptFile
-from .responses import AGAIN, MAX_ROWS, TEMPERATURES, Response
+from .responses import AGAIN, LONGEST_PROMPT, MAX_ROWS, TEMPERATURES, PromptFile, Response
 
 Stage = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
 """What is done, how many units it has and how many of them are done -> a context that gives what is called with how
@@ -177,9 +176,8 @@ class HeadTraining:
         embeddings = self.target.embeddings(every.to(device))
         frozen = Frozen(embeddings.float(), weight.float(), None if bias is None else bias.float())
         if network is None:
-            network = self.architecture.begin(
-                self.target, frozen, vocabulary, learned, self.recipe.seed, self.limits.feed_forward
-            )
+            start = Start(self.target, frozen, vocabulary, learned, self.recipe.seed, self.limits.feed_forward)
+            network = self.architecture.begin(start)
         key = self._key(learned, vocabulary)
         fit = Fit(self.recipe, network.to(device), frozen, learned, self.limits.steps or 1, key)
         if not fit.resume(checkpoint) and self.limits.steps is None:

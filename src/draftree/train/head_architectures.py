@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..models.base import FINAL_STATE, FeatureSpec
 from ..models.heads.eagle_network import EagleNetwork
-from ..models.heads.head_config import EagleConfig, HeadWeights, default_layers, taken
 from ..models.heads.head_folder import EAGLE, EAGLE3, KINDS, find_head
-from ..models.huggingface.features import feature_part
+from ..models.heads.head_format import EagleConfig, HeadArrays, default_layers, tensor_shapes
+from ..models.huggingface.cache import feature_part
 from ..models.protocols import FeatureModel
 from .eagle_fit import Batch, Frozen
 from .responses import Response
@@ -32,67 +32,51 @@ _ADDS = ("o_proj.weight", "down_proj.weight")
 """Ends of the names of the matrices whose results a layer adds to its input."""
 
 
-class Architecture(Protocol):
+@dataclass(frozen=True, slots=True)
+class Architecture:
     """A kind of head that can be trained.
 
     Attributes:
         kind: as ``HeadFolder.kind``.
         about: what it is, for the model card.
         start: what it starts from where no other head is given, for the card.
+        features: which hidden states of the target a new head reads.
+        begin: a network to train from the start, on the device of ``Frozen``: as good as a linear map makes it.
     """
 
     kind: str
     about: str
     start: str
-
-    def features(self, target: FeatureModel) -> FeatureSpec:
-        """Which hidden states of the target a new head reads."""
-
-    def begin(
-        self,
-        target: FeatureModel,
-        frozen: Frozen,
-        vocabulary: Tensor,
-        responses: Sequence[Response],
-        seed: int,
-        feed_forward: int | None = None,
-    ) -> EagleNetwork:
-        """A network to train from the start, on the device of ``frozen``: as good as a linear map makes it.
-
-        Args:
-            vocabulary: [D] int64 ids of the tokens that it drafts.
-            responses: to learn from.
-            seed: of the weights that start at random.
-            feed_forward: width of its MLP; None: the target's.
-        """
+    features: Callable[[FeatureModel], FeatureSpec]
+    begin: Callable[[Start], EagleNetwork]
 
 
-class Eagle:
-    """EAGLE-1 (Li et al., 2024) with a norm before attention: its states predict the target's final ones."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a new head is made from.
 
-    kind = EAGLE
-    about = """\
-One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the target's hidden states;
-embeddings and output layer are the target's own and are not in the files."""
-    start = "ridge regression of the next hidden state"
+    Attributes:
+        vocabulary: [D] int64 ids of the tokens that it drafts.
+        responses: to learn from.
+        seed: of the weights that start at random.
+        feed_forward: width of its MLP; None: the target's.
+    """
 
-    def features(self, target: FeatureModel) -> FeatureSpec:
-        return FINAL_STATE
+    target: FeatureModel
+    frozen: Frozen
+    vocabulary: Tensor
+    responses: Sequence[Response]
+    seed: int
+    feed_forward: int | None = None
 
-    def begin(
-        self,
-        target: FeatureModel,
-        frozen: Frozen,
-        vocabulary: Tensor,
-        responses: Sequence[Response],
-        seed: int,
-        feed_forward: int | None = None,
-    ) -> EagleNetwork:
-        scale = _spread(responses) / float(frozen.embeddings.square().mean().sqrt())
-        config = EagleConfig.like(target, feed_forward, embedding_scale=scale)
-        network = new_eagle(config, seed).to(frozen.weight.device)
-        regress(network, frozen, responses)
-        return network
+
+def _begin_eagle(start: Start) -> EagleNetwork:
+    frozen, responses = start.frozen, start.responses
+    scale = _spread(responses) / float(frozen.embeddings.square().mean().sqrt())
+    config = EagleConfig.like(start.target, start.feed_forward, embedding_scale=scale)
+    network = new_eagle(config, start.seed).to(frozen.weight.device)
+    regress(network, frozen, responses)
+    return network
 
 
 def new_eagle(config: EagleConfig, seed: int) -> EagleNetwork:
@@ -102,39 +86,16 @@ def new_eagle(config: EagleConfig, seed: int) -> EagleNetwork:
     return _fresh(config, given, FINAL_STATE, seed, fuses_states=False)
 
 
-class Eagle3:
-    """EAGLE-3 (Li et al., 2025) in the format of speculators: its states are its own.
-
-    A state starts as what a linear map of the three hidden states tells of the final one, and its output layer as the
-    target's: so all drafting steps read states of one kind from the start.
-    """
-
-    kind = EAGLE3
-    about = """\
-One decoder layer of EAGLE-3 (Li et al., 2025) that reads hidden states of several of the target's layers and
-has an output layer of its own, in the format of speculators; embeddings are the target's own."""
-    start = "ridge regression of the final hidden state on those that it reads; the target's output layer"
-
-    def features(self, target: FeatureModel) -> FeatureSpec:
-        return FeatureSpec(layers_read(target.layers))
-
-    def begin(
-        self,
-        target: FeatureModel,
-        frozen: Frozen,
-        vocabulary: Tensor,
-        responses: Sequence[Response],
-        seed: int,
-        feed_forward: int | None = None,
-    ) -> EagleNetwork:
-        layers = layers_read(target.layers)
-        config = EagleConfig.like(
-            target, feed_forward, draft_vocab_size=len(vocabulary), eagle_aux_hidden_state_layer_ids=layers
-        )
-        output = {"lm_head.weight": frozen.weight.detach().cpu().clone()}
-        network = _fresh(config, output, FeatureSpec(layers), seed, fuses_states=True).to(frozen.weight.device)
-        fuse(network, responses)
-        return network
+def _begin_eagle3(start: Start) -> EagleNetwork:
+    """A state starts as what a linear map of the three hidden states tells of the final one, and its output layer as
+    the target's: so all drafting steps read states of one kind from the start."""
+    layers, weight = layers_read(start.target.layers), start.frozen.weight
+    vocabulary = {"draft_vocab_size": len(start.vocabulary), "eagle_aux_hidden_state_layer_ids": layers}
+    config = EagleConfig.like(start.target, start.feed_forward, **vocabulary)
+    output = {"lm_head.weight": weight.detach().cpu().clone()}
+    network = _fresh(config, output, FeatureSpec(layers), start.seed, fuses_states=True).to(weight.device)
+    fuse(network, start.responses)
+    return network
 
 
 def _fresh(
@@ -143,7 +104,11 @@ def _fresh(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         ids = np.arange(config.draft_vocab_size or config.vocab_size)
-        network = EagleNetwork(taken(config, FreshWeights(given), features, ids, fuses_states=fuses_states))
+        shapes = tensor_shapes(config, given, features, len(ids), fuses_states=fuses_states)
+        weights = {n: given[n] if n in given else _begun(n, shape) for n, shape in shapes.items()}
+    tensors = {name: weight.numpy() for name, weight in weights.items()}
+    arrays = HeadArrays(config=config, features=features, ids=ids, fuses_states=fuses_states, tensors=tensors)
+    network = EagleNetwork(arrays)
     return network.requires_grad_(True)
 
 
@@ -167,7 +132,7 @@ def read_trained(folder: Path, target: FeatureModel, architecture: Architecture)
     head = find_head(folder)
     if head is None or head.kind != architecture.kind:
         raise ConfigError(f"no {KINDS[architecture.kind]} head in {folder}: give --init a folder of one")
-    network, vocabulary = head.network_for(target)
+    network, vocabulary = head.network(head.arrays_for(target))
     (first, *others) = network.layers
     own = network.embed_tokens is not None or first.q_norm is not None
     if others or own or not head.config.use_aux_hidden_state:
@@ -186,23 +151,36 @@ def layers_read(layers: int) -> tuple[int, ...]:
     return (0, layers // 2, layers - 1) if layers > 2 else tuple(range(layers + 1))
 
 
-class FreshWeights(HeadWeights):
-    """Weights to train: those that are given, norms of ones, matrices as ``nn.Linear`` draws them, and zeros where a
-    layer adds to its input."""
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape."""
-        if name in self:
-            given: Tensor = super().take(name, *shape)
-            return given
-        if len(shape) == 1:
-            return torch.ones(shape)
-        if name.endswith(_ADDS):
-            return torch.zeros(shape)
-        return nn.Linear(shape[1], shape[0], bias=False).weight.detach()
+def _begun(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Weights to train: norms of ones, matrices as ``nn.Linear`` draws them, and zeros where a layer adds to its
+    input."""
+    if len(shape) == 1:
+        return torch.ones(shape)
+    if name.endswith(_ADDS):
+        return torch.zeros(shape)
+    return nn.Linear(shape[1], shape[0], bias=False).weight.detach()
 
 
-ARCHITECTURES: dict[str, Architecture] = {"eagle": Eagle(), EAGLE3: Eagle3()}
+ARCHITECTURES = {
+    "eagle": Architecture(
+        EAGLE,
+        """\
+One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the target's hidden states;
+embeddings and output layer are the target's own and are not in the files.""",
+        "ridge regression of the next hidden state",
+        lambda target: FINAL_STATE,
+        _begin_eagle,
+    ),
+    EAGLE3: Architecture(
+        EAGLE3,
+        """\
+One decoder layer of EAGLE-3 (Li et al., 2025) that reads hidden states of several of the target's layers and
+has an output layer of its own, in the format of speculators; embeddings are the target's own.""",
+        "ridge regression of the final hidden state on those that it reads; the target's output layer",
+        lambda target: FeatureSpec(layers_read(target.layers)),
+        _begin_eagle3,
+    ),
+}
 """What can be trained, by name."""
 
 

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from draftree.errors import UnsupportedModelError
-from draftree.models.gguf.gguf_file import GGUFHeader, GGUFWeights, read
+from draftree.models.gguf.gguf_file import EMBEDDINGS, OUTPUT, GGUFHeader, PackedRows, packed_rows, read
 
 VOCAB, HIDDEN = 40, 512
 IDS = torch.tensor([39, 0, 7, 7, 20])
@@ -54,8 +54,8 @@ def write(path: Path, tensors: Mapping[str, tuple[NDArray[Any], Kind]], alignmen
     return path
 
 
-def weights_of(path: Path) -> GGUFWeights:
-    return GGUFWeights(read(path))
+def weights_of(path: Path) -> dict[str, PackedRows]:
+    return packed_rows(read(path))
 
 
 def whole(weights: NDArray[np.uint8], kind: Kind) -> NDArray[np.float32]:
@@ -69,9 +69,9 @@ def test_rows_are_those_of_the_whole_matrix(kind: Kind, tmp_path: Path) -> None:
     wanted = whole(weights, kind)
     assert wanted.shape == (VOCAB, HIDDEN)
     for ids in (_IDS, EVERY.numpy(), _IDS[:1]):
-        assert read.embeddings(ids).dtype == np.float32
-        assert np.array_equal(read.embeddings(ids), wanted[ids])
-        assert np.array_equal(read.output_rows(ids), wanted[ids])  # tied: the output layer has the embeddings' weights
+        assert read[EMBEDDINGS].rows(ids).dtype == np.float32
+        assert np.array_equal(read[EMBEDDINGS].rows(ids), wanted[ids])
+        assert np.array_equal(read[OUTPUT].rows(ids), wanted[ids])  # tied: the output layer has the embeddings' weights
 
 
 @pytest.mark.parametrize("alignment", [None, 256])
@@ -82,8 +82,8 @@ def test_an_output_layer_of_its_own_has_rows_of_its_own(alignment: int | None, t
         "token_embd.weight": (packed(Kind.Q4_K), Kind.Q4_K),
     }
     read = weights_of(write(tmp_path / "untied.gguf", tensors, alignment))
-    assert np.array_equal(read.embeddings(_IDS), whole(packed(Kind.Q4_K), Kind.Q4_K)[_IDS])
-    assert np.array_equal(read.output_rows(_IDS), whole(own, Kind.Q6_K)[_IDS])
+    assert np.array_equal(read[EMBEDDINGS].rows(_IDS), whole(packed(Kind.Q4_K), Kind.Q4_K)[_IDS])
+    assert np.array_equal(read[OUTPUT].rows(_IDS), whole(own, Kind.Q6_K)[_IDS])
 
 
 def test_a_file_without_embeddings_is_one_line(tmp_path: Path) -> None:
@@ -106,5 +106,5 @@ def test_a_file_that_is_gone_is_one_line(tmp_path: Path) -> None:
 
 def _check_refused(header: GGUFHeader) -> None:
     with pytest.raises(UnsupportedModelError, match="use drafter") as caught:
-        GGUFWeights(header).embeddings(_IDS)
+        packed_rows(header)
     assert "\n" not in str(caught.value)

@@ -16,8 +16,8 @@ import numpy as np
 
 from draftree.errors import CacheError, InputError
 from draftree.models.base import Nodes, Row, prefill
-from draftree.models.heads.head_config import HeadArrays
 from draftree.models.heads.head_folder import find_head
+from draftree.models.heads.head_format import HeadArrays
 from draftree.models.native import binding
 from draftree.models.native.architecture import Hyperparameters
 from draftree.models.native.head_binding import CHead, HeadDescription, LoadedHead

@@ -12,6 +12,8 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Format
 from numpy.typing import NDArray
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from draftree.errors import CacheError, ModelFileError, UnsupportedModelError
 from draftree.models.base import Nodes, Row, prefill
@@ -19,7 +21,7 @@ from draftree.models.heads.eagle_network import EagleNetwork
 from draftree.models.heads.head_folder import HeadFolder, find_head
 from draftree.models.huggingface.inspection import fingerprint
 from draftree.models.native.binding import tiers
-from draftree.models.native.native_head import NativeHead, NativeHeadRow, rope_of
+from draftree.models.native.native_head import NativeHead, NativeHeadRow
 from draftree.models.native.native_model import NativeModel
 from draftree.sampling.warping import Warping, stream_key
 from draftree.scores import Draft, Edit, NumpyScores
@@ -272,11 +274,19 @@ def test_passes_can_be_measured_without_a_target(target: NativeModel, tmp_path: 
 @pytest.mark.parametrize("name", ROPES)
 def test_rotary_positions_are_those_of_transformers(name: str, tmp_path: Path, target: NativeModel) -> None:
     arrays = folder_of(replace(BASE, rope=ROPES[name]), tmp_path).arrays(target.layers)
-    turns: torch.Tensor = EagleNetwork(arrays).turns(torch.arange(300))[:, 0, :, :8]
-    frequencies, magnitude = rope_of(arrays.config)
-    angles = np.arange(300)[:, None] * frequencies
-    expected = np.stack([np.cos(angles), np.sin(angles)], 1) * magnitude
-    np.testing.assert_allclose(turns.numpy(), expected, atol=1e-4)
+    turns = EagleNetwork(arrays).turns(torch.arange(300))[:, 0]
+    config = arrays.config
+    stock = LlamaRotaryEmbedding(
+        LlamaConfig(
+            hidden_size=config.head_size * config.num_attention_heads,
+            num_attention_heads=config.num_attention_heads,
+            head_dim=config.head_size,
+            max_position_embeddings=config.max_position_embeddings,
+            rope_parameters=config.rope,
+        )
+    )
+    expected = torch.stack(stock(torch.zeros(1), torch.arange(300)[None]), dim=2)[0]
+    torch.testing.assert_close(turns, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())

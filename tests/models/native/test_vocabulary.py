@@ -23,8 +23,7 @@ from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.llama.llama_tokenizer import LlamaTokenizer
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL, EMBEDDED
-from draftree.models.native.bpe import PRE_TOKENIZERS
-from draftree.models.native.vocabulary import GGUFTokenizer, read_vocabulary
+from draftree.models.native.vocabulary import PRE_TOKENIZERS, GGUFTokenizer, read_vocabulary
 from draftree.text.encoding import Tokenizer, encode
 
 from ...tiny_gguf import SPECIAL, Vocabulary, byte_level, with_byte_fallback, write

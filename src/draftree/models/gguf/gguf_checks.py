@@ -17,7 +17,8 @@ from gguf.constants import GGUFValueType, Keys
 from numpy.typing import NDArray
 
 from ...errors import ModelFileError
-from .gguf_file import AGAIN, GGUFHeader, StoredTensor, read, unreadable
+from ..base import Capabilities
+from .gguf_file import AGAIN, GGUFHeader, StoredTensor, fingerprint, read, unreadable
 
 _NO_MODELS = {"adapter": "a LoRA adapter", "imatrix": "an importance matrix", "mmproj": "a multi-modal projector"}
 _MOST = {Keys.LLM.CONTEXT_LENGTH: 2**31 - 1, Keys.LLM.EMBEDDING_LENGTH: 2**31 - 1, Keys.LLM.BLOCK_COUNT: 512}
@@ -181,3 +182,25 @@ def _finite(tensor: StoredTensor) -> bool:
 
 def _pieces(values: NDArray[np.generic]) -> Iterable[NDArray[Any]]:
     return (values[begin : begin + _PIECE] for begin in range(0, len(values), _PIECE))
+
+
+def capabilities(header: GGUFHeader, name: str, threads: int, **given: Any) -> Capabilities:
+    """Of a model in a file, on a CPU.
+
+    Args:
+        given: what its engine knows.
+    """
+    return Capabilities(
+        name=name,
+        architecture=header.architecture,
+        parameters=sum(math.prod(tensor.shape) for tensor in header.tensors),
+        max_length_reason="its context",
+        dtype="float32",
+        device="cpu",
+        threads=threads,
+        weights=sum(math.prod(tensor.shape) for tensor in header.multiplied),
+        weight_bytes=sum(tensor.size for tensor in header.multiplied),
+        weight_format="+".join(sorted(header.formats)),
+        fingerprint=fingerprint(header),
+        **given,
+    )

@@ -13,7 +13,6 @@ import struct
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -370,43 +369,16 @@ Rows = NDArray[np.float32]
 _FIRST: Ids = np.zeros(1, np.int64)
 
 
-class GGUFWeights:
-    """Rows of the embeddings and of the output layer, float32 on the CPU; they are mapped at the first call.
+def packed_rows(header: GGUFHeader) -> dict[str, PackedRows]:
+    """``EMBEDDINGS`` and ``OUTPUT`` of a file; the latter are the embeddings where it has no output layer.
 
-    Args:
-        header: of the file.
+    Raises:
+        UnsupportedModelError: they cannot be read, or there are no embeddings.
     """
-
-    def __init__(self, header: GGUFHeader) -> None:
-        self._header = header
-
-    def embeddings(self, ids: Ids) -> Rows:
-        """[n, H] embeddings of tokens (``FeatureModel.embeddings``)."""
-        return self._tensors[EMBEDDINGS].rows(ids)
-
-    def output_rows(self, ids: Ids) -> Rows:
-        """[n, H] weights of the output layer (``FeatureModel.output_rows``); the embeddings' where it has none."""
-        return self._output.rows(ids)
-
-    def output_blocks(self, ids: Ids) -> tuple[NDArray[np.uint8], gguf.GGMLQuantizationType]:
-        """[n, bytes] rows of the output layer as the file has them, and their format."""
-        return self._output.blocks(ids)
-
-    @property
-    def _output(self) -> PackedRows:
-        return self._tensors.get(OUTPUT, self._tensors[EMBEDDINGS])
-
-    @cached_property
-    def _tensors(self) -> dict[str, PackedRows]:
-        """The tensors of these names that are in the file; the embeddings always are.
-
-        Raises:
-            UnsupportedModelError: they cannot be read, or there are no embeddings.
-        """
-        found = {t.name: PackedRows(t) for t in self._header.tensors if t.name in (EMBEDDINGS, OUTPUT)}
-        if EMBEDDINGS not in found:
-            raise _unread(f"{self._header.path} has no tensor {EMBEDDINGS}")
-        return found
+    found = {t.name: PackedRows(t) for t in header.tensors if t.name in (EMBEDDINGS, OUTPUT)}
+    if EMBEDDINGS not in found:
+        raise _unread(f"{header.path} has no tensor {EMBEDDINGS}")
+    return {OUTPUT: found[EMBEDDINGS], **found}
 
 
 class PackedRows:

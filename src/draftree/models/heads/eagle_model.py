@@ -16,15 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
-from torch.nn.utils import skip_init
 
 from ...errors import CacheError
 from ...scores import LastScores, Scores
 from ...tree import ROOT
-from ..base import NO_NODES, STOCK, Capabilities, FeatureSpec, LanguageModel, Nodes, Row
+from ..base import NO_NODES, STOCK, FeatureSpec, LanguageModel, Nodes, Row
 from ..huggingface.attention import attend_as_one
-from ..huggingface.cache import Rows, TreeCache, bytes_of, packed, padded
-from ..huggingface.features import feature_row
+from ..huggingface.cache import Rows, TreeCache, bytes_of, feature_row, packed, padded
 from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
 from ..huggingface.runner import Made, Pass, runner_of
 from ..huggingface.torch_scores import HeadScores
@@ -59,7 +57,7 @@ class HeadRow(Row):
 class HeadModel(LanguageModel):
     """A head that drafts for one target, as a ``LanguageModel``.
 
-    The network is the model's own from then on: its layers get other kernels (``settled``). Its passes are made as the
+    The network is the model's own from then on: it moves to the target's device and dtype. Its passes are made as the
     target's are (``Capabilities.runner``), in graphs where those are, but for the output layer, whose vocabulary grows
     with the text.
 
@@ -83,10 +81,16 @@ class HeadModel(LanguageModel):
         self._extends, output = network.lm_head is None, network.lm_head or output_for(self._target, self.vocabulary)
         network.lm_head = None
         self.layers = nn.ModuleDict({"network": network, "output": output})
+        self.layers.to(can.device, torch_dtype(can)).eval().requires_grad_(False)
         self.capabilities = replace(
-            settled(self.layers, target, name),
+            can,
+            **computing(self.layers.parameters(), can.device),
+            name=name,
             architecture=type(self).__name__,
             parameters=parameters,
+            attention="sdpa",
+            trees="",
+            weight_format=STOCK,
             slot_bytes=2 * layers * heads * width * torch_dtype(can).itemsize,
             fingerprint=weights,
         )
@@ -190,46 +194,14 @@ class HeadModel(LanguageModel):
             self.commit(row, [])
         fresh = [b for b, new in enumerate(tokens) if len(new)]
         if fresh:
-            self._feed([rows[b] for b in fresh], [tokens[b] for b in fresh], [features[b] for b in fresh])
+            own, texts = [rows[b] for b in fresh], [Nodes.chain(tokens[b].tolist()) for b in fresh]
+            self._append(own, texts, self.fused(torch.cat([features[b] for b in fresh])))
+            for row, text in zip(own, texts, strict=True):
+                self.commit(row, range(len(text.tokens)))
+                self._learn(row, text)
         logits = self._logits(rows, [row.scored for row in rows])
         self.pass_seconds += time.perf_counter() - began
         return logits
-
-    def _feed(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> None:
-        """Append tokens to each row, with the hidden states before them, in one pass."""
-        counts = [len(new) for new in tokens]
-        self._rows.place(rows, counts, self._device)
-        positions = [torch.arange(row.length, row.length + n) for row, n in zip(rows, counts, strict=True)]
-        inputs = torch.stack([torch.cat(list(tokens)), torch.cat(positions)])
-        predicted = self._read_text(rows, counts, inputs, self.fused(torch.cat(list(features))))
-        for row, new, state in zip(rows, tokens, predicted, strict=True):
-            row.predicted = row.scored = state
-            row.length += len(new)
-            self._learn(row, new)
-
-    def _read_text(
-        self, rows: Sequence[HeadRow], counts: Sequence[int], inputs: Tensor, states: Tensor
-    ) -> Sequence[Tensor]:
-        """[1, H] states of each row's last token, of a pass over tokens that the target has committed.
-
-        Only the last token of each row is scored: no others need their queries of the last layer.
-
-        Args:
-            rows, counts: placed in the cache, ``counts`` tokens for each.
-            inputs: [2, T] their tokens and positions, on the CPU.
-            states: [T, H] of the tokens before them.
-        """
-        at, device = self._rows.cache.placement, self._device
-        lasts, total, lines = torch.zeros((2, at.count), dtype=torch.int64), 0, [row.slot - at.first for row in rows]
-        for row, line, n in zip(rows, lines, counts, strict=True):
-            total += n
-            lasts[:, line] = torch.tensor([total - 1, row.length + n - 1])
-        last, end = lasts.to(device, non_blocking=True)
-        mask = torch.arange(at.end, device=device) <= end[:, None, None, None] if at.count > 1 else None
-        tokens, positions = inputs.to(device, non_blocking=True)
-        step = Pass(tokens, positions, last, mask, states=states, lasts=True)
-        predicted = self._runner.forward(step, self._rows.cache)[1]
-        return [predicted[line : line + 1] for line in lines]
 
     @torch.inference_mode()
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Scores:
@@ -240,27 +212,37 @@ class HeadModel(LanguageModel):
                 rows that are empty: to measure passes.
         """
         began = time.perf_counter()
-        own, device, are_text = [self.own(row) for row in rows], self._device, states is not None
+        own, are_text = [self.own(row) for row in rows], states is not None
         if states is None and not any(row.length for row in own):
             states = [self._zeros(len(new.tokens), self.network.sizes[0]) for new in nodes]
         elif states is None:
             for row, new in zip(own, nodes, strict=True):
                 if (new.parents >= len(row.parents)).any():
                     raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
-            befores = [torch.from_numpy(new.parents + 1).to(device, non_blocking=True) for new in nodes]
+            befores = [torch.from_numpy(new.parents + 1).to(self._device, non_blocking=True) for new in nodes]
             states = [row.predicted.index_select(0, before) for row, before in zip(own, befores, strict=True)]
-        grown, inputs, (mask,) = self._rows.place_nodes(own, nodes, device)
-        counts = [len(new.tokens) for new in nodes]
-        predicted = self._read_nodes(own, counts, inputs, torch.cat(list(states)), mask.to(device, non_blocking=True))
-        fresh = predicted.split(counts)
-        for row, parents, part in zip(own, grown, fresh, strict=True):
-            row.parents, row.predicted = parents, torch.cat([row.predicted, part])
+        fresh = self._append(own, nodes, torch.cat(list(states)))
         if are_text:
             for row, new in zip(own, nodes, strict=True):
-                self._learn(row, torch.from_numpy(new.tokens.astype(np.int64)))
+                self._learn(row, new)
         logits = self._logits(own, [part[len(part) - new.scored :] for part, new in zip(fresh, nodes, strict=True)])
         self.pass_seconds += time.perf_counter() - began
         return self._kept(logits, own, [new.scored for new in nodes])
+
+    def _append(self, rows: Sequence[HeadRow], nodes: Sequence[Nodes], states: Tensor) -> Sequence[Tensor]:
+        """Append nodes to each row in one pass, with [T, H] states of the tokens before them.
+
+        Returns:
+            for each row [n, H] what is predicted at its nodes.
+        """
+        grown, inputs, mask = self._rows.place_nodes(rows, nodes, self._device)
+        tokens, positions = inputs.to(self._device, non_blocking=True)
+        step = Pass(tokens, positions, slice(0, None), mask.to(self._device, non_blocking=True), states=states)
+        predicted = self._runner.forward(step, self._rows.cache)[1]
+        fresh: Sequence[Tensor] = predicted.split([len(new.tokens) for new in nodes])
+        for row, parents, part in zip(rows, grown, fresh, strict=True):
+            row.parents, row.predicted = parents, torch.cat([row.predicted, part])
+        return fresh
 
     @torch.inference_mode()
     def extend_below(
@@ -279,19 +261,6 @@ class HeadModel(LanguageModel):
             states.append(torch.stack(each))
         return self.extend(rows, nodes, states)
 
-    def _read_nodes(
-        self, rows: Sequence[HeadRow], counts: Sequence[int], inputs: Tensor, states: Tensor, mask: Tensor
-    ) -> Tensor:
-        """[T, H] states of nodes, of a pass over them.
-
-        Args:
-            rows, counts, inputs, states: as of ``_read_text``.
-            mask: [B, 1, width, S] bool, the slots that each node attends to.
-        """
-        tokens, positions = inputs.to(self._device, non_blocking=True)
-        step = Pass(tokens, positions, slice(0, None), mask, states=states)
-        return self._runner.forward(step, self._rows.cache)[1]
-
     def _logits(self, rows: Sequence[HeadRow], predicted: Sequence[Tensor]) -> Tensor:
         """[W, K] logits of the rows' [n, H] states, each over its row's draft vocabulary; -inf beyond it."""
         width, output = max(row.tokens.shape[0] for row in rows), self.layers["output"].forward
@@ -305,10 +274,11 @@ class HeadModel(LanguageModel):
             parts.append(pad(logits, (0, width - logits.shape[1]), value=float("-inf")))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _learn(self, row: HeadRow, tokens: Tensor) -> None:
+    def _learn(self, row: HeadRow, text: Nodes) -> None:
         """Add a text's tokens to its row's draft vocabulary, where they have rows in the output layer."""
         if not self._extends:
             return
+        tokens = torch.from_numpy(text.tokens.astype(np.int64))
         new = tokens[~row.known[tokens]].unique()
         if len(new):
             row.known[new] = True
@@ -359,7 +329,7 @@ class HeadModel(LanguageModel):
 
 
 class HeadPasses:
-    """Makes the passes of one head (``EagerRunner``): of each wanted token they give the state that it predicts.
+    """Makes the passes of one head (``EagerRunner``): of each token they give the state that it predicts.
 
     Args:
         network: the head's network.
@@ -367,70 +337,34 @@ class HeadPasses:
         device: the device that it computes on.
     """
 
-    splits, masks = False, torch.bool
+    masks = torch.bool
 
     def __init__(self, network: EagleNetwork, target: FeatureModel, device: torch.device) -> None:
         self._network, self._target, self.device = network, target, device
         self._turns: Tensor | None = None
 
     def forward(self, step: Pass, cache: TreeCache) -> Made:
-        """One pass (``Runner.forward``); [W, H] states, of all tokens or of the last ones (``Pass.lasts``)."""
-        blocks, at = self._network.blocks, cache.placement
-        states, turns = self._read(step, at.slots)
-        if not step.lasts:
-            for number in range(len(blocks)):
-                states = self._through(number, states, turns, step.mask, cache)
-            return None, self._network.predicted(states)[0]
-        slots = torch.arange(at.end, device=self.device)
-        for number in range(len(blocks) - 1):
-            seen = slots <= padded(step.positions[None, None, :, None], at.count, at.sources)
-            states = self._through(number, states, turns, seen, cache)
-        queries, keys, values = self._attend_with(len(blocks) - 1, states, turns, cache)
-        found = attend_as_one(queries[0, step.wanted][:, :, None], keys, values, step.mask, None)
-        outputs = blocks[-1].finish(states[0, step.wanted][:, None], found.flatten(2))
-        return None, self._network.predicted(outputs)[:, 0]
-
-    def _read(self, step: Pass, slots: int) -> tuple[Tensor, Tensor]:
-        """[1, T, I] what the first layer reads; [1, T, ...] rotations, of a table for all slots."""
-        if self._turns is None or self._turns.shape[0] < slots:
-            self._turns = self._network.turns(torch.arange(slots, device=self.device))
-        embed = self._network.embed_tokens
+        """One pass (``Runner.forward``); [T, H] states."""
+        network, at = self._network, cache.placement
+        if self._turns is None or self._turns.shape[0] < at.slots:
+            self._turns = network.turns(torch.arange(at.slots, device=self.device))
+        embed = network.embed_tokens
         embedded = self._target.embeddings(step.tokens) if embed is None else embed.forward(step.tokens)
-        states = self._network.read(embedded[None], step.states[None])  # type: ignore[index]
-        return states, self._turns[step.positions[None]]
-
-    def _attend_with(
-        self, number: int, states: Tensor, turns: Tensor, cache: TreeCache
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """[1, T, heads, D] queries of a layer; [B, kv_heads, S, D] keys and values of all slots."""
-        queries, keys, values = self._network.blocks[number].attend_with(states, turns)
-        return queries, *cache.update(keys.transpose(1, 2), values.transpose(1, 2), number)
-
-    def _through(self, number: int, states: Tensor, turns: Tensor, mask: Tensor | None, cache: TreeCache) -> Tensor:
-        """[1, T, I] -> [1, T, H] through a layer whose queries see what [B, 1, width, S] allows."""
-        queries, keys, values = self._attend_with(number, states, turns, cache)
-        at = cache.placement
-        lines = padded(queries.transpose(1, 2), at.count, at.sources)
-        found = packed(attend_as_one(lines, keys, values, mask, None), at.index, at.sources)
-        return self._network.blocks[number].finish(states, found.flatten(2))
+        states = network.read(embedded[None], step.states[None])  # type: ignore[index]
+        for number, block in enumerate(network.blocks):
+            queries, keys, values = block.attend_with(states, self._turns[step.positions[None]])
+            every = cache.update(keys.transpose(1, 2), values.transpose(1, 2), number)
+            lines = padded(queries.transpose(1, 2), at.count, at.sources)
+            found = packed(attend_as_one(lines, *every, step.mask, None), at.index, at.sources)
+            states = block.finish(states, found.flatten(2))
+        return None, network.predicted(states)[0]
 
 
 def output_for(target: FeatureModel, vocabulary: Tensor) -> nn.Linear:
     """A target's output layer for [D] of its tokens."""
-    can, (weight, bias) = target.capabilities, target.output_rows(vocabulary)
-    output = skip_init(
-        nn.Linear, weight.shape[1], len(weight), bias is not None, device=can.device, dtype=torch_dtype(can)
-    )
-    with torch.no_grad():
-        output.weight.copy_(weight)
-        if bias is not None:
-            output.bias.copy_(bias)
-    return output  # type: ignore[no-any-return]
-
-
-def settled(layers: nn.ModuleDict, target: LanguageModel, name: str) -> Capabilities:
-    """Move the layers of a head to its target's device and dtype, and describe them."""
-    can = target.capabilities
-    layers.to(can.device, torch_dtype(can)).eval().requires_grad_(False)
-    made = computing(layers.parameters(), can.device)
-    return replace(can, **made, name=name, attention="sdpa", trees="", weight_format=STOCK)
+    weight, bias = target.output_rows(vocabulary)
+    output = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
+    output.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        output.bias = nn.Parameter(bias, requires_grad=False)
+    return output

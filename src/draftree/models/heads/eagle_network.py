@@ -15,7 +15,7 @@ their format is draftree's alone, as speculators knows neither their draft vocab
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,73 +23,58 @@ import gguf
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
-from transformers import LlamaConfig
 from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ...artifacts import make_folder, write_whole
 from ...errors import ConfigError
 from ..base import Capabilities
 from ..huggingface.inspection import torch_dtype
+from ..native.native_head import rope_of
 from ..protocols import FeatureModel
-from .head_config import Array, EagleConfig, HeadArrays, LayerArrays
-from .head_tensors import CONFIG, PACKED, SAMPLE, WEIGHTS, sample
+from .head_format import CONFIG, PACKED, SAMPLE, WEIGHTS, Array, EagleConfig, HeadArrays, modules, sample, tensor_shapes
+
+Weights = Mapping[str, Array]
+"""Of a network, by the names of its parameters."""
 
 
-def _rotary(config: EagleConfig) -> nn.Module:
-    """Rotary positions by transformers' own class."""
-    made = LlamaConfig(
-        hidden_size=config.head_size * config.num_attention_heads,
-        num_attention_heads=config.num_attention_heads,
-        head_dim=config.head_size,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters=config.rope,
-    )
-    return LlamaRotaryEmbedding(made)
+def _parameter(values: Array) -> nn.Parameter:
+    return nn.Parameter(torch.as_tensor(values), requires_grad=False)
 
 
-def _parameter(*parts: Array | Tensor) -> nn.Parameter:
-    """Of parts one behind the other."""
-    tensors = [torch.as_tensor(part) for part in parts]
-    return nn.Parameter(tensors[0] if len(tensors) == 1 else torch.cat(tensors), requires_grad=False)
-
-
-def _linear(parts: Sequence[Array | Tensor], biases: Sequence[Array | Tensor | None] | None = None) -> nn.Linear:
-    """A linear layer of several in one."""
-    weight = _parameter(*parts)
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    made.weight = weight
-    if biases and (given := [bias for bias in biases if bias is not None]):
-        made.bias = _parameter(*given)
+def _linear(weights: Weights, name: str) -> nn.Linear:
+    rows, columns = weights[f"{name}.weight"].shape
+    made = nn.Linear(columns, rows, bias=False, device="meta")
+    made.weight = _parameter(weights[f"{name}.weight"])
+    if (bias := weights.get(f"{name}.bias")) is not None:
+        made.bias = _parameter(bias)
     return made
 
 
-def _norm(weight: Array | Tensor, eps: float) -> nn.RMSNorm:
+def _norm(weights: Weights, name: str, eps: float) -> nn.RMSNorm | None:
+    """None: the head has no such norm."""
+    if (weight := weights.get(f"{name}.weight")) is None:
+        return None
     made = nn.RMSNorm(len(weight), eps=eps, device="meta")
     made.weight = _parameter(weight)
     return made
 
 
-def _norm_or_none(weight: Array | Tensor | None, eps: float) -> nn.RMSNorm | None:
-    return None if weight is None else _norm(weight, eps)
-
-
 class EagleLayer(nn.Module):
     """A decoder layer around its attention: RMS norms, rotary grouped-query attention, gated feed-forward."""
 
-    def __init__(self, config: EagleConfig, arrays: LayerArrays) -> None:
+    def __init__(self, config: EagleConfig, weights: Weights, at: str) -> None:
         super().__init__()
         if config.hidden_act not in ACT2FN:
             raise ConfigError(f"its hidden_act is {config.hidden_act!r}: use one of transformers, such as silu")
         self._heads, self._kv_heads, self._width = config.num_attention_heads, config.kv_heads, config.head_size
         self._residual_normed, eps = config.norm_before_residual, config.rms_norm_eps
-        self.input_layernorm = _norm_or_none(arrays.input_norm, eps)
-        self.hidden_norm = _norm_or_none(arrays.state_norm, eps)
-        self.qkv = _linear(arrays.qkv, arrays.qkv_biases)
-        self.q_norm, self.k_norm = _norm_or_none(arrays.query_norm, eps), _norm_or_none(arrays.key_norm, eps)
-        self.o = _linear([arrays.output], [arrays.output_bias])
-        self.post_attention_layernorm = _norm(arrays.feed_forward_norm, eps)
-        self.gate_up, self.down = _linear([arrays.gate, arrays.up]), _linear([arrays.down])
+        self.input_layernorm = _norm(weights, f"{at}.input_layernorm", eps)
+        self.hidden_norm = _norm(weights, f"{at}.hidden_norm", eps)
+        self.qkv = _linear(weights, f"{at}.qkv")
+        self.q_norm, self.k_norm = _norm(weights, f"{at}.q_norm", eps), _norm(weights, f"{at}.k_norm", eps)
+        self.o = _linear(weights, f"{at}.o")
+        self.post_attention_layernorm = _norm(weights, f"{at}.post_attention_layernorm", eps)
+        self.gate_up, self.down = _linear(weights, f"{at}.gate_up"), _linear(weights, f"{at}.down")
         self._activation = ACT2FN[config.hidden_act]
 
     def attend_with(self, inputs: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,15 +83,14 @@ class EagleLayer(nn.Module):
         Returns:
             queries [B, n, heads, D], keys and values [B, n, kv_heads, D].
         """
-        if self.hidden_norm is not None and self.input_layernorm is not None:
+        if self.hidden_norm is not None:
             embeddings, states = inputs.chunk(2, dim=-1)
             inputs = torch.cat([normed(self.input_layernorm, embeddings), normed(self.hidden_norm, states)], dim=-1)
-        elif self.input_layernorm is not None:
+        else:
             inputs = normed(self.input_layernorm, inputs)
         found = self.qkv.forward(inputs).unflatten(-1, (-1, self._width))
         queries, keys, values = found.split([self._heads, self._kv_heads, self._kv_heads], dim=-2)
-        if self.q_norm is not None and self.k_norm is not None:
-            queries, keys = normed(self.q_norm, queries), normed(self.k_norm, keys)
+        queries, keys = normed(self.q_norm, queries), normed(self.k_norm, keys)
         cos, sin = turns.to(values.dtype).unbind(-2)
         return _turned(queries, cos, sin), _turned(keys, cos, sin), values
 
@@ -143,20 +127,22 @@ class EagleNetwork(nn.Module):
 
     def __init__(self, arrays: HeadArrays) -> None:
         super().__init__()
-        config, eps = arrays.config, arrays.config.rms_norm_eps
+        config, eps, weights = arrays.config, arrays.config.rms_norm_eps, dict(arrays.parameters)
         self.config, self.features, self.predicts_features = config, arrays.features, not arrays.fuses_states
         self._fuses = arrays.fuses_states
-        self.fc = None if arrays.fc is None else _linear([arrays.fc], [arrays.fc_bias])
-        self.input_norm = _norm(arrays.feature_norms[0], eps) if config.norm_before_fc else None
-        self.fc_norm = nn.ModuleList(_norm(weight, eps) for weight in arrays.feature_norms * config.fc_norm)
-        self.layers = nn.ModuleList(EagleLayer(config, layer) for layer in arrays.layers)
-        self.norm = _norm_or_none(arrays.norm, eps)
+        self.fc = _linear(weights, "fc") if "fc.weight" in weights else None
+        self.input_norm = _norm(weights, "input_norm", eps)
+        each = (_norm(weights, f"fc_norm.{i}", eps) for i in range(len(arrays.features.layers)))
+        self.fc_norm = nn.ModuleList(norm for norm in each if norm is not None)
+        self.layers = nn.ModuleList(EagleLayer(config, weights, f"layers.{i}") for i in range(config.num_hidden_layers))
+        self.norm = _norm(weights, "norm", eps)
         self.embed_tokens: nn.Embedding | None = None
-        if arrays.embeddings is not None:
-            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, device="meta")
-            self.embed_tokens.weight = _parameter(arrays.embeddings)
-        self.lm_head = None if arrays.output is None else _linear([arrays.output])
-        self._rotary = (_rotary(config),)  # no module of this one: its frequencies stay float32
+        if (own := weights.get("embed_tokens.weight")) is not None:
+            self.embed_tokens = nn.Embedding(own.shape[0], own.shape[1], device="meta")
+            self.embed_tokens.weight = _parameter(own)
+        self.lm_head = _linear(weights, "lm_head") if "lm_head.weight" in weights else None
+        frequencies, self._magnitude = rope_of(config)
+        self._frequencies = (torch.from_numpy(frequencies),)  # no buffer of this one: they stay float64
 
     @property
     def blocks(self) -> Sequence[EagleLayer]:
@@ -177,8 +163,7 @@ class EagleNetwork(nn.Module):
         """[..., F] hidden states of the target -> [..., H] states."""
         if not self._fuses:
             return features
-        if self.input_norm is not None:
-            features = normed(self.input_norm, features)
+        features = normed(self.input_norm, features)
         if self.fc_norm:
             parts = features.chunk(len(self.fc_norm), dim=-1)
             norms: Any = self.fc_norm
@@ -196,23 +181,24 @@ class EagleNetwork(nn.Module):
 
     def predicted(self, outputs: Tensor) -> Tensor:
         """[..., H] outputs of the last layer -> [..., H] states."""
-        return normed(self.norm, outputs) if self.norm is not None and self.config.norm_output else outputs
+        return normed(self.norm, outputs) if self.config.norm_output else outputs
 
     def readout(self, states: Tensor) -> Tensor:
         """[..., H] states -> [..., H], what the output layer reads."""
-        if self.norm is not None and not self.config.norm_output:
+        if not self.config.norm_output:
             states = normed(self.norm, states)
         return states if self.config.logit_scale == 1 else states * self.config.logit_scale
 
     def turns(self, positions: Tensor) -> Tensor:
         """[...] positions -> [..., 1, 2, D] cos and sin."""
-        like = torch.zeros(1, device=positions.device)
-        cos, sin = self._rotary[0].forward(like, position_ids=positions.reshape(1, -1))
-        return torch.stack([cos[0], sin[0]], dim=-2).view(*positions.shape, 1, 2, cos.shape[-1])
+        angles = positions[..., None, None] * self._frequencies[0].to(positions.device).repeat(2)
+        return (torch.stack([angles.cos(), angles.sin()], dim=-2) * self._magnitude).float()
 
 
-def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """``norm`` of [..., H]; on a CPU PyTorch's own takes ten times as long as this."""
+def normed(norm: nn.RMSNorm | None, x: Tensor) -> Tensor:
+    """``norm`` of [..., H], if there is one; on a CPU PyTorch's own takes ten times as long as this."""
+    if norm is None:
+        return x
     if x.device.type != "cpu":
         return norm(x)  # type: ignore[no-any-return]
     wide = x.float()
@@ -271,31 +257,14 @@ def _packed(named: tuple[str, Tensor]) -> tuple[str, Tensor]:
 
 
 def _tensors(network: EagleNetwork) -> dict[str, Tensor]:
-    """Its weights by the names of the format: what ``HeadWeights`` has joined is apart again."""
-    found: dict[str, Tensor] = {}
-
-    def put(module: nn.Module | None, *names: str, sizes: tuple[int, ...] = ()) -> None:
-        """The parameters of a module, cut along their first dimension where it stands for several."""
-        for kind, value in () if module is None else module.named_parameters():
-            for name, part in zip(names, value.split(sizes) if sizes else (value,), strict=True):
-                found[f"{name}.{kind}"] = part
-
-    config, (layer,) = network.config, network.layers
-    assert isinstance(layer, EagleLayer)  # noqa: S101 - it holds no others
-    heads, kv, at = config.num_attention_heads * config.head_size, config.kv_heads * config.head_size, "layers.0"
-    put(network.fc, "fc")
-    put(network.input_norm, "input_norm")
-    for i, norm in enumerate(network.fc_norm):
-        put(norm, f"fc_norm.{i}")
-    put(layer.input_layernorm, f"{at}.input_layernorm")
-    put(layer.hidden_norm, f"{at}.hidden_norm")
-    put(layer.qkv, *(f"{at}.self_attn.{part}_proj" for part in "qkv"), sizes=(heads, kv, kv))
-    put(layer.o, f"{at}.self_attn.o_proj")
-    put(layer.post_attention_layernorm, f"{at}.post_attention_layernorm")
-    put(layer.gate_up, f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj", sizes=(config.intermediate_size,) * 2)
-    put(layer.down, f"{at}.mlp.down_proj")
-    put(network.norm, "norm")
-    put(network.lm_head, "lm_head")
+    """Its weights by the names of the format: what modules have in one is apart again."""
+    found, own, config = dict[str, Tensor](), dict(network.named_parameters()), network.config
+    shapes = tensor_shapes(config, own, network.features, 0, fuses_states=not network.predicts_features)
+    for module, parts in modules(config.num_hidden_layers, len(network.features.layers)):
+        for kind in ("weight", "bias"):
+            if (value := own.get(f"{module}.{kind}")) is not None:
+                sizes = [shapes[f"{part}.weight"][0] for part in parts] if len(parts) > 1 else len(value)
+                found |= {f"{part}.{kind}": rows for part, rows in zip(parts, value.split(sizes), strict=True)}
     return found
 
 

@@ -12,7 +12,7 @@ import json
 import pickle
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,15 +29,30 @@ from ...errors import (
     DraftreeWarning,
     ModelFileError,
     UnknownNameError,
+    UnsupportedModelError,
     first_line,
+    listed,
     needs_extra,
 )
 from ..base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..native.native_head import NativeHead
 from ..native.native_model import NativeModel
 from ..protocols import DraftHead, FeatureModel, feature_model
-from .head_config import Array, EagleConfig, HeadArrays, HeadWeights, default_layers, taken
-from .head_tensors import CONFIG, UNREADABLE, is_same, read_sample, read_tensors, sample, tensor_names, vocabulary_in
+from .head_format import (
+    CONFIG,
+    UNREADABLE,
+    Array,
+    EagleConfig,
+    HeadArrays,
+    default_layers,
+    is_same,
+    read_sample,
+    read_tensors,
+    sample,
+    tensor_names,
+    tensor_shapes,
+    vocabulary_in,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +60,8 @@ if TYPE_CHECKING:
     from .eagle_model import HeadModel
     from .eagle_network import EagleNetwork
 
+SHIPPED = Path(__file__).parents[2] / "heads"
+"""Folder of the heads that come with the package."""
 EAGLE3, EAGLE = "eagle3", "eagle"
 KINDS = {EAGLE3: "EAGLE-3", EAGLE: "EAGLE-1, EAGLE-2 or HASS"}
 """Kind of head -> its name for users."""
@@ -60,8 +77,7 @@ _MOST_LAYERS = 2
 _UNUSED = re.compile(
     r"verifier_(norm|lm_head)\..*|.*rotary_emb\.inv_freq|[td]2[td]|target_sample|.*self_attn\.rotary.*"
 )
-_NAMED = 3
-"""Tensors that a message names."""
+_EMBEDDINGS = "embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -120,34 +136,28 @@ class HeadFolder:
         with self._reading():
             return read_tensors(self.folder)
 
-    def count(self, tensors: Mapping[str, Array]) -> int:
-        """How many hidden states of the target it reads.
+    def features(self, tensors: Mapping[str, Array], layers: int | None) -> FeatureSpec:
+        """Which hidden states of the target it reads.
+
+        Args:
+            layers: of the target, which counts hidden states from its end; None: it is not known.
 
         Raises:
-            ModelFileError: its ``fc`` fits no number.
-        """
-        ids = self.config.eagle_aux_hidden_state_layer_ids
-        if self.kind == EAGLE or not self.config.use_aux_hidden_state:
-            return 1
-        if "fc.weight" not in tensors:
-            return len(default_layers(0) if ids is None else ids)
-        shape, size = tensors["fc.weight"].shape, self.config.target_size
-        if len(shape) != 2 or shape[1] % size:
-            raise self._unreadable(f"fc.weight is {list(shape)}: it reads no hidden states of size {size}")
-        return int(shape[1]) // size
-
-    def features(self, count: int, layers: int | None) -> FeatureSpec:
-        """Which hidden states these are, of a target of so many layers; None: of one that has enough.
-
-        Raises:
-            ModelFileError: the config names another number of layers, or none where there is no default.
+            ModelFileError: its ``fc`` fits no number of them, its config names another number of layers, or none where
+                there is no default.
             ConfigError: they are beyond the target.
         """
-        ids = self.config.eagle_aux_hidden_state_layer_ids
+        ids, size = self.config.eagle_aux_hidden_state_layer_ids, self.config.target_size
         if self.kind == EAGLE or not self.config.use_aux_hidden_state:
             return FINAL_STATE
+        default = default_layers(layers or 0)
+        count = len(default if ids is None else ids)
+        if "fc.weight" in tensors:
+            shape = tensors["fc.weight"].shape
+            if len(shape) != 2 or shape[1] % size:
+                raise self._unreadable(f"fc.weight is {list(shape)}: it reads no hidden states of size {size}")
+            count = int(shape[1]) // size
         if ids is None:
-            default = default_layers(layers or 0)
             if count != len(default):
                 raise self._unreadable(f"fc.weight reads {count} hidden states, and its {CONFIG} does not say which")
             ids = default if layers is not None else (0,) * count
@@ -155,8 +165,12 @@ class HeadFolder:
             ids = tuple(layer + 1 for layer in ids)
         if len(ids) != count:
             raise self._unreadable(f"fc.weight reads {count} hidden states, and its {CONFIG} names {len(ids)}")
-        if layers is not None:
-            self._check_layers(ids, layers)
+        if layers is not None and not all(0 <= layer <= layers for layer in ids):
+            its = self.target or "its target"
+            raise ConfigError(
+                f"draft head {self.folder} reads the hidden states {list(ids)} of {its}, and the target has {layers} "
+                "layers: use the target that it was made for"
+            )
         return FeatureSpec(ids)
 
     def arrays(self, layers: int | None) -> HeadArrays:
@@ -170,22 +184,44 @@ class HeadFolder:
             ConfigError: it reads layers that the target has not.
         """
         tensors = self.tensors()
-        features = self.features(self.count(tensors), layers)
+        features = self.features(tensors, layers)
         with self._reading():
             ids, config = vocabulary_in(tensors, self.config)
-        weights = HeadWeights({name: tensor for name, tensor in tensors.items() if not _UNUSED.fullmatch(name)})
-        arrays = taken(config, weights, features, ids, fuses_states=self.kind != EAGLE)
-        self._check_weights(weights)
-        return arrays
+        tensors = {name: tensor for name, tensor in tensors.items() if not _UNUSED.fullmatch(name)}
+        fuses_states = self.kind != EAGLE
+        shapes = tensor_shapes(config, tensors, features, len(ids), fuses_states=fuses_states)
+        self._check_tensors(tensors, shapes)
+        if "fc.weight" not in shapes and (width := len(features.layers) * config.target_size) != config.hidden_size:
+            raise self._unreadable(
+                f"hidden states are of size {width}, not {config.hidden_size}, and there is no fc.weight"
+            )
+        used = {name: tensors[name] for name in shapes}
+        return HeadArrays(config=config, features=features, ids=ids, fuses_states=fuses_states, tensors=used)
 
-    def network(self, layers: int | None) -> tuple[EagleNetwork, Tensor]:
-        """The network of torch, and the target's ids of its vocabulary (``arrays``)."""
+    def arrays_for(self, target: FeatureModel) -> HeadArrays:
+        """Its weights for a target, without embeddings that are the target's own.
+
+        Raises:
+            ModelFileError: it cannot be read, or is not whole.
+            ConfigError: it was made for another target.
+        """
+        self._check_target(target)
+        arrays = self.arrays(target.layers)
+        own = arrays.tensors.get(_EMBEDDINGS)
+        return arrays if own is None or not _are_of(target, own) else arrays.without(_EMBEDDINGS)
+
+    def network(self, arrays: HeadArrays) -> tuple[EagleNetwork, Tensor]:
+        """The network of torch for its weights, and the target's ids of its vocabulary.
+
+        Raises:
+            MissingPackageError: torch is missing.
+            ModelFileError: it has no such network.
+        """
         with needs_extra("torch", f"draft head {self.folder}"):
             import torch
 
             from ..huggingface.hf_loading import quiet
             from .eagle_network import EagleNetwork
-        arrays = self.arrays(layers)
         try:
             with quiet():
                 return EagleNetwork(arrays).eval(), torch.from_numpy(arrays.ids)
@@ -202,32 +238,15 @@ class HeadFolder:
             MissingPackageError: it needs torch, which is missing.
         """
         if isinstance(target, NativeModel):
-            self._check_target(target)
-            arrays = self.arrays(target.layers)
-            if arrays.embeddings is not None and _are_of(target, arrays.embeddings):
-                arrays = replace(arrays, embeddings=None)
-            return NativeHead(arrays, target, f"head {self.folder.name}")
+            return NativeHead(self.arrays_for(target), target, f"head {self.folder.name}")
         return self.torch_head(feature_model(target))
 
     def torch_head(self, target: FeatureModel) -> HeadModel:
         """The head by torch, which reads hidden states that are given to it (``load``)."""
-        network, ids = self.network_for(target)
+        network, ids = self.network(self.arrays_for(target))
         from .eagle_model import HeadModel
 
         return HeadModel(network, ids, target, f"head {self.folder.name}")
-
-    def network_for(self, target: FeatureModel) -> tuple[EagleNetwork, Tensor]:
-        """Its network without embeddings that are the target's own, and the ids of its vocabulary.
-
-        Raises:
-            ModelFileError: it cannot be read, or is not whole.
-            ConfigError: it was made for another target.
-        """
-        self._check_target(target)
-        network, ids = self.network(target.layers)
-        if network.embed_tokens is not None and _are_of(target, network.embed_tokens.weight.float().numpy()):
-            network.embed_tokens = None
-        return network, ids
 
     def _check_target(self, target: FeatureModel) -> None:
         """Raise ConfigError if it was made for another target."""
@@ -254,7 +273,7 @@ class HeadFolder:
         with self._reading():
             known = read_sample(self.folder)
         if known is not None and not is_same(known, sample(target)):
-            return f"{self.made_for}, and {can.name}'s embeddings are others"
+            return f"{self.target or 'its target'}, and {can.name}'s embeddings are others"
         return None
 
     def describe(self) -> dict[str, str]:
@@ -284,11 +303,6 @@ class HeadFolder:
             "drafts": f"{len(arrays.ids)} of the target's tokens" + of_text * (self.kind == EAGLE),
         }
 
-    @property
-    def made_for(self) -> str:
-        """The target, in words."""
-        return self.target or "its target"
-
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """What is raised in here by damaged files comes as a ``ModelFileError``."""
@@ -305,31 +319,20 @@ class HeadFolder:
         """What is raised where it cannot be read."""
         return ModelFileError(f"cannot read the draft head {self.folder}: {why}: copy it again, whole")
 
-    def _check_weights(self, weights: HeadWeights) -> None:
-        """Check what a network has taken of its tensors; those that it has not are warned of.
+    def _check_tensors(self, tensors: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check that there are tensors of these shapes; others are warned of.
 
         Raises:
             ModelFileError: some are missing, or of other shapes.
         """
-        if weights.missing:
-            raise self._unreadable(f"it lacks {_list(weights.missing)}")
-        if weights.wrong:
-            raise self._unreadable(weights.wrong[0])
-        if weights.left:
-            message = f"draft head {self.folder} has {_list(sorted(weights.left))} more than its kind uses"
+        if missing := [name for name in shapes if name not in tensors]:
+            raise self._unreadable(f"it lacks {listed(missing, 'tensor')}")
+        for name, shape in shapes.items():
+            if (found := tensors[name].shape) != shape:
+                raise self._unreadable(f"{name} is {list(found)}, not {list(shape)}")
+        if unused := tensors.keys() - shapes.keys():
+            message = f"draft head {self.folder} has {listed(unused, 'tensor')} more than its kind uses"
             warnings.warn(message, DraftreeWarning, stacklevel=4)
-
-    def _check_layers(self, layers: Sequence[int], among: int) -> None:
-        """Check that a target of ``among`` layers has these hidden states (``FeatureSpec``).
-
-        Raises:
-            ConfigError: it has not.
-        """
-        if not all(0 <= layer <= among for layer in layers):
-            raise ConfigError(
-                f"draft head {self.folder} reads the hidden states {list(layers)} of {self.made_for}, and the target "
-                f"has {among} layers: use the target that it was made for"
-            )
 
 
 def find_head(folder: Path) -> HeadFolder | None:
@@ -393,15 +396,6 @@ def head_in(folder: Path) -> HeadFolder:
     return head
 
 
-def describe(folder: Path) -> dict[str, str]:
-    """What the head in a folder is (``HeadFolder.describe``), which is one.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
-    return head_in(folder).describe()
-
-
 def _are_of(target: FeatureModel, embeddings: Array) -> bool:
     """Are these [V, H] the target's own embeddings?"""
     if embeddings.shape[1] != target.hidden_size:
@@ -424,6 +418,33 @@ def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _list(names: list[str]) -> str:
-    more = ", ..." if len(names) > _NAMED else ""
-    return f"{len(names)} tensor{'s' * (len(names) > 1)} ({', '.join(names[:_NAMED])}{more})"
+def shipped_for(target: LanguageModel) -> Path | None:
+    """Folder of the head that comes with the package for a target, by whatever name it was loaded; None: there is none.
+
+    Reads no weights but the samples of those heads that have the target's sizes.
+
+    Raises:
+        ModelFileError: the package is not whole.
+    """
+    try:
+        given = feature_model(target)
+        heads = [head for folder in sorted(SHIPPED.glob("*/")) if (head := find_head(folder))]
+        return next((head.folder for head in heads if not head.mismatch(given)), None)
+    except (AttributeError, NotImplementedError, UnsupportedModelError):  # it has embeddings of its own kind, or none
+        return None
+
+
+def shipped_head(target: LanguageModel) -> DraftHead:
+    """The head that comes with the package for a target, by whatever name it was loaded.
+
+    Raises:
+        UnknownNameError: there is none.
+        ModelFileError: the package is not whole.
+    """
+    if folder := shipped_for(target):
+        return load_head(folder, target)
+    name = target.capabilities.name
+    raise UnknownNameError(
+        f"no draft head comes with draftree for {name}: train one with 'draftree train head --target {name}' and give "
+        "its folder, or use drafter 'auto'"
+    )

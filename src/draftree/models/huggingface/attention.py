@@ -35,17 +35,13 @@ _UNDER_WAY = local()
 
 
 @contextmanager
-def laid_out(at: Placement, mask: Tensor | None = None) -> Iterator[None]:
-    """What attends in here, in this thread, belongs to a pass that was placed so.
-
-    Args:
-        mask: of the row that attends apart.
-    """
-    _UNDER_WAY.placement, _UNDER_WAY.mask = at, mask
+def laid_out(at: Placement) -> Iterator[None]:
+    """What attends in here, in this thread, belongs to a pass that was placed so."""
+    _UNDER_WAY.placement = at
     try:
         yield
     finally:
-        _UNDER_WAY.placement = _UNDER_WAY.mask = None
+        _UNDER_WAY.placement = None
 
 
 def by_rows(attention: Attention) -> Attention:
@@ -59,14 +55,7 @@ def by_rows(attention: Attention) -> Attention:
         if at is None or at.count == 1:
             return attention(module, query, key, value, mask, **options)
         lines, _ = attention(module, padded(query, at.count, at.sources), key, value, mask, **options)
-        found = packed(lines, at.index, at.sources)
-        if at.apart is not None:
-            line, first, n = at.apart
-            row = key[line, None], value[line, None]
-            found[:, first : first + n], _ = attention(
-                module, query[:, :, first : first + n], *row, _UNDER_WAY.mask, **options
-            )
-        return found, None
+        return packed(lines, at.index, at.sources), None
 
     return run
 

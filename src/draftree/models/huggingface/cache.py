@@ -1,4 +1,5 @@
-"""TreeCache: the KV cache of many rows, written at slots, compacted by a gather over the accepted slots.
+"""What is kept of many rows: keys and values, written at slots and compacted by a gather over the accepted slots, and
+hidden states, as draft heads read them.
 
 Storage of a layer's keys, or values, is [rows, heads, slots, head_dim]. A row's committed tokens fill its first slots,
 in order, and its uncommitted nodes the slots behind them. ``Rows`` makes the masks.
@@ -7,7 +8,7 @@ in order, and its uncommitted nodes the slots behind them. ``Rows`` makes the ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ...errors import CacheError
 from ...tree import ROOT, Ints, ancestors
-from ..base import NO_NODES, Nodes, Row
+from ..base import FINAL_STATE, NO_NODES, FeatureSpec, Nodes, Row
 
 GRAIN = 64
 """Slots are allotted in multiples of this."""
@@ -40,9 +41,6 @@ class Placement:
             None: all rows have ``width`` tokens, from slot ``start`` on.
         sources: [B x width] int64 on the device, the token in each entry of [B, width]; padding has the first one;
             None: the tokens lie in the order of these entries, and there is no padding.
-        apart: a row with far more new tokens than the others, such as a chunk of a prompt: its number among the B, its
-            first token of the T, and how many it has. It attends by itself, and its line of [B, width] is padding;
-            None: there is none.
     """
 
     rows: int = 1
@@ -54,16 +52,10 @@ class Placement:
     end: int = 0
     index: Tensor | None = None
     sources: Tensor | None = None
-    apart: tuple[int, int, int] | None = None
 
 
 def padded(states: Tensor, count: int, sources: Tensor | None) -> Tensor:
-    """[1, heads, T, head_dim] of packed tokens -> [B, heads, width, head_dim].
-
-    Args:
-        states: queries, keys or values.
-        count, sources: as of ``Placement``.
-    """
+    """[1, heads, T, head_dim] of packed queries, keys or values -> [B, heads, width, head_dim] (``Placement``)."""
     if count == 1:
         return states
     if sources is not None:
@@ -155,11 +147,6 @@ class TreeCache(Cache):
         used = [layer for layer in self._layers if layer.is_initialized]
         return [states for layer in used for states in (layer.keys, layer.values)]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the storage takes."""
-        return sum(states.nbytes for states in self.storage)
-
     def reserve(self, rows: int, slots: int) -> None:
         """Allot at least ``rows`` x ``slots``: exactly (to the grain) at first, by doubling when it has to grow."""
         at = self.placement
@@ -185,8 +172,6 @@ class TreeCache(Cache):
         counts: Sequence[int],
         device: torch.device | str,
         order: Sequence[int] | None = None,
-        *,
-        split: bool = False,
     ) -> None:
         """Set where the next pass writes.
 
@@ -194,24 +179,18 @@ class TreeCache(Cache):
             first: first row that it covers.
             starts, counts: of each row that it covers, the slot of the first new token, and how many are new.
             order: of these rows those with new tokens, as their tokens come; by default as they lie.
-            split: a row may attend apart from the others.
         """
         at, own = self.placement, list(range(len(starts))) if order is None else list(order)
         at.first, at.count, at.width = first, len(starts), max(counts)
-        at.apart = _apart(counts, own) if split else None
-        if at.apart is not None:
-            at.width = max(1, *(n for b, n in enumerate(counts) if b != at.apart[0]))
         at.start, at.end = min(starts[b] for b in own), max(starts[b] + counts[b] for b in own)
         self.reserve(first + len(starts), at.end)
         at.index = at.sources = None
-        even = at.apart is None and own == list(range(len(starts))) and min(counts) == at.width
+        even = own == list(range(len(starts))) and min(counts) == at.width
         if even and (len(own) == 1 or at.start + at.width == at.end):
             return
         rows, columns = [b for b in own for _ in range(counts[b])], [i for b in own for i in range(counts[b])]
         slots = [starts[b] + i for b, i in zip(rows, columns, strict=True)]
         index = torch.tensor([rows, slots, columns])
-        if at.apart is not None:
-            index[2, at.apart[1] : at.apart[1] + at.apart[2]] = 0
         at.index = index.to(device, non_blocking=True)
         if not even:
             sources = torch.zeros(at.count * at.width, dtype=torch.int64)
@@ -235,14 +214,13 @@ class TreeCache(Cache):
             states[target, :, :length] = states[source, :, :length]
 
 
-def _apart(counts: Sequence[int], order: Sequence[int]) -> tuple[int, int, int] | None:
-    """``Placement.apart`` of rows with so many new tokens, where padding all to the widest more than doubles them."""
-    widest = max(order, key=lambda b: counts[b])
-    others = max((n for b, n in enumerate(counts) if b != widest), default=0)
-    if len(counts) * counts[widest] <= 2 * (len(counts) * max(1, others) + counts[widest]):
-        return None
-    before = sum(counts[b] for b in order[: order.index(widest)])
-    return widest, before, counts[widest]
+def long_row(counts: Sequence[int]) -> int | None:
+    """Of rows with so many new tokens the one with far more than the others, such as a chunk of a prompt; None: there
+    is none. Attention over all in one pass would pad them to more than twice its tokens."""
+    longest = max(range(len(counts)), key=counts.__getitem__)
+    others = max((n for b, n in enumerate(counts) if b != longest), default=0)
+    padded_together = len(counts) * counts[longest] > 2 * (len(counts) * max(1, others) + counts[longest])
+    return longest if padded_together else None
 
 
 def bytes_of(lengths: Sequence[int], slot_bytes: int) -> int:
@@ -268,40 +246,41 @@ class Rows(Generic[R]):
         row.slot = len(self._open)
         self._open.append(row)
 
+    def at(self, slot: int) -> R:
+        """The open row in a slot."""
+        return self._open[slot]
+
     def own(self, row: Row) -> R:
         """``row``, if it is open and this model's; else a ``CacheError``."""
         if 0 <= row.slot < len(self._open) and (found := self._open[row.slot]) is row:
             return found
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
-    def place(
-        self, rows: Sequence[R], counts: Sequence[int], device: torch.device | str, *, split: bool = False
-    ) -> None:
+    def place(self, rows: Sequence[R], counts: Sequence[int], device: torch.device | str) -> None:
         """Room for a pass that appends so many tokens to each of some rows; those between them get none."""
         first, last = min(r.slot for r in rows), max(r.slot for r in rows) + 1
         starts = [r.length + len(r.parents) for r in self._open[first:last]]
         fresh = [0] * len(starts)
         for row, count in zip(rows, counts, strict=True):
             fresh[row.slot - first] = count
-        self.cache.place(first, starts, fresh, device, [row.slot - first for row in rows], split=split)
+        self.cache.place(first, starts, fresh, device, [row.slot - first for row in rows])
 
-    def place_chain(self, row: R, text: Nodes, device: torch.device | str) -> tuple[list[Ints], Tensor, list[Tensor]]:
+    def place_chain(self, row: R, text: Nodes, device: torch.device | str) -> tuple[list[Ints], Tensor, None]:
         """``place_nodes`` for the first tokens of one row, a chain: attention is plain causal, so there is no mask."""
         self.place([row], [len(text.tokens)], device)
         inputs = np.stack([text.tokens, np.arange(len(text.tokens))], dtype=np.int64)
-        return [text.parents], torch.from_numpy(inputs), []
+        return [text.parents], torch.from_numpy(inputs), None
 
     def place_nodes(
-        self, rows: Sequence[R], nodes: Sequence[Nodes], device: torch.device | str, *, split: bool = False
-    ) -> tuple[list[Ints], Tensor, list[Tensor]]:
+        self, rows: Sequence[R], nodes: Sequence[Nodes], device: torch.device | str
+    ) -> tuple[list[Ints], Tensor, Tensor]:
         """Room for a pass that appends uncommitted nodes to each of some rows, and its inputs on the CPU.
 
         Padding attends to the first slot: what it finds is finite, and never read.
 
         Returns:
             parents of the uncommitted nodes of each of ``rows``, the new ones included; [2, T] int64 tokens and
-            positions; [B, 1, width, S] bool, the slots that each new node attends to, and where a row attends apart
-            (``split``) [1, 1, n, S] of its own.
+            positions; [B, 1, width, S] bool, the slots that each new node attends to.
 
         Raises:
             CacheError: a parent does not come before its child; nothing has changed.
@@ -310,22 +289,18 @@ class Rows(Generic[R]):
         for parents in grown:
             if (parents >= np.arange(len(parents))).any():
                 raise CacheError(f"parents {parents.tolist()} are not in order: a parent comes before its child")
-        self.place(rows, [len(new.tokens) for new in nodes], device, split=split)
+        self.place(rows, [len(new.tokens) for new in nodes], device)
         at, inputs = self.cache.placement, []
-        masks = [torch.zeros((at.count, 1, at.width, at.end), dtype=torch.bool)]
-        masks[0][..., 0] = True
-        if at.apart is not None:
-            masks.append(torch.zeros((1, 1, at.apart[2], at.end), dtype=torch.bool))
+        mask = torch.zeros((at.count, 1, at.width, at.end), dtype=torch.bool)
+        mask[..., 0] = True
         for row, new, parents in zip(rows, nodes, grown, strict=True):
             own_seen, depths = ancestors(parents, len(row.parents))
             seen = torch.from_numpy(own_seen)
             inputs.append(np.stack([new.tokens, depths + (row.length - 1)], dtype=np.int64))
-            line = row.slot - at.first
-            apart = at.apart is not None and line == at.apart[0]
-            own = masks[1][0, 0] if apart else masks[0][line, 0, : seen.shape[0]]
+            own = mask[row.slot - at.first, 0, : seen.shape[0]]
             own[:, : row.length] = True
             own[:, row.length : row.length + seen.shape[1]] = seen
-        return grown, torch.from_numpy(np.concatenate(inputs, axis=1)), masks
+        return grown, torch.from_numpy(np.concatenate(inputs, axis=1)), mask
 
     def commit(self, row: R, path: Sequence[int]) -> int:
         """Keep the uncommitted nodes of ``path``, drop the others; the last of the path, or ROOT."""
@@ -355,3 +330,118 @@ class Rows(Generic[R]):
             moved.slot = row.slot
             self._open[row.slot] = moved
         row.slot = -1
+
+
+_PIECES = 64
+"""Most pieces that a row's hidden states are kept in: a step adds one, and a copy of all is paid once in so many."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class FeatureRow(Row):
+    """A sequence inside a model that can keep hidden states.
+
+    Attributes:
+        features: hidden states of committed tokens in order, in pieces [n, F], since the model tracks them.
+        pending: [u, F] hidden states of the uncommitted nodes; None: there are none.
+        kept: which hidden states these are.
+    """
+
+    features: list[Tensor] = field(default_factory=list)
+    pending: Tensor | None = None
+    kept: FeatureSpec = FINAL_STATE
+
+    def add_features(self, states: Tensor, tracked: FeatureSpec) -> None:
+        """Keep hidden states of new uncommitted nodes: the same ones that it keeps of its other tokens.
+
+        Args:
+            states: [n, F], those that the model tracks.
+            tracked: which these are.
+        """
+        if not self.features and self.pending is None:
+            self.kept = tracked
+        fresh = feature_part(tracked, states, self.kept)
+        self.pending = fresh if self.pending is None else torch.cat([self.pending, fresh])
+
+    def last_features(self, count: int | None = None, wanted: FeatureSpec | None = None) -> Tensor:
+        """[count, F] hidden states of the last committed tokens, on the model's device.
+
+        Args:
+            count: at least 1; None: of all since the model tracks them.
+            wanted: which; None: all that are kept.
+
+        Raises:
+            CacheError: the model does not track them, or fewer are kept.
+        """
+        there = sum(map(len, self.features))
+        count = there if count is None else count
+        if not 0 < count <= there:
+            raise CacheError("hidden states are missing: call the model's track_features before the row is opened")
+        pieces, left = list[Tensor](), count
+        for piece in reversed(self.features):
+            if left > 0:
+                pieces.append(piece[-left:])
+            left -= len(piece)
+        return feature_part(self.kept, torch.cat(pieces[::-1]), wanted or self.kept)
+
+    def pending_feature(self, node: int, wanted: FeatureSpec | None = None) -> Tensor:
+        """[F] hidden states of an uncommitted node (``last_features``), on the model's device.
+
+        Raises:
+            CacheError: the model does not track them, or there is no such node.
+        """
+        if self.pending is None or node >= len(self.pending):
+            raise CacheError("the node has no hidden state: call the model's track_features before it is fed")
+        return feature_part(self.kept, self.pending[node], wanted or self.kept)
+
+    def first_features(self, length: int) -> list[Tensor]:
+        """Hidden states of the first ``length`` committed tokens, in pieces, as far as they are tracked."""
+        left = length - self.length + sum(map(len, self.features))
+        pieces: list[Tensor] = []
+        for piece in self.features:
+            if left > 0:
+                pieces.append(piece[:left])
+            left -= len(piece)
+        return pieces
+
+    def has_features(self, wanted: FeatureSpec) -> bool:
+        return not wanted or (self.kept.covers(wanted) and sum(map(len, self.features)) == self.length)
+
+    def keep_features(self, keep: Sequence[int], trunk: int) -> None:
+        """Follow a commit or a prune: of the uncommitted nodes' hidden states those of ``keep`` stay.
+
+        The first ``trunk`` of them are those of committed tokens from now on.
+        """
+        pending, self.pending = self.pending, None
+        if pending is None or not keep:
+            return
+        kept = pending.clone() if len(keep) == len(pending) else pending[list(keep)]  # not a view of the whole pass's
+        if trunk:
+            self.features.append(kept[:trunk])
+            if len(self.features) > _PIECES:
+                self.features = [torch.cat(self.features)]
+        if trunk < len(keep):
+            self.pending = kept[trunk:]
+
+
+def feature_row(row: Row) -> FeatureRow:
+    """``row``, if it can keep hidden states; else a ``CacheError``."""
+    if isinstance(row, FeatureRow):
+        return row
+    raise CacheError("the row keeps no hidden states: use a model that can track them")
+
+
+def feature_part(kept: FeatureSpec, states: Tensor, wanted: FeatureSpec) -> Tensor:
+    """[..., F'] the wanted ones of [..., F] hidden states.
+
+    Raises:
+        CacheError: some of them are missing.
+    """
+    if wanted == kept:
+        return states
+    if not kept.covers(wanted):
+        raise CacheError(
+            f"hidden states {list(wanted.layers)} are missing, {list(kept.layers)} are kept: call the model's "
+            "track_features before the row is opened"
+        )
+    each = dict(zip(kept.layers, states.chunk(len(kept.layers), dim=-1), strict=True))
+    return torch.cat([each[layer] for layer in wanted.layers], dim=-1)

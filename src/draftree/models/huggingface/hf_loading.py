@@ -10,8 +10,6 @@ import json
 import logging
 import shutil
 import sys
-import tempfile
-import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +19,7 @@ from typing import Any
 import platformdirs
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 from huggingface_hub.utils import logging as hub_logging
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.distributed.configuration_utils import DistributedConfig
@@ -36,6 +35,7 @@ from ...errors import (
     UnknownNameError,
     UnsupportedModelError,
     first_line,
+    listed,
 )
 from ...progress import err
 from ..base import EAGER, LanguageModel
@@ -44,15 +44,11 @@ from ..gguf.gguf_file import fingerprint
 from ..model_files import DEFAULT_MODEL, EMBEDDED, checkpoint, gguf_path
 from .hf_model import HFModel
 from .runner import check_runner
-from .tensor_parallel import agree, refuse_options
+from .tensor_parallel import agree
 
 AUTO, BACKEND = "auto", "transformers"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ATTENTIONS = ("sdpa", "eager")
-_PART = ".part-"
-"""Begins the name of a folder in which a conversion is made."""
-_ABANDONED = 24 * 3600
-"""Seconds since its last new file after which such a folder is that of a process that was killed."""
 
 
 def load_huggingface(
@@ -79,14 +75,14 @@ def load_part(name: str, **options: Any) -> HFModel:
     Raises:
         InputError: the model cannot be found, read or split, or an option does not go with several processes.
     """
-    backend = options.pop("backend", AUTO)
-    if backend not in (AUTO, BACKEND):
-        raise ConfigError(f"backend {backend!r} does not go with torchrun: leave one of them out")
-    refuse_options(options)
-    place, weights = _place(options.get("dtype"), options.get("device"))
+    place = "cuda" if torch.cuda.is_available() else "cpu"  # each process has its own
+    for option, fitting in (("backend", (AUTO, BACKEND)), ("device", (place,)), ("runner", ())):
+        if options.get(option) not in (None, *fitting):
+            raise ConfigError(f"{option} {options[option]!r} does not go with torchrun: leave one of them out")
+    device, weights = _place(options.get("dtype"), options.get("device"))
     failure: DraftreeError | None = None
     try:
-        stock, tokenizer = _load(name, place, weights, options.get("attention"), parts=dist.get_world_size())
+        stock, tokenizer = _load(name, device, weights, options.get("attention"), parts=dist.get_world_size())
     except DraftreeError as error:
         failure = error
     agree(failure)
@@ -159,18 +155,12 @@ def cache_folder() -> Path:
 def _converted(
     gguf: Path, name: str, weights: torch.dtype | None, attention: str | None, parts: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model of a GGUF file, by way of its conversion; a damaged one is made again, once."""
+    """The model of a GGUF file, by way of its conversion."""
     folder = convert(gguf)
     try:
         return read_pretrained(str(folder), name, dtype=weights, attention=attention, parts=parts)
     except ModelFileError as error:
-        message = f"the conversion of {gguf.name} in {folder} is damaged ({error}): it is made again"
-        warnings.warn(message, DraftreeWarning, stacklevel=3)
-    try:
-        shutil.rmtree(folder)
-    except OSError as error:
-        raise RunError(f"cannot write the model cache: {first_line(error)}: delete {folder}") from None
-    return read_pretrained(str(convert(gguf)), name, dtype=weights, attention=attention, parts=parts)
+        raise ModelFileError(f"the conversion of {gguf.name} is damaged ({error}): delete {folder}") from None
 
 
 def convert(gguf: Path) -> Path:
@@ -187,20 +177,19 @@ def convert(gguf: Path) -> Path:
         raise ModelFileError(f"cannot read {gguf}: {first_line(error)}") from None
     if folder.is_dir():
         return folder
+    part = folder.with_name(f"{folder.name}.part")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _clean(folder.parent)
-        part = Path(tempfile.mkdtemp(prefix=_PART, dir=folder.parent))
+        with FileLock(folder.parent.with_suffix(".lock")):  # another process may be at it: wait for that one
+            if not folder.is_dir():
+                shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+                try:
+                    _convert_into(gguf, part)
+                    part.rename(folder)
+                finally:
+                    shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
         raise _unwritable(error) from None
-    try:
-        _convert_into(gguf, part)
-        part.rename(folder)
-    except OSError as error:
-        if not folder.is_dir():  # another process may have finished first
-            raise _unwritable(error) from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return folder
 
 
@@ -226,14 +215,6 @@ def _unwritable(error: Exception) -> RunError:
     return RunError(f"cannot write the model cache {cache_folder()}: {first_line(error)}: {advice}")
 
 
-def _clean(cache: Path) -> None:
-    """Remove what conversions have left behind whose process was killed."""
-    for part in cache.glob(f"{_PART}*"):
-        with contextlib.suppress(FileNotFoundError):  # it has been finished in between
-            if part.stat().st_mtime < time.time() - _ABANDONED:
-                shutil.rmtree(part, ignore_errors=True)
-
-
 def _identity(gguf: Path) -> str:
     """The key of a file's conversion: a digest of its path, size and time of change.
 
@@ -249,8 +230,6 @@ _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 _READ = (_CONFIG, "generation_config.json", "tokenizer_config.json")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SAFE = (".safetensors", ".safetensors.index.json")
-_NAMED = 3
-"""Weights that a message names."""
 
 
 def read_pretrained(
@@ -364,22 +343,17 @@ def _pickled(name: str, file: str) -> ModelFileError:
 def _check_weights(report: dict[str, Any], name: str) -> None:
     """Every weight has to come from the checkpoint; what the checkpoint has beside them costs a warning."""
     if missing := report["missing_keys"]:
-        raise ModelFileError(f"cannot load {name!r}: it lacks {_list(missing)}: copy it again, whole")
+        raise ModelFileError(f"cannot load {name!r}: it lacks {listed(missing, 'weight')}: copy it again, whole")
     if other := report["mismatched_keys"]:
         weight, found, wanted = min(other)
         raise ModelFileError(
-            f"cannot load {name!r}: {_list(key for key, *_ in other)} of another size than its config: {weight} is "
-            f"{list(found)}, not {list(wanted)}: copy it again, weights and {_CONFIG}"
+            f"cannot load {name!r}: {listed((key for key, *_ in other), 'weight')} of another size than its config: "
+            f"{weight} is {list(found)}, not {list(wanted)}: copy it again, weights and {_CONFIG}"
         )
     if unused := report["unexpected_keys"]:
-        warnings.warn(f"{name} has {_list(unused)} more than its architecture uses", DraftreeWarning, stacklevel=4)
-
-
-def _list(weights: Any) -> str:
-    """How many there are, and the first by name."""
-    names = sorted(weights)
-    more = ", ..." if len(names) > _NAMED else ""
-    return f"{len(names)} weight{'s' * (len(names) > 1)} ({', '.join(names[:_NAMED])}{more})"
+        warnings.warn(
+            f"{name} has {listed(unused, 'weight')} more than its architecture uses", DraftreeWarning, stacklevel=4
+        )
 
 
 @contextlib.contextmanager

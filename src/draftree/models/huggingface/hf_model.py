@@ -25,7 +25,7 @@ from ...config import typed
 from ...errors import CacheError, UnsupportedModelError
 from ...scores import LastScores, Scores
 from ...text.encoding import Tokenizer
-from ...tree import ROOT
+from ...tree import ROOT, Ints
 from ..base import (
     DRAFTED,
     EAGER,
@@ -42,8 +42,7 @@ from ..base import (
 )
 from ..protocols import LayerSizes
 from . import attention, inspection
-from .cache import Rows, TreeCache, bytes_of
-from .features import FeatureRow, feature_row
+from .cache import FeatureRow, Rows, TreeCache, bytes_of, feature_row, long_row
 from .runner import GraphRunner, Pass, Runner, StockRunner, check_runner, exclusive, runner_of
 from .torch_scores import scores_of
 
@@ -257,6 +256,14 @@ class HFModel(LanguageModel):
         """Free the keys and values of rows that were closed; none may be open."""
         self._rows.cache = TreeCache(self._layers)
 
+    def own(self, row: Row) -> FeatureRow:
+        """``row``, if it is open and this model's; else a ``CacheError``."""
+        return self._rows.own(row)
+
+    def row_at(self, slot: int) -> Row:
+        """The open row with this ``Row.slot``."""
+        return self._rows.at(slot)
+
     @exclusive
     def open(self) -> Row:
         """A new row (``LanguageModel.open``)."""
@@ -269,38 +276,48 @@ class HFModel(LanguageModel):
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         own = [self._rows.own(row) for row in rows]
         self._scores.expire()
-        if len(own) == 1 or attention.takes_packed_rows(self.model):
-            logits = self._extend(own, nodes)
+        every = range(len(own))
+        if len(own) > 1 and not attention.takes_packed_rows(self.model):
+            passes = [[b] for b in every]
+        elif (alone := long_row([len(new.tokens) for new in nodes])) is not None:
+            passes = [[b for b in every if b != alone], [alone]]
         else:
-            logits = torch.cat([self._extend([row], [new]) for row, new in zip(own, nodes, strict=True)])
-        return self._scores.keep(scores_of(logits, [new.scored for new in nodes]))
+            passes = [[*every]]
+        made = [self._pass([own[b] for b in some], [nodes[b] for b in some]) for some in passes]
+        logits: dict[int, Tensor] = {}
+        for some, (grown, states, found) in zip(passes, made, strict=True):
+            logits.update(zip(some, found.split([nodes[b].scored for b in some]), strict=True))
+            for b, parents in zip(some, grown, strict=True):
+                own[b].parents = parents
+            if states is not None:
+                for b, part in zip(some, states.split([len(nodes[b].tokens) for b in some]), strict=True):
+                    own[b].add_features(part, self._tracked)
+        whole = made[0][2] if len(made) == 1 else torch.cat([logits[b] for b in every])
+        return self._scores.keep(scores_of(whole, [new.scored for new in nodes]))
 
-    def _extend(self, rows: Sequence[FeatureRow], nodes: Sequence[Nodes]) -> Tensor:
-        """[W, V] logits of the wanted nodes, row by row."""
+    def _pass(self, rows: Sequence[FeatureRow], nodes: Sequence[Nodes]) -> tuple[Sequence[Ints], Tensor | None, Tensor]:
+        """Parents of the uncommitted nodes of each row then, hidden states of the new ones, logits of the wanted ones.
+
+        Raises:
+            CacheError: as ``extend``.
+        """
         can = self.capabilities
         if len(rows) == 1 and rows[0].length + len(rows[0].parents) == 0 and _is_chain(nodes[0]):
-            grown, inputs, masks = self._rows.place_chain(rows[0], nodes[0], can.device)
+            grown, inputs, mask = self._rows.place_chain(rows[0], nodes[0], can.device)
         else:
-            split = self._runner.splits
-            grown, inputs, masks = self._rows.place_nodes(rows, nodes, can.device, split=split)
+            grown, inputs, mask = self._rows.place_nodes(rows, nodes, can.device)
         if inputs.numel() and (last := int(inputs[1].max())) >= can.max_length:
             raise CacheError(
                 f"a node at position {last} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
             )
-        additive = [self._additive(mask.to(can.device, non_blocking=True)) for mask in masks]
+        additive = None if mask is None else self._additive(mask.to(can.device, non_blocking=True))
         tokens, positions = inputs.to(can.device, non_blocking=True)
         began = time.perf_counter()
-        mask, own, *_ = *additive, None, None
-        step = Pass(tokens, positions, _wanted(nodes, can.device), mask, own, self._tracked)
+        step = Pass(tokens, positions, _wanted(nodes, can.device), additive, self._tracked)
         states, logits = self._runner.forward(step, self.cache)
-        if masks:
+        if mask is not None:
             self.pass_seconds += time.perf_counter() - began
-        for row, parents in zip(rows, grown, strict=True):
-            row.parents = parents
-        if states is not None:
-            for row, part in zip(rows, states.split([len(new.tokens) for new in nodes]), strict=True):
-                row.add_features(part, self._tracked)
-        return logits
+        return grown, states, logits
 
     def _additive(self, mask: Tensor) -> Tensor:
         """Eager attention adds its mask; SDPA takes either kind."""
@@ -327,7 +344,7 @@ class HFModel(LanguageModel):
         own, length = self._rows.own(row), row.length if length is None else length
         if not 0 <= length <= row.length:
             raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
-        other = replace(own, length=length, parents=NO_NODES, features=own.first_features(length), pending=[])
+        other = replace(own, length=length, parents=NO_NODES, features=own.first_features(length), pending=None)
         self._rows.fork(own, other)
         return other
 

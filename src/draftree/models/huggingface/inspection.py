@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterable, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,28 +64,17 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-5}
 _HALF_TOLERANCE = 0.2
 
 
-class Computing(TypedDict):
-    """What makes passes of some weights (``Capabilities``)."""
-
-    engine: str
-    tier: str
-    threads: int
-    accelerator: str
-    weights: int
-    weight_bytes: int
-
-
-def computing(weights: Iterable[Tensor], device: str) -> Computing:
-    """That torch multiplies these with each token."""
+def computing(weights: Iterable[Tensor], device: str) -> dict[str, Any]:
+    """What makes passes of these weights by torch, which multiplies them with each token (``Capabilities``)."""
     read, on_gpu = list(weights), device.startswith("cuda")
-    return Computing(
-        engine=f"transformers {transformers.__version__}, torch {torch.__version__}",
-        tier="torch-cuda" if on_gpu else "torch",
-        threads=torch.get_num_threads(),
-        accelerator=torch.cuda.get_device_name(device) if on_gpu else "",
-        weights=sum(weight.numel() for weight in read),
-        weight_bytes=sum(weight.numel() * weight.element_size() for weight in read),
-    )
+    return {
+        "engine": f"transformers {transformers.__version__}, torch {torch.__version__}",
+        "tier": "torch-cuda" if on_gpu else "torch",
+        "threads": torch.get_num_threads(),
+        "accelerator": torch.cuda.get_device_name(device) if on_gpu else "",
+        "weights": sum(weight.numel() for weight in read),
+        "weight_bytes": sum(weight.numel() * weight.element_size() for weight in read),
+    }
 
 
 def capabilities(model: PreTrainedModel, name: str) -> Capabilities:

@@ -42,21 +42,16 @@ class Pass:
         wanted: of which tokens the logits are wanted: the last ones, or [W] int64 of them.
         mask: [B, 1, width, S], added to attention scores; None: one row that was empty reads a chain, so that attention
             is plain causal.
-        apart: [1, 1, n, S], that of the row which attends apart (``Placement.apart``); None: there is none.
         features: which hidden states are wanted, of all tokens.
         states: [T, H] of a draft head: what it reads of the token before each.
-        lasts: of a draft head: what is wanted is one token of each of the B rows, and the mask is theirs alone,
-            [B, 1, 1, S], or None where one row sees all; the last layer is made for no other token.
     """
 
     tokens: Tensor
     positions: Tensor
     wanted: slice | Tensor
     mask: Tensor | None = None
-    apart: Tensor | None = None
     features: FeatureSpec = NO_FEATURES
     states: Tensor | None = None
-    lasts: bool = False
 
     @property
     def last(self) -> int | None:
@@ -69,13 +64,7 @@ Made = tuple[Tensor | None, Tensor]
 
 
 class Runner(Protocol):
-    """Makes passes of one model.
-
-    Attributes:
-        splits: a row may attend apart from the others.
-    """
-
-    splits: bool
+    """Makes passes of one model."""
 
     def forward(self, step: Pass, cache: TreeCache) -> Made:
         """Make a pass; its keys and values go to where the cache is placed.
@@ -104,8 +93,6 @@ class StockRunner:
         hidden: reads hidden states; None: no pass wants any.
     """
 
-    splits = True
-
     def __init__(self, model: PreTrainedModel, hidden: HiddenStates | None = None) -> None:
         self._model, self.hidden, self.masks, self.device = model, hidden, model.dtype, model.device
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -114,7 +101,7 @@ class StockRunner:
         """One pass (``Runner.forward``)."""
         last = step.last
         options = {"logits_to_keep": step.wanted if last is None else last or 1} if self._selects else {}
-        with laid_out(cache.placement, step.apart):
+        with laid_out(cache.placement):
             out = self._model(
                 input_ids=step.tokens[None],
                 attention_mask=step.mask,
@@ -144,15 +131,13 @@ class GraphRunner:
     are one launch each. Where nothing can be captured, passes are the same without it.
 
     Attributes:
-        shapes: of the passes so far, (tokens, rows, width, slots, logits, ``Pass.lasts``).
+        shapes: of the passes so far, (tokens, rows, width, slots, logits).
         uncaptured: why passes are not captured; "": they are.
 
     Args:
         eager: makes the passes.
         capture: makes graphs; by default CUDA's, on a device that has them.
     """
-
-    splits = False
 
     def __init__(self, eager: EagerRunner, capture: Capture | None = None) -> None:
         self._eager = eager
@@ -176,7 +161,7 @@ class GraphRunner:
         while slots < at.end:
             slots *= 2
         width = tokens if at.count == 1 else _filled(at.width)
-        shape = tokens, at.count, width, slots, logits if step.lasts else _filled(logits), int(step.lasts)
+        shape = tokens, at.count, width, slots, _filled(logits)
         if shape not in self._inputs:
             self._inputs[shape] = _StaticInputs(*shape, step, self._eager.masks)
         cache.reserve(at.first + at.count, slots + 1)
@@ -198,7 +183,7 @@ class GraphRunner:
             try:
                 replay = self._capture(make)
             except RuntimeError as error:
-                self.uncaptured = f"a pass of shape {key[:6]} cannot be captured: {error}"
+                self.uncaptured = f"a pass of shape {key[:5]} cannot be captured: {error}"
                 graphs.by_key.clear()
                 return make()
             graphs.keep(key, replay)
@@ -261,7 +246,7 @@ class _StaticInputs:
     """The inputs of passes of one shape (``GraphRunner.shapes``)."""
 
     def __init__(
-        self, tokens: int, count: int, width: int, slots: int, logits: int, lasts: int, like: Pass, masks: torch.dtype
+        self, tokens: int, count: int, width: int, slots: int, logits: int, like: Pass, masks: torch.dtype
     ) -> None:
         device = like.tokens.device
         self._hidden: float = False if masks == torch.bool else torch.finfo(masks).min
@@ -270,7 +255,7 @@ class _StaticInputs:
         self._index = torch.zeros((3, tokens), dtype=torch.int64, device=device)
         self._sources = torch.zeros((count, width), dtype=torch.int64, device=device)
         self._wanted = torch.zeros(logits, dtype=torch.int64, device=device)
-        self._mask = torch.zeros((count, 1, 1 if lasts else width, slots), dtype=masks, device=device)
+        self._mask = torch.zeros((count, 1, width, slots), dtype=masks, device=device)
         self._states = None if like.states is None else like.states.new_zeros(tokens, like.states.shape[1])
         self._slots, self._every = slots, torch.arange(tokens, device=device)
 
@@ -288,8 +273,6 @@ class _StaticInputs:
         self._mask.fill_(self._hidden)[..., 0] = self._seen
         if step.mask is not None:
             self._mask[:, :, : step.mask.shape[2], : at.end] = step.mask
-        elif step.lasts:
-            self._mask[..., : at.end] = self._seen
         else:
             causal = every[:, None] < every
             self._mask[0, 0, :total, :total].fill_(self._seen).masked_fill_(causal, self._hidden)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,13 +20,12 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from threading import RLock
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ...errors import CacheError, ConfigError, DraftreeError, RunError
+from ...errors import DraftreeError, RunError
 from ...progress import err
 from ...scores import Scores
 from ..base import Capabilities, LanguageModel, Nodes, Row
@@ -65,32 +63,19 @@ class Ranks:
         """
         if self.under_way:
             raise RunError("a pass has failed on one of several processes: start the command again")
-        with _interrupted_later():
-            self.under_way = True
-            self.send(*call)
+        self.under_way = True
+        self.send(*call)
+        try:
             yield
+        except DraftreeError:  # all ranks raise it
             self.under_way = False
+            raise
+        self.under_way = False
 
     def end(self) -> None:
         """Let the other ranks end, unless they are inside a call: ``torchrun`` ends those."""
         if not self.under_way:
             self.send(_END)
-
-
-@contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """Ctrl-C comes when this has ended: a call that one rank leaves early leaves the others inside it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda *given: came.append(given))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came and callable(before):
-        before(*came[-1])
 
 
 _ranks: Ranks | None = None
@@ -113,7 +98,7 @@ def run_on_ranks(command: Callable[[], int], load: Part) -> int:
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_PATIENCE)
     try:
         if rank := dist.get_rank():
-            return _following(rank, load)
+            return _follow(rank, load)
         _ranks = Ranks()
         try:
             return command()
@@ -124,49 +109,38 @@ def run_on_ranks(command: Callable[[], int], load: Part) -> int:
         dist.destroy_process_group()
 
 
-def _following(rank: int, load: Part) -> int:
-    """Make rank 0's calls until it ends; the exit code."""
+def _follow(rank: int, load: Part) -> int:
+    """Make rank 0's calls until it ends, and print nothing; the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is rank 0's
+    warnings.simplefilter("ignore")
+    err.quiet = True
+    parts: list[HFModel] = []
     try:
-        _follow(load)
+        while True:
+            box: list[Any] = [None]
+            dist.broadcast_object_list(box, src=0, device=_HOST)
+            what, *given = box[0]
+            if what == _END:
+                return 0
+            with contextlib.suppress(DraftreeError):  # rank 0 has raised it too
+                if what == _LOAD:
+                    name, options = given
+                    parts.append(load(name, **options))
+                else:
+                    number, slots, arguments = given
+                    model = parts[number]
+                    _make(model, what, [model.row_at(slot) for slot in slots], arguments)
     except RuntimeError as error:  # of this part, or because another process is gone
         err.quiet = False
         why = (str(error).strip() or repr(error)).splitlines()[0]
         err.print(f"draftree: process {rank} failed: {why}", style="red", markup=False)
         return 1
-    return 0
 
 
-def _follow(load: Part) -> None:
-    """Make rank 0's calls until it ends; print nothing."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is rank 0's
-    warnings.simplefilter("ignore")
-    err.quiet = True
-    parts: list[tuple[HFModel, dict[int, Row]]] = []
-    while True:
-        box: list[Any] = [None]
-        dist.broadcast_object_list(box, src=0, device=_HOST)
-        what, *given = box[0]
-        if what == _END:
-            return
-        with contextlib.suppress(DraftreeError):  # rank 0 has raised it too
-            if what == _LOAD:
-                name, options = given
-                parts.append((load(name, **options), {}))
-            else:
-                number, kept, rows, arguments = given
-                model, own = parts[number]
-                made = getattr(model, what)(*_in_place(own, rows), *arguments)
-                if kept is not None:
-                    own[kept] = made
-                elif what == "close":
-                    del own[rows]
-
-
-def _in_place(own: dict[int, Row], rows: int | list[int] | None) -> list[Any]:
-    """The rows of a call, as its first argument; none where it has none."""
-    if rows is None:
-        return []
-    return [own[rows] if isinstance(rows, int) else [own[row] for row in rows]]
+def _make(model: HFModel, method: str, rows: Sequence[Row], arguments: Sequence[Any]) -> Any:
+    """A call of a model's method on rows."""
+    first = [list(rows)] if method == "extend" else rows
+    return getattr(model, method)(*first, *arguments)
 
 
 def load_over_ranks(name: str, options: dict[str, Any], load: Part) -> ParallelModel:
@@ -178,11 +152,7 @@ def load_over_ranks(name: str, options: dict[str, Any], load: Part) -> ParallelM
     if _ranks is None:
         raise RunError("no other processes wait for calls: run the command with torchrun")
     with _ranks.call(_LOAD, name, options):
-        try:
-            part = load(name, **options)
-        except DraftreeError:
-            _ranks.under_way = False
-            raise
+        part = load(name, **options)
     return ParallelModel(part, _ranks)
 
 
@@ -210,11 +180,11 @@ class ParallelModel(LanguageModel):
         tokenizer: the model's tokenizer.
     """
 
-    _instances = count()
+    _numbers = count()
 
     def __init__(self, part: HFModel, ranks: Ranks) -> None:
         self._part, self._ranks, self._lock = part, ranks, RLock()
-        self._instance, self._numbers, self._next = next(self._instances), dict[Row, int](), count()
+        self._number = next(self._numbers)
         self.tokenizer, self.cache_bytes = part.tokenizer, part.cache_bytes
         can, size = part.capabilities, dist.get_world_size()
         self.capabilities: Capabilities = replace(
@@ -223,93 +193,46 @@ class ParallelModel(LanguageModel):
             slot_bytes=can.slot_bytes // size,
         )
 
-    @property
-    def pass_seconds(self) -> float:
-        """Wall-clock seconds inside forward passes so far."""
-        return self._part.pass_seconds
-
-    @pass_seconds.setter
-    def pass_seconds(self, seconds: float) -> None:
-        self._part.pass_seconds = seconds
-
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together (``LanguageModel.holds``)."""
         return self._part.holds(lengths)
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room on every rank (``LanguageModel.reserve``)."""
-        self._made("reserve", None, rows, tokens)
+        self._made("reserve", (), rows, tokens)
 
     def open(self) -> Row:
         """A new row (``LanguageModel.open``)."""
-        return self._opened("open", None)
+        row: Row = self._made("open", ())
+        return row
 
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes in one pass of all ranks (``LanguageModel.extend``)."""
-        scores: Scores = self._made("extend", list(rows), list(nodes))
+        scores: Scores = self._made("extend", rows, list(nodes))
         return scores
 
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of a path (``LanguageModel.commit``)."""
-        self._made("commit", row, list(path))
+        self._made("commit", (row,), list(path))
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
-        self._made("prune", row, list(keep), trunk)
+        self._made("prune", (row,), list(keep), trunk)
 
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another (``LanguageModel.fork``)."""
-        return self._opened("fork", row, length)
+        fork: Row = self._made("fork", (row,), length)
+        return fork
 
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``)."""
-        self._made("close", row)
-        del self._numbers[row]
+        self._made("close", (row,))
 
-    def _opened(self, method: str, row: Row | None, *arguments: Any) -> Row:
+    def _made(self, method: str, rows: Sequence[Row], *arguments: Any) -> Any:
+        """A call by all ranks on rows, which have the same slots everywhere; what rank 0's part returns."""
         with self._lock:
-            number = next(self._next)
-            made: Row = self._made(method, row, *arguments, kept=number)
-            self._numbers[made] = number
-        return made
-
-    def _made(self, method: str, rows: Row | list[Row] | None, *arguments: Any, kept: int | None = None) -> Any:
-        """A call by all ranks; what rank 0's part returns.
-
-        Args:
-            rows: its first argument, if it is about rows.
-            kept: the number of the row that it makes.
-        """
-        with self._lock:
-            numbers = self._numbers_of(rows)
-            first = [] if rows is None else [rows]
-            with self._ranks.call(method, self._instance, kept, numbers, arguments):
-                try:
-                    return getattr(self._part, method)(*first, *arguments)
-                except CacheError:  # of a call that no rank has made
-                    self._ranks.under_way = False
-                    raise
-
-    def _numbers_of(self, rows: Row | list[Row] | None) -> int | list[int] | None:
-        try:
-            if isinstance(rows, list):
-                return [self._numbers[row] for row in rows]
-            return None if rows is None else self._numbers[rows]
-        except KeyError:
-            raise CacheError(f"the row is closed, or of another model than {self.capabilities.name}") from None
-
-
-def refuse_options(options: dict[str, Any]) -> None:
-    """Check that options go with several processes.
-
-    Raises:
-        ConfigError: one does not.
-    """
-    place = "cuda" if torch.cuda.is_available() else "cpu"
-    if options.get("device") not in (None, place):
-        raise ConfigError(f"device {options['device']!r} does not go with torchrun, which gives each process its own")
-    if options.get("runner") is not None:
-        raise ConfigError(
-            f"runner {options['runner']!r} does not go with torchrun: layers are split as transformers has them: "
-            "leave it out"
-        )
+            slots = [self._part.own(row).slot for row in rows]
+            with self._ranks.call(method, self._number, slots, arguments):
+                made = _make(self._part, method, rows, arguments)
+            self.pass_seconds = self._part.pass_seconds
+            return made

@@ -17,8 +17,6 @@ from torch import Tensor
 from ...sampling.warping import GOLDEN, MASK64, MIX1, MIX2, Warping
 from ...scores import Draft, Edits, NumpyScores, Scores, Slots, Top
 
-_NUCLEUS = 1024
-"""Tokens that are sorted at first to find a top-p set on a CPU; the whole vocabulary when they hold too little mass."""
 _CHUNK = 256
 """Most tokens whose largest logit is found at once."""
 
@@ -55,15 +53,8 @@ def _drop_below(x: Tensor, edge: Tensor) -> Tensor:
 
 def _nucleus_edge(x: Tensor, top_p: float) -> Tensor:
     """[R, 1] smallest logit of the smallest set whose probability reaches ``top_p``."""
-    total = x.double().logsumexp(-1, keepdim=True)
-    vocab = x.shape[-1]
-    width = vocab if x.is_cuda else min(_NUCLEUS, vocab)
-    while True:
-        top = x.topk(width).values
-        mass = (top - total).exp().cumsum(-1)
-        if width == vocab or bool((mass[:, -1] >= top_p).all()):
-            break
-        width = vocab
+    top = x.sort(-1, descending=True).values
+    mass = (top - x.double().logsumexp(-1, keepdim=True)).exp().cumsum(-1)
     # A token stays iff the mass of the tokens before it is below top_p; the first always stays.
     kept = 1 + (mass[:, :-1] < top_p).sum(-1, keepdim=True)
     return top.gather(-1, kept - 1)
@@ -257,15 +248,6 @@ def scores_of(logits: Tensor, counts: Sequence[int]) -> Scores:
     if logits.device.type != "cpu":
         return TorchScores(logits, counts)
     return NumpyScores(logits.detach().float().numpy(), counts)
-
-
-def tensor_of(scores: Scores) -> Tensor:
-    """[W, V] logits by slot, where they are; they must not be changed."""
-    if isinstance(scores, TorchScores):
-        return scores.tensor
-    if isinstance(scores, NumpyScores):
-        return torch.from_numpy(scores.rows)
-    return torch.from_numpy(scores.logits(range(scores.starts[-1])))
 
 
 class HeadScores(TorchScores):

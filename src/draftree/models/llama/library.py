@@ -10,7 +10,7 @@ import ctypes
 import importlib.metadata
 import importlib.util
 from collections.abc import Sequence
-from ctypes import CFUNCTYPE, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -133,7 +133,6 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "model_free": (None, (c_void_p,)),
     "model_get_vocab": (c_void_p, (c_void_p,)),
     "model_n_ctx_train": (c_int32, (c_void_p,)),
-    "model_n_params": (c_uint64, (c_void_p,)),
     "model_n_swa": (c_int32, (c_void_p,)),
     "model_has_encoder": (c_bool, (c_void_p,)),
     "model_has_decoder": (c_bool, (c_void_p,)),

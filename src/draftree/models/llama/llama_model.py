@@ -7,7 +7,6 @@ attention would be rounded otherwise than in AR decoding. What is rejected belon
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,6 @@ from ...tree import ROOT, Floats
 from ..base import (
     NO_NODES,
     PROMPT,
-    Capabilities,
     LanguageModel,
     Nodes,
     Row,
@@ -36,7 +34,8 @@ from ..base import (
     free_memory,
     prefill,
 )
-from ..gguf.gguf_file import fingerprint, slot_bytes
+from ..gguf.gguf_checks import capabilities
+from ..gguf.gguf_file import slot_bytes
 from ..processors import default_threads
 from .branches import Branches
 from .library import IDS, Context, Tokens, Weights, open_library
@@ -92,11 +91,21 @@ class LlamaModel(LanguageModel):
     @typed
     def __init__(self, path: str | Path, *, name: str | None = None, threads: int | None = None) -> None:
         self.weights = Weights(open_library(), Path(path))
-        self.tokenizer: Tokenizer | None = read_tokenizer(
-            self.weights.library, self.weights.vocab, self.weights.header.chat_template, self.weights
-        )
+        llama, header, vocab = self.weights.library, self.weights.header, self.weights.vocab
+        self.tokenizer: Tokenizer | None = read_tokenizer(llama, vocab, header.chat_template, self.weights)
         self.threads = threads or default_threads()
-        self.capabilities = _capabilities(self.weights, name or str(path), self.threads)
+        self.capabilities = capabilities(
+            header,
+            name or str(path),
+            self.threads,
+            max_length=llama.model_n_ctx_train(self.weights.pointer),
+            vocab_size=self.weights.vocab_size,
+            eos_ids=frozenset(i for i in range(self.weights.vocab_size) if llama.vocab_is_eog(vocab, i)),
+            engine=f"llama.cpp of {llama.name}",
+            tier="llama.cpp",
+            attention="flash",
+            slot_bytes=slot_bytes(header, *self.weights.types),
+        )
         self.cache_bytes = free_memory() // 2
         self.pass_seconds = 0.0
         self._lock = RLock()
@@ -336,30 +345,6 @@ class LlamaModel(LanguageModel):
             row.slot = -1
             if not self._open:
                 self._context.clear()
-
-
-def _capabilities(weights: Weights, name: str, threads: int) -> Capabilities:
-    llama, header = weights.library, weights.header
-    return Capabilities(
-        name=name,
-        architecture=header.architecture,
-        parameters=llama.model_n_params(weights.pointer),
-        max_length=llama.model_n_ctx_train(weights.pointer),
-        max_length_reason="its context",
-        vocab_size=weights.vocab_size,
-        eos_ids=frozenset(i for i in range(weights.vocab_size) if llama.vocab_is_eog(weights.vocab, i)),
-        dtype="float32",
-        device="cpu",
-        engine=f"llama.cpp of {llama.name}",
-        tier="llama.cpp",
-        threads=threads,
-        weights=sum(math.prod(tensor.shape) for tensor in header.multiplied),
-        weight_bytes=sum(tensor.size for tensor in header.multiplied),
-        attention="flash",
-        weight_format="+".join(sorted(header.formats)),
-        fingerprint=fingerprint(header),
-        slot_bytes=slot_bytes(header, *weights.types),
-    )
 
 
 _PARENTS = (-1, -1, 0, 1, 3, 2, 3, 4)

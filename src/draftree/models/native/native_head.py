@@ -19,8 +19,8 @@ from ...errors import UnsupportedModelError
 from ...scores import Draft, Edit, Edits, NumpyScores, Scores, Slots, Top, allowed_tokens
 from ...tree import ROOT
 from ..base import NO_NODES, FeatureSpec, Nodes, Row, exclusive
-from ..heads.head_config import Array, EagleConfig, HeadArrays, LayerArrays
-from ..heads.head_tensors import fingerprint_of
+from ..gguf.gguf_file import OUTPUT
+from ..heads.head_format import Array, EagleConfig, HeadArrays, fingerprint_of
 from .architecture import PLACE, Hyperparameters, frequencies, yarn, yarn_magnitude
 from .head_binding import LAST_STATE, NO_STATE, CHead, HeadDescription, LoadedHead, places
 from .native_model import MOST_TOP, NativeModel, NativeRow, NativeRows, NativeScores
@@ -46,25 +46,21 @@ class _Weights:
         self._size += blocks.size
         return place
 
-    def matrix(self, values: Array | None) -> tuple[int, int, int, int]:
-        """The place of [rows, columns]; None: it has none."""
+    def place(self, values: Array | None) -> tuple[int, int, int, int]:
+        """The place of a vector or of a matrix; None: the head has none."""
         if values is None:
             return _ABSENT
         wide = np.ascontiguousarray(values, np.float32)
-        kind = self._packed if values.shape[1] % 32 == 0 else Format.F32
+        if wide.ndim == 1:
+            return self.add(wide[None].view(np.uint8), Format.F32, len(wide))
+        kind = self._packed if wide.shape[1] % 32 == 0 else Format.F32
         blocks = wide.view(np.uint8) if kind == Format.F32 else quants.quantize(wide, kind)
-        return self.multiplied(blocks, kind, values.shape[1])
+        return self.multiplied(blocks, kind, wide.shape[1])
 
     def multiplied(self, blocks: NDArray[np.uint8], kind: Format, columns: int) -> tuple[int, int, int, int]:
         """The place of rows that each token is multiplied with."""
         self.numbers, self.bytes = self.numbers + len(blocks) * columns, self.bytes + blocks.size
         return self.add(blocks, kind, columns)
-
-    def vector(self, values: Array | None) -> tuple[int, int, int, int]:
-        """The place of [n]; None: it has none."""
-        if values is None:
-            return _ABSENT
-        return self.add(np.ascontiguousarray(values, np.float32)[None].view(np.uint8), Format.F32, len(values))
 
     def embeddings(self, values: Array | None) -> tuple[int, int, int, int]:
         """The place of a table of which a pass looks up rows; None: it has none."""
@@ -78,22 +74,15 @@ class _Weights:
         return np.concatenate(self._pieces)
 
 
-def _layer(weights: _Weights, layer: LayerArrays) -> list[tuple[int, int, int, int]]:
-    """Places of a layer's tensors, in the order of the C interface."""
-    q, k, v = layer.qkv
-    return [
-        weights.vector(layer.input_norm),
-        *map(weights.matrix, (q, k, v)),
-        *map(weights.vector, layer.qkv_biases or (None, None, None)),
-        weights.vector(layer.query_norm),
-        weights.vector(layer.key_norm),
-        weights.matrix(layer.output),
-        _ABSENT,
-        weights.vector(layer.feed_forward_norm),
-        *map(weights.matrix, (layer.gate, layer.up, layer.down)),
-        _ABSENT,
-        weights.vector(layer.output_bias),
-    ]
+_LAYER = (
+    "input_layernorm.weight",
+    *(f"self_attn.{part}_proj.weight" for part in "qkv"),
+    *(f"self_attn.{part}_proj.bias" for part in "qkv"),
+    *("self_attn.q_norm.weight", "self_attn.k_norm.weight", "self_attn.o_proj.weight", "no norm of attention's output"),
+    *("post_attention_layernorm.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"),
+    *("no norm of the MLP's output", "self_attn.o_proj.bias"),
+)
+"""Tensors of a layer in the order of ``LAYER_TENSORS``."""
 
 
 def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Format = FORMAT) -> HeadDescription:
@@ -102,8 +91,8 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
     Raises:
         UnsupportedModelError: the engine does not know its activation, or a state of several hidden states without fc.
     """
-    config, weights = arrays.config, _Weights(packed)
-    if (activation := _ACTIVATIONS.get(config.hidden_act)) is None or arrays.fc is None:
+    config, weights, own = arrays.config, _Weights(packed), arrays.tensors
+    if (activation := _ACTIVATIONS.get(config.hidden_act)) is None or "fc.weight" not in own:
         what = "hidden states without fc.weight" if activation is not None else f"hidden_act {config.hidden_act!r}"
         raise UnsupportedModelError(
             f"the native engine does not know {what} of {name}: use backend 'transformers', or drafter 'lookup'"
@@ -135,24 +124,26 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
         norms_features_apart=config.fc_norm,
         norms_residual=config.norm_before_residual,
         norms_state=config.norm_output,
-        learns=arrays.output is None,
+        learns="lm_head.weight" not in own,
         logit_scale=config.logit_scale,
     )
-    if arrays.output is None:
-        output = weights.multiplied(*target.matrices.output_blocks(arrays.ids), config.hidden_size)
+    if head.learns:
+        output = weights.multiplied(*target.matrices[OUTPUT].blocks(arrays.ids), config.hidden_size)
     else:
-        output = weights.matrix(arrays.output)
-    norms = np.concatenate(arrays.feature_norms) if arrays.feature_norms else None
-    first_norm = arrays.layers[0].state_norm
+        output = weights.place(own["lm_head.weight"])
+    norms = [own[name] for name in own if name.startswith(("input_norm.", "fc_norm."))]
+    layers = [
+        [weights.place(own.get(f"layers.{i}.{name}")) for name in _LAYER] for i in range(config.num_hidden_layers)
+    ]
+    of_model = [weights.embeddings(own.get("embed_tokens.weight")), weights.place(own.get("norm.weight")), output]
+    of_head = own.get("fc.weight"), own.get("fc.bias"), np.concatenate(norms) if norms else None
     return HeadDescription(
         hyperparameters=numbers,
         head=head,
         rope_frequencies=ropes,
-        layer_tensors=np.array([_layer(weights, layer) for layer in arrays.layers], PLACE),
-        model_tensors=np.array([weights.embeddings(arrays.embeddings), weights.vector(arrays.norm), output], PLACE),
-        head_tensors=np.array(
-            [weights.matrix(arrays.fc), *map(weights.vector, (arrays.fc_bias, norms, first_norm))], PLACE
-        ),
+        layer_tensors=np.array(layers, PLACE),
+        model_tensors=np.array(of_model, PLACE),
+        head_tensors=np.array([*map(weights.place, (*of_head, own.get("layers.0.hidden_norm.weight")))], PLACE),
         weights=weights.joined,
         tokens=arrays.ids.astype(np.int32),
         multiplied=(weights.numbers, weights.bytes),

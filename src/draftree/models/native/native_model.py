@@ -6,7 +6,6 @@ on the number of threads or on the instruction set. So draft trees need no self-
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,7 +28,6 @@ from ..base import (
     FINAL,
     FINAL_STATE,
     NO_NODES,
-    Capabilities,
     FeatureSpec,
     LanguageModel,
     Nodes,
@@ -37,8 +35,8 @@ from ..base import (
     exclusive,
     free_memory,
 )
-from ..gguf.gguf_checks import check
-from ..gguf.gguf_file import GGUFHeader, GGUFWeights, fingerprint
+from ..gguf.gguf_checks import capabilities, check
+from ..gguf.gguf_file import EMBEDDINGS, OUTPUT, PackedRows, packed_rows
 from ..processors import default_threads
 from ..protocols import LayerSizes
 from .architecture import Description, describe
@@ -283,7 +281,19 @@ class NativeModel(NativeRows):
         self._layer_sizes = LayerSizes(sizes.query_heads, sizes.key_heads, sizes.head_size, sizes.feed_forward)
         self.tokenizer, eos_ids = read_vocabulary(self._header)
         self._loaded = _load(path, description, self.threads, tier or "")
-        self.capabilities = _capabilities(self._header, self._loaded, name or str(path), self.threads, eos_ids)
+        self.capabilities = capabilities(
+            self._header,
+            name or str(path),
+            self.threads,
+            max_length=self._loaded.context,
+            vocab_size=self._loaded.vocabulary,
+            eos_ids=eos_ids,
+            engine=f"native {VERSION}",
+            tier=self._loaded.tier,
+            slot_bytes=self._loaded.token_bytes,
+            trees="exact: scores of a node depend on its path alone",
+            rounding=0.0,
+        )
         super().__init__(RLock())
 
     def twin(self) -> NativeModel:
@@ -381,16 +391,16 @@ class NativeModel(NativeRows):
 
     def embedding_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """[n, H] embeddings of tokens, dequantized (``FeatureModel.embedding_rows``)."""
-        return self.matrices.embeddings(ids)
+        return self.matrices[EMBEDDINGS].rows(ids)
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights and biases of the output layer (``FeatureModel.output_rows``), dequantized."""
-        return _tensor(self.matrices.output_rows(ids.numpy())), None
+        return _tensor(self.matrices[OUTPUT].rows(ids.numpy())), None
 
     @cached_property
-    def matrices(self) -> GGUFWeights:
+    def matrices(self) -> dict[str, PackedRows]:
         """Its embeddings and output layer by rows."""
-        return GGUFWeights(self._header)
+        return packed_rows(self._header)
 
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
@@ -419,29 +429,3 @@ def _load(path: Path, description: Description, threads: int, tier: str) -> Load
                 report(int(100 * done))
 
         return LoadedModel(description, threads, tier, progress)
-
-
-def _capabilities(
-    header: GGUFHeader, loaded: LoadedModel, name: str, threads: int, eos_ids: frozenset[int]
-) -> Capabilities:
-    return Capabilities(
-        name=name,
-        architecture=header.architecture,
-        parameters=sum(math.prod(tensor.shape) for tensor in header.tensors),
-        max_length=loaded.context,
-        max_length_reason="its context",
-        vocab_size=loaded.vocabulary,
-        eos_ids=eos_ids,
-        dtype="float32",
-        device="cpu",
-        engine=f"native {VERSION}",
-        tier=loaded.tier,
-        threads=threads,
-        weights=sum(math.prod(tensor.shape) for tensor in header.multiplied),
-        weight_bytes=sum(tensor.size for tensor in header.multiplied),
-        weight_format="+".join(sorted(header.formats)),
-        fingerprint=fingerprint(header),
-        slot_bytes=loaded.token_bytes,
-        trees="exact: scores of a node depend on its path alone",
-        rounding=0.0,
-    )
