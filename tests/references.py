@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from draftree.models.base import LanguageModel, Nodes, Row, prefill_scored
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.huggingface.cache import TreeCache
-from draftree.scores import Scores
+from draftree.models.huggingface.torch_scores import TorchScores
+from draftree.scores import NumpyScores, Scores
 
 Found = list[tuple[list[int], float]]
 """Token ids and score of each beam."""
@@ -58,6 +59,10 @@ def same_beams(ours: Found, theirs: Found, near: float = 1e-3) -> bool:
 
 def tensor_of(scores: Scores) -> Tensor:
     """[W, V] logits by slot."""
+    if isinstance(scores, TorchScores):
+        return scores.tensor
+    if isinstance(scores, NumpyScores):
+        return torch.from_numpy(scores.rows)
     return torch.from_numpy(scores.logits(range(scores.starts[-1])))
 
 

@@ -71,7 +71,7 @@ class Both:
     def advance(self, some: list[int], counts: list[int]) -> None:
         """Tokens that the target has committed."""
         tokens = [torch.tensor(random_ids(self.rng, n), dtype=torch.int64) for n in counts]
-        features = [torch.randn((n, self.heads[0].nothing.shape[1]), generator=self.noise) for n in counts]
+        features = [torch.randn((n, self.heads[0].network.sizes[1]), generator=self.noise) for n in counts]
         self._compare([h.advance([self.rows[i][k] for i in some], tokens, features) for k, h in enumerate(self.heads)])
 
     def extend(self, some: list[int], parents: list[list[int]]) -> None:

@@ -134,6 +134,13 @@ class Row:
         """It keeps these hidden states of all its committed tokens."""
         return not wanted
 
+    def prefix(self, length: int | None) -> int:
+        """``length``, by default of all its tokens; CacheError unless it has committed so many."""
+        length = self.length if length is None else length
+        if not 0 <= length <= self.length:
+            raise CacheError(f"cannot fork {length} tokens of a row of {self.length}")
+        return length
+
     def check_path(self, path: Sequence[int]) -> None:
         """Raise CacheError unless uncommitted nodes are a path from the last committed token down."""
         last = ROOT

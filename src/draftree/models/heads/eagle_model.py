@@ -75,7 +75,7 @@ class HeadModel(LanguageModel):
     def __init__(self, network: EagleNetwork, vocabulary: Tensor, target: LanguageModel, name: str) -> None:
         self._target, self.network = feature_model(target), network
         self._target.track_features(network.features)
-        can, (layers, heads, width) = target.capabilities, network.slot
+        can, config, layers = target.capabilities, network.config, len(network.layers)
         self.vocabulary = vocabulary.to(can.device)
         parameters, weights = sum(p.numel() for p in network.parameters()), fingerprint(network.parameters())
         self._extends, output = network.lm_head is None, network.lm_head or output_for(self._target, self.vocabulary)
@@ -91,7 +91,7 @@ class HeadModel(LanguageModel):
             attention="sdpa",
             trees="",
             weight_format=STOCK,
-            slot_bytes=2 * layers * heads * width * torch_dtype(can).itemsize,
+            slot_bytes=2 * layers * config.kv_heads * config.head_size * torch_dtype(can).itemsize,
             fingerprint=weights,
         )
         self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
@@ -100,10 +100,6 @@ class HeadModel(LanguageModel):
         self._rows: Rows[HeadRow] = Rows(layers)
         self._scores = LastScores()
         self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
-
-    @property
-    def _device(self) -> torch.device:
-        return torch.device(self.capabilities.device)
 
     @property
     def features(self) -> FeatureSpec:
@@ -135,11 +131,6 @@ class HeadModel(LanguageModel):
         self._rows.add(row)
         return row
 
-    @property
-    def nothing(self) -> Tensor:
-        """[0, F] no hidden states."""
-        return self._zeros(0, self.network.sizes[1])
-
     @torch.inference_mode()
     def fused(self, features: Tensor) -> Tensor:
         """[n, F] hidden states of the target -> [n, H] states."""
@@ -156,7 +147,11 @@ class HeadModel(LanguageModel):
         for row, text, target in zip(own, texts, targets, strict=True):
             ahead = target.length - row.length - len(text)  # the target has read the last token too
             some = len(text) + ahead
-            states = feature_row(target).last_features(some, self.features) if some else self.nothing
+            states = (
+                feature_row(target).last_features(some, self.features)
+                if some
+                else self._zeros(0, self.network.sizes[1])
+            )
             features.append(states[: len(text)])
             last.append(states[len(text) :])
         logits = self.advance(own, [torch.tensor(text, dtype=torch.int64) for text in texts], features)
@@ -219,7 +214,9 @@ class HeadModel(LanguageModel):
             for row, new in zip(own, nodes, strict=True):
                 if (new.parents >= len(row.parents)).any():
                     raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
-            befores = [torch.from_numpy(new.parents + 1).to(self._device, non_blocking=True) for new in nodes]
+            befores = [
+                torch.from_numpy(new.parents + 1).to(self.capabilities.device, non_blocking=True) for new in nodes
+            ]
             states = [row.predicted.index_select(0, before) for row, before in zip(own, befores, strict=True)]
         fresh = self._append(own, nodes, torch.cat(list(states)))
         if are_text:
@@ -235,9 +232,9 @@ class HeadModel(LanguageModel):
         Returns:
             for each row [n, H] what is predicted at its nodes.
         """
-        grown, inputs, mask = self._rows.place_nodes(rows, nodes, self._device)
-        tokens, positions = inputs.to(self._device, non_blocking=True)
-        step = Pass(tokens, positions, slice(0, None), mask.to(self._device, non_blocking=True), states=states)
+        grown, inputs, mask = self._rows.place_nodes(rows, nodes, self.capabilities.device)
+        tokens, positions = inputs.to(self.capabilities.device, non_blocking=True)
+        step = Pass(tokens, positions, len(states), mask.to(self.capabilities.device, non_blocking=True), states=states)
         predicted = self._runner.forward(step, self._rows.cache)[1]
         fresh: Sequence[Tensor] = predicted.split([len(new.tokens) for new in nodes])
         for row, parents, part in zip(rows, grown, fresh, strict=True):

@@ -150,11 +150,6 @@ class EagleNetwork(nn.Module):
         return tuple(self.layers)  # type: ignore[arg-type]
 
     @property
-    def slot(self) -> tuple[int, int, int]:
-        """Layers, key heads and the size of a head: what a token takes in the cache."""
-        return len(self.layers), self.config.kv_heads, self.config.head_size
-
-    @property
     def sizes(self) -> tuple[int, int]:
         """H of states, and F of the target's hidden states."""
         return self.config.hidden_size, len(self.features.layers) * self.config.target_size

@@ -43,7 +43,7 @@ from ..base import (
 from ..protocols import LayerSizes
 from . import attention, inspection
 from .cache import FeatureRow, Rows, TreeCache, bytes_of, feature_row, long_row
-from .runner import GraphRunner, Pass, Runner, StockRunner, check_runner, exclusive, runner_of
+from .runner import GraphRunner, Pass, Runner, StockRunner, exclusive, runner_of
 from .torch_scores import scores_of
 
 
@@ -103,7 +103,6 @@ class HFModel(LanguageModel):
         self.model = model.eval()
         self.tokenizer = tokenizer
         shared = _SHARED.setdefault(model, SharedState())
-        check_runner(runner)
         self.capabilities: Capabilities = replace(inspection.capabilities(model, name), runner=runner)
         self._lock = shared.lock
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
@@ -341,9 +340,7 @@ class HFModel(LanguageModel):
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another (``LanguageModel.fork``)."""
-        own, length = self._rows.own(row), row.length if length is None else length
-        if not 0 <= length <= row.length:
-            raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
+        own, length = self._rows.own(row), row.prefix(length)
         other = replace(own, length=length, parents=NO_NODES, features=own.first_features(length), pending=None)
         self._rows.fork(own, other)
         return other
@@ -355,11 +352,11 @@ class HFModel(LanguageModel):
             self._rows.close(self._rows.own(row))
 
 
-def _wanted(nodes: Sequence[Nodes], device: str) -> slice | Tensor:
-    """Of the packed tokens of all rows those whose logits are wanted."""
+def _wanted(nodes: Sequence[Nodes], device: str) -> int | Tensor:
+    """Of the packed tokens of all rows those whose logits are wanted (``Pass.wanted``)."""
     total, logits = sum(len(new.tokens) for new in nodes), sum(new.scored for new in nodes)
     if len(nodes) == 1 or logits in (0, total):
-        return slice(total - logits, None)
+        return logits
     found, end = list[int](), 0
     for new in nodes:
         end += len(new.tokens)

@@ -39,7 +39,7 @@ class Pass:
 
     Attributes:
         tokens, positions: [T] int64 on the device.
-        wanted: of which tokens the logits are wanted: the last ones, or [W] int64 of them.
+        wanted: of which tokens the logits are wanted: so many last ones, or [W] int64 of them.
         mask: [B, 1, width, S], added to attention scores; None: one row that was empty reads a chain, so that attention
             is plain causal.
         features: which hidden states are wanted, of all tokens.
@@ -48,15 +48,10 @@ class Pass:
 
     tokens: Tensor
     positions: Tensor
-    wanted: slice | Tensor
+    wanted: int | Tensor
     mask: Tensor | None = None
     features: FeatureSpec = NO_FEATURES
     states: Tensor | None = None
-
-    @property
-    def last(self) -> int | None:
-        """How many of the last tokens' logits are wanted; None: of others too."""
-        return len(self.tokens) - int(self.wanted.start) if isinstance(self.wanted, slice) else None
 
 
 Made = tuple[Tensor | None, Tensor]
@@ -99,7 +94,7 @@ class StockRunner:
 
     def forward(self, step: Pass, cache: TreeCache) -> Made:
         """One pass (``Runner.forward``)."""
-        last = step.last
+        last = step.wanted if isinstance(step.wanted, int) else None
         options = {"logits_to_keep": step.wanted if last is None else last or 1} if self._selects else {}
         with laid_out(cache.placement):
             out = self._model(
@@ -156,7 +151,7 @@ class GraphRunner:
     def forward(self, step: Pass, cache: TreeCache) -> Made:
         """One pass (``Runner.forward``)."""
         at, total = cache.placement, len(step.tokens)
-        logits = len(step.wanted) if isinstance(step.wanted, Tensor) else total - int(step.wanted.start)
+        logits = step.wanted if isinstance(step.wanted, int) else len(step.wanted)
         tokens, slots = _filled(total), GRAIN
         while slots < at.end:
             slots *= 2
@@ -278,7 +273,7 @@ class _StaticInputs:
             self._mask[0, 0, :total, :total].fill_(self._seen).masked_fill_(causal, self._hidden)
         if self._states is not None and step.states is not None:
             self._states[:total] = step.states
-        wanted = every[step.wanted] if isinstance(step.wanted, slice) else step.wanted
+        wanted = every[total - step.wanted :] if isinstance(step.wanted, int) else step.wanted
         self._wanted[: len(wanted)] = wanted
         at.width, at.end, at.index = self._sources.shape[1], self._slots, self._index
         at.sources = None if at.count == 1 else self._sources.view(-1)

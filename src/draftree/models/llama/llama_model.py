@@ -325,10 +325,7 @@ class LlamaModel(LanguageModel):
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another, whose cells they share (``LanguageModel.fork``)."""
-        own = self._own(row)
-        length = row.length if length is None else length
-        if not 0 <= length <= row.length:
-            raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
+        own, length = self._own(row), row.prefix(length)
         other = self._add(replace(own, length=length, parents=NO_NODES))
         self._context.copy(own.slot, other.slot, 0, length)
         return other

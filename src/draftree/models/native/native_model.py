@@ -160,9 +160,7 @@ class NativeRows(LanguageModel):
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another, whose pages they share (``LanguageModel.fork``)."""
-        own, length = self.own(row), row.length if length is None else length
-        if not 0 <= length <= row.length:
-            raise CacheError(f"cannot fork {length} tokens of a row of {row.length}")
+        own, length = self.own(row), row.prefix(length)
         return self._add(replace(own, slot=self._loaded.fork(own.slot, length), length=length, parents=NO_NODES))
 
     def close(self, row: Row) -> None:
