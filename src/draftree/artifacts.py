@@ -186,7 +186,7 @@ def own_folder(name: str | Path, what: str, mark: str) -> Path:
 
     Args:
         what: it is, in messages.
-        mark: name of what is there first.
+        mark: name of what is there first, or a pattern of such names.
 
     Raises:
         ConfigError: it is no folder, or one with files of somebody else.
@@ -194,7 +194,7 @@ def own_folder(name: str | Path, what: str, mark: str) -> Path:
     folder = user_path(name)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{what} {name} is a file: name a folder")
-    if not is_bare(folder) and not (folder / mark).exists():
+    if not is_bare(folder) and not any(folder.glob(mark)):
         raise ConfigError(f"{what} {name} has files of something else: name a folder of its own")
     return folder
 

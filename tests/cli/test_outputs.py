@@ -51,6 +51,7 @@ OUTPUTS = [
         )
         for force in ("", "--force")
     ),
+    Output(f"serve {NOWHERE} --port 0 --prefix-cache OUT", folder=True),
     *(Output(f"calibrate --target {NOWHERE} --prompts SOURCE --out OUT {force}") for force in ("", "--force")),
     *(Output(f"train classifier --target {NOWHERE} --prompts SOURCE --out OUT {f}") for f in ("", "--force")),
     *(

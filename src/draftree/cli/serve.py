@@ -13,12 +13,13 @@ from typing import Annotated, Any
 import typer
 from annotated_types import Interval
 
-from ..artifacts import file_path, locked, make_folder, user_path
+from ..artifacts import file_path, locked, make_folder, own_folder, user_path
 from ..config import check_fields, option
 from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
 from ..errors import ConfigError, RunError, needs_extra
 from ..models.model_files import DEFAULT_MODEL
+from ..models.prefixes import SUFFIX
 from ..openai.batches import Answering, BatchInput, BatchOutput, scheduled
 from ..progress import err, progress_reporter
 from .console import read_file
@@ -109,8 +110,9 @@ def serve(
     Each request may choose how it is drafted for (field "draftree"); its text is that of AR decoding all the same.
     Ctrl-C or SIGTERM: requests are refused, those under way get --drain seconds to end; twice: it ends at once.
     """
-    keys, folder = server.keys(), None if server.prefix_cache is None else user_path(server.prefix_cache)
-    if folder is not None:
+    keys, folder = server.keys(), None
+    if server.prefix_cache is not None:
+        folder = own_folder(server.prefix_cache, "--prefix-cache", f"*{SUFFIX}")
         make_folder(folder)
     with needs_extra("serve", "a server"):
         import uvicorn

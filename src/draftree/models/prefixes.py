@@ -25,7 +25,7 @@ WORTHWHILE = 16
 """Tokens in common from which on a row is used again: fewer are read as fast as they are copied."""
 
 
-_SUFFIX = ".row"
+SUFFIX = ".row"
 _MOST_SAVED = 1 << 30
 """Bytes of the rows that are written."""
 
@@ -109,7 +109,7 @@ class PrefixCache:
         model, room, written = saving(self._model), _MOST_SAVED, set[str]()
         for kept in reversed(self._kept):
             tokens = np.array(kept.ids, np.int32)
-            path = folder / f"{_digest(model.row_identity.encode(), tokens)}{_SUFFIX}"
+            path = folder / f"{_digest(model.row_identity.encode(), tokens)}{SUFFIX}"
             if not path.exists():
                 content = model.saved(kept.row)
                 about = {"identity": model.row_identity, "digest": _digest(tokens, content)}
@@ -153,7 +153,7 @@ def _digest(*parts: bytes | NDArray[np.generic]) -> str:
 
 def _identities(folder: Path) -> Iterator[tuple[Path, str | None]]:
     """The files of a folder, each with the identity of the model that its row is for; None: it cannot be read."""
-    for path in folder.glob(f"*{_SUFFIX}"):
+    for path in folder.glob(f"*{SUFFIX}"):
         try:
             with safe_open(path, framework="numpy") as file:
                 yield path, (file.metadata() or {}).get("identity")
