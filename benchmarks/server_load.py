@@ -2,7 +2,7 @@
 
     python -m benchmarks.server_load texts [--requests 200] [--concurrency 8]
     python -m benchmarks.server_load soak [--minutes 10] [--concurrency 64] [--requests 200]
-    python -m benchmarks.server_load overhead [--requests 20] [--tokens 64]
+    python -m benchmarks.server_load overhead [--requests 20] [--tokens 64] [--concurrency 1]
 
 All start ``draftree serve`` (``--target``, ``--drafter``), send requests and print what they found. The exit code is 1
 where a text differs, a row is left or a request fails. ``texts``: methods, drafters, seeds, grammars,
@@ -10,8 +10,8 @@ stops, penalties, predictions, priorities, several answers, whole answers and st
 between and a tenth is read slowly; then each request once more alone and without drafts. A stream that was left has to
 be the beginning of its text. ``soak``: the same requests again and again for some minutes, in random order; the
 server's resident memory as they go on, tokens a second, and the time to a stream's first token and between two of its
-events. ``overhead``: streams, one at a time, and the same by the
-Python API in this process, in turn: tokens a second of the one over those of the other, prompts included.
+events. ``overhead``: streams, one at a time or more, and the same
+by the Python API in this process, in turn: tokens a second of the one over those of the other, prompts included.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import psutil  # type: ignore[import-untyped]
 
 from draftree.bench.suites import choose, load_suite
 from draftree.config import SamplingParams
-from draftree.engine.engine import Engine
+from draftree.engine.engine import Engine, Handle
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.models.loading import load
@@ -294,34 +294,44 @@ async def counted(client: httpx.AsyncClient) -> float:
 
 async def overhead(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
     """Print what the server takes of the rate of the Python API; whether the texts are the same."""
-    scheduling = SchedulerParams(prefixes=8)  # as a server has by default
+    scheduling = SchedulerParams(rows=args.concurrency, prefixes=64)  # as a server has by default
     engine = Engine(load(args.target), SpeculationParams(drafter=args.drafter), scheduling=scheduling)
-    items, params = choose(load_suite("spec-bench"), limit=args.requests + 1), SamplingParams(max_tokens=args.tokens)
+    items, params = choose(load_suite("spec-bench"), limit=args.requests), SamplingParams(max_tokens=args.tokens)
+    questions = [item.turns[0] for item in items[: len(items) // args.concurrency * args.concurrency]]
+    groups = [questions[at : at + args.concurrency] for at in range(0, len(questions), args.concurrency)]
     kinds = {args.drafter: (None, {}), "none": (SpeculationParams(drafter="none"), {"drafter": "none"})}
     seconds: dict[tuple[str, bool], float] = defaultdict(float)
-    tokens, differ = Counter[str](), 0
+    tokens, differ, busy = Counter[str](), 0, 0.0
     async with httpx.AsyncClient(base_url=url, timeout=None) as client:  # noqa: S113
-        for number, item in enumerate(items):
-            messages = [{"role": "user", "content": item.turns[0]}]
-            body = {"model": "model", "max_tokens": args.tokens, "temperature": 0, "messages": messages, "stream": True}
+        for number, group in enumerate([groups[0], *groups]):  # once to warm up
             for kind, (speculation, asked) in kinds.items():
-                streamed = Asked(True, body, asked, None)
+                streams, handles = [stream(question, args.tokens, asked) for question in group], list[Handle]()
                 for served in (False, True) if number % 2 else (True, False):
-                    began = time.perf_counter()
+                    began, own = time.perf_counter(), time.process_time()
                     if served:
-                        await streamed.send(client)
+                        await asyncio.gather(*(one.send(client) for one in streams))
+                        busy += (time.process_time() - own) * bool(number)
                     else:
-                        handle = engine.submit(user(item.turns[0]), params, speculation)
-                        engine.wait(lambda handle=handle: handle.done)  # type: ignore[misc]
-                    if number:  # the first prompt warms up
-                        seconds[kind, served] += time.perf_counter() - began
-                differ += streamed.text != handle.request.text
-                tokens[kind] += len(handle.request.output_ids) if number else 0
+                        handles += [engine.submit(user(question), params, speculation) for question in group]
+                        engine.wait(lambda handles=handles: all(one.done for one in handles))  # type: ignore[misc]
+                    seconds[kind, served] += (time.perf_counter() - began) * bool(number)
+                differ += sum(one.text != own.request.text for one, own in zip(streams, handles, strict=True))
+                tokens[kind] += sum(len(one.request.output_ids) for one in handles) * bool(number)
     for kind, count in tokens.items():
         own, through = (count / seconds[kind, served] for served in (False, True))
         print(f"drafter {kind}: {own:.1f} tokens/s by the API, {through:.1f} by the server, {through / own:.3f}")
-    print(f"{differ} texts differ")
+    whole = sum(taken for (_, served), taken in seconds.items() if served)
+    print(
+        f"{args.concurrency} streams at once; the clients took {busy / whole:.2f} of a processor; {differ} texts differ"
+    )
     return not differ
+
+
+def stream(question: str, tokens: int, speculation: dict[str, Any]) -> Asked:
+    """A greedy stream of a chat."""
+    messages = [{"role": "user", "content": question}]
+    body = {"model": "model", "max_tokens": tokens, "temperature": 0, "messages": messages, "stream": True}
+    return Asked(True, body, speculation, None)
 
 
 def main() -> None:
@@ -338,7 +348,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     args.requests = args.requests or {"texts": 200, "soak": 200, "overhead": 20}[args.what]
-    args.concurrency = args.concurrency or (64 if args.what == "soak" else 8)
+    args.concurrency = args.concurrency or {"texts": 8, "soak": 64, "overhead": 1}[args.what]
     args.tokens = args.tokens or (64 if args.what == "overhead" else 24)
     with served(args) as (url, process):
         good = asyncio.run(what[args.what](args, url, process))
