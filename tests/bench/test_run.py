@@ -81,6 +81,13 @@ def test_a_run_has_a_line_for_each_prompt_and_method(model: str, suite: str, tmp
     assert rows["peer:hf-generate"]["all"]["share"] is None
 
 
+def test_a_target_without_a_head_is_drafted_for_by_lookup(model: str, suite: str, tmp_path: Path) -> None:
+    """The default was a head, which few targets have."""
+    words = ["bench", "--suite", suite, "--target", model, "--max-tokens", "4", "--methods", "chain", "--limit", "1"]
+    assert run([*words, "--out", str(tmp_path / "out")]) == 0
+    assert [record.method for record in read_results(tmp_path / "out")] == ["ar", "chain"]
+
+
 def test_a_run_says_what_it_was_made_on(model: str, suite: str, tmp_path: Path) -> None:
     assert run(_asked(model, suite, tmp_path / "out", methods="chain")) == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())

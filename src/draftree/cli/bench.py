@@ -31,6 +31,7 @@ from ..bench.summary import READING, load_runs, overview, tabulate
 from ..bench.summary import report as of_run
 from ..config import DEFAULT_NODES, Checked, Count, SamplingParams, Seed, option
 from ..config import Nodes as NodeCount
+from ..drafters.registry import DEFAULT_DRAFTER
 from ..errors import ConfigError
 from ..models.cost_profile import processor
 from ..models.model_files import DEFAULT_MODEL
@@ -50,7 +51,7 @@ class BenchOptions(Checked):
     methods: str = option(
         "With commas: METHOD, METHOD:KEY=VALUE (nodes, verify, candidates, settings), or peer:NAME.", DEFAULT_METHOD
     )
-    drafters: str = option("With commas; each method runs with each.", "lookup+head")
+    drafters: str = option("With commas; each method runs with each.", DEFAULT_DRAFTER)
     temperature: str = option("One or more, with commas; 0 is greedy.", "0", metavar="T")
     max_tokens: Count = option("Most tokens of an answer.", 128, metavar="N")
     seed: Seed = option("Of sampled answers.", 11, metavar="S")
