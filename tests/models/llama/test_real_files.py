@@ -66,7 +66,7 @@ def test_sampled_text_with_drafts_is_that_of_ar_decoding(model: LlamaModel) -> N
     engine = Engine(model, SpeculationParams(drafter=ALL, method="opt-tree", nodes=8))
     results = engine.generate(prompts, params)
     assert [result.token_ids for result in results] == alone
-    assert sum(sum(result.stats.accepted) for result in results) > 10
+    assert sum(sum(result.stats.accepted) for result in results) > 3
     engine.stepper.prefixes.clear()
 
 
