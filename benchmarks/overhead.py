@@ -1,8 +1,9 @@
 """What does a step cost beside its passes? python -m benchmarks.overhead [--target smollm2] [--steps 100]
 
-Prints, per drafter and method, the milliseconds of a step outside the target's passes and the files of the package
-that one step calls; then what one draw of the target at temperature 1 with top-p takes. Of several steps the least is
-printed beside the median: what others do on the machine only adds to it.
+Prints, per drafter and method, the milliseconds of a step outside the passes of target and drafter, and how many
+functions a step calls, how often, and in how many files of the package; then what one draw of the target at temperature
+1 with top-p takes. Of several steps the least is printed beside the median: what others do on the machine only adds to
+it. A pass leaves nothing of Python in the processor's caches: the first call of a function after it is what costs.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import argparse
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import draftree
 from draftree.config import SamplingParams
+from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine, Handle
 from draftree.engine.speculation import SpeculationParams
 from draftree.models.base import LanguageModel, Nodes, prefill
@@ -31,6 +34,7 @@ CASES = {
     "lookup, chain of 8": SpeculationParams(drafter="lookup", method="chain", nodes=8),
     "lookup, tree of 8": SpeculationParams(drafter="lookup", method="opt-tree", nodes=8),
     "lookup+recycle, opt-tree, 16": SpeculationParams(drafter="lookup+recycle", method="opt-tree", nodes=16),
+    "head, opt-tree, 4": SpeculationParams(drafter="head", method="opt-tree", nodes=4),
     "auto": SpeculationParams(),
 }
 PACKAGE = Path(draftree.__file__).parent
@@ -46,19 +50,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--files", action="store_true", help="name the files of a step")
     args = parser.parse_args(argv)
     target = load(args.target)
-    print("ms of a step outside passes      least  median  nodes a step  files of a step")
+    print("ms of a step outside passes      least  median  nodes  functions  calls  files")
     for name, speculation in CASES.items():
         engine = Engine(target, speculation)
         handle = _decoding(engine)
-        outside = sorted(_outside(engine, target) for _ in range(args.steps))
-        stats, files = handle.request.stats, files_of(engine.advance)
+        drafter = engine.speculation.drafter
+        models = [target, *(drafter.source.models if isinstance(drafter, TreeDrafter) else ())]
+        outside = sorted(_outside(engine, models) for _ in range(args.steps))
+        stats, functions = handle.request.stats, called(engine.advance)
         handle.cancel()
+        files = {path for code in functions if (path := Path(code.co_filename)).is_relative_to(PACKAGE)}
         print(
             f"{name:30} {1e3 * outside[0]:7.3f} {1e3 * statistics.median(outside):7.3f} "
-            f"{sum(stats.drafted) / stats.steps:13.1f} {len(files):16}"
+            f"{sum(stats.drafted) / stats.steps:6.1f} {len(functions):10} {functions.total():6} {len(files):6}"
         )
         if args.files:
-            print("  " + "  ".join(sorted(files)))
+            print("  " + "  ".join(sorted(str(path.relative_to(PACKAGE)) for path in files)))
     least, median = _draw(target, args.steps)
     print(f"draw of a node at T = 1, top-p 0.9, {target.capabilities.vocab_size} tokens: {least:.3f} {median:.3f} ms")
 
@@ -70,20 +77,20 @@ def _decoding(engine: Engine) -> Handle:
     return handle
 
 
-def _outside(engine: Engine, target: LanguageModel) -> float:
-    """Seconds of a step outside the target's passes."""
-    began, before = time.perf_counter(), target.pass_seconds
+def _outside(engine: Engine, models: Sequence[LanguageModel]) -> float:
+    """Seconds of a step outside the passes of these models."""
+    began, before = time.perf_counter(), sum(model.pass_seconds for model in models)
     engine.advance()
-    return time.perf_counter() - began - (target.pass_seconds - before)
+    return time.perf_counter() - began - (sum(model.pass_seconds for model in models) - before)
 
 
-def files_of(call: Callable[[], object]) -> set[str]:
-    """Files of the package in which functions are called."""
-    found: set[str] = set()
+def called(call: Callable[[], object]) -> Counter[CodeType]:
+    """The functions that are called, and how often."""
+    found = Counter[CodeType]()
 
     def watch(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and (path := Path(frame.f_code.co_filename)).is_relative_to(PACKAGE):
-            found.add(str(path.relative_to(PACKAGE)))
+        if event == "call":
+            found[frame.f_code] += 1
 
     sys.setprofile(watch)
     try:
