@@ -38,6 +38,13 @@ struct Signal {
 #endif
 };
 
+static Thread *new_thread(void (*run)(void *), void *argument) {
+    Thread *thread = malloc(sizeof *thread);
+    if (thread)
+        *thread = (Thread){.run = run, .argument = argument};
+    return thread;
+}
+
 void pause_cpu(void) {
 #if defined(__x86_64__) || defined(_M_X64)
     __builtin_ia32_pause();
@@ -95,11 +102,9 @@ static DWORD WINAPI enter_thread(LPVOID thread) {
 }
 
 Thread *start_thread(void (*run)(void *), void *argument) {
-    Thread *thread = malloc(sizeof *thread);
+    Thread *thread = new_thread(run, argument);
     if (!thread)
         return NULL;
-    thread->run = run;
-    thread->argument = argument;
     thread->handle = CreateThread(NULL, 0, enter_thread, thread, 0, NULL);
     if (!thread->handle) {
         free(thread);
@@ -224,11 +229,9 @@ static void *enter_thread(void *thread) {
 }
 
 Thread *start_thread(void (*run)(void *), void *argument) {
-    Thread *thread = malloc(sizeof *thread);
+    Thread *thread = new_thread(run, argument);
     if (!thread)
         return NULL;
-    thread->run = run;
-    thread->argument = argument;
     if (pthread_create(&thread->handle, NULL, enter_thread, thread)) {
         free(thread);
         return NULL;

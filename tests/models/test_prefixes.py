@@ -131,3 +131,16 @@ def test_other_backends_say_that_they_keep_no_rows(tmp_path: Path) -> None:
     for call in (engine.stepper.prefixes.save, engine.stepper.prefixes.load):
         with pytest.raises(UnsupportedModelError, match="rows of .* cannot be written: use backend 'native'"):
             call(tmp_path)
+
+
+def test_a_row_that_holds_more_than_its_text_is_written_as_its_text(
+    file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A text that ends inside an accepted path leaves such a row: its file held another page than its tokens need."""
+    model = NativeModel(file)
+    kept = PrefixCache(model, 2)
+    kept.keep(TEXT[:64], prefill(model, TEXT[:70]))
+    kept.save(tmp_path)
+    loaded = PrefixCache(NativeModel(file), 2)
+    loaded.load(tmp_path)
+    assert loaded.lengths == [64] and not caplog.records

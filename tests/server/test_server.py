@@ -14,6 +14,7 @@ import pytest
 
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
+from draftree.engine.scheduler import SchedulerParams
 
 from .running import HEAD, NAME, TEXT, Running, fetched, posted, running, slow_target
 
@@ -91,6 +92,22 @@ def test_the_tokens_of_a_step_come_as_one_event(served: Running, alone: Engine) 
     assert "".join(event["choices"][0]["text"] for event in events) == expected.text
     steps = last["metrics"]["speculative_decoding"]["num_spec_steps"]
     assert len(events) <= 1 + steps + 1 < 12, "its first token, its steps, its end"
+
+
+def test_a_stream_begins_before_its_first_token() -> None:
+    with running(slow_target(), scheduling=SchedulerParams(rows=1)) as served:
+        before = threading.Thread(target=lines, args=(served,), kwargs={"max_tokens": 60})
+        before.start()
+        served.get_busy()
+        connection = http.client.HTTPConnection(served.url.removeprefix("http://"))
+        body = json.dumps({"model": NAME, "input": TEXT, "stream": True, "max_output_tokens": 2})
+        connection.request("POST", "/v1/responses", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.readline() == b"event: response.created\n"
+        assert not served.idle and before.is_alive(), "the request before it has ended"
+        assert b"response.incomplete" in answer.read()
+        connection.close()
+        before.join()
 
 
 def test_a_stream_that_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

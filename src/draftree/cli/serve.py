@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from annotated_types import Interval
 
-from ..artifacts import file_path, locked, make_folder, own_folder, user_path
+from ..artifacts import file_path, locked, own_folder, user_path
 from ..config import check_fields, option
 from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
@@ -113,7 +113,7 @@ def serve(
     keys, folder = server.keys(), None
     if server.prefix_cache is not None:
         folder = own_folder(server.prefix_cache, "--prefix-cache", f"*{SUFFIX}")
-        make_folder(folder)
+        context.with_resource(locked(folder, "--prefix-cache", folder=True))
     with needs_extra("serve", "a server"):
         import uvicorn
 

@@ -108,8 +108,11 @@ def downloaded(name: HubName) -> Path:
             files = [file.rfilename for file in about.siblings or ()]
         except errors.HfHubHTTPError:
             raise  # it was reached
-        except (errors.HTTPError, OSError):  # type: ignore[attr-defined]
-            folder = Path(hub.snapshot_download(name.repository, local_files_only=True))
+        except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]
+            try:
+                folder = Path(hub.snapshot_download(name.repository, local_files_only=True))
+            except errors.LocalEntryNotFoundError:
+                raise error from None  # why it is not reached says more
             files = [str(file.relative_to(folder)) for file in folder.rglob("*")]
         return [Path(hub.hf_hub_download(name.repository, part)) for part in chosen(name, files)][0]
     except errors.GatedRepoError:

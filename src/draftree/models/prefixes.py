@@ -111,7 +111,9 @@ class PrefixCache:
             tokens = np.array(kept.ids, np.int32)
             path = folder / f"{_digest(model.row_identity.encode(), tokens)}{SUFFIX}"
             if not path.exists():
-                content = model.saved(kept.row)
+                text = model.fork(kept.row, len(tokens))  # the row may go on
+                content = model.saved(text)
+                model.close(text)
                 about = {"identity": model.row_identity, "digest": _digest(tokens, content)}
                 write_whole(path, save({"tokens": tokens, "content": content}, about))
             room -= path.stat().st_size

@@ -226,9 +226,9 @@ class CompletionBuilder:
             if echoed:
                 yield self._piece(index, echoed)
 
-    def events(self, index: int, chunks: Sequence[Chunk], ended: bool) -> Iterator[dict[str, Any]]:
-        """What a choice has gained, as one event; one for each token where a trace is beside them. And its end."""
-        request, parser = self._requests[index], self._parsers[index]
+    def events(self, index: int, chunks: Sequence[Chunk]) -> Iterator[dict[str, Any]]:
+        """What a choice has gained, as one event; one for each token where a trace is beside them."""
+        parser = self._parsers[index]
         for some in map(lambda chunk: [chunk], chunks) if self._options.include_trace else [chunks]:
             part: Any = "".join([chunk.text for chunk in some])
             if parser:
@@ -237,9 +237,13 @@ class CompletionBuilder:
                 piece = self._piece(index, {"content": part} if self._chat and not parser else part, None, some)
                 more = {"usage": self._usage().of_choices} if self._options.continuous_usage_stats else {}
                 yield piece | more
-        if ended and request.error is not None:
+
+    def ended(self, index: int) -> Iterator[dict[str, Any]]:
+        """The end of a choice, with what of a call or of the text before one was held back."""
+        request, parser = self._requests[index], self._parsers[index]
+        if request.error is not None:
             yield failure(request.error)[1]
-        elif ended:  # what of a call or of the text before one was held back
+        else:
             rest = _delta(parser.end()) if parser else {}
             yield self._piece(index, rest if self._chat else "", _finish(request.finish_reason, parser))
 

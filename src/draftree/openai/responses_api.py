@@ -137,7 +137,8 @@ class ResponseBuilder:
 
     def whole(self) -> dict[str, Any]:
         """The response when the request has ended, without events."""
-        list(self.events(0, self._request.chunks, ended=True))
+        list(self.events(0, self._request.chunks))
+        list(self.ended(0))
         return self._response()
 
     def first(self) -> Iterator[dict[str, Any]]:
@@ -145,19 +146,13 @@ class ResponseBuilder:
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._begun("in_progress"))
 
-    def events(self, index: int, chunks: Sequence[Chunk], ended: bool) -> Iterator[dict[str, Any]]:
-        """The events of what the response has gained, and of its end.
-
-        Raises:
-            the exception that ended the request.
-        """
+    def events(self, index: int, chunks: Sequence[Chunk]) -> Iterator[dict[str, Any]]:
+        """The events of what the response has gained."""
         self._unsaid += chunks
         if self._parser is not None:
             yield from self._parsed([part for chunk in chunks for part in self._parser.push(chunk)])
         elif text := "".join([chunk.text for chunk in chunks]):
             yield from self._said(text)
-        if ended:
-            yield from self._ended()
 
     def last(self) -> list[dict[str, Any]]:
         """The event that a stream ends with."""
@@ -175,7 +170,12 @@ class ResponseBuilder:
             "metrics": {"speculative_decoding": speculative_decoding([self._request.stats])},
         }
 
-    def _ended(self) -> Iterator[dict[str, Any]]:
+    def ended(self, index: int) -> Iterator[dict[str, Any]]:
+        """The events of the response's end.
+
+        Raises:
+            the exception that ended the request.
+        """
         if self._request.error is not None:
             raise self._request.error
         if self._parser is not None:

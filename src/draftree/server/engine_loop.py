@@ -84,8 +84,10 @@ class Submission:
     async def _comes(self) -> bool:
         """Wait until something has changed; false: nothing did for ``QUIET`` seconds."""
         late = asyncio.get_running_loop().call_later(QUIET, self._changed.set)
-        await self._changed.wait()
-        late.cancel()
+        try:
+            await self._changed.wait()
+        finally:
+            late.cancel()
         return late.when() > asyncio.get_running_loop().time()
 
     async def end(self) -> None:

@@ -46,13 +46,16 @@ class EventStream(StreamingResponse):
     async def _lines(self) -> AsyncIterator[str]:
         builder, named = self._builder, isinstance(self._builder, ResponseBuilder)
         try:
-            text = self._text(builder.first())
+            if text := self._text(builder.first()):
+                yield text
             async for found in self._submission.steps():
-                text += self._text(event for each in found for event in builder.events(*each))
+                text = self._text(event for at, chunks, _ in found for event in builder.events(at, chunks))
                 if text or not found:
                     yield text or ": waiting\n\n"
-                text = ""
-            yield self._text(await asyncio.to_thread(builder.last))
+                for at in [at for at, _, ended in found if ended]:
+                    yield self._text(builder.ended(at))
+            if text := self._text(await asyncio.to_thread(builder.last)):
+                yield text
         except Exception as error:  # noqa: BLE001 - the client gets an event of it
             log.error("a request failed: %s", error)
             body = failure(error)[1]
