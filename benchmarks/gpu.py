@@ -1,48 +1,111 @@
-"""What do CUDA graphs gain on a GPU, and draft trees over them?
+"""The first hour with a GPU: what do CUDA graphs and draft trees gain there?
 
-    python -m benchmarks.gpu [passes] [answers] [ties] [bench] [rows] [--target smollm2] [--drafter head]
-                             [--dtype float16] [--context 512] [--prompts 26] [--compile]
+    python -m benchmarks.gpu OUT [PART ...] [--dry-run] [--target smollm2] [--drafter head] [--suite spec-bench]
 
-All parts by default. ``passes``: milliseconds of a pass over n tokens by the eager and the graph runner (medians, the
-device waited for), with ``--compile`` also of the stock forward by ``torch.compile``, in the graph runner's shapes.
-``answers``: how many greedy answers differ between the runners. ``ties``: of the places of greedy answers, those where
-the two highest logits are closer than logits of passes over 1 and over ``--width`` tokens, by ``--runner``, and those
-where their choice differs: what lossless decoding can change in 16 bits. ``bench``: ``draftree bench`` on Spec-Bench:
-AR decoding by graphs, ``auto`` over it, and transformers' own generate. ``rows``: tokens a second and time between
-tokens of 1 to 32 rows together, of AR decoding, ``auto``, trees and a chain (``benchmarks.serving``). ``--device cpu``
-tries it without a GPU, where nothing is captured.
+Makes the parts that OUT does not hold yet, the most valuable ones first, each in a process of its own that is ended
+after ``--limit`` seconds. OUT/parts has what each of them printed, OUT/report.md all of it; both are written after each
+part, so that a run which was cut off goes on where it was. A part that failed is tried again by the next call.
+``--dry-run`` makes all of them on the CPU in tiny sizes.
+
+``tests``: those marked gpu. ``exactness``: greedy answers that differ between the eager and the graph runner, in
+float32; then, in ``--dtype``, the places of greedy answers where the two highest logits are closer than the logits of
+passes over 1 and over 16 tokens, and those where the choice differs: what lossless decoding can change in 16 bits.
+``passes``: milliseconds of a pass over n tokens by both runners (medians, the device waited for), and what share of the
+device's memory bandwidth reads the weights. ``methods``: ``draftree bench`` of ``auto`` and four methods over AR
+decoding by graphs, and of transformers' generate. ``1b``, ``8b``: the passes of Llama's shapes with random weights made
+on the device. ``batches``: tokens a second of 1, 8 and 32 requests (``benchmarks.serving``). ``native``: the native
+engine on this machine's CPUs beside llama.cpp (``benchmarks.native``). ``compile``: passes of the stock forward by
+``torch.compile``, in the graph runner's shapes.
 """
 
 from __future__ import annotations
 
 import argparse
+import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from pathlib import Path
 
 import torch
+import transformers
 from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from draftree.artifacts import make_folder, write_whole
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.huggingface.hf_loading import load_stock
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import RUNNERS
-from draftree.models.loading import ModelOptions, load
+from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.text.encoding import encode, user
 
 from .serving import questions
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-ROWS = (1, 4, 8, 16, 32)
+BATCHES = (1, 8, 32)
 WARM = 3
 """Passes before those that count: one before the capture, the capture, and one replay."""
+SHAPES = {
+    "1b": LlamaConfig(
+        hidden_size=2048,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=8192,
+        vocab_size=128256,
+        tie_word_embeddings=True,
+    ),
+    "8b": LlamaConfig(
+        hidden_size=4096,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=14336,
+        vocab_size=128256,
+    ),
+}
+"""Of Llama 3.2 1B and Llama 3.1 8B."""
+_TINY = LlamaConfig(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=64,
+    vocab_size=256,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the parts measure.
+
+    Attributes:
+        dtype: of ``exactness``, and of shapes.
+        context, repeats: of passes.
+        prompts, tokens: of answers.
+    """
+
+    target: str
+    drafter: str
+    suite: str
+    device: str
+    dtype: str = "bfloat16"
+    context: int = 512
+    repeats: int = 20
+    prompts: int = 26
+    tokens: int = 64
+
+    def model(self, runner: str, dtype: str = "float32") -> LanguageModel:
+        """The target by a runner."""
+        return load(self.target, backend="transformers", device=self.device, dtype=dtype, runner=runner)
 
 
 def pass_times(model: LanguageModel, context: int, sizes: Sequence[int], repeats: int) -> list[float]:
@@ -52,10 +115,10 @@ def pass_times(model: LanguageModel, context: int, sizes: Sequence[int], repeats
     for size in sizes:
         seconds = []
         for _ in range(WARM + repeats):
-            _wait(model)
+            _wait(model.capabilities.device)
             began = time.perf_counter()
             model.extend([row], [Nodes.chain([11] * size)])
-            _wait(model)
+            _wait(model.capabilities.device)
             seconds.append(time.perf_counter() - began)
             model.commit(row, [])
         medians.append(1e3 * statistics.median(seconds[WARM:]))
@@ -63,9 +126,62 @@ def pass_times(model: LanguageModel, context: int, sizes: Sequence[int], repeats
     return medians
 
 
-def _wait(model: LanguageModel) -> None:
-    if model.capabilities.device.startswith("cuda"):
-        torch.cuda.synchronize(model.capabilities.device)
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def bandwidth(device: str, size: int) -> float:
+    """Bytes a second of the device's memory: the best of ten copies of ``size`` bytes, read and written."""
+    data, seconds = torch.zeros(size, dtype=torch.uint8, device=device), []
+    for _ in range(10):
+        _wait(device)
+        began = time.perf_counter()
+        data.clone()
+        _wait(device)
+        seconds.append(time.perf_counter() - began)
+    return 2 * size / min(seconds)
+
+
+def table(model: LanguageModel, options: Options, speed: float) -> str:
+    """A line of a pass's milliseconds over each of ``SIZES`` tokens, T(32) over T(1), and the share of ``speed``."""
+    times = pass_times(model, options.context, SIZES, options.repeats)
+    share = model.capabilities.weight_bytes / speed / (times[0] / 1e3)
+    return (
+        f"{model.capabilities.runner:6} {' '.join(f'{t:7.2f}' for t in times)}   T(32)/T(1) "
+        f"{times[SIZES.index(32)] / times[0]:.2f}, {share:.0%} of the memory bandwidth over one token"
+    )
+
+
+def passes(options: Options) -> Iterator[str]:
+    """Passes of the target by each runner."""
+    yield from _passes(options, options.model, "float32")
+
+
+def shape(config: LlamaConfig) -> Callable[[Options], Iterator[str]]:
+    """Passes of a model of random weights by each runner, and the memory that it takes."""
+
+    def run(options: Options) -> Iterator[str]:
+        with torch.device(options.device):
+            stock: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
+
+        def made(runner: str, dtype: str) -> LanguageModel:
+            return HFModel(stock, name=f"random {stock.num_parameters() / 1e9:.1f}B", runner=runner, self_test=False)
+
+        yield from _passes(options, made, options.dtype)
+        if options.device.startswith("cuda"):
+            yield f"memory at most: {torch.cuda.max_memory_allocated(options.device) / 1e9:.1f} GB"
+
+    return run
+
+
+def _passes(options: Options, made: Callable[[str, str], LanguageModel], dtype: str) -> Iterator[str]:
+    cuda = options.device.startswith("cuda")
+    speed = bandwidth(options.device, 1 << (31 if cuda else 24))
+    yield f"memory: {speed / 1e9:.0f} GB/s"
+    yield f"ms of a pass behind {options.context} tokens, {dtype}, over n = {', '.join(map(str, SIZES))}"
+    for runner in RUNNERS:
+        yield table(made(runner, dtype), options, speed)
 
 
 def differing(models: Sequence[LanguageModel], texts: Sequence[str], tokens: int) -> tuple[int, int]:
@@ -121,88 +237,151 @@ def _logits(model: LanguageModel, prompt: list[int], answer: list[int], step: in
     return torch.cat(found)
 
 
-def compiled(name: str, dtype: str, device: str) -> LanguageModel:
-    """A model whose stock forward is compiled for each of the graph runner's shapes."""
-    stock, tokenizer = load_stock(name, dtype=dtype, device=device)
+def exactness(options: Options) -> Iterator[str]:
+    """Greedy answers of both runners, and near-ties in 16 bits."""
+    texts = questions(options.prompts, options.suite)
+    different, of = differing([options.model(runner) for runner in RUNNERS], texts, options.tokens)
+    yield f"{different} of {of} greedy answers differ between the runners, float32"
+    for runner in RUNNERS:
+        found = near_ties(options.model(runner, options.dtype), texts, options.tokens, 16)
+        yield (
+            f"{options.dtype}, {runner} passes over 1 and 16 tokens: {found.ties} near-ties in {found.places} places, "
+            f"{found.choices} other choices; logits differ by up to {found.difference:.3g}"
+        )
+
+
+def compiled(options: Options) -> Iterator[str]:
+    """Passes of the stock forward, compiled for each of the graph runner's shapes."""
+    stock, tokenizer = load_stock(options.target, dtype="float32", device=options.device)
     model = HFModel(stock, tokenizer, runner="graph", self_test=False)
     torch._dynamo.config.cache_size_limit = 64  # shapes
     stock.compile(dynamic=False)
-    return model
+    yield f"compiled {table(model, options, bandwidth(options.device, 1 << 24))}"
 
 
-PARTS = ("passes", "answers", "ties", "bench", "rows")
+MEASURED: dict[str, Callable[[Options], Iterator[str]]] = {
+    "exactness": exactness,
+    "passes": passes,
+    "1b": shape(SHAPES["1b"]),
+    "8b": shape(SHAPES["8b"]),
+    "compile": compiled,
+}
+"""Parts that are made here; others are commands."""
+PARTS = ("tests", "exactness", "passes", "methods", "8b", "batches", "1b", "native", "compile")
+"""The most valuable ones first."""
+
+
+def commands(part: str, options: Options) -> list[list[str]]:
+    """What Python is to run for a part that is not made here."""
+    where = ["--device", options.device, "--runner", "graph", "--target", options.target, "--drafters", options.drafter]
+    if part == "tests":
+        return [["-m", "pytest", "-q", "-rs", "-m", "gpu", "tests/test_gpu.py"]]
+    if part == "native":
+        return [["-m", "benchmarks.native", "--models", options.target, "--passes", str(options.repeats)]]
+    if part == "methods":
+        methods = "auto,opt-tree:nodes=16,eagle2:nodes=16,dynamic-width:nodes=16,chain:depth=4,peer:hf-generate"
+        of_suite = ["--suite", options.suite, "--limit", str(options.prompts), "--max-tokens", str(options.tokens)]
+        backend = ["--backend", "transformers", "--dtype", "float32", "--turns", "1", "--methods", methods]
+        return [["-m", "draftree", "bench", *of_suite, *backend, *where]]
+    where[-2:] = ["--drafter", options.drafter]
+    throughput = ["-m", "benchmarks.serving", "throughput", "--backend", "transformers", "--suite", options.suite]
+    chosen = ["--tokens", str(options.tokens), "--methods", "auto,opt-tree,static,chain", "--dtype", "float32"]
+    return [[*throughput, *chosen, *where, "--requests", str(requests)] for requests in BATCHES]
+
+
+def dry(options: Options) -> Options:
+    """The same in tiny sizes on the CPU."""
+    small = {"context": 20, "repeats": 1, "prompts": 2, "tokens": 4}
+    return Options(options.target, options.drafter, options.suite, "cpu", options.dtype, **small)
+
+
+def facts(device: str) -> str:
+    """The machine, in a line."""
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "CPU"
+    commit = ""
+    with suppress(OSError):
+        found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)  # noqa: S607
+        commit = found.stdout.strip()
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"{name}; {versions}; commit {commit or 'unknown'}; {time.strftime('%Y-%m-%d')}"
+
+
+def make(part: str, out: Path, words: Sequence[str], options: Options, limit: float) -> bool:
+    """Make a part in processes of its own; what it prints is shown and kept. Whether it was done in time."""
+    done, began = out / "parts" / f"{part}.txt", time.monotonic()
+    lines, why = list[str](), ""
+    orders = [["-m", "benchmarks.gpu", *words, "--only", part]] if part in MEASURED else commands(part, options)
+    for order in orders:
+        if part == "methods":
+            order = [*order, "--out", str(out / "bench")]
+        with subprocess.Popen(  # noqa: S603
+            [sys.executable, *order], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            try:
+                text, _ = process.communicate(timeout=max(1.0, limit - (time.monotonic() - began)))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                text, why = process.communicate()[0], f"ended after {limit:.0f} seconds"
+        print(text, end="", flush=True)
+        lines.append(text)
+        if why or process.returncode:
+            why = why or f"exit status {process.returncode}"
+            break
+    took = f"{time.monotonic() - began:.0f} s"
+    kept = done.with_suffix(".failed" if why else ".txt")
+    done.with_suffix(".failed").unlink(missing_ok=True)
+    write_whole(kept, "".join(lines) + (f"FAILED: {why}\n" if why else f"({took})\n"))
+    return not why
+
+
+def report(out: Path, device: str) -> None:
+    """Write what all parts have printed into one file."""
+    sections = [f"# {facts(device)}\n"]
+    for part in PARTS:
+        for kept in (out / "parts" / f"{part}.txt", out / "parts" / f"{part}.failed"):
+            if kept.exists():
+                sections.append(f"\n## {part}\n\n```\n{kept.read_text()}```\n")
+    write_whole(out / "report.md", "".join(sections))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print."""
+    """Measure, print and keep."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--drafter", default="head")
+    parser.add_argument("--suite", default="spec-bench", help="prompts, as draftree bench takes them")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--prompts", type=int, default=26)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--width", type=int, default=16)
-    parser.add_argument("--runner", choices=RUNNERS, default="graph")
-    parser.add_argument("--compile", action="store_true")
-    args = parser.parse_args(argv)
-    parts = args.parts or list(PARTS)
-    if unknown := [part for part in parts if part not in PARTS]:
+    parser.add_argument("--limit", type=float, default=300.0, help="most seconds of a part")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--only", choices=MEASURED, help=argparse.SUPPRESS)
+    words = list(argv if argv is not None else sys.argv[1:])
+    args = parser.parse_args(words)
+    if unknown := [part for part in args.parts if part not in PARTS]:
         parser.error(f"{unknown[0]} is no part: choose from {', '.join(PARTS)}")
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        sys.exit("error: there is no CUDA device here: run it on a machine that has one, or try it with --device cpu")
-    where = {"backend": "transformers", "device": args.device, "dtype": args.dtype}
-    _in_this_process(args, parts, where)
-    options = [word for name, value in where.items() for word in (f"--{name}", value)] + ["--runner", "graph"]
-    if "bench" in parts:
-        _call(
-            "draftree",
-            *("bench", "--suite", "spec-bench", "--limit", str(args.prompts), "--turns", "1"),
-            *("--max-tokens", str(args.tokens), "--methods", "auto,opt-tree:nodes=16,chain:depth=4,peer:hf-generate"),
-            *("--drafters", args.drafter, "--target", args.target, *options),
-        )
-    for rows in ROWS if "rows" in parts else ():
-        _call(
-            "benchmarks.serving",
-            *("throughput", "--requests", str(rows), "--tokens", str(args.tokens), "--target", args.target),
-            *("--drafter", args.drafter, "--methods", "auto,opt-tree,static,chain", *options),
-        )
-
-
-def _in_this_process(args: argparse.Namespace, parts: Sequence[str], where: dict[str, str]) -> None:
-    """Passes, answers and near-ties."""
-    if not {"passes", "answers", "ties"} & set(parts):
+    options = Options(args.target, args.drafter, args.suite, args.device)
+    options = dry(options) if args.dry_run else options
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        sys.exit("error: there is no CUDA device here: run it on a machine that has one, or try it with --dry-run")
+    if args.only:
+        run = shape(_TINY) if args.dry_run and args.only in SHAPES else MEASURED[args.only]
+        for line in run(options):
+            print(line, flush=True)
         return
-    names = RUNNERS if {"passes", "answers"} & set(parts) else (args.runner,)
-    models = {name: load(args.target, **cast(ModelOptions, {**where, "runner": name})) for name in names}
-    if "passes" in parts:
-        timed = models | ({"compile": compiled(args.target, args.dtype, args.device)} if args.compile else {})
-        print(f"ms of a pass behind {args.context} tokens, over n = {', '.join(map(str, SIZES))}")
-        for name, model in timed.items():
-            times = pass_times(model, args.context, SIZES, args.repeats)
-            print(f"{name:7} {' '.join(f'{t:7.2f}' for t in times)}   {model.passes}", flush=True)  # type: ignore[attr-defined]
-    texts = questions(args.prompts)
-    if "answers" in parts:
-        different, of = differing(list(models.values()), texts, args.tokens)
-        print(f"{different} of {of} greedy answers differ between the runners", flush=True)
-    if "ties" in parts:
-        found = near_ties(models[args.runner], texts, args.tokens, args.width)
-        print(
-            f"{args.dtype}, {args.runner} passes over 1 and {args.width} tokens: "
-            f"{found.ties} near-ties in {found.places} places, {found.choices} other choices; "
-            f"logits differ by up to {found.difference:.3g}",
-            flush=True,
-        )
-
-
-def _call(module: str, *arguments: str) -> None:
-    if code := subprocess.run([sys.executable, "-m", module, *arguments]).returncode:  # noqa: S603
-        sys.exit(code)
+    make_folder(args.out / "parts")
+    failed = []
+    for part in args.parts or PARTS:
+        if (args.out / "parts" / f"{part}.txt").exists():
+            continue
+        print(f"{part}:", flush=True)
+        if not make(part, args.out, words, options, args.limit):
+            failed.append(part)
+        report(args.out, options.device)
+    if failed:
+        sys.exit(f"error: {', '.join(failed)} failed: {args.out / 'report.md'} says why; the same call tries again")
 
 
 if __name__ == "__main__":

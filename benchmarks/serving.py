@@ -3,6 +3,7 @@
     python -m benchmarks.serving gaps [--prompt 1500] [--streams 4] [--method none|auto]
     python -m benchmarks.serving chat
     python -m benchmarks.serving throughput [--requests 8] [--tokens 64] [--repeats 3] [--drafter auto] [--methods auto]
+                                        [--suite mt-bench]
     python -m benchmarks.serving overhead [--requests 8]
     python -m benchmarks.serving storm [--requests 2000]
     python -m benchmarks.serving mixed [--tokens 8]
@@ -171,7 +172,7 @@ def _last(found: Sequence[tuple[float, int]]) -> float:
 
 def throughput(args: argparse.Namespace) -> None:
     """Print tokens a second over those of AR decoding."""
-    prompts = [user(q) for q in questions(args.requests, "mt-bench")]  # short: it is decoding that is timed
+    prompts = [user(q) for q in questions(args.requests, args.suite)]
     params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     methods = ("none", *args.methods.split(","))
     scheduling = SchedulerParams(rows=args.requests, chunk=_WHOLE)
@@ -322,7 +323,7 @@ def thread(args: argparse.Namespace) -> None:
         print(f"thread: {place}: {found[-1]:.2f} ms a pass")
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what: dict[str, Callable[[argparse.Namespace], None]] = {
@@ -333,6 +334,9 @@ def main() -> None:
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--method", default="none")
     parser.add_argument("--methods", default="auto")
+    parser.add_argument(
+        "--suite", default="mt-bench", help="of throughput; short prompts: it is decoding that is timed"
+    )
     parser.add_argument("--requests", type=int)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=1500)
@@ -340,7 +344,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     for name in OPTIONS:
         parser.add_argument(f"--{name}")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     args.requests = args.requests or (2000 if args.what == "storm" else 8)
     options = {name: value for name in OPTIONS if (value := getattr(args, name)) is not None}
     args.model = load(args.target, **options)

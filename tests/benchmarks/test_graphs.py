@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, serving
+from draftree.cli.main import run as run_cli
 from draftree.models.base import Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.scores import NumpyScores, Scores
 
-from ..tiny import tiny
+from ..tiny import save_tiny, tiny
 
 
 @pytest.mark.parametrize("runner", ["eager", "graph"])
@@ -24,10 +28,74 @@ def test_passes_are_timed_and_leave_no_row(runner: str) -> None:
     assert model.rows == 0
 
 
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A tiny model, drafts and prompts."""
+    folder = tmp_path_factory.mktemp("gpu")
+    suite = folder / "suite.jsonl"
+    lines = [{"id": str(i), "category": "a", "turns": [text]} for i, text in enumerate(("a b a b", "c d c"))]
+    suite.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    target = save_tiny(folder / "target")
+    return ["--dry-run", "--target", str(target), "--drafter", "lookup", "--suite", str(suite)]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("exactness", r"0 of 2 greedy answers differ.*\n(bfloat16, (eager|graph) passes.*in 8 places.*\n){2}"),
+        ("passes", r"(?s)GB/s.*float32.*eager .*T\(32\)/T\(1\).*graph .*of the memory bandwidth"),
+        ("8b", r"(?s)GB/s.*bfloat16.*eager .*graph "),
+    ],
+)
+def test_a_part_prints_its_figures(
+    part: str, said: str, settings: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu.main(["OUT", *settings, "--only", part])
+    assert re.search(said, capsys.readouterr().out)
+
+
+def test_the_commands_of_parts_run(settings: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = gpu.dry(gpu.Options(settings[2], "lookup", settings[-1], "cpu"))
+    (bench,) = gpu.commands("methods", options)
+    assert bench[:2] == ["-m", "draftree"] and run_cli([*bench[2:], "--out", str(tmp_path / "bench")]) == 0
+    first, *others = gpu.commands("batches", options)
+    assert first[:2] == ["-m", "benchmarks.serving"] and len(others) == 2
+    serving.main(first[2:])
+    assert "1 requests, auto" in capsys.readouterr().out
+
+
+def _scripted(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    monkeypatch.setattr(gpu, "MEASURED", {})
+    monkeypatch.setattr(gpu, "PARTS", ("first", "second"))
+    monkeypatch.setattr(gpu, "commands", lambda part, options: [["-c", script, part]])
+
+
+def test_a_run_goes_on_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    _scripted(monkeypatch, "import sys; print('did', sys.argv[1]); sys.exit(sys.argv[1] == 'first')")
+    with pytest.raises(SystemExit, match="first failed.*tries again"):
+        gpu.main([str(tmp_path), "--dry-run"])
+    said = (tmp_path / "report.md").read_text()
+    assert "did first\nFAILED: exit status 1" in said and "did second" in said
+    capsys.readouterr()
+    _scripted(monkeypatch, "import sys; print('now', sys.argv[1])")
+    gpu.main([str(tmp_path), "--dry-run"])
+    said = (tmp_path / "report.md").read_text()
+    assert "now first" in said and "did second" in said and "FAILED" not in said, "what was done is not done again"
+
+
+def test_a_part_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _scripted(monkeypatch, "import time; print('began', flush=True); time.sleep(600)")
+    with pytest.raises(SystemExit, match="first failed"):
+        gpu.main([str(tmp_path), "first", "--dry-run", "--limit", "1"])
+    assert "began\nFAILED: ended after 1 seconds" in (tmp_path / "report.md").read_text()
+
+
 def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="no CUDA device here.*--device cpu"):
-        gpu.main([])
+    with pytest.raises(SystemExit, match="no CUDA device here.*--dry-run"):
+        gpu.main(["OUT"])
 
 
 class Shaken(HFModel):
@@ -54,5 +122,5 @@ def test_near_ties_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        gpu.main(["pases"])
-    assert "pases is no part: choose from passes" in capsys.readouterr().err
+        gpu.main(["OUT", "pases"])
+    assert "pases is no part: choose from tests, exactness" in capsys.readouterr().err
