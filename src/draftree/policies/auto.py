@@ -32,6 +32,11 @@ _LEAST = 0.01
 """Candidates that are less likely to be accepted are not drafted."""
 _SPARE = 0.5
 """Nodes of so much of the least value stay until the end: steps of the curve may have room for them."""
+_REST = 8
+"""Where nothing pays, it is settled anew after so many steps, or with a new request: settling costs time, too."""
+
+
+NOTHING = Budget(0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +93,8 @@ class AutoTree(GrowthPolicy):
     _selection: Selection = field(init=False, repr=False, compare=False)
     _costs: CostModel = field(init=False, repr=False, compare=False)
     _models: list[Capabilities] | None = field(default=None, repr=False, compare=False)
+    _rest: int = field(default=0, repr=False, compare=False)
+    """Steps until it is settled anew."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -121,14 +128,18 @@ class AutoTree(GrowthPolicy):
         """More than is verified: what pays in one layer may be outdone in the next."""
         return 2 * nodes + self.width
 
-    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> AutoPlan:
-        """Look up the costs and choose the drafters; no nodes where drafting cannot win."""
+    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> Plan:
+        """Look up the costs and choose the drafters; no nodes where drafting cannot win, and while that rests."""
+        if self._rest and all([request.stats.steps for request in requests]):
+            self._rest -= 1
+            return Plan([NOTHING] * len(requests))
         if self.target is None:
             raise ConfigError("auto has no costs: give its drafter to an Engine, which finds them")
         ar = ARPass(max([len(request.ids) for request in requests]), len(requests), other_tokens)
         nodes = [budget.nodes for budget in budgets]
         curve = self._costs.curve(min(sum(nodes), max(*nodes, MOST_NODES)), ar)
         price = self._selection.begin(requests, curve, ar)
+        self._rest = 0 if any(price.enabled) else _REST - 1
         drafts = any(price.enabled) and any([budget.depth != 0 for budget in budgets])
         within = budgets if drafts else [Budget(0, budget.depth) for budget in budgets]
         return AutoPlan(within, price.enabled, price=price)
@@ -174,7 +185,11 @@ class AutoTree(GrowthPolicy):
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
-        plan, nodes = cast(AutoPlan, plan), sum([len(outcome.tree) for outcome in outcomes])
+        if not isinstance(plan, AutoPlan):
+            self._selection.rest()
+            self.report.add(0, outcomes, 1.0)
+            return
+        nodes = sum([len(outcome.tree) for outcome in outcomes])
         for row, outcome in enumerate(outcomes):
             self._calibrate(plan, row, outcome.tokens[: outcome.taken])
         took = self._selection.learn(plan.price, max(1, len(plan.proposed)), nodes, outcomes)

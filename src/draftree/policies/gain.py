@@ -310,6 +310,12 @@ class Selection:
         self._passes = _KEEP_PACE * self._passes + passes
         return passes
 
+    def rest(self) -> None:
+        """A step is over in which nothing could draft."""
+        for record in self.records:
+            record.fade(_KEEP_UNUSED)
+        self._tokens, self._passes = _KEEP_PACE * self._tokens + 1, _KEEP_PACE * self._passes + 1
+
     def _took(self, verify: float, price: Price, layers: int, cost: StepCost) -> list[float]:
         """Seconds of drafting by each drafter: its own, and its part of those of growing and learning."""
         own = cost.drafters or [cost.draft / len(self.records)] * len(self.records)

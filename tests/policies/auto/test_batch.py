@@ -122,7 +122,7 @@ def test_no_more_nodes_are_weighed_in_all_than_are_of_use_unless_one_request_may
     policy, most = AutoTree(target=affine(1.0, 0.0)), MOST_NODES
     for batch, nodes, weighed in ((1, 31, 31), (3, 31, 93), (64, 31, most), (2, most + 100, most + 100)):
         plan = policy.plan([Fake() for _ in range(batch)], [Budget(nodes)] * batch)
-        assert len(plan.price.curve.seconds) == weighed + 1
+        assert isinstance(plan, AutoPlan) and len(plan.price.curve.seconds) == weighed + 1
 
 
 def test_ties_between_requests_never_break_a_tree() -> None:

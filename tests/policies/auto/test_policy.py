@@ -17,8 +17,9 @@ from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.base import prefill
 from draftree.models.cost_profile import Identity, Point, Profile
-from draftree.policies.auto import AutoTree
+from draftree.policies.auto import AutoPlan, AutoTree
 from draftree.request import Outcome, Request, Stats, StepCost
+from draftree.tree import DraftTree
 
 from ...toy import Path, ScriptedScorer, ToyModel
 
@@ -201,6 +202,24 @@ class TestWithADraftingModel:
         assert set(decode(policy, 100, 0.99, 0.99)) == {0}
         assert policy.plan([Fake()], [Budget(NODES)]).budgets[0].nodes == 0
 
+    def test_where_nothing_pays_that_is_settled_anew_at_times_and_with_a_new_request(self) -> None:
+        policy, old, new = self.policy(1.1), Fake(), Fake()
+        new.stats.steps = 0
+
+        def settles(*requests: Request) -> bool:
+            plan = policy.plan(requests, [Budget(NODES)] * len(requests))
+            outcomes = [
+                Outcome(request, DraftTree.empty(), [], [1], 1, StepCost(len(requests), 0.0, 1.0, 0.0, 0))
+                for request in requests
+            ]
+            policy.observe(plan, outcomes)
+            return isinstance(plan, AutoPlan)
+
+        settled = [settles(old) for _ in range(17)]
+        assert [step for step, anew in enumerate(settled) if anew] == [0, 8, 16]
+        assert not settles(old) and settles(old, new) and not settles(old)
+        assert policy.report.steps == 20, "steps in which it rests count"
+
     def test_one_that_is_mostly_wrong_is_asked_less_and_less(self) -> None:
         policy, asked = self.policy(0.3), 0
         for step in range(300):
@@ -210,7 +229,7 @@ class TestWithADraftingModel:
             script = lambda row, path: ([7], [math.log(0.9)], 1.0)  # noqa: E731
             tree = grow(ScriptedScorer(script), policy, plan)[0].tree
             policy.observe(plan, [Outcome(request, tree, [], [1], 1, StepCost(1, 0.3, 1.0, 0.0, 1))])
-        assert 0 < asked <= 6
+        assert 0 < asked <= 8
 
     def test_it_is_asked_about_few_nodes_and_layers_where_many_candidates_share_the_distribution(self) -> None:
         asked: Counter[int] = Counter()
