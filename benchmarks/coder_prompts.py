@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from draftree.bench.suites import data_folder
 
 MBPP_TRAINS = range(601, 975)
 """Numbers of MBPP's training tasks."""
@@ -60,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out
-    data = Path(os.environ.get("DRAFTREE_DATA", "../shared/data"))
+    data = data_folder()
     rng = random.Random(0)  # noqa: S311 - which prompts are taken
     code = [p for task in read(data / "mbpp/mbpp.jsonl") if task["task_id"] in MBPP_TRAINS for p in tasks(task)]
     sums = [task["question"] for task in read(data / "gsm8k/train.jsonl")]

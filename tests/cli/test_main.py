@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.cli import console
+from draftree.cli import console, generate
 from draftree.cli.main import run
 from draftree.drafters.registry import DRAFTERS
 from draftree.policies.methods import METHODS
@@ -21,6 +21,7 @@ from draftree.verify.schemes import SCHEMES
 
 from ..pairs import save_tree
 from ..tiny import MAX_LENGTH, save_tiny
+from ..tiny_gguf import write
 
 Captured = pytest.CaptureFixture[str]
 
@@ -166,6 +167,20 @@ def test_compare_reports_the_same_tokens(model: str, capsys: Captured) -> None:
     assert plain["same_tokens"] is True
     assert run(["generate", "the cat", "--target", model, "--max-tokens", "20", "--compare"]) == 0
     assert "the same text" in capsys.readouterr().err
+
+
+def test_compare_sets_the_engine_beside_llama_cpp(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(write(tmp_path / "model.gguf"))
+    asked = ["generate", "the cat", "--target", file, "--max-tokens", "8", "--raw", "--compare"]
+    assert _json(capsys, *asked).keys() >= {"ar", "llama.cpp"}
+    assert run(asked) == 0
+    assert "as fast as llama.cpp" in capsys.readouterr().err
+    assert "llama.cpp" not in _json(capsys, *asked, "--backend", "llama.cpp")
+    monkeypatch.setattr(generate, "has_library", lambda: False)
+    assert _json(capsys, *asked).keys() >= {"ar"} and run(asked) == 0
+    assert "llama.cpp" not in capsys.readouterr().err
 
 
 def test_show_trees_prints_each_step_with_its_accepted_path(model: str, capsys: Captured) -> None:

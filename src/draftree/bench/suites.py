@@ -177,8 +177,8 @@ SUITES = {
 
 
 def data_folder(given: str | None = None) -> Path:
-    """Where prompt sets lie: ``given``, else ``DRAFTREE_DATA``, else ``../shared/data``."""
-    return user_path(given or os.environ.get(DATA, "../shared/data"))
+    """Where prompt sets lie: ``given``, else what ``DRAFTREE_DATA`` names, else ``data`` in the working folder."""
+    return user_path(given or os.environ.get(DATA) or "data")
 
 
 def load_suite(name: str, *, data: str | None = None) -> list[Item]:

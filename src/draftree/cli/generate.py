@@ -19,6 +19,9 @@ from ..engine.engine import Engine
 from ..engine.replay import first_difference
 from ..engine.scheduler import SchedulerParams
 from ..errors import ConfigError, InputError
+from ..models.base import LanguageModel
+from ..models.llama.library import has_library
+from ..models.loading import load_llama
 from ..models.model_files import DEFAULT_MODEL
 from ..policies.auto import AutoTree
 from ..policies.methods import DEFAULT_METHOD
@@ -46,7 +49,7 @@ class AnswerOptions:
     as_json: bool = option("Print one JSON object instead of streaming text.", False, name="--json")
     show_trees: bool = option("Print each step's tree and accepted path.", False)
     explain: bool = option("Report why the method auto chose what it chose.", False)
-    compare: bool = option("Then decode without drafts, and compare text and speed.", False)
+    compare: bool = option("Then decode without drafts, also by llama.cpp if it is installed, and compare.", False)
 
     def __post_init__(self) -> None:
         if self.as_json and self.show_trees:
@@ -127,7 +130,9 @@ def generate(
         if options.explain:
             err.print(report["explanation"], markup=False)
     if options.compare:
-        _compare(engine, request, report, quiet=options.as_json)
+        said = _compare(engine, request, report, target, compute)
+        if not options.as_json:
+            err.print("\n".join(said), markup=False)
     if options.as_json:
         out.out(json.dumps(report, ensure_ascii=False))
 
@@ -147,28 +152,42 @@ def _reading_predictions(speculation: SpeculationOptions) -> SpeculationOptions:
     return speculation
 
 
-def _compare(engine: Engine, request: Request, report: dict[str, object], *, quiet: bool) -> None:
-    """Decode the same prompt without drafts and report on both."""
-    without = Engine(engine.target)
+def _decoded(target: LanguageModel, prompt: list[int], params: SamplingParams) -> Request:
+    """A request without drafts."""
+    handle = Engine(target).submit(prompt, params)
+    run(handle, silent=True)
+    return handle.request
+
+
+def _compare(
+    engine: Engine, request: Request, report: dict[str, object], target: str, compute: ComputeOptions
+) -> list[str]:
+    """Decode the same prompt without drafts, also by llama.cpp if our engine reads the file; the lines to print."""
+    from ..models.native.native_model import NativeModel
+
     prompt = request.ids[: request.prompt_length]
     params = replace(request.params, seed=request.seed)
-    handle = without.submit(prompt, params)
-    run(handle, silent=True)
-    other, scheme = handle.request, engine.speculation.scheme
-    one, two = request.output_ids, other.output_ids
-    difference = first_difference(engine.target, prompt, one, two, params)
+    other, scheme = _decoded(engine.target, prompt, params), engine.speculation.scheme
+    difference = first_difference(engine.target, prompt, request.output_ids, other.output_ids, params)
     ratio = request.stats.tokens_per_second / other.stats.tokens_per_second
     report["ar"] = {"same_tokens": difference is None, "speedup": ratio, "stats": show.as_json(other.stats)}
-    if not quiet:
-        err.print(f"none (AR decoding): {show.figures(other.stats)}")
-        verdict = "the same text" if difference is None else f"text differs from token {difference.index} on"
-        if difference and difference.near_tie:
-            verdict += f" (a near-tie: the two logits are {difference.gap:.1g} apart)"
-        elif difference and scheme.lossy:
-            verdict += f" ({scheme.name} is lossy)"
-        elif difference and request.params.temperature and not isinstance(scheme, Match):
-            verdict += f" ({scheme.name}: another draw from the same distribution)"
-        err.print(f"draft trees decode {ratio:.2f}x as fast as AR decoding (tokens per second), {verdict}")
+    verdict = "the same text" if difference is None else f"text differs from token {difference.index} on"
+    if difference and difference.near_tie:
+        verdict += f" (a near-tie: the two logits are {difference.gap:.1g} apart)"
+    elif difference and scheme.lossy:
+        verdict += f" ({scheme.name} is lossy)"
+    elif difference and request.params.temperature and not isinstance(scheme, Match):
+        verdict += f" ({scheme.name}: another draw from the same distribution)"
+    said = [
+        f"none (AR decoding): {show.figures(other.stats)}",
+        f"draft trees decode {ratio:.2f}x as fast as AR decoding (tokens per second), {verdict}",
+    ]
+    if isinstance(engine.target, NativeModel) and has_library():
+        stats = _decoded(load_llama(target, threads=compute.threads), prompt, params).stats
+        ratio = request.stats.tokens_per_second / stats.tokens_per_second
+        report["llama.cpp"] = {"speedup": ratio, "stats": show.as_json(stats)}
+        said += [f"none, by llama.cpp: {show.figures(stats)}", f"draft trees decode {ratio:.2f}x as fast as llama.cpp"]
+    return said
 
 
 def _print_beams(engine: BeamEngine, prompt: Prompt, params: SamplingParams, beams: BeamParams, as_json: bool) -> None:
