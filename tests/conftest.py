@@ -6,6 +6,8 @@ import errno
 import io
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,21 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(profile, "profile_folder", lambda: folder)
         patch.setattr(profile, "SHORT", profile.Grid((1, 2, 4, 16), (64,), (1,), 1))
         yield
+
+
+def build_wheel(folder: Path, **environment: str) -> Path:
+    """The wheel of this repository."""
+    script = "import hatchling.build, sys; hatchling.build.build_wheel(sys.argv[1])"
+    command = [sys.executable, "-c", script, str(folder)]
+    root = Path(__file__).parents[1]
+    subprocess.run(command, cwd=root, check=True, capture_output=True, env={**os.environ, **environment})  # noqa: S603 - our own build
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that a C compiler makes."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(autouse=True)

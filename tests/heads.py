@@ -72,6 +72,6 @@ def _learned(target: HFModel) -> tuple[EagleNetwork, torch.Tensor]:
     vocabulary = draft_vocabulary(learned, VOCAB, 40)
     network = new_eagle(EagleConfig.like(target), 0)
     regress(network, frozen(target, vocabulary), learned)
-    fit = Fit(FitRecipe(learning_rate=4e-3, batch=2), network, frozen(target, vocabulary), learned, 400, "")
-    assert list(fit.run())[-1] == 400
+    fit = Fit(FitRecipe(learning_rate=1.5e-2, batch=2), network, frozen(target, vocabulary), learned, 160, "")
+    assert list(fit.run())[-1] == 160
     return network, vocabulary

@@ -6,6 +6,7 @@ a line of JSON: where llama.cpp aborts, the exit code is that of a signal.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -223,6 +224,8 @@ def main(folder: Path, each: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     path = folder / "damaged.gguf"
     open_library()
+    with contextlib.redirect_stderr(io.StringIO()):
+        run([*_LINE, "--target", str(path)])  # makes, once for all, what the first command of a process makes
     for name, content in variants(folder, each):
         path.write_bytes(content)
         for backend in (AUTO, "llama.cpp"):

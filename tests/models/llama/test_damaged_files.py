@@ -20,7 +20,7 @@ from draftree.models.gguf.gguf_checks import check
 from ...tiny_gguf import write
 from .damaged import TOKENS, Change, of_kind, of_length, overwritten, renamed, with_item, with_tensor
 
-_EACH = 10
+_EACH = 16
 """One of so many variants is tried, by the backend that is chosen for it and by llama.cpp."""
 _HIDDEN = "failed to load model"
 

@@ -1,6 +1,6 @@
 """Load damaged copies of a GGUF file, one after the other: run by ``test_damage`` over a sanitized library.
 
-python -m tests.models.native.damage FILE COUNT LIBRARY
+python -m tests.models.native.damage FILE FIRST LAST LIBRARY
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def without_token_0(vocabulary: int) -> binding.CEdits:
     return edits
 
 
-def main(path: Path, count: int) -> None:
+def main(path: Path, first: int, last: int) -> None:
     data = path.read_bytes()
     header = min(tensor.begin for tensor in check(path).tensors)
     outcomes: Counter[str] = Counter()
     tiers = binding.tiers()
-    for seed in range(count):
+    for seed in range(first, last):
         path.write_bytes(damaged(data, header, np.random.default_rng(seed)))
         try:
             header_of = (check, read)[seed % 2]  # weights that are no numbers reach C too
@@ -86,5 +86,5 @@ def main(path: Path, count: int) -> None:
 
 
 if __name__ == "__main__":
-    binding.LIBRARY = Path(sys.argv[3])
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    binding.LIBRARY = Path(sys.argv[4])
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

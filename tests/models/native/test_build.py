@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
 from native import build
+from tests.conftest import build_wheel
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,20 +22,7 @@ def test_it_exports_the_functions_of_its_header_alone(tmp_path: Path) -> None:
     assert {line.split()[-1] for line in listed.stdout.splitlines()} == set(declared)
 
 
-def _wheel(folder: Path, compiler: str) -> Path:
-    script = "import hatchling.build, sys; hatchling.build.build_wheel(sys.argv[1])"
-    subprocess.run(  # noqa: S603 - our own build
-        [sys.executable, "-c", script, folder],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        env={**os.environ, "CC": compiler},
-    )
-    return next(folder.glob("*.whl"))
-
-
-def test_the_wheel_has_the_library_and_is_for_this_platform_alone(tmp_path: Path) -> None:
-    wheel = _wheel(tmp_path, "cc")
+def test_the_wheel_has_the_library_and_is_for_this_platform_alone(wheel: Path) -> None:
     assert re.search(r"-py3-none-(?!any)\w+\.whl", wheel.name)
     assert "draftree/models/native/libdraftree.so" in ZipFile(wheel).namelist()
 
@@ -47,7 +33,7 @@ def test_without_a_compiler_the_wheel_is_for_every_platform_and_has_no_library(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("CC", str(tmp_path / "none"))
     assert build.find_compiler() is None and build.needs() == [build.ZIG]
-    wheel = _wheel(tmp_path, str(tmp_path / "none"))
+    wheel = build_wheel(tmp_path, CC=str(tmp_path / "none"))
     assert wheel.name.endswith("-py3-none-any.whl")
     assert not [name for name in ZipFile(wheel).namelist() if "libdraftree" in name]
 

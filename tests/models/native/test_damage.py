@@ -61,13 +61,14 @@ def test_draft_heads_stay_inside_their_memory(sanitized: tuple[Path, str], tmp_p
     assert sum(outcomes.values()) == 400 and outcomes["UnsupportedModelError"] > 100 < outcomes["ran"], outcomes
 
 
-@pytest.mark.parametrize("weights", ["F16", "Q4_K"])
+@pytest.mark.parametrize(("weights", "first"), [("F16", 0), ("Q4_K", 300)])
 def test_damaged_files_are_errors_with_any_number_of_threads(
-    weights: str, sanitized: tuple[Path, str], tmp_path: Path
+    weights: str, first: int, sanitized: tuple[Path, str], tmp_path: Path
 ) -> None:
+    """600 kinds of damage: half of them to each file, whose headers differ in the type of their matrices alone."""
     library, runtime = sanitized
     words = tiny_gguf.Vocabulary("none", tuple(f"{i}" for i in range(40)), (TokenType.NORMAL,) * 40)
     path = tiny_gguf.write(tmp_path / "m.gguf", layers=1, hidden=256, heads=8, vocabulary=words, weights=weights)
-    outcomes = run(runtime, "damage", str(path), "600", str(library))
-    assert sum(outcomes.values()) == 600
-    assert outcomes["ran"] > 50 and outcomes["ModelFileError"] > 200, outcomes
+    outcomes = run(runtime, "damage", str(path), str(first), str(first + 300), str(library))
+    assert sum(outcomes.values()) == 300
+    assert outcomes["ran"] > 25 and outcomes["ModelFileError"] > 100, outcomes
