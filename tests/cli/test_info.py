@@ -11,6 +11,7 @@ import transformers
 
 from draftree.cli.main import run
 from draftree.models import cost_profile as profile
+from draftree.models.loading import load
 
 from ..tiny import save_tiny
 
@@ -84,10 +85,25 @@ def test_info_prints_the_engine_and_where_costs_come_from(model: str, folder: Pa
     out = capsys.readouterr().out
     assert engine in out
     assert "by the table of torch that ships" in out
+    assert "milliseconds a pass" not in out
     assert run(["profile", model, *SMALL]) == 0
     assert engine in capsys.readouterr().out
     assert run(["info", model]) == 0
-    assert f"measured, kept as {next(folder.iterdir())}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"measured, kept as {next(folder.iterdir())}" in printed
+    bars = [line.count("█") for line in printed.splitlines() if "█" in line]
+    assert len(bars) == 3 and max(bars) > 0
+
+
+def test_info_computes_the_chains_that_pay(model: str, folder: Path, capsys: Captured) -> None:
+    target = load(model)
+    points = profile.Point(1, 1, (1, 2, 3), (1.0, 1.25, 2.5))
+    profile.Profile(profile.Identity.of(target), (points,)).save()
+    assert run(["info", model]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "drafter auto lookup" in printed
+    assert "1 if 50% are accepted (at most 1.20 of AR decoding)" in printed
+    assert "1 if 90% are accepted (at most 1.52 of AR decoding)" in printed
 
 
 def test_the_explanation_is_in_the_json_object(model: str, capsys: Captured) -> None:

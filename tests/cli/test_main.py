@@ -206,12 +206,27 @@ def test_info_says_what_was_found(model: str, capsys: Captured) -> None:
         assert what in printed
 
 
-def test_methods_lists_each_method_in_one_line(capsys: Captured) -> None:
+def test_methods_is_a_table_with_a_line_a_method(capsys: Captured) -> None:
     assert run(["methods"]) == 0
     sections = capsys.readouterr().out.split("\n\n")
     for section, names in zip(sections, (list(METHODS), list(SCHEMES), list(DRAFTERS)), strict=True):
         for name in names:
             assert sum(line.startswith(f"{name} ") for line in section.splitlines()) == 1
+    lines = dict(line.split(maxsplit=1) for line in sections[0].splitlines()[1:])
+    for method in METHODS.values():
+        assert method.paper and method.use and lines[method.name] == f"{method.paper:29} {method.use}"
+    assert max(map(len, sections[0].splitlines())) <= 132
+
+
+def test_methods_prints_the_settings_of_one_of_them(capsys: Captured) -> None:
+    assert run(["methods", "dynamic-width"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("--set ")] == [
+        f"--set {key}={value}" for key, value in METHODS["dynamic-width"].settings.items()
+    ]
+    assert "nodes: 4096" in out
+    assert run(["methods", "dynamic-with"]) == 2
+    assert "did you mean dynamic-width?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -12,15 +12,31 @@ from rich.table import Table
 
 from ..artifacts import user_path
 from ..config import option
-from ..drafters.registry import is_head
+from ..drafters.registry import AUTO, DrafterSpec, is_head, resolved
 from ..errors import ConfigError, FieldError
 from ..models.base import Capabilities, LanguageModel
-from ..models.cost_profile import FULL, Identity, Profile, load_profile, measure_and_keep, profile_folder
+from ..models.cost_profile import (
+    FULL,
+    Identity,
+    Point,
+    Profile,
+    estimated,
+    load_profile,
+    measure_and_keep,
+    profile_folder,
+)
+from ..models.model_files import DEFAULT_MODEL
 from ..models.protocols import FeatureModel
+from ..policies.auto import AutoTree
 from ..progress import out
 from .options import ComputeOptions, numbers, with_options
 
 _BAR = 40
+_CONTEXT = 100
+"""Tokens behind which ``info`` computes costs."""
+_ACCEPTED = (0.5, 0.7, 0.9)
+"""How often a drafted token may be accepted, for ``info``."""
+_LONGEST = AutoTree().depth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +87,8 @@ def info(
         typer.Argument(
             help="smollm2, a folder, a .gguf file, hf.co/ORG/NAME:QUANTISATION or a hub id; or a draft head's folder."
         ),
-    ],
+    ] = DEFAULT_MODEL,
+    *,
     compute: ComputeOptions,
 ) -> None:
     """Load a model, test that it can verify draft trees, and print its capabilities; of a draft head what it is for."""
@@ -84,6 +101,7 @@ def info(
     began = time.perf_counter()
     loaded = compute.load(model)
     seconds, can, tokenizer = time.perf_counter() - began, loaded.capabilities, loaded.tokenizer
+    measured = load_profile(loaded)
     for what, value in {
         "model": can.name,
         "architecture": can.architecture,
@@ -97,12 +115,16 @@ def info(
         "draft trees": can.trees,
         "abilities": "hidden states, training of heads" if isinstance(loaded, FeatureModel) else "none beside trees",
         "KV cache": f"{can.slot_bytes / 1024:.1f} KiB a token, compactable",
-        "costs of passes": _costs(loaded),
+        "costs of passes": _costs(can, measured),
+        "drafter auto": _auto_drafter(loaded),
+        "method auto": _auto_method(measured or estimated(loaded)),
         "chat template": "yes" if tokenizer and tokenizer.chat_template else "no: use --raw",
         "loaded in": f"{seconds:.1f} s",
     }.items():
         if value:
             out.print(f"{what:17} {value}")
+    if measured is not None:
+        out.print(_table(replace(measured, points=(_doubling(measured.points[0]),))), soft_wrap=False)
 
 
 def _engine(can: Capabilities | Identity) -> str:
@@ -110,15 +132,44 @@ def _engine(can: Capabilities | Identity) -> str:
     return f"{can.engine}{tier}, {can.threads} thread{'s' * (can.threads > 1)}"
 
 
-def _costs(model: LanguageModel) -> str:
+def _costs(can: Capabilities, measured: Profile | None) -> str:
     """Where they come from."""
-    if load_profile(model) is not None:
-        return f"measured, kept as {_file(Identity.of(model))}"
-    return f"by the table of {model.capabilities.tier} that ships; 'draftree profile' or an idle server measures them"
+    if measured is not None:
+        return f"measured, kept as {_file(measured.identity)}"
+    return f"by the table of {can.tier} that ships; 'draftree profile' or an idle server measures them"
+
+
+def _auto_drafter(target: LanguageModel) -> str:
+    drafter = DrafterSpec.parse(AUTO)
+    usual, drawn = (resolved(drafter, target, AutoTree(), learning=learning) for learning in (True, False))
+    return str(usual) if str(usual) == str(drawn) else f"{usual}; {drawn} where children are drawn at random"
+
+
+def _auto_method(costs: Profile) -> str:
+    """The chains that gain most where drafting costs nothing, by how often a drafted token is accepted."""
+    chains = []
+    for accepted in _ACCEPTED:
+        gains = [
+            (1 - accepted ** (nodes + 1))
+            / (1 - accepted)
+            * costs.seconds(1, _CONTEXT)
+            / costs.seconds(1 + nodes, _CONTEXT)
+            for nodes in range(_LONGEST + 1)
+        ]
+        nodes = max(range(_LONGEST + 1), key=gains.__getitem__)
+        chains.append(f"{nodes} if {accepted:.0%} are accepted (at most {gains[nodes]:.2f} of AR decoding)")
+    return f"drafted tokens that pay in a chain: {', '.join(chains)}"
 
 
 def _file(identity: Identity) -> Path:
     return profile_folder() / identity.file_name
+
+
+def _doubling(point: Point) -> Point:
+    """Its passes over 1, 2, 4, ... tokens."""
+    pairs = zip(point.sizes, point.seconds, strict=True)
+    sizes, seconds = zip(*((size, took) for size, took in pairs if size.bit_count() == 1), strict=True)
+    return replace(point, sizes=sizes, seconds=seconds)
 
 
 def _table(measured: Profile) -> Table:

@@ -23,6 +23,7 @@ from typer.main import get_command
 
 from ..errors import DraftreeWarning, InputError, RunError, first_line, needs_extra
 from .interrupt import INTERRUPTED, Interrupted
+from .option_groups import GroupedCommand
 
 
 class Command(NamedTuple):
@@ -43,7 +44,7 @@ COMMANDS = {
     "batch": Command("serve", "Answer a file of requests, many at a time."),
     "serve": Command("serve", "Serve a model over HTTP as OpenAI's API does."),
     "info": Command("info", "Print what a model can do, or what a draft head is for."),
-    "methods": Command("main", "List methods, verification schemes and drafters."),
+    "methods": Command("main", "List methods, papers and when to use them; schemes; drafters."),
     "bench": Command("bench", "Measure methods and drafters on prompts."),
     "report": Command("bench", "Report on runs of bench."),
     "profile": Command("info", "Measure what passes of a model cost on this machine."),
@@ -63,7 +64,7 @@ class _Commands(UserDict[str, Any]):
             made = getattr(module, name)
             if not isinstance(made, typer.Typer):
                 single = typer.Typer(add_completion=False, rich_markup_mode=None)
-                single.command(name)(made)
+                single.command(name, cls=GroupedCommand)(made)
                 made = single
             self.data[name] = get_command(made)
         return self.data[name]
@@ -104,36 +105,36 @@ app = typer.Typer(
     name="draftree",
     cls=_CommandGroup,
     callback=_start,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 
-def methods() -> None:
-    """List the ways to shape draft trees, the verification schemes, and the drafters."""
-    from ..config import DEFAULT_NODES
-    from ..drafters.registry import DRAFTERS
-    from ..policies.methods import METHODS
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[METHOD]", help="One method: what it does, its settings.")
+    ] = None,
+) -> None:
+    """List the ways to shape draft trees and when to use which, the verification schemes, and the drafters."""
+    from ..drafters.registry import COMPOSED, DRAFTERS
+    from ..policies.methods import METHODS, find_method
     from ..verify.schemes import SCHEMES
 
-    typer.echo(f"methods [settings]; --nodes is {DEFAULT_NODES} where a method names no other:")
+    if name is not None:
+        method = find_method(name)
+        typer.echo(f"{method.name} ({method.paper}): {method.summary}\nuse: {method.use}\nnodes: {method.nodes}")
+        for key, value in method.settings.items():
+            typer.echo(f"--set {key}={'FILE' if value == '' else value}")
+        return
+    typer.echo(f"{'method':21} {'paper':29} when to use it; 'draftree methods METHOD' has its settings")
     for method in METHODS.values():
-        settings = " ".join(f"{key}={'FILE' if value == '' else value}" for key, value in method.settings.items())
-        nodes = "" if method.nodes == DEFAULT_NODES else f" --nodes {method.nodes}"
-        typer.echo(f"{method.name:20} {method.summary}{f' [{settings}]' if settings else ''}{nodes}")
-    typer.echo("\nverification:")
+        typer.echo(f"{method.name:21} {method.paper:29} {method.use}")
+    typer.echo("\nverification")
     for scheme in SCHEMES.values():
         typer.echo(f"{scheme.name:23} {scheme.summary}")
-    typer.echo("\ndrafters:")
-    for name, summary in DRAFTERS.items():
-        typer.echo(f"{name:20} {summary}")
-    typer.echo(f"{'FOLDER':20} a draft head that 'draftree train head' wrote")
-    typer.echo(f"{'MODEL':20} any model with the target's vocabulary")
-    typer.echo(f"{'A+B':20} an ensemble: A drafts a tree where it is sure of the next token, else B")
-    typer.echo(f"{'A>B':20} a cascade: A proposes to B, B verifies, corrects and lets A go on, before the target")
-    loop = "tau=H:pending=N"
-    typer.echo(f"{'':20} A:method=M:... shapes proposals; B:{loop} sets when")
+    typer.echo("\ndrafter")
+    for drafter, summary in (DRAFTERS | COMPOSED).items():
+        typer.echo(f"{drafter:20} {summary}")
 
 
 _ClickError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")

@@ -237,6 +237,13 @@ DRAFTERS = {
     NONE: "no drafting: AR decoding",
 }
 """What ``draftree methods`` lists; any other name is a draft head's folder or a model (see ``draftree.load``)."""
+COMPOSED = {
+    "FOLDER": "a draft head that 'draftree train head' wrote",
+    "MODEL": "any model with the target's vocabulary",
+    "A+B": "an ensemble: A drafts a tree where it is sure of the next token, else B",
+    "A>B": "a cascade: A proposes to B, which verifies and corrects that (settings: A:method=M, B:tau=H:pending=N)",
+}
+"""What else it lists: drafters that are named by what they are made of."""
 
 
 def is_model(drafter: DrafterSpec) -> bool:

@@ -66,14 +66,18 @@ class Method:
 
     Attributes:
         name: as on the command line.
-        summary: one line.
+        summary: one line: what it does.
         make: keyword settings, all of them -> policy.
+        paper: where it is from; "ours" is an answer.
+        use: when it is the right one.
         settings: names and defaults, whose types the values take; empty text where one must be given.
     """
 
     name: str
     summary: str
     make: Callable[..., GrowthPolicy]
+    paper: str
+    use: str
     settings: Settings = field(default_factory=dict)
 
     @property
@@ -113,33 +117,70 @@ _METHODS = (
         "auto",
         "what pays most by this machine's measured costs, or none; WIDTH, DEPTH: bounds",
         AutoTree,
+        "ours",
+        "the default: drafts what pays by the costs of this machine, or nothing",
         {"width": 8, "depth": 16},
     ),
-    Method("chain", "chain of DEPTH tokens (the papers' baseline)", partial(StaticTree, width=1), {"depth": 4}),
-    Method("early-stop", "chain that ends where the draft's entropy exceeds STOP nats", EntropyStop, {"stop": 1.0}),
+    Method(
+        "chain",
+        "chain of DEPTH tokens (the papers' baseline)",
+        partial(StaticTree, width=1),
+        "Leviathan et al. 2023",
+        "the baseline of all papers; a draft model that is almost always right",
+        {"depth": 4},
+    ),
+    Method(
+        "early-stop",
+        "chain that ends where the draft's entropy exceeds STOP nats",
+        EntropyStop,
+        "Gunjur & Waitz",
+        "a chain, where the drafter is sure in some places and unsure in others",
+        {"stop": 1.0},
+    ),
     Method(
         "naive-width",
         "early-stop whose last position gets WIDTH alternatives",
         EntropyStop,
+        "Gunjur & Waitz",
+        "to compare: early-stop with alternatives at its end",
         {"stop": 1.0, "width": 4},
     ),
-    Method("static", "full tree: WIDTH children each, DEPTH levels", StaticTree, {"width": 2, "depth": 4}),
+    Method(
+        "static",
+        "full tree: WIDTH children each, DEPTH levels",
+        StaticTree,
+        "Miao et al. 2024 (SpecInfer)",
+        "to compare; with schemes that draw children at random",
+        {"width": 2, "depth": 4},
+    ),
     Method(
         "binary",
         "full tree of 2 children each, as deep as the node budget goes (OPT-Tree's baseline)",
         partial(StaticTree, width=2, depth=MAX_NODES),
+        "Wang et al. 2024 (OPT-Tree)",
+        "to compare: OPT-Tree's baseline",
     ),
-    Method("eagle", "EAGLE's fixed tree of 25 nodes", partial(RankTree, EAGLE)),
+    Method(
+        "eagle",
+        "EAGLE's fixed tree of 25 nodes",
+        partial(RankTree, EAGLE),
+        "Li et al. 2024 (EAGLE)",
+        "to compare: the fixed tree of EAGLE's authors",
+    ),
     Method(
         "sequoia",
         "the best fixed tree for target and drafter, read from the file TREE that 'draftree calibrate' wrote",
         _sequoia,
+        "Chen et al. 2024 (Sequoia)",
+        "a fixed tree of your own two models, after 'draftree calibrate'",
         {"tree": ""},
     ),
     Method(
         "dynamic-width",
         "B(H) children at entropy H: 1 below SURE, 2 below UNSURE, else ceil(SLOPE x H) up to WIDTH; DEPTH levels",
         partial(_by_entropy, EntropyTree),
+        "Gunjur & Waitz",
+        "the paper's setting, without a node budget; on a CPU add --nodes 4",
         BY_ENTROPY,
     ),
     Method(
@@ -147,36 +188,48 @@ _METHODS = (
         "dynamic-width, shrunk so that the node budget lasts to the last level: no children where B(H) exceeds the "
         "rest",
         partial(_by_entropy, BudgetTree),
+        "Gunjur & Waitz, bounded by us",
+        "width by entropy within a node budget",
         BY_ENTROPY,
     ),
     Method(
         "dynamic-width-depth",
         "dynamic-width, and no children at all where the entropy exceeds STOP nats",
         partial(_by_entropy, EntropyTree),
+        "Gunjur & Waitz",
+        "the same, shallower where the drafter is unsure; add --nodes on a CPU",
         {**BY_ENTROPY, "depth": 8, "stop": 1.75},
     ),
     Method(
         "opt-tree",
         "the most probable paths: layer by layer while E(A) gains more than DELTA (auto: what a draft pass costs)",
         _opt_tree,
+        "Wang et al. 2024 (OPT-Tree)",
+        "the most tokens a pass from a budget: large trees on a GPU, --nodes 4 on a CPU",
         {"delta": "auto", "depth": MAX_NODES},
     ),
     Method(
         "eagle2",
         "the most probable of all children of a beam of WIDTH nodes, DEPTH levels",
         Eagle2Tree,
+        "Li et al. 2024 (EAGLE-2)",
+        "with draft heads, beside opt-tree",
         {"width": 10, "depth": 6},
     ),
     Method(
         "dynamic-window",
         "chain of up to CAP tokens that ends where another no longer pays by this machine's measured costs",
         lambda cap: AutoTree(1, cap),
+        "ours, after HSDDW",
+        "a chain as long as it pays by measured costs",
         {"cap": 16},
     ),
     Method(
         "hsddw",
         "chain of FLOOR to CAP tokens, ended where entropy exceeds the mean of rejected tokens; over 'A>B' it is HSDDW",
         _hsddw,
+        "Syu & Lee 2025 (HSDDW)",
+        "with a cascade 'A>B', or a chain that needs no measured costs",
         {"start": FIRST, "crossing": "keep", "floor": 1, "cap": 10},
     ),
     Method(
@@ -184,6 +237,8 @@ _METHODS = (
         "nodes that CLASSIFIER ('draftree train classifier') scores BETA or more; WIDTH children, TOP a layer (or "
         "none)",
         _c2t,
+        "Huo et al. 2025 (C2T)",
+        "a trained classifier for your target and head: fewer nodes for the same tokens",
         {"classifier": DEFAULT, "beta": BETA, "width": 15, "top": "15", "depth": 10},
     ),
 )
