@@ -12,8 +12,6 @@ from .confidence import nodes_a_token
 from .plan import CODER, SMOLLM2
 from .sections import SPEEDS, Runs, of, sources, speeds
 
-NO_SLOWER = 0.98
-"""As fast as AR decoding, but for noise."""
 MODELS = (CODER, SMOLLM2)
 CLOCK = tuple(f"{suite}clock-{models}" for models in MODELS for suite in ("", "gsm8k-", "humaneval-"))
 

@@ -16,7 +16,6 @@ from .plots import bar_style, line_style, plot
 from .sections import SPEEDS, Chapter, Grid, Part, Runs, Section, of, speeds
 
 TREES = ("binary", "eagle", "sequoia", "opt-tree", "eagle2")
-OURS = "chain, static, dynamic-width-budget, c2t, dynamic-window, auto"
 MAIN = ("trees-coder", "trees-smollm2")
 PLAIN = ("plain-coder", "plain-smollm2")
 GSM8K = ("gsm8k-coder", "gsm8k-smollm2")

@@ -23,7 +23,7 @@ def test_layers_are_counted_where_something_was_drafted() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_searched_beams_are_the_same_at_any_depth(depth: int) -> None:
-    model, params, beams = target(), SamplingParams(max_tokens=40), BeamParams(width=3, returned=3, depth=depth)
+    model, params, beams = target(), SamplingParams(max_tokens=24), BeamParams(width=3, returned=3, depth=depth)
     plain = BeamEngine(model).generate(PROMPTS, params, beams)
     engine = BeamEngine(model, source("relative", model))
     for _ in range(2):
@@ -33,7 +33,7 @@ def test_searched_beams_are_the_same_at_any_depth(depth: int) -> None:
 
 @pytest.mark.parametrize("drafter", ["relative", "stranger", "head"])
 def test_a_seed_repeats_its_beams_alone_in_a_batch_and_later(drafter: str) -> None:
-    model, params = target(), SamplingParams(max_tokens=30, temperature=1.0, seed=4)
+    model, params = target(), SamplingParams(max_tokens=20, temperature=1.0, seed=4)
     drafts, beams = source(drafter, model), BeamParams(width=3, returned=3)
     assert drafts is not None
     engine = BeamEngine(model, drafts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
@@ -82,18 +84,18 @@ def test_finished_beams_are_ranked_and_end_the_search_as_in_transformers(
 ) -> None:
     made = several_eos(target(), eos)
     for prompt in PROMPTS:
-        options = {"length_penalty": length_penalty, "early_stopping": early_stopping}
-        want = searched(made, prompt, num_beams=3, num_return_sequences=3, max_new_tokens=24, **options)
-        got = beams_of(made, "relative", prompt, 24, width=3, returned=3, **options)
+        options: dict[str, Any] = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+        want = searched(made, prompt, num_beams=3, num_return_sequences=3, max_new_tokens=TOKENS, **options)
+        got = beams_of(made, "relative", prompt, width=3, returned=3, **options)
         assert_same(got, want)
 
 
 def test_the_case_above_ends_beams_early() -> None:
     """Else that test would see full-length beams alone."""
     made = several_eos(target(), EOS)
-    found = [h for p in PROMPTS for h in beams_of(made, "none", p, 24, width=3, returned=3).hypotheses]
+    found = [h for p in PROMPTS for h in beams_of(made, "none", p, width=3, returned=3).hypotheses]
     assert {h.finish_reason for h in found} == {"eos", "length"} or {h.finish_reason for h in found} == {"eos"}
-    assert min(len(h.token_ids) for h in found) < 24
+    assert min(len(h.token_ids) for h in found) < TOKENS
 
 
 def test_processors_see_each_beams_own_history(model: HFModel) -> None:

@@ -35,7 +35,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def asked(model: str, prompts: Path, out: Path, *more: str) -> list[str]:
-    given = ["calibrate", "--prompts", str(prompts), "--out", str(out), "--target", model, "--max-tokens", "24"]
+    given = ["calibrate", "--prompts", str(prompts), "--out", str(out), "--target", model, "--max-tokens", "14"]
     return [*given, "--depth", "4", "--nodes", "12", "--stride", "1", *more]
 
 

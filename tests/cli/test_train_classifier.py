@@ -35,7 +35,7 @@ def prompts(tmp_path: Path) -> Path:
 
 def asked(model: str, prompts: Path, out: Path, *more: str) -> list[str]:
     given = ["train", "classifier", "--prompts", str(prompts), "--out", str(out), "--target", model, "--max-tokens"]
-    return [*given, "10", "--drafter", "self", "--negatives", "0.5", "--epochs", "2", *more]
+    return [*given, "6", "--drafter", "self", "--negatives", "0.5", "--epochs", "2", *more]
 
 
 def complaint(capsys: Captured) -> str:

@@ -58,8 +58,8 @@ def eagle3(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(model: str, prompts: Path, out: Path, *more: str) -> list[str]:
-    given = ["train", "head", "--prompts", str(prompts), "--out", str(out), "--target", model, "--max-tokens", "24"]
-    return [*given, "--steps", "6", "--held-out", "2", "--vocabulary", "40", "--batch", "2", "--no-bf16", *more]
+    given = ["train", "head", "--prompts", str(prompts), "--out", str(out), "--target", model, "--max-tokens", "12"]
+    return [*given, "--steps", "6", "--held-out", "1", "--vocabulary", "40", "--batch", "2", "--no-bf16", *more]
 
 
 def complaint(capsys: Captured) -> str:

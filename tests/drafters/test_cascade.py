@@ -40,7 +40,7 @@ from ..tiny import MAX_LENGTH, VOCAB
 from .test_ensemble import Says, request_of, walked
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
-TOKENS = 16
+TOKENS = 12
 ENDLESS, ONCE = LoopBack(tau=math.inf), LoopBack(pending=1)
 PAIRS = (
     "lookup>relative",

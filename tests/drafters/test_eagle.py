@@ -49,7 +49,7 @@ def test_ids_equal_ar_decoding(method: str, target: HFModel) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ids_equal_ar_decoding_in_an_ensemble(method: str, target: HFModel) -> None:
-    params = mixed(len(PROMPTS), 16)
+    params = mixed(len(PROMPTS), 12)
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
     ensemble = EnsembleSource((NgramSource(shortest=1), TokenRecyclingSource(), EagleSource(trained(target), VOCAB)))
     made = Engine(target, Speculation(TreeDrafter(policy(method), ensemble), 9))
@@ -92,7 +92,7 @@ def test_only_the_draft_vocabulary_and_the_text_are_drafted(target: HFModel) -> 
 
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in ("match", "relaxed")])
 def test_drawn_children_are_the_same_alone_and_batched(scheme: str, target: HFModel) -> None:
-    params = [SamplingParams(max_tokens=16, temperature=0.8, top_p=0.9, seed=i) for i in range(len(PROMPTS))]
+    params = [SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, seed=i) for i in range(len(PROMPTS))]
     made = engine(target, random_head(target), "static", scheme=scheme)
     together = [g.token_ids for g in made.generate(PROMPTS, params)]
     assert [made.generate([p], q)[0].token_ids for p, q in zip(PROMPTS, params, strict=True)] == together

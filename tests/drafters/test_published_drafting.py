@@ -59,7 +59,7 @@ def test_ids_equal_ar_decoding(method: str, kind: str, target: HFModel, folders:
 @pytest.mark.parametrize("kind", KINDS)
 def test_so_they_do_on_every_runner(kind: str, form: str, folders: dict[str, Path]) -> None:
     model: HFModel = HFModel(tiny(), self_test=False, **FORMS[form])  # type: ignore[arg-type]
-    params = SamplingParams(max_tokens=20)
+    params = SamplingParams(max_tokens=12)
     plain = [g.token_ids for g in Engine(model).generate(PROMPTS, params)]
     made = engine(model, EagleSource(eagle_head(folders[kind], model), VOCAB), "opt-tree")
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == plain
@@ -69,7 +69,7 @@ def test_so_they_do_on_every_runner(kind: str, form: str, folders: dict[str, Pat
 def test_two_heads_that_read_other_hidden_states_draft_for_one_target(
     kind: str, target: HFModel, folders: dict[str, Path]
 ) -> None:
-    params = SamplingParams(max_tokens=16, temperature=0.7, seed=3)
+    params = SamplingParams(max_tokens=10, temperature=0.7, seed=3)
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
     heads = [EagleSource(random_head(target), VOCAB), EagleSource(eagle_head(folders[kind], target), VOCAB)]
     made = engine(target, EnsembleSource((NgramSource(shortest=1), *heads)), "opt-tree")
