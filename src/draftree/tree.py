@@ -84,8 +84,8 @@ class DraftTree:
 
     def __post_init__(self) -> None:
         n = len(self)
-        columns = (self.parents, self.depths, self.path_logprobs, self.entropies)
-        if any(x.shape != (n,) for x in columns):
+        parents, depths, paths, entropies = self.parents, self.depths, self.path_logprobs, self.entropies
+        if not (n,) == parents.shape == depths.shape == paths.shape == entropies.shape:
             raise ValueError(f"the columns of a tree of {n} tokens have other lengths: give one entry for each node")
         if n and not self._levels_fit():
             raise ValueError(
@@ -95,10 +95,10 @@ class DraftTree:
 
     def _levels_fit(self) -> bool:
         parents, depths = self.parents.tolist(), [*self.depths.tolist(), 0]  # ROOT reads the last
-        return all(
-            ROOT <= parent < node and depth == depths[parent] + 1 and depth >= depths[node - 1]
-            for node, (parent, depth) in enumerate(zip(parents, depths, strict=False))
-        )
+        for node, (parent, depth) in enumerate(zip(parents, depths, strict=False)):
+            if not (ROOT <= parent < node and depth == depths[parent] + 1 and depth >= depths[node - 1]):
+                return False
+        return True
 
     @classmethod
     def of(

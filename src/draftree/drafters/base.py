@@ -207,7 +207,7 @@ class NodeStates:
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = requests
         self._states: dict[tuple[int, int], ConstraintState | None] = {}
-        self._constrained = any(request.state for request in requests)
+        self._constrained = any([request.state for request in requests])
 
     def of(self, nodes: Sequence[UnscoredNode]) -> list[ConstraintState | None]:
         """The states of nodes, each after its parent; None where the request has no constraint."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -99,7 +98,7 @@ class RowSource(BeamSource):
                     most,
                 )
             self._outgrown = True
-        return replace(budget, depth=room if budget.depth is None else min(room, budget.depth))
+        return Budget(budget.nodes, room if budget.depth is None else min(room, budget.depth))
 
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """A pass of its model, which reads its own last token for those of the target that it lacks: padding."""
@@ -227,10 +226,14 @@ class ModelScorer(Scorer):
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """Feed nodes, and the waiting tokens of requests whose roots are among them, in one pass."""
         fed: dict[int, tuple[list[int], list[int]]] = {}
-        scored_of: Counter[int] = Counter()
+        rows, scored, opened, depths = list[Row](), list[int](), self._source.opened, self._depths
         for b, node, parent, token in nodes:
-            state = self._source.opened(self._requests[b]) if node == ROOT else self._state(b)
-            tokens, parents = fed.setdefault(b, ([], []))
+            state = opened(self._requests[b])
+            if b not in fed:
+                fed[b] = [], []
+                rows.append(state.row)
+                scored.append(0)
+            tokens, parents = fed[b]
             start = len(state.row.parents)
             if node == ROOT:
                 tokens += self._requests[b].ids[state.row.length :]
@@ -239,10 +242,10 @@ class ModelScorer(Scorer):
                 tokens.append(token)
                 parents.append(state.slots[parent])
             state.slots[node] = start + len(tokens) - 1
-            self._depths[b, node] = 0 if node == ROOT else self._depths.get((b, parent), 0) + 1
-            scored_of[b] += 1
-        new = [Nodes.of(tokens, parents, scored_of[b]) for b, (tokens, parents) in fed.items()]
-        scores = self._pass([self._state(b).row for b in fed], new, nodes)
+            depths[b, node] = 0 if node == ROOT else depths.get((b, parent), 0) + 1
+            scored[-1] += 1
+        new = [Nodes.of(*columns, wanted) for columns, wanted in zip(fed.values(), scored, strict=True)]
+        scores = self._pass(rows, new, nodes)
         self._source.own_passes += 1
         return self._candidates(scores, nodes, width)
 
@@ -250,19 +253,19 @@ class ModelScorer(Scorer):
         """What follows nodes, which come in the order of their rows, by the scores of a pass over them."""
         slots, edits = range(len(nodes)), self._edits(nodes)
         requests = [self._requests[b] for b, *_ in nodes]
-        warpings = [request.params.warping for request in requests]
         draft = None
-        if any(warping.temperature for warping in warpings):
+        if any([request.params.temperature for request in requests]):
             pairs = zip(requests, nodes, strict=True)
             keys = [stream_key(r.seed, len(r.ids) + self._depths[n.row, n.node]) for r, n in pairs]
+            warpings = [request.params.warping for request in requests]
             draft = Draft(warpings, keys if self._drawing is Drawing.COUPLED else None)
         found = scores.top(slots, min(width, self._source.vocab_size), edits, draft)
         self._scored, self._distributions = nodes, []
         if self._drawing.random:
             vocabularies = [self._source.vocabulary_of(self._state(b).row) for b, *_ in nodes]
-            for row, warping, ids in zip(scores.logits(slots, edits), warpings, vocabularies, strict=True):
+            for row, request, ids in zip(scores.logits(slots, edits), requests, vocabularies, strict=True):
                 own = row[: self._source.vocab_size if ids is None else len(ids)]
-                own = warp(own, warping) if warping.temperature else own
+                own = warp(own, request.params.warping) if request.params.temperature else own
                 self._distributions.append(DraftDistribution(own - np.float32(log_sum_exp(own)), ids))
         return candidates_of_top(found, self._distributions)
 
@@ -341,26 +344,28 @@ class _EagleScorer(ModelScorer):
             before = waves.get((b, parent), 0)
             waves[b, node] = 0 if node == ROOT else before if before and self._is_read(b, parent) else before + 1
         found: dict[int, Candidates] = {}
-        for wave in sorted(set(waves.values())):
+        order = sorted(set(waves.values()))
+        for wave in order:
+            score = super().score if wave else self._score_roots
+            if len(order) == 1:
+                return score(nodes, width)
             own = [i for i, n in enumerate(nodes) if waves[n.row, n.node] == wave]
-            some = [nodes[i] for i in own]
-            scored = super().score(some, width) if wave else self._score_roots(some, width)
-            if len(own) == len(nodes):
-                return scored
+            scored = score([nodes[i] for i in own], width)
             found |= zip(own, scored, strict=True)
         return [found[i] for i in range(len(nodes))]
 
     def _score_roots(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """Feed each request's new tokens with the target's hidden states; the last of them is the root."""
-        source, texts = self._source, []
+        source, rows, texts, targets = self._source, list[Row](), list[list[int]](), list[Row]()
         for b, *_ in nodes:
             request = self._requests[b]
             state = source.opened(request)
             state.slots = {ROOT: ROOT}
+            rows.append(state.row)
             texts.append(request.ids[state.row.length + 1 :])
+            targets.append(self._target(b))
             self._depths[b, ROOT] = 0
-        rows = [self._state(b).row for b, *_ in nodes]
-        scores = source.model.read(rows, texts, [self._target(b) for b, *_ in nodes])
+        scores = source.model.read(rows, texts, targets)
         source.own_passes += 1
         return self._candidates(scores, nodes, width)
 
@@ -377,9 +382,11 @@ class _EagleScorer(ModelScorer):
 
     def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Scores:
         """A node's input is the target's hidden state at its parent, or else what was predicted there."""
-        read: dict[int, list[int]] = {}
+        read, below = dict[int, list[int]](), False
         for b, _, parent, _ in nodes:
-            read.setdefault(b, []).append(parent if self._is_read(b, parent) else ROOT)
-        if all(parent == ROOT for own in read.values() for parent in own):
+            is_read = self._is_read(b, parent)
+            read.setdefault(b, []).append(parent if is_read else ROOT)
+            below |= is_read
+        if not below:
             return self._source.model.extend(rows, new)
         return self._source.model.extend_below(rows, new, [(self._target(b), own) for b, own in read.items()])

@@ -83,7 +83,7 @@ class EnsembleSource(DraftSource):
         depths = [0 if not f.nodes else math.inf if f.depth is None else f.depth for f in fits]
         self._limits[request] = depths
         deepest = max(depths)
-        return replace(budget, depth=budget.depth if deepest == math.inf else int(deepest))
+        return Budget(budget.nodes, budget.depth if deepest == math.inf else int(deepest))
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Score by the parts that are enabled."""
@@ -99,7 +99,7 @@ class EnsembleSource(DraftSource):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Notify all parts; one that is disabled learns no scores."""
-        unscored = [replace(outcome, scores=None) for outcome in outcomes]
+        unscored = outcomes if all(self._enabled) else [replace(outcome, scores=None) for outcome in outcomes]
         for part, enabled in zip(self.parts, self._enabled, strict=True):
             part.observe(outcomes if enabled else unscored)
 

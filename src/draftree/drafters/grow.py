@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from typing import Any
 
 from ..config import Budget
 from ..errors import ConfigError
@@ -83,13 +84,15 @@ class TreeDrafter(Drafter):
         return trees
 
     def _grown(self, plan: Plan, requests: Sequence[Request], drawing: Drawing, reading: int | None) -> list[DraftTree]:
-        fits = [self.source.fit(r, b) for r, b in zip(requests, plan.budgets, strict=True)]
-        plan.budgets = [
-            fit if reading is None or not fit.nodes or self.source.read(r, reading) else Budget(0)
-            for r, fit in zip(requests, fits, strict=True)
-        ]
+        fits, constrained = list[Budget](), False
+        for request, budget in zip(requests, plan.budgets, strict=True):
+            fit = self.source.fit(request, budget)
+            reads = reading is not None and fit.nodes and not self.source.read(request, reading)
+            fits.append(Budget(0) if reads else fit)
+            constrained |= request.state is not None
+        plan.budgets = fits
         scorer = self.source.begin(requests, drawing)
-        if any([request.state for request in requests]):
+        if constrained:
             scorer = AllowedScorer(scorer, requests)
         grown = grow(scorer, self.policy, plan, drawing)
         self.source.settle(requests, grown)
@@ -115,14 +118,18 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
         ConfigError: the policy kept more than the budget, a node without its parent, or children to be drawn other than
             by their number.
     """
-    budgets, nodes = plan.budgets, [budget.nodes for budget in plan.budgets]
-    limits = [budget.nodes if budget.depth is None else budget.depth for budget in budgets]
-    rows = [row for row, limit in enumerate(limits) if limit and nodes[row]]
+    budgets, trees, pools = plan.budgets, list[_Draft](), list[Pool]()
+    nodes, limits, rows = list[int](), list[int](), list[int]()
+    for row, budget in enumerate(budgets):
+        trees.append(_Draft())
+        pools.append(trees[row].pool)
+        nodes.append(budget.nodes)
+        limits.append(budget.nodes if budget.depth is None else budget.depth)
+        if nodes[row] and limits[row]:
+            rows.append(row)
     if not rows:
-        return [NOTHING_GROWN for _ in budgets]
-    width, most = policy.width_for(max(nodes)), [policy.pool(count) for count in nodes]
-    trees = [_Draft() for _ in budgets]
-    pools = [tree.pool for tree in trees]
+        return [NOTHING_GROWN] * len(budgets)
+    width, most = policy.width_for(max(nodes)), [*map(policy.pool, nodes)]
     found = scorer.score([UnscoredNode(row, ROOT, ROOT, 0) for row in rows], width)
     for row, candidates in zip(rows, found, strict=True):
         trees[row].part = candidates.part
@@ -132,16 +139,22 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
         children = _fitting(frontier, policy.grow(frontier), most)
         added = _add(trees, frontier, children, scorer if drawing.random else None)
         depth = frontier.depth + 1
-        unscored = [n for n in added if limits[n.row] > depth and most[n.row] > len(pools[n.row].tokens)]
+        unscored, rows, numbers = list[UnscoredNode](), list[int](), list[int]()
+        paths, tags = list[float](), list[Any]()
+        for node in added:
+            row, number, pool = node.row, node.node, pools[node.row]
+            if limits[row] > depth and most[row] > len(pool.tokens):
+                unscored.append(node)
+                rows.append(row)
+                numbers.append(number)
+                paths.append(pool.path_logprobs[number])
+                tags.append(pool.tags[number])
         if not unscored:
             break
-        rows, numbers = [n.row for n in unscored], [n.node for n in unscored]
-        paths = [pools[n.row].path_logprobs[n.node] for n in unscored]
-        tags = [pools[n.row].tags[n.node] for n in unscored]
         found = scorer.score(unscored, width)
         frontier = Frontier(plan, depth, rows, numbers, paths, tags, found, nodes, limits, pools)
     if not any(pool.tokens for pool in pools):
-        return [NOTHING_GROWN for _ in budgets]
+        return [NOTHING_GROWN] * len(budgets)
     kept = policy.prune(plan, pools)
     return [tree.finished(keep, budget) for tree, keep, budget in zip(trees, kept, budgets, strict=True)]
 
@@ -169,13 +182,15 @@ class _Draft:
             raise ConfigError(f"the policy kept {len(numbers)} nodes of {budget.nodes}: prune to the budget")
         tokens, parents, depths, paths, entropies, _ = pool
         if keep is not None:
-            new = {number: node for node, number in enumerate([ROOT, *numbers], start=ROOT)}
-            if not new.keys() >= {parents[number] for number in numbers}:
+            new = dict(zip([ROOT, *numbers], range(ROOT, len(numbers)), strict=True))
+            above = [*compress(parents, keep)]
+            if not new.keys() >= set(above):
                 raise ConfigError(f"the policy kept nodes {numbers} without all of their parents: keep these too")
-            parents = [new[parents[number]] for number in numbers]
-            tokens, depths = ([column[number] for number in numbers] for column in (tokens, depths))
-            paths, entropies = ([column[number] for number in numbers] for column in (paths, entropies))
-            distributions = {new[node]: q for node, q in distributions.items() if node in new}
+            parents = [*map(new.__getitem__, above)]
+            tokens, depths = [*compress(tokens, keep)], [*compress(depths, keep)]
+            paths, entropies = [*compress(paths, keep)], [*compress(entropies, keep)]
+            if distributions:
+                distributions = {new[node]: q for node, q in distributions.items() if node in new}
         return Grown(DraftTree.of(tokens, parents, depths, paths, entropies, distributions, self.part), numbers)
 
 

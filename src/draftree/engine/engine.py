@@ -364,7 +364,9 @@ class Engine:
         worked = self._load() | self._end()
         running = self._admit()
         prompt_tokens = self.scheduler.prompt_tokens
-        unread = sum([request.unread for request in running if not request.decodes])
+        unread = 0
+        for request in running:
+            unread += 0 if request.decodes else request.unread
         began, failure = time.perf_counter(), None
         try:
             if self.stepper.step(running, prompt_tokens):

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from ..config import Checked, Count, Positive, Priority, Whole, check_type, option
 from ..errors import FieldError, QueueFullError
@@ -142,7 +143,7 @@ class Scheduler:
     @property
     def jobs(self) -> list[Job]:
         """Requests that run, and those that wait."""
-        return [*self.running, *(job for _, _, job in self._waiting)]
+        return [*self.running, *map(itemgetter(2), self._waiting)]
 
     def add(self, job: Job, *, bounded: bool = True) -> None:
         """Let a request wait for its turn.

@@ -19,6 +19,7 @@ from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import WORTHWHILE, PrefixCache, common_prefix
 from ..request import DrafterStats, Logprobs, Outcome, Request, StepCost
+from ..sampling.draws import Draws
 from ..scores import Scores
 from ..tree import ROOT, DraftTree
 from ..verify.schemes import Scheme, Verdict
@@ -182,12 +183,16 @@ class Stepper:
         parts = _parts(requests, prompt_tokens)
         if not parts:
             return []
+        rows, nodes = list[Row](), list[Nodes]()
         for part in parts:
+            rows.append(part.row)
             if len(part.row.parents):  # a failed step has left them behind
                 self._target.commit(part.row, [])
         groups = _draft(parts, prompt_tokens)
         timer.lap()
-        scores = self._target.extend([part.row for part in parts], [part.nodes for part in parts])
+        for part in parts:
+            nodes.append(part.nodes)
+        scores = self._target.extend(rows, nodes)
         opened = _read(parts, scores)
         _verify(parts, scores)
         timer.lap()
@@ -213,7 +218,7 @@ class Stepper:
         for part in parts:
             below, verdict = len(part.head), part.verdict
             path = verdict.path if verdict else []
-            self._target.commit(part.row, [*range(below), *(below + node for node in path)])
+            self._target.commit(part.row, [*range(below), *map(below.__add__, path)])
             if verdict:
                 part.append(verdict)
 
@@ -255,7 +260,7 @@ def _check(requests: Sequence[EngineRequest]) -> None:
     """Raise ConfigError unless these are requests that can go on, each once."""
     if not isinstance(requests, (list, tuple)):
         raise ConfigError(f"step takes a list of requests: {requests!r} is none")
-    rows = [_row(request) for request in requests]
+    rows = [*map(_row, requests)]
     if len(set(rows)) < len(rows):
         raise ConfigError("a request is in this step twice: step each once")
 
@@ -297,8 +302,10 @@ def _draft(parts: Sequence[_Part], reading: int | None) -> list[tuple[Drafter, l
         if drafter.policy is not None:
             other_tokens = sum([len(part.head) + len(part.tree) for part in parts if part not in own])
             # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
-            budgets = [Budget(p.request.speculation.nodes, p.request.tokens_left - 1) for p in own]
-            requests = [part.request for part in own]
+            requests, budgets = list[EngineRequest](), list[Budget]()
+            for part in own:
+                requests.append(part.request)
+                budgets.append(Budget(part.request.speculation.nodes, part.request.tokens_left - 1))
             drawing = requests[0].speculation.scheme.drawing
             trees = drafter.propose(requests, budgets, drawing, other_tokens, reading)
             for part, tree in zip(own, trees, strict=True):
@@ -324,8 +331,12 @@ def _verify(parts: Sequence[_Part], scores: Scores) -> None:
         if part.ends:
             groups.setdefault(part.request.speculation.scheme, []).append(part)
     for scheme, own in groups.items():
-        draws = [part.request.draws for part in own]
-        verdicts = scheme.verify(scores, [part.first for part in own], [part.tree for part in own], draws)
+        firsts, trees, draws = list[int](), list[DraftTree](), list[Draws]()
+        for part in own:
+            firsts.append(part.first)
+            trees.append(part.tree)
+            draws.append(part.request.draws)
+        verdicts = scheme.verify(scores, firsts, trees, draws)
         for part, verdict in zip(own, verdicts, strict=True):
             part.judge(verdict, scores)
 

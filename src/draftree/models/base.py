@@ -200,7 +200,7 @@ class Nodes:
         """Tokens that are not committed yet, and below the last of them, which is the root, its draft tree."""
         above = len(head)
         tokens = [*head, *tree.tokens.tolist()]
-        parents = [*range(ROOT, above + ROOT), *[above + parent for parent in tree.parents.tolist()]]
+        parents = [*range(ROOT, above + ROOT), *map(above.__add__, tree.parents.tolist())]
         return cls.of(tokens, parents, 1 + len(tree))
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
+from operator import attrgetter
 from typing import Annotated, cast
 
 from annotated_types import Interval
@@ -29,7 +30,7 @@ class BestPaths(GrowthPolicy):
     by_value = True
 
     def prune(self, plan: Plan, pools: Sequence[Pool]) -> list[list[bool] | None]:
-        return highest_in_budget([pool.path_logprobs for pool in pools], plan.budgets)
+        return highest_in_budget([*map(attrgetter("path_logprobs"), pools)], plan.budgets)
 
 
 @dataclass(slots=True)
@@ -97,11 +98,12 @@ class OptTree(Checked, BestPaths):
 
         The first step of a request is left out: a drafting model reads the prompt in it.
         """
-        if any(o.request.stats.steps == 0 for o in outcomes):
-            return
-        layers = max((o.tree.depth for o in outcomes), default=0)
-        cost = outcomes[0].step
-        gained = sum(o.taken for o in outcomes) / len(outcomes)
+        layers, taken = 0, 0
+        for outcome in outcomes:
+            if outcome.request.stats.steps == 0:
+                return
+            layers, taken = max(layers, outcome.tree.depth), taken + outcome.taken
+        cost, gained = outcomes[0].step, taken / len(outcomes)
         self._seconds = _DECAY * self._seconds + cost.draft + cost.verify + cost.other
         self._tokens = _DECAY * self._tokens + gained
         self._draft_seconds = _DECAY * self._draft_seconds + cost.draft

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -156,8 +157,8 @@ class DrawPlace(NamedTuple):
 
 def draw_at(scores: Scores, places: Sequence[DrawPlace]) -> list[int]:
     """The target's own next token at each place; without processors of users in one call of ``scores``."""
-    slots, processed, edited, random = [place.slot for place in places], False, False, False
-    for draws in {place.draws for place in places}:
+    slots, processed, edited, random = [*map(attrgetter("slot"), places)], False, False, False
+    for draws in set(map(attrgetter("draws"), places)):
         processed |= bool(draws.params.processors)
         edited |= draws.edits
         random |= draws.params.temperature > 0

@@ -121,8 +121,10 @@ class Detokenizer:
         Tokenizers with byte fallback spell rare characters in bytes and decode a run of bytes as one: cut inside a
         character, all of the run would be lost.
         """
-        ends = (tokens[-n:] for n in range(4, len(tokens) + 1))
-        return next((end for end in ends if _INCOMPLETE not in self._decode(end)), tokens)
+        for count in range(4, len(tokens) + 1):
+            if _INCOMPLETE not in self._decode(tokens[-count:]):
+                return tokens[-count:]
+        return tokens
 
     def _decode(self, tokens: list[int]) -> str:
         return cast(str, self._tokenizer.decode(tokens, **self._options))

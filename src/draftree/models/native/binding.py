@@ -168,7 +168,10 @@ class Loaded:
 
     Attributes:
         vocabulary, hidden_size, context: outputs, H and the most tokens of a row.
+        token_bytes: of a new token: its keys, values and hidden states.
     """
+
+    token_bytes: int
 
     def __init__(self, numbers: Hyperparameters) -> None:
         self._library = open_library()
@@ -204,12 +207,6 @@ class Loaded:
     def cache_bytes(self) -> int:
         """Bytes that the pages of the open rows take now."""
         found: int = self._library.draftree_cache_bytes(self._pointer)
-        return found
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of a new token: its keys, values and hidden states."""
-        found: int = self._library.draftree_token_bytes(self._pointer)
         return found
 
     def open(self) -> int:
@@ -294,7 +291,7 @@ class Loaded:
     def argmax(self, slots: Numbers, edits: CEdits | None = None) -> NDArray[np.int32]:
         """[w] the most probable token of each slot."""
         count = len(slots)
-        arguments = self._slots.filled(slots), _reference(edits), self._found.sized(count)
+        arguments = self._slots.filled(slots), None if edits is None else byref(edits), self._found.sized(count)
         self._check(self._library.draftree_argmax(self._pointer, count, *arguments))
         return self._found.first(count)
 
@@ -318,15 +315,16 @@ class Loaded:
                 rows,
                 self._slots.filled(slots),
                 count,
-                _reference(edits),
-                *(None if each is None else each.ctypes.data for each in (warpings, keys)),
+                None if edits is None else byref(edits),
+                None if warpings is None else warpings.ctypes.data,
+                None if keys is None else keys.ctypes.data,
                 self._found.sized(rows * count),
                 self._values.sized(rows * count),
                 self._entropies.sized(rows),
             )
         )
-        tokens, logprobs = (each.first(rows * count).reshape(rows, count) for each in (self._found, self._values))
-        return tokens, logprobs, self._entropies.first(rows)
+        tokens, logprobs = self._found.first(rows * count), self._values.first(rows * count)
+        return tokens.reshape(rows, count), logprobs.reshape(rows, count), self._entropies.first(rows)
 
     def log_probabilities(self, slots: Numbers, tokens: Numbers) -> NDArray[np.float32]:
         """[w] log-probability (nats) of one token of each slot."""
@@ -347,7 +345,7 @@ class Loaded:
                 self._slots.filled(slots),
                 keys.ctypes.data,
                 warpings.ctypes.data,
-                _reference(edits),
+                None if edits is None else byref(edits),
                 self._found.sized(count),
             )
         )
@@ -386,7 +384,6 @@ class LoadedModel(Loaded):
         progress: Callable[[float], None] | None = None,
     ) -> None:
         super().__init__(description.hyperparameters)
-        self.tracked: tuple[int, ...] = ()
         architecture = c_architecture(description.hyperparameters)
         arrays = [
             np.ascontiguousarray(each)
@@ -430,6 +427,7 @@ class LoadedModel(Loaded):
         if code == _NO_TIER:
             raise ConfigError(f"instruction set {tier!r} is not among this CPU's: choose from {', '.join(tiers())}")
         self._check(code)
+        self.track(())
 
     def track(self, layers: Sequence[int]) -> None:
         """Let rows that are opened from now on keep hidden states of these layers (``FeatureSpec.layers``).
@@ -438,13 +436,9 @@ class LoadedModel(Loaded):
         """
         wanted = _ints(layers)
         self._check(self._library.draftree_track(self._pointer, wanted.ctypes.data, len(wanted)))
-        self.tracked = tuple(layers)
+        self.tracked, self.token_bytes = tuple(layers), self._library.draftree_token_bytes(self._pointer)
 
 
 def c_architecture(numbers: Hyperparameters) -> Structure:
     """``Architecture``."""
     return _Architecture(*(getattr(numbers, each.name) for each in fields(Hyperparameters)))
-
-
-def _reference(edits: CEdits | None) -> Any:
-    return None if edits is None else byref(edits)

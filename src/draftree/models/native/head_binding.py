@@ -85,6 +85,7 @@ class LoadedHead(Loaded):
             why = message.value.decode(errors="replace")
             raise UnsupportedModelError(f"{name}: {why}: use backend 'transformers', or drafter 'lookup'")
         self._check(code)
+        self.token_bytes = self._library.draftree_token_bytes(self._pointer)
 
     def learn(self, row: int, tokens: Numbers) -> None:
         """Let a row score these tokens too, which are committed to it next."""

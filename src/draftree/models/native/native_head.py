@@ -196,11 +196,11 @@ class NativeHeadScores(NativeScores):
     def __init__(self, loaded: LoadedHead, tokens: int, counts: Sequence[int], rows: Sequence[Row]) -> None:
         super().__init__(loaded, loaded.vocabulary, counts)
         self._head, self._tokens = loaded, tokens
-        self._rows = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
+        self._rows, self._counts = rows, counts
 
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
         if count <= MOST_TOP:
-            return super().top(slots, count, masks_of(edits), draft)
+            return super().top(slots, count, edits and masks_of(edits), draft)
         wide = np.full((len(slots), self._tokens), -np.inf, np.float32)  # noise is that of the target's tokens
         for row, outputs, own in zip(wide, self._outputs(slots), self.logits(slots, edits), strict=True):
             row[outputs] = own[: len(outputs)]
@@ -208,7 +208,8 @@ class NativeHeadScores(NativeScores):
 
     def _outputs(self, slots: Slots) -> list[NDArray[np.int32]]:
         """The tokens of each slot's logits."""
-        return [self._head.outputs(self._rows[slot].slot) for slot in slots]
+        rows = [row for row, count in zip(self._rows, self._counts, strict=True) for _ in range(count)]
+        return [self._head.outputs(rows[slot].slot) for slot in slots]
 
     def logits(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.float32]:
         """[w, K] logits of the tokens that their rows score, -inf past the last."""
@@ -224,12 +225,12 @@ class NativeHeadScores(NativeScores):
         return found
 
 
-def masks_of(edits: Edits | None) -> Edits | None:
+def masks_of(edits: Edits) -> Edits:
     """Edits without changes of logits, which a head leaves out."""
-    return edits and [Edit(mask=edit.mask) for edit in edits]
+    return [Edit(mask=edit.mask) for edit in edits]
 
 
-class NativeHead(NativeRows):
+class NativeHead(NativeRows[NativeHeadRow]):
     """A head that drafts for one target of the native engine (``DraftHead``).
 
     Attributes:
@@ -269,12 +270,6 @@ class NativeHead(NativeRows):
     def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
         """[K] the tokens of a row's logits (``DraftHead.vocabulary_of``)."""
         return self._loaded.outputs(self.own(row).slot).astype(np.int64)
-
-    def own(self, row: Row) -> NativeHeadRow:
-        """``row``, if it is open and this head's."""
-        found = super().own(row)
-        assert isinstance(found, NativeHeadRow)  # noqa: S101 - ``_row`` makes all of them
-        return found
 
     @exclusive
     def open(self) -> NativeHeadRow:
@@ -316,14 +311,18 @@ class NativeHead(NativeRows):
 
         The children of a row's last token read the target's hidden states there, if it has read that token.
         """
-        own = [self.own(row) for row in rows]
-        slots = [self._target.own(target).slot for target in targets]
-        fed = [self._begin(row, text) for row, text in zip(own, texts, strict=True)]
-        sources = [source for row, text in zip(own, fed, strict=True) for source in _cells(row.length, len(text))]
-        scores = self._scored(own, [Nodes.chain(text or [0], 1) for text in fed], slots, sources)
-        for row, text, slot, target in zip(own, fed, slots, targets, strict=True):
-            self.commit(row, range(len(text)))
-            row.root = (slot, row.length) if target.length > row.length else None
+        own, read = [*map(self.own, rows)], [*map(self._target.own, targets)]
+        nodes, counts, slots, sources = list[Nodes](), list[int](), list[int](), list[int]()
+        for row, text, target in zip(own, texts, read, strict=True):
+            fed = self._begin(row, text)
+            nodes.append(Nodes.chain(fed or [0], 1))
+            counts.append(len(fed))
+            slots.append(target.slot)
+            sources += range(row.length, row.length + len(fed)) or [NO_STATE]  # before a text of no token are zeros
+        scores = self._scored(own, nodes, slots, sources)
+        for row, count, target in zip(own, counts, read, strict=True):
+            self.commit(row, range(count))
+            row.root = (target.slot, row.length) if target.length > row.length else None
         return scores
 
     def _begin(self, row: NativeHeadRow, text: Sequence[int]) -> Sequence[int]:
@@ -348,18 +347,18 @@ class NativeHead(NativeRows):
 
         Nodes of an empty row read zeros: passes are measured so.
         """
-        own = [self.own(row) for row in rows]
-        sources = list[int]()
+        own, targets, sources = [*map(self.own, rows)], list[int](), list[int]()
         for row, new in zip(own, nodes, strict=True):
+            targets.append(0 if row.root is None else row.root[0])
             sources += self._sources(row, new, [ROOT] * len(new.tokens), 0)
-        return self._scored(own, nodes, [0 if row.root is None else row.root[0] for row in own], sources)
+        return self._scored(own, nodes, targets, sources)
 
     @exclusive
     def extend_below(
         self, rows: Sequence[Row], nodes: Sequence[Nodes], targets: Sequence[tuple[Row, Sequence[int]]]
     ) -> Scores:
         """Append uncommitted nodes, of which the target may have read the parents (``DraftHead.extend_below``)."""
-        own, sources = [self.own(row) for row in rows], list[int]()
+        own, sources = [*map(self.own, rows)], list[int]()
         for row, new, (target, read) in zip(own, nodes, targets, strict=True):
             sources += self._sources(row, new, read, target.length)
         return self._scored(own, nodes, [self._target.own(target).slot for target, _ in targets], sources)
@@ -381,8 +380,3 @@ class NativeHead(NativeRows):
         for row, new in zip(rows, nodes, strict=True):
             row.drafted += new.tokens.tolist()
         return self._scores.keep(NativeHeadScores(self._loaded, self.capabilities.vocab_size, scored, rows))
-
-
-def _cells(first: int, count: int) -> list[int]:
-    """Cells of the target that hold the states before a text; a text of no token reads zeros."""
-    return [*range(first, first + count)] or [NO_STATE]

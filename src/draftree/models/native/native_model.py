@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,7 @@ class NativeRow(Row):
 R = TypeVar("R", bound=NativeRow)
 
 
-class NativeRows(LanguageModel):
+class NativeRows(LanguageModel, Generic[R]):
     """What models and heads of the native engine have in common. One thread at a time can be inside one.
 
     Attributes:
@@ -77,7 +77,7 @@ class NativeRows(LanguageModel):
     """
 
     _loaded: Loaded
-    _open: dict[int, NativeRow]
+    _open: dict[int, R]
 
     def __init__(self, lock: RLock) -> None:
         self._lock, self._scores = lock, LastScores()
@@ -105,16 +105,23 @@ class NativeRows(LanguageModel):
         self._open[row.slot] = row
         return row
 
-    def own(self, row: Row) -> NativeRow:
+    def own(self, row: Row) -> R:
         """``row``, if it is open and this model's."""
         if (found := self._open.get(row.slot)) is row and found is not None:
             return found
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
-    def _pass(self, rows: Sequence[NativeRow], nodes: Sequence[Nodes], *sources: Numbers) -> list[int]:
+    def _pass(self, rows: Sequence[R], nodes: Sequence[Nodes], *sources: Numbers) -> list[int]:
         """One pass over new nodes of rows; of how many of each the scores are wanted."""
-        counts = [len(new.tokens) for new in nodes]
-        scored = [new.scored for new in nodes]
+        slots, counts, scored, wanted, goes_on = list[int](), list[int](), list[int](), list[int](), False
+        for row, new in zip(rows, nodes, strict=True):
+            count = len(new.tokens)
+            last = count if new.wanted is None else new.wanted
+            slots.append(row.slot)
+            counts.append(count)
+            scored.append(last)
+            wanted += [0] * (count - last) + [1] * last
+            goes_on |= row.length > 0
         self._check_memory(sum(counts))
         self._scores.expire()
         if len(nodes) == 1:
@@ -122,15 +129,12 @@ class NativeRows(LanguageModel):
         else:
             tokens = np.concatenate([new.tokens for new in nodes])
             parents = np.concatenate([new.parents for new in nodes])
-        wanted = list[int]()
-        for count, last in zip(counts, scored, strict=True):
-            wanted += [0] * (count - last) + [1] * last
         began = time.perf_counter()
-        self._loaded.extend([row.slot for row in rows], counts, tokens, parents, wanted, *sources)
-        if any([row.length for row in rows]):
+        self._loaded.extend(slots, counts, tokens, parents, wanted, *sources)
+        if goes_on:
             self.pass_seconds += time.perf_counter() - began
         for row, new in zip(rows, nodes, strict=True):
-            row.parents = np.append(row.parents, new.parents) if len(row.parents) else new.parents
+            row.parents = np.concatenate((row.parents, new.parents)) if len(row.parents) else new.parents
         return scored
 
     def _check_memory(self, count: int) -> None:
@@ -244,7 +248,7 @@ def _c_edits(edits: Edits | None) -> CEdits | None:
     return found
 
 
-class NativeModel(NativeRows):
+class NativeModel(NativeRows[NativeRow]):
     """A language model in a GGUF file, with trees, forks and several live paths a row.
 
     Attributes:
@@ -403,7 +407,7 @@ class NativeModel(NativeRows):
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
-        scored = self._pass([self.own(row) for row in rows], nodes)
+        scored = self._pass([*map(self.own, rows)], nodes)
         return self._scores.keep(NativeScores(self._loaded, self.capabilities.vocab_size, scored))
 
 
