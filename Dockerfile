@@ -24,9 +24,9 @@ USER draftree
 WORKDIR /models
 
 EXPOSE 8000
-# Healthy once the model is loaded; what balances load asks /ready.
+# Healthy once the model is loaded.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5m \
-    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health')"]
+    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/ready')"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["draftree"]
 CMD ["serve", "--host", "0.0.0.0"]

@@ -140,24 +140,25 @@ def test_requests_that_have_not_ended_in_time_end_with_what_they_have(model: str
         assert served.process.wait() == (-signal.SIGTERM if twice else 0)
 
 
-def test_it_is_not_ready_while_the_model_is_loaded(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_alive_and_not_ready_while_the_model_is_loaded(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    seen: list[tuple[int, str]] = []
+    seen: list[tuple[int, Any]] = []
 
     def load(name: str, **options: Any) -> Any:
         with _Address(f"127.0.0.1:{port}") as server:
             for answer in (
                 server.asked("GET", "/ready"),
-                server.asked("GET", "/health"),
                 server.asked("POST", "/v1/completions", prompt=PROMPT),
+                server.asked("GET", "/health"),
             ):
-                seen.append((answer.status, json.loads(answer.read())["error"]["code"]))
+                found = json.loads(answer.read())
+                seen.append((answer.status, found["error"]["code"] if answer.status == 503 else found))
         raise ConfigError("it has loaded")
 
     monkeypatch.setattr("draftree.cli.options.load", load)
     assert run(["serve", model, "--port", str(port)]) == 2
-    assert seen == [(503, "loading")] * 3
+    assert seen == [(503, "loading"), (503, "loading"), (200, {"status": "loading"})]
 
 
 @pytest.mark.parametrize("prompts", [False, True])

@@ -1,6 +1,7 @@
 """How a server and its connections begin and end.
 
-503 while the model loads, and again while requests under way get to their end; clients that stop in between are left.
+While the model loads the server is alive, answers 503 to all but that, and so it does to new requests while those under
+way get to their end; clients that stop in between are left.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def patient(seconds: float = PATIENCE) -> type[PatientProtocol]:
 
 @contextmanager
 def loading(listener: socket.socket) -> Iterator[None]:
-    """Answer 503 meanwhile; connections that come between this and the server's start wait for it."""
+    """Answer 503 meanwhile, but 200 to ``/health``; connections that come before the server's start wait for it."""
     options: dict[str, Any] = {"http": patient(), "ws": "none", "lifespan": "off", "log_config": None}
     config = uvicorn.Config(_not_yet, **options, access_log=False, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
@@ -110,7 +111,9 @@ def loading(listener: socket.socket) -> Iterator[None]:
 
 
 async def _not_yet(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "http":
+    if scope["type"] == "http" and scope["path"] == "/health":
+        await JSONResponse({"status": "loading"})(scope, receive, send)
+    elif scope["type"] == "http":
         body = bad_bodies.error("the model is being loaded: ask again later", "server_error", code="loading")
         await JSONResponse(body, 503, UNAVAILABLE)(scope, receive, send)
 
