@@ -26,7 +26,6 @@ from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Generation, Request
-from draftree.tree import Floats
 
 from .pairs import DRAFTERS, drafter, generated, policy, relative, target
 from .references import nbytes
@@ -224,14 +223,13 @@ def test_a_tree_is_never_larger_than_its_budget() -> None:
 
 
 def test_users_shape_trees_with_functions_of_entropy() -> None:
-    def width(entropy: Floats) -> NDArray[np.integer]:
-        return np.where(entropy < 2, 1, 3)
-
-    def depth(entropy: Floats) -> Floats:
-        return 5 - entropy
-
     model = target()
-    engine = Engine(model, Speculation(drafter("relative", model, EntropyTree(width, depth)), 20))
+    engine = Engine(
+        model,
+        Speculation(
+            drafter("relative", model, EntropyTree(lambda h: 1 if h < 2 else 3, lambda h: 5 - h if h < 5 else 0)), 20
+        ),
+    )
     g = engine.generate(PROMPTS[:1], SamplingParams(max_tokens=TOKENS))[0]
     assert g.token_ids == _stock()[0]
     assert sum(g.stats.accepted) > 0

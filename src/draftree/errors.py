@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 _LONGEST_WORD, _LONGEST_MESSAGE = 300, 1200
@@ -165,6 +165,34 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     shown = 2 if lines and lines[0].endswith(":") else 1
     return " ".join(lines[:shown]).rstrip(".: ") or type(error).__name__
+
+
+class raised_by:  # noqa: N801 - a context, called as ``needs_extra`` is; a class, since steps enter many
+    """A context for calls of what users plug in: an exception of theirs becomes a line with its name.
+
+    Raises:
+        RunError: something else was raised than draftree's own errors or want of memory, which pass.
+    """
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, (DraftreeError, MemoryError)):
+            return
+        if type(error).__name__ != "OutOfMemoryError":
+            raise RunError(f"{self._name} raised {type(error).__name__}: {first_line(error)}") from error
+
+
+def check_tokens(name: str, tokens: Sequence[int], vocab: int) -> None:
+    """Raise ConfigError unless these are tokens of a vocabulary."""
+    for token in tokens:
+        if not 0 <= token < vocab:
+            raise ConfigError(f"{name} gave token {token}: the target has 0 to {vocab - 1}")
 
 
 @contextmanager

@@ -16,14 +16,17 @@ trees stand on.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
+import numpy as np
+
 from ..config import Budget
-from ..errors import ConfigError
+from ..errors import ConfigError, raised_by
 from ..models.base import LanguageModel
 from ..policies.base import Candidates, Child, Frontier, GrowthPolicy, Plan, Pool, best_per_row
 from ..request import Outcome, Request
@@ -72,7 +75,7 @@ class TreeDrafter(Drafter):
     ) -> list[DraftTree]:
         """Plan, grow, and settle."""
         began, passes = time.perf_counter(), self.source.passes
-        plan = self._plan = self.policy.plan(requests, budgets, other_tokens)
+        plan = self._plan = planned(self.policy, requests, budgets, other_tokens)
         if plan.enabled is not None:
             self.source.enable(plan.enabled)
         if any([budget.nodes for budget in plan.budgets]):
@@ -92,9 +95,11 @@ class TreeDrafter(Drafter):
             constrained |= request.state is not None
         plan.budgets = fits
         scorer = self.source.begin(requests, drawing)
+        if not isinstance(scorer, Scorer):
+            raise ConfigError(f"drafter {self.name}: begin returned {scorer!r}: return a Scorer")
         if constrained:
             scorer = AllowedScorer(scorer, requests)
-        grown = grow(scorer, self.policy, plan, drawing)
+        grown = grow(scorer, self.policy, plan, drawing, f"drafter {self.name}")
         self.source.settle(requests, grown)
         return [g.tree for g in grown]
 
@@ -103,7 +108,8 @@ class TreeDrafter(Drafter):
         began = time.perf_counter()
         self.source.observe(outcomes)
         if self._plan is not None:
-            self.policy.observe(self._plan, outcomes)
+            with raised_by(f"policy {_name(self.policy)}: observe"):
+                self.policy.observe(self._plan, outcomes)
         self._plan = None
         self._learning += time.perf_counter() - began
 
@@ -111,12 +117,17 @@ class TreeDrafter(Drafter):
         self.source.close(request)
 
 
-def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Drawing.COUPLED) -> list[Grown]:
+def grow(
+    scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Drawing.COUPLED, name: str = "drafter"
+) -> list[Grown]:
     """Grow one tree a request, each within its budget of the policy's plan.
 
+    Args:
+        name: what messages call the scorer.
+
     Raises:
-        ConfigError: the policy kept more than the budget, a node without its parent, or children to be drawn other than
-            by their number.
+        ConfigError: the policy or the scorer broke the rules of its seam: the policy kept more than the budget, a node
+            without its parent, or children to be drawn other than by their number.
     """
     budgets, trees, pools = plan.budgets, list[_Draft](), list[Pool]()
     nodes, limits, rows = list[int](), list[int](), list[int]()
@@ -129,14 +140,15 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
             rows.append(row)
     if not rows:
         return [NOTHING_GROWN] * len(budgets)
-    width, most = policy.width_for(max(nodes)), [*map(policy.pool, nodes)]
-    found = scorer.score([UnscoredNode(row, ROOT, ROOT, 0) for row in rows], width)
+    width = _whole(policy, "width_for", max(nodes))
+    most = [_whole(policy, "pool", count) if count else 0 for count in nodes]
+    found = _scored(name, scorer, [UnscoredNode(row, ROOT, ROOT, 0) for row in rows], width)
     for row, candidates in zip(rows, found, strict=True):
         trees[row].part = candidates.part
     roots, zeros = [ROOT] * len(rows), [0] * len(rows)
     frontier = Frontier(plan, 0, rows, roots, zeros, zeros, found, nodes, limits, pools)
     while True:
-        children = _fitting(frontier, policy.grow(frontier), most)
+        children = _fitting(frontier, _grown(policy, frontier), most)
         added = _add(trees, frontier, children, scorer if drawing.random else None)
         depth = frontier.depth + 1
         unscored, rows, numbers = list[UnscoredNode](), list[int](), list[int]()
@@ -151,12 +163,96 @@ def grow(scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Dr
                 tags.append(pool.tags[number])
         if not unscored:
             break
-        found = scorer.score(unscored, width)
+        found = _scored(name, scorer, unscored, width)
         frontier = Frontier(plan, depth, rows, numbers, paths, tags, found, nodes, limits, pools)
     if not any(pool.tokens for pool in pools):
         return [NOTHING_GROWN] * len(budgets)
-    kept = policy.prune(plan, pools)
+    kept = _pruned(policy, plan, pools)
     return [tree.finished(keep, budget) for tree, keep, budget in zip(trees, kept, budgets, strict=True)]
+
+
+def _name(policy: GrowthPolicy) -> str:
+    return type(policy).__name__
+
+
+def planned(
+    policy: GrowthPolicy, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0
+) -> Plan:
+    """The policy's plan; ConfigError unless it is one for these requests."""
+    with raised_by(f"policy {_name(policy)}: plan"):
+        plan = policy.plan(requests, budgets, other_tokens)
+    if not isinstance(plan, Plan) or len(plan.budgets) != len(budgets):
+        raise ConfigError(f"policy {_name(policy)}: plan returned {plan!r}: return a Plan with a budget a request")
+    return plan
+
+
+def _whole(policy: GrowthPolicy, method: str, nodes: int) -> int:
+    with raised_by(f"policy {_name(policy)}: {method}"):
+        value = getattr(policy, method)(nodes)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"policy {_name(policy)}: {method} returned {value!r}: return a whole number from 1 on")
+    return value
+
+
+def _grown(policy: GrowthPolicy, frontier: Frontier) -> list[Child]:
+    """The policy's children; ConfigError unless they are candidates of the frontier, in order and each once."""
+    with raised_by(f"policy {_name(policy)}: grow"):
+        children = policy.grow(frontier)
+    if not isinstance(children, list):
+        raise ConfigError(f"policy {_name(policy)}: grow returned {children!r}: return a list of Child")
+    counts, last = [len(found.tokens) for found in frontier.candidates], (ROOT, ROOT)
+    for child in children:
+        if not isinstance(child, Child):
+            raise ConfigError(f"policy {_name(policy)}: grow returned {child!r} in its list: return a list of Child")
+        parent, rank, *_ = child
+        if not isinstance(parent, (int, np.integer)) or not 0 <= parent < len(counts):
+            rule = f"use a parent from 0 to {len(counts) - 1}, an index in the frontier"
+        elif not isinstance(rank, (int, np.integer)) or not 0 <= rank < counts[parent]:
+            rule = f"node {parent} has {counts[parent]} candidates: use a rank below that, from 0 on"
+        elif (parent, rank) <= last:
+            rule = "give each child once, in the order of parents and then of ranks"
+        else:
+            last = parent, rank
+            continue
+        raise ConfigError(f"policy {_name(policy)}: grow returned {child!r}: {rule}")
+    return children
+
+
+def _pruned(policy: GrowthPolicy, plan: Plan, pools: Sequence[Pool]) -> Sequence[Sequence[bool] | None]:
+    """Which nodes the policy keeps; ConfigError unless it is a flag for each."""
+    with raised_by(f"policy {_name(policy)}: prune"):
+        kept = policy.prune(plan, pools)
+    if (
+        not isinstance(kept, (list, tuple))
+        or [*map(_length, kept)]
+        != [None if keep is None else len(pool.tokens) for keep, pool in zip(kept, pools, strict=False)]
+        or len(kept) != len(pools)
+    ):
+        raise ConfigError(
+            f"policy {_name(policy)}: prune returned {kept!r}: return for each pool a flag for each node, or None"
+        )
+    return kept
+
+
+def _length(flags: Sequence[bool] | None) -> int | None:
+    return None if flags is None else len(flags)
+
+
+def _scored(name: str, scorer: Scorer, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
+    """The scorer's candidates; ConfigError unless there are some for each node."""
+    scored = scorer.score(nodes, width)
+    try:
+        fits = len(scored) == len(nodes)
+        for tokens, logprobs, entropy, *_ in scored:
+            fits = fits and len(tokens) == len(logprobs) and math.isfinite(entropy + sum(logprobs))
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise ConfigError(
+            f"{name}: score returned {scored!r}: return a list with Candidates for each node, as many "
+            "log-probabilities as tokens, and all of them and the entropy finite"
+        )
+    return scored
 
 
 class _Draft:

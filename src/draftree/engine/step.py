@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 
 from ..config import Budget
 from ..drafters.base import Drafter
-from ..errors import ConfigError, RunError
+from ..errors import ConfigError, RunError, check_tokens, raised_by
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import WORTHWHILE, PrefixCache, common_prefix
 from ..request import DrafterStats, Logprobs, Outcome, Request, StepCost
 from ..sampling.draws import Draws
 from ..scores import Scores
 from ..tree import ROOT, DraftTree
-from ..verify.schemes import Scheme, Verdict
+from ..verify.schemes import SCHEMES, Scheme, Verdict
 from .speculation import EngineRequest, Observer
 
+_OWN_SCHEMES = {type(scheme) for scheme in SCHEMES.values()}
 _RESERVED = 256
 """Most slots that are reserved for the drafted nodes of a request."""
 _SCORED = 64
@@ -188,13 +189,14 @@ class Stepper:
             rows.append(part.row)
             if len(part.row.parents):  # a failed step has left them behind
                 self._target.commit(part.row, [])
-        groups = _draft(parts, prompt_tokens)
+        vocab = self._target.capabilities.vocab_size
+        groups = _draft(parts, prompt_tokens, vocab)
         timer.lap()
         for part in parts:
             nodes.append(part.nodes)
         scores = self._target.extend(rows, nodes)
         opened = _read(parts, scores)
-        _verify(parts, scores)
+        _verify(parts, scores, vocab)
         timer.lap()
         self._commit(parts)
         timer.lap()
@@ -291,7 +293,7 @@ def _row(request: EngineRequest) -> Row:
     return request.row
 
 
-def _draft(parts: Sequence[_Part], reading: int | None) -> list[tuple[Drafter, list[_Part]]]:
+def _draft(parts: Sequence[_Part], reading: int | None, vocab: int) -> list[tuple[Drafter, list[_Part]]]:
     """Draft for the requests that decode, by one drafter after the other; what each of them drafts for."""
     groups: dict[int, tuple[Drafter, list[_Part]]] = {}
     for part in parts:
@@ -307,8 +309,12 @@ def _draft(parts: Sequence[_Part], reading: int | None) -> list[tuple[Drafter, l
                 requests.append(part.request)
                 budgets.append(Budget(part.request.speculation.nodes, part.request.tokens_left - 1))
             drawing = requests[0].speculation.scheme.drawing
-            trees = drafter.propose(requests, budgets, drawing, other_tokens, reading)
-            for part, tree in zip(own, trees, strict=True):
+            name = f"drafter {drafter.name}"
+            with raised_by(name):
+                trees = drafter.propose(requests, budgets, drawing, other_tokens, reading)
+            _check_each(name, "propose", trees, len(own), DraftTree, "request")
+            for part, tree, budget in zip(own, trees, budgets, strict=True):
+                _check_tree(name, tree, budget, vocab)
                 part.tree = tree
     return list(groups.values())
 
@@ -324,7 +330,36 @@ def _read(parts: Sequence[_Part], scores: Scores) -> list[_Part]:
     return opened
 
 
-def _verify(parts: Sequence[_Part], scores: Scores) -> None:
+def _check_each(name: str, method: str, values: object, count: int, kind: type, of: str) -> None:
+    """Raise ConfigError unless these are as many values of a type."""
+    if not isinstance(values, list) or len(values) != count or not all(isinstance(value, kind) for value in values):
+        raise ConfigError(f"{name}: {method} returned {values!r}: return a list with a {kind.__name__} for each {of}")
+
+
+def _check_tree(name: str, tree: DraftTree, budget: Budget, vocab: int) -> None:
+    """Raise ConfigError unless a tree stays within its budget and the vocabulary."""
+    if not len(tree):
+        return
+    if len(tree) > budget.nodes:
+        raise ConfigError(f"{name} proposed a tree of {len(tree)} nodes of {budget.nodes}: stay within the budget")
+    if budget.depth is not None and tree.depth > budget.depth:
+        raise ConfigError(f"{name} proposed a tree of depth {tree.depth} of {budget.depth}: stay within the budget")
+    if tree.tokens.min() < 0 or tree.tokens.max() >= vocab:
+        check_tokens(name, tree.tokens.tolist(), vocab)
+
+
+def _check_verdict(name: str, verdict: Verdict, tree: DraftTree, vocab: int) -> None:
+    """Raise ConfigError unless it is a path from the root down with its tokens, and one more."""
+    path, tokens = verdict.path, verdict.tokens
+    if not isinstance(path, list) or not isinstance(tokens, list) or len(tokens) != len(path) + 1:
+        raise ConfigError(f"{name} gave {verdict!r}: a verdict has one token more than its path")
+    steps = zip([ROOT, *path], path, strict=False)
+    if not all(0 <= node < len(tree) and tree.parents[node] == above for above, node in steps):
+        raise ConfigError(f"{name} gave {verdict!r}: its path is no path from the root down the tree")
+    check_tokens(name, tokens, vocab)
+
+
+def _verify(parts: Sequence[_Part], scores: Scores, vocab: int) -> None:
     """Find the verdicts, by one scheme after the other."""
     groups: dict[Scheme, list[_Part]] = {}
     for part in parts:
@@ -336,8 +371,13 @@ def _verify(parts: Sequence[_Part], scores: Scores) -> None:
             firsts.append(part.first)
             trees.append(part.tree)
             draws.append(part.request.draws)
-        verdicts = scheme.verify(scores, firsts, trees, draws)
+        name = f"verification {scheme.name}"
+        # our own schemes raise nothing but what a request's processors raise, which is the caller's
+        with nullcontext() if type(scheme) in _OWN_SCHEMES else raised_by(name):
+            verdicts = scheme.verify(scores, firsts, trees, draws)
+        _check_each(name, "verify", verdicts, len(own), Verdict, "tree")
         for part, verdict in zip(own, verdicts, strict=True):
+            _check_verdict(name, verdict, part.tree, vocab)
             part.judge(verdict, scores)
 
 

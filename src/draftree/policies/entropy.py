@@ -10,21 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from annotated_types import Ge
-from numpy.typing import ArrayLike, NDArray
 
 from ..config import DEFAULT_NODES, MAX_NODES, Budget, Checked, Count, Entropy, Nodes, check_fields
-from ..errors import ConfigError
+from ..errors import ConfigError, raised_by
 from ..request import Outcome, Request
 from .base import Child, Frontier, GrowthPolicy, Plan, Width, descending, read_number
 from .fixed import StaticTree
 
-EntropyFunction = Callable[[NDArray[Any]], ArrayLike]
-"""[F] entropies in nats, a NumPy array -> [F] numbers: of children (a width) or levels (a depth)."""
+EntropyFunction = Callable[[float], float]
+"""Entropy in nats -> a number from 0 on: of children (a width) or levels (a depth). Fractions are cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +39,8 @@ class BranchingSteps(Checked):
     width: Width = 7
     stop: Entropy = math.inf
 
-    def __call__(self, entropies: NDArray[np.floating]) -> list[int]:
-        """[F] entropies -> [F] numbers of children."""
-        return [*map(self.at, entropies.tolist())]
-
-    def at(self, entropy: float) -> int:
+    def __call__(self, entropy: float) -> int:
+        """The number of children."""
         if entropy > self.stop:
             return 0
         if entropy < self.sure:
@@ -62,8 +58,8 @@ class EntropyTree(Checked, GrowthPolicy):
     grows to ``MAX_NODES``.
 
     Attributes:
-        width_of: entropies -> numbers of children; the paper's B(H) by default. Fractions are cut off.
-        depth_of: entropies -> deepest level at which a node with this entropy may place children; None: ``depth``.
+        width_of: entropy -> number of children; the paper's B(H) by default.
+        depth_of: entropy -> deepest level at which a node with this entropy may place children; None: ``depth``.
         width: most children of a node, an upper bound of ``width_of``.
         depth: deepest level, an upper bound of ``depth_of``.
     """
@@ -86,27 +82,23 @@ class EntropyTree(Checked, GrowthPolicy):
 
     def children(self, frontier: Frontier) -> list[int]:
         """[F] numbers of children: ``width_of(H)``, none below level ``depth_of(H)``."""
-        entropies = np.array([found.entropy for found in frontier.candidates])
-        counts = self._evaluate(self.width_of, "width", entropies)
+        entropies = [found.entropy for found in frontier.candidates]
+        counts = [_evaluate(self.width_of, "width", entropy) for entropy in entropies]
         if self.depth_of is not None:
-            deepest = self._evaluate(self.depth_of, "depth", entropies)
+            deepest = [_evaluate(self.depth_of, "depth", entropy) for entropy in entropies]
             counts = [count * (most > frontier.depth) for count, most in zip(counts, deepest, strict=True)]
         return counts
 
-    @staticmethod
-    def _evaluate(function: EntropyFunction, what: str, entropies: NDArray[np.float64]) -> list[int]:
-        """Run a user's function; ConfigError unless it gives one finite number for each entropy."""
-        values = function(entropies)
-        try:
-            given = np.asarray(values, np.float64)
-        except (TypeError, ValueError):
-            given = np.empty(0)
-        if given.shape != entropies.shape or not np.isfinite(given).all():
-            raise ConfigError(
-                f"the {what} function gave {values!r} for entropies {entropies.tolist()}: "
-                "return one finite number for each entropy"
-            )
-        return [*map(math.floor, given.tolist())]
+
+def _evaluate(function: EntropyFunction, what: str, entropy: float) -> int:
+    """Run a user's function; ConfigError unless it gives a finite number from 0 on."""
+    with raised_by(f"the {what} function at an entropy of {entropy:.4g} nats"):
+        value = function(entropy)
+    if not isinstance(value, (int, float, np.number)) or not 0 <= value < math.inf:
+        raise ConfigError(
+            f"the {what} function gave {value!r} at an entropy of {entropy:.4g} nats: use a number from 0 on"
+        )
+    return math.floor(value)
 
 
 @dataclass(frozen=True, slots=True)

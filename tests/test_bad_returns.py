@@ -1,0 +1,238 @@
+"""Policies, drafters and schemes of a user that break the rules of their seam: a line with their name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from draftree.config import SamplingParams
+from draftree.drafters.base import Drafter, DraftSource, Scorer
+from draftree.drafters.grow import TreeDrafter
+from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
+from draftree.errors import DraftreeError
+from draftree.policies.base import Candidates, Child, GrowthPolicy
+from draftree.policies.entropy import EntropyTree
+from draftree.policies.fixed import StaticTree
+from draftree.tree import DraftTree
+from draftree.verify.schemes import Match, Scheme, Verdict
+
+from .toy import ToyModel, chain_tree
+
+VOCAB = 5
+Returns = Callable[..., Any]
+
+
+def _raises(*_: object, **__: object) -> None:
+    raise KeyError("lost")
+
+
+def _const(value: object) -> Returns:
+    return lambda *_, **__: value
+
+
+class Ranks(Scorer):
+    def __init__(self, score: Returns) -> None:
+        self._score = score
+
+    def score(self, nodes: Sequence[Any], width: int) -> list[Candidates]:
+        return self._score(nodes, width)  # type: ignore[no-any-return]
+
+
+def _usual(nodes: Sequence[Any], width: int) -> list[Candidates]:
+    return [Candidates((0, 1), (-0.5, -1.5), 0.7) for _ in nodes]
+
+
+class MySource(DraftSource):
+    name = "mine"
+
+    def __init__(self, score: Returns = _usual, begin: Returns | None = None) -> None:
+        self._score, self._begin = score, begin
+
+    def begin(self, requests: Sequence[Any], drawing: Any) -> Scorer:
+        return Ranks(self._score) if self._begin is None else self._begin(requests, drawing)
+
+
+class MyPolicy(GrowthPolicy):
+    def grow(self, frontier: Any) -> list[Child]:
+        return frontier.likeliest([1] * len(frontier.rows), [False] * len(frontier.rows))  # type: ignore[no-any-return]
+
+
+class MyDrafter(Drafter):
+    name = "mine"
+    policy = StaticTree(1, 2)
+
+    def __init__(self, propose: Returns) -> None:
+        self.propose = propose  # type: ignore[method-assign]
+
+
+class MyScheme(Match):
+    name = "my-scheme"
+
+    def __init__(self, verify: Returns) -> None:
+        super().__init__()
+        self.verify = verify  # type: ignore[method-assign]
+
+
+def decoded(policy: GrowthPolicy | None = None, drafter: Drafter | None = None, scheme: Scheme | None = None) -> None:
+    drafter = drafter or TreeDrafter(policy or MyPolicy(), MySource())
+    engine = Engine(ToyModel(VOCAB), Speculation(drafter, 4, scheme or Match()))
+    engine.generate([[1, 2, 3]], SamplingParams(max_tokens=8))
+
+
+def refused(named: str, rule: str, **parts: Any) -> None:
+    with pytest.raises(DraftreeError) as refusal:
+        decoded(**parts)
+    message = str(refusal.value)
+    assert "\n" not in message
+    assert named in message and rule in message, message
+
+
+GROW: dict[str, tuple[Returns, str]] = {
+    "raises": (_raises, "raised KeyError: 'lost'"),
+    "None": (_const(None), "return a list of Child"),
+    "a number": (_const(3), "return a list of Child"),
+    "pairs": (_const([(0, 0)]), "return a list of Child"),
+    "another node's": (_const([Child(7, 0)]), "parent"),
+    "a negative parent": (_const([Child(-1, 0)]), "parent"),
+    "no candidate": (_const([Child(0, 9)]), "rank"),
+    "a negative rank": (_const([Child(0, -1)]), "rank"),
+    "a fraction": (_const([Child(0, cast(int, 0.5))]), "rank"),
+    "nothing": (_const([Child(cast(int, None), 0)]), "parent"),
+    "twice": (_const([Child(0, 0), Child(0, 0)]), "order"),
+    "out of order": (_const([Child(0, 1), Child(0, 0)]), "order"),
+}
+
+
+@pytest.mark.parametrize("case", GROW)
+def test_a_policy_that_grows_wrongly_is_named_with_the_rule(case: str) -> None:
+    policy, (returns, rule) = MyPolicy(), GROW[case]
+    policy.grow = returns  # type: ignore[method-assign]
+    refused("policy MyPolicy: grow", rule, policy=policy)
+
+
+METHODS = {
+    "plan raises": ("plan", _raises, "raised KeyError"),
+    "plan None": ("plan", _const(None), "return a Plan"),
+    "width_for None": ("width_for", _const(None), "return a whole number from 1"),
+    "width_for 0": ("width_for", _const(0), "return a whole number from 1"),
+    "width_for 1.5": ("width_for", _const(1.5), "return a whole number from 1"),
+    "pool None": ("pool", _const(None), "return a whole number from 1"),
+    "pool raises": ("pool", _raises, "raised KeyError"),
+    "prune None": ("prune", _const(None), "for each pool"),
+    "prune too few": ("prune", _const([]), "for each pool"),
+    "prune short": ("prune", _const([[]]), "for each pool"),
+    "prune raises": ("prune", _raises, "raised KeyError"),
+    "observe raises": ("observe", _raises, "raised KeyError"),
+}
+
+
+@pytest.mark.parametrize("case", METHODS)
+def test_every_method_of_a_policy_is_named_with_its_rule(case: str) -> None:
+    method, returns, rule = METHODS[case]
+    policy = MyPolicy()
+    setattr(policy, method, returns)
+    refused(f"policy MyPolicy: {method}", rule, policy=policy)
+
+
+def _each(value: object) -> Returns:
+    return lambda nodes, width: [value for _ in nodes]
+
+
+SCORES: dict[str, tuple[Returns, str]] = {
+    "raises": (_raises, "raised KeyError: 'lost'"),
+    "None": (_const(None), "Candidates for each node"),
+    "too few": (_const([]), "Candidates for each node"),
+    "None each": (_each(None), "Candidates for each node"),
+    "fewer log-probabilities": (_each(Candidates((0, 1), (-0.5,), 0.7)), "as many log-probabilities as tokens"),
+    "no lists": (_each(Candidates(3, None, 0.7)), "as many log-probabilities as tokens"),  # type: ignore[arg-type]
+    "nan": (_each(Candidates((0,), (math.nan,), 0.7)), "finite"),
+    "no entropy": (_each(Candidates((0,), (-0.5,), None)), "finite"),  # type: ignore[arg-type]
+    "beyond the vocabulary": (_each(Candidates((VOCAB,), (-0.5,), 0.7)), f"token {VOCAB}: the target has 0 to 4"),
+    "a negative token": (_each(Candidates((-1,), (-0.5,), 0.7)), "token -1: the target has 0 to 4"),
+    "a huge token": (_each(Candidates((2**40,), (-0.5,), 0.7)), "drafter mine"),
+}
+
+
+@pytest.mark.parametrize("case", SCORES)
+def test_a_source_that_scores_wrongly_is_named_with_the_rule(case: str) -> None:
+    returns, rule = SCORES[case]
+    refused("drafter mine", rule, drafter=TreeDrafter(StaticTree(1, 2), MySource(returns)))
+
+
+@pytest.mark.parametrize(("begin", "rule"), [(_raises, "raised KeyError"), (_const(None), "begin returned None")])
+def test_a_source_that_begins_wrongly_is_named_with_the_rule(begin: Returns, rule: str) -> None:
+    refused("drafter mine", rule, drafter=TreeDrafter(StaticTree(1, 2), MySource(begin=begin)))
+
+
+TREES: dict[str, tuple[Returns, str]] = {
+    "raises": (_raises, "raised KeyError: 'lost'"),
+    "None": (_const(None), "a DraftTree for each request"),
+    "too few": (_const([]), "a DraftTree for each request"),
+    "too many": (_const([chain_tree([1])] * 2), "a DraftTree for each request"),
+    "None each": (_const([None]), "a DraftTree for each request"),
+    "beyond the vocabulary": (_const([chain_tree([1, VOCAB])]), f"token {VOCAB}: the target has 0 to 4"),
+    "a negative token": (_const([chain_tree([-3])]), "token -3: the target has 0 to 4"),
+    "too many nodes": (_const([DraftTree.of([0, 1, 2, 3, 4], [-1] * 5, [1] * 5, [0] * 5, [0] * 5)]), "5 nodes of 4"),
+    "too deep": (
+        lambda requests, budgets, *_: [chain_tree([1] * min(4, budgets[0].depth + 1))],
+        "depth",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TREES)
+def test_a_drafter_that_proposes_wrongly_is_named_with_the_rule(case: str) -> None:
+    returns, rule = TREES[case]
+    refused("drafter mine", rule, drafter=MyDrafter(returns))
+
+
+VERDICTS: dict[str, tuple[Returns, str]] = {
+    "raises": (_raises, "raised KeyError: 'lost'"),
+    "None": (_const(None), "a Verdict for each tree"),
+    "too few": (_const([]), "a Verdict for each tree"),
+    "None each": (_const([None]), "a Verdict for each tree"),
+    "no tokens": (_const([Verdict([], [])]), "one token more than its path"),
+    "no bonus": (_const([Verdict([0], [1])]), "one token more than its path"),
+    "no lists": (_const([Verdict(None, None)]), "one token more than its path"),  # type: ignore[arg-type]
+    "no node": (_const([Verdict([99], [0, 0])]), "path"),
+    "a negative node": (_const([Verdict([-1], [0, 0])]), "path"),
+    "beyond the vocabulary": (_const([Verdict([], [VOCAB])]), f"token {VOCAB}: the target has 0 to 4"),
+    "a negative token": (_const([Verdict([], [-1])]), "token -1: the target has 0 to 4"),
+}
+
+
+@pytest.mark.parametrize("case", VERDICTS)
+def test_a_scheme_that_verifies_wrongly_is_named_with_the_rule(case: str) -> None:
+    returns, rule = VERDICTS[case]
+    refused("verification my-scheme", rule, scheme=MyScheme(returns))
+
+
+WIDTHS: dict[str, tuple[Returns, str]] = {
+    "raises": (_raises, "raised KeyError"),
+    "None": (_const(None), "gave None"),
+    "text": (_const("2"), "gave '2'"),
+    "nan": (_const(math.nan), "gave nan"),
+    "infinite": (_const(math.inf), "gave inf"),
+    "negative": (_const(-1), "gave -1"),
+    "a list": (_const([1]), "gave [1]"),
+}
+
+
+@pytest.mark.parametrize("what", ["width", "depth"])
+@pytest.mark.parametrize("case", WIDTHS)
+def test_a_function_of_entropy_is_refused_with_its_range_and_what_it_gave(case: str, what: str) -> None:
+    returns, gave = WIDTHS[case]
+    policy = EntropyTree(returns) if what == "width" else EntropyTree(depth_of=returns)
+    rule = "use a number from 0 on" if "gave" in gave else f"the {what} function"
+    refused(gave, rule, policy=policy)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda e: 1 if e < 0.5 else 4, lambda e: 2.0, lambda e: max(1, 4 - e), lambda e: 10**9]
+)
+def test_a_function_of_entropy_takes_a_number_and_may_return_any_from_0_on(function: Returns) -> None:
+    decoded(EntropyTree(function))
