@@ -274,12 +274,6 @@ def test_a_target_without_a_head_gets_lookup_and_a_warning() -> None:
     assert made.name == "lookup"
 
 
-def test_a_distribution_that_is_no_distribution_is_refused() -> None:
-    script: Script = lambda row, path: ([1, 2], [-0.5, -1.0], math.nan)  # noqa: E731
-    with pytest.raises(ConfigError, match="entropy=nan.*finite numbers"):
-        trees_of(ScriptedScorer(script), ClassifierTree(NET), [Budget(4)])
-
-
 def test_nothing_is_drafted_where_there_are_no_candidates() -> None:
     script: Script = lambda row, path: ([1, 2], [-math.inf, -math.inf], 0.0)  # noqa: E731
     assert not len(trees_of(ScriptedScorer(script), ClassifierTree(NET, 0.0), [Budget(4)])[0])

@@ -165,8 +165,3 @@ def test_a_file_that_cannot_be_written_leaves_nothing(path: Path, tmp_path: Path
     with pytest.raises(RunError, match="cannot write"):
         CLASSIFIER_FILE.write(tmp_path / "folder", read_classifier(str(path)))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "net.json"]
-
-
-def test_a_feature_that_is_no_number_is_named() -> None:
-    with pytest.raises(ConfigError, match="the draft distribution has rank nan"):
-        NET.scores(np.array([[0.5, math.nan]], np.float32))
