@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from draftree.bench import contestants
-from draftree.bench.contestants import Models
-from draftree.bench.entries import Entry, entries
+from draftree.bench.contestants import EngineContestant, Models
+from draftree.bench.entries import LLAMA_CPP, Entry, entries
 from draftree.bench.results import AnswerRecord, Parts
 from draftree.config import SamplingParams
 from draftree.models.huggingface.hf_loading import load_stock
 
 from ..references import generate_greedily
 from ..tiny import save_tiny
+from ..tiny_gguf import write
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
 GREEDY = SamplingParams(max_tokens=20, seed=3)
@@ -96,3 +97,12 @@ def test_tokens_that_come_with_the_prefill_are_not_counted_as_decoded(model: str
     assert Models(model).contestant(entry).decode(PROMPT, GREEDY).first == 1
     told = replace(turn, ids=list(range(20)), seconds=Parts(3.0, prefill=1.0), first=10)
     assert AnswerRecord("p", "c", "m", None, 0.0, 1, [told]).decode_rate == 5.0
+
+
+def test_llama_cpp_decodes_the_same_file_by_one_token_a_pass(tmp_path: Path) -> None:
+    file = str(write(tmp_path / "tiny.gguf"))
+    own, peer = (Models(file).contestant(entry) for entry in entries([f"peer:{LLAMA_CPP}"], [], [0.0]))
+    made = [contestant.engine.target for contestant in (own, peer) if isinstance(contestant, EngineContestant)]
+    assert [target.capabilities.engine.split()[0] for target in made] == ["native", LLAMA_CPP]
+    turn = peer.decode(PROMPT, GREEDY)
+    assert turn.passes == len(turn.ids) - 1 > 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 
@@ -64,3 +65,15 @@ def test_decisions_are_made_where_something_new_would_be_scored() -> None:
     tree = drafter.propose([one], [Budget(9)])[0]
     assert tree.depth == 9
     assert depths == [3, 6]
+
+
+@pytest.mark.parametrize(("lower", "rejected", "depth"), [(1, "end", 9), (2, "end", 1), (2, "on", 9)])
+def test_a_rejection_by_the_upper_stage_ends_the_run_where_it_is_to(
+    lower: int, rejected: Literal["on", "end"], depth: int
+) -> None:
+    made = CascadeSource(
+        Says("low", {lower: 0.9}), Says("high", {1: 0.9}), StaticTree(1, 2), LoopBack(9.0, 50, rejected)
+    )
+    drafter, one = TreeDrafter(StaticTree(1, 9), made), request_of()
+    drafter.open(one)
+    assert drafter.propose([one], [Budget(9)])[0].depth == depth

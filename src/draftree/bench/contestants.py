@@ -35,7 +35,7 @@ from ..request import Outcome, Request, Seconds, Stats, StepCost
 from ..text.encoding import Tokenizer
 from ..train.rank_acceptance import decoded
 from ..tree import ROOT
-from .entries import Entry
+from .entries import LLAMA_CPP, Entry
 from .results import BINS, Parts, StepColumns, Turn
 
 _LOOKUP_TOKENS = 10
@@ -297,6 +297,9 @@ class Models:
         return self._drafters[name]
 
     def _peer(self, entry: Entry) -> Contestant:
+        if entry.peer == LLAMA_CPP:
+            chosen = ModelOptions({**self._options, "backend": LLAMA_CPP})
+            return EngineContestant(entry, load(self._name, **chosen), None)
         model, tokenizer = self._stocked(self._name)
         options: dict[str, Any] = {}
         if entry.peer == "hf-prompt-lookup":

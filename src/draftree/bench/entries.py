@@ -31,8 +31,9 @@ PEER_BEAMS = ("width", "penalty", "early")
 _SETTING = re.compile(r":(?=\s*\w+\s*=)")
 
 
-PEERS = ("hf-generate", "hf-prompt-lookup", "hf-assisted", "hf-beam-search")
-"""transformers' own decoding: autoregressive, by prompt lookup, with the draft model, and by beams."""
+LLAMA_CPP = "llama.cpp"
+PEERS = (LLAMA_CPP, "hf-generate", "hf-prompt-lookup", "hf-assisted", "hf-beam-search")
+"""AR decoding by llama.cpp; transformers' own decoding: AR, by prompt lookup, with the draft model, and by beams."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..config import Budget, Checked, Count, Entropy
 from ..errors import ConfigError
@@ -37,6 +37,8 @@ class LoopBack(Checked):
         tau: threshold before any rejection in nats; None: the least entropy of the request's first draft.
         pending: from this many tokens on a run is not drafted further, 50 as in the authors' code; 1: one round a
             proposal, the paper's ablation.
+        rejected: what becomes of the run where B's token is none that A proposed: it goes on below B's, or ends with
+            it, as in the authors' code.
 
     Raises:
         ConfigError: a value is out of range.
@@ -44,6 +46,7 @@ class LoopBack(Checked):
 
     tau: Entropy | None = None
     pending: Count = 50
+    rejected: Literal["on", "end"] = "on"
 
 
 class TokenTrie:
@@ -162,6 +165,7 @@ class _Rounds:
     Attributes:
         tries: the requests' tries.
         proposed: for each row, the nodes whose tokens A proposed.
+        guessed: for each row, the nodes that A proposed tokens below.
     """
 
     def __init__(self, cascade: CascadeSource, requests: Sequence[Request], drawing: Drawing) -> None:
@@ -171,6 +175,7 @@ class _Rounds:
         self._upper = _Stage(cascade.upper, requests, self.tries, drawing)
         self._ended = [set[int]() for _ in requests]
         self.proposed = [set[int]() for _ in requests]
+        self.guessed = [set[int]() for _ in requests]
 
     def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
         """What follows nodes of one depth; nothing where the run ends."""
@@ -191,6 +196,8 @@ class _Rounds:
         trie, cascade = self.tries[row], self._cascade
         above = self._upper.found[row].get(trie.parents[node])
         if above is None:
+            return False
+        if cascade.settings.rejected == "end" and trie.parents[node] in self.guessed[row]:
             return False
         return cascade.goes_on(self._requests[row], trie.depth(node), above.entropy)
 
@@ -229,6 +236,7 @@ class _Rounds:
         for (row, anchor), grown in zip(anchors.items(), grow(scorer, policy, plan, self._drawing), strict=True):
             nodes = self.tries[row].nodes_of(grown.tree, anchor)
             self.proposed[row].update(nodes)
+            self.guessed[row].update(self.tries[row].parents[node] for node in nodes)
             proposals.append(_Proposal(row, anchor, grown.tree, nodes))
         return plan, proposals
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal, cast
 
 from ..artifacts import is_path, user_path
 from ..config import typed
@@ -39,7 +40,7 @@ LOOKUP = "lookup"
 """Drafts from the request's own texts, a predicted output among them."""
 METHOD = "hsddw"
 """The default method of a stage's proposals."""
-_LOOP = ("tau", "pending")
+_LOOP = ("tau", "pending", "rejected")
 """Settings of ``LoopBack``."""
 
 
@@ -113,7 +114,8 @@ class StageSpec:
         """When it lets the stage before it draft again: the settings ``_LOOP``."""
         pending = self.settings.get("pending", str(LoopBack().pending))
         most = read_number(int, "pending", pending, "use a whole number of tokens, at least 1")
-        return LoopBack(read_start("tau", self.settings.get("tau", FIRST)), most)
+        rejected = self.settings.get("rejected", LoopBack().rejected)
+        return LoopBack(read_start("tau", self.settings.get("tau", FIRST)), most, cast(Literal["on", "end"], rejected))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +243,8 @@ COMPOSED = {
     "FOLDER": "a draft head that 'draftree train head' wrote",
     "MODEL": "any model with the target's vocabulary",
     "A+B": "an ensemble: A drafts a tree where it is sure of the next token, else B",
-    "A>B": "a cascade: A proposes to B, which verifies and corrects that (settings: A:method=M, B:tau=H:pending=N)",
+    "A>B": "a cascade: A proposes to B, which verifies and corrects that (settings: A:method=M, "
+    "B:tau=H:pending=N:rejected=on|end)",
 }
 """What else it lists: drafters that are named by what they are made of."""
 
