@@ -167,25 +167,16 @@ def first_line(error: BaseException) -> str:
     return " ".join(lines[:shown]).rstrip(".: ") or type(error).__name__
 
 
-class raised_by:  # noqa: N801 - a context, called as ``needs_extra`` is; a class, since steps enter many
-    """A context for calls of what users plug in: an exception of theirs becomes a line with its name.
+def raise_named(error: Exception, name: str) -> None:
+    """Turn an exception of what users plug in into a line with its name; draftree's own and want of memory pass.
+
+    To be called where it is handled, before a bare ``raise``: a context would cost each step calls where nothing fails.
 
     Raises:
-        RunError: something else was raised than draftree's own errors or want of memory, which pass.
+        RunError: the exception is another one.
     """
-
-    __slots__ = ("_name",)
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if not isinstance(error, Exception) or isinstance(error, (DraftreeError, MemoryError)):
-            return
-        if type(error).__name__ != "OutOfMemoryError":
-            raise RunError(f"{self._name} raised {type(error).__name__}: {first_line(error)}") from error
+    if not isinstance(error, (DraftreeError, MemoryError)) and type(error).__name__ != "OutOfMemoryError":
+        raise RunError(f"{name} raised {type(error).__name__}: {first_line(error)}") from error
 
 
 def check_tokens(name: str, tokens: Sequence[int], vocab: int) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ..config import Budget
-from ..errors import ConfigError, raised_by
+from ..errors import ConfigError, raise_named
 from ..models.base import LanguageModel
 from ..policies.base import Candidates, Child, Frontier, GrowthPolicy, Plan, Pool, best_per_row
 from ..request import Outcome, Request
@@ -108,8 +108,11 @@ class TreeDrafter(Drafter):
         began = time.perf_counter()
         self.source.observe(outcomes)
         if self._plan is not None:
-            with raised_by(f"policy {_name(self.policy)}: observe"):
+            try:
                 self.policy.observe(self._plan, outcomes)
+            except Exception as error:
+                raise_named(error, f"policy {_name(self.policy)}: observe")
+                raise
         self._plan = None
         self._learning += time.perf_counter() - began
 
@@ -179,16 +182,22 @@ def planned(
     policy: GrowthPolicy, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0
 ) -> Plan:
     """The policy's plan; ConfigError unless it is one for these requests."""
-    with raised_by(f"policy {_name(policy)}: plan"):
+    try:
         plan = policy.plan(requests, budgets, other_tokens)
+    except Exception as error:
+        raise_named(error, f"policy {_name(policy)}: plan")
+        raise
     if not isinstance(plan, Plan) or len(plan.budgets) != len(budgets):
         raise ConfigError(f"policy {_name(policy)}: plan returned {plan!r}: return a Plan with a budget a request")
     return plan
 
 
 def _whole(policy: GrowthPolicy, method: str, nodes: int) -> int:
-    with raised_by(f"policy {_name(policy)}: {method}"):
+    try:
         value = getattr(policy, method)(nodes)
+    except Exception as error:
+        raise_named(error, f"policy {_name(policy)}: {method}")
+        raise
     if not isinstance(value, int) or value < 1:
         raise ConfigError(f"policy {_name(policy)}: {method} returned {value!r}: return a whole number from 1 on")
     return value
@@ -196,8 +205,11 @@ def _whole(policy: GrowthPolicy, method: str, nodes: int) -> int:
 
 def _grown(policy: GrowthPolicy, frontier: Frontier) -> list[Child]:
     """The policy's children; ConfigError unless they are candidates of the frontier, in order and each once."""
-    with raised_by(f"policy {_name(policy)}: grow"):
+    try:
         children = policy.grow(frontier)
+    except Exception as error:
+        raise_named(error, f"policy {_name(policy)}: grow")
+        raise
     if not isinstance(children, list):
         raise ConfigError(f"policy {_name(policy)}: grow returned {children!r}: return a list of Child")
     counts, last = [len(found.tokens) for found in frontier.candidates], (ROOT, ROOT)
@@ -220,8 +232,11 @@ def _grown(policy: GrowthPolicy, frontier: Frontier) -> list[Child]:
 
 def _pruned(policy: GrowthPolicy, plan: Plan, pools: Sequence[Pool]) -> Sequence[Sequence[bool] | None]:
     """Which nodes the policy keeps; ConfigError unless it is a flag for each."""
-    with raised_by(f"policy {_name(policy)}: prune"):
+    try:
         kept = policy.prune(plan, pools)
+    except Exception as error:
+        raise_named(error, f"policy {_name(policy)}: prune")
+        raise
     if (
         not isinstance(kept, (list, tuple))
         or [*map(_length, kept)]

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from ..config import Budget
 from ..drafters.base import Drafter
-from ..errors import ConfigError, RunError, check_tokens, raised_by
+from ..errors import ConfigError, RunError, check_tokens, raise_named
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import WORTHWHILE, PrefixCache, common_prefix
 from ..request import DrafterStats, Logprobs, Outcome, Request, StepCost
@@ -310,8 +310,11 @@ def _draft(parts: Sequence[_Part], reading: int | None, vocab: int) -> list[tupl
                 budgets.append(Budget(part.request.speculation.nodes, part.request.tokens_left - 1))
             drawing = requests[0].speculation.scheme.drawing
             name = f"drafter {drafter.name}"
-            with raised_by(name):
+            try:
                 trees = drafter.propose(requests, budgets, drawing, other_tokens, reading)
+            except Exception as error:
+                raise_named(error, name)
+                raise
             _check_each(name, "propose", trees, len(own), DraftTree, "request")
             for part, tree, budget in zip(own, trees, budgets, strict=True):
                 _check_tree(name, tree, budget, vocab)
@@ -332,7 +335,7 @@ def _read(parts: Sequence[_Part], scores: Scores) -> list[_Part]:
 
 def _check_each(name: str, method: str, values: object, count: int, kind: type, of: str) -> None:
     """Raise ConfigError unless these are as many values of a type."""
-    if not isinstance(values, list) or len(values) != count or not all(isinstance(value, kind) for value in values):
+    if not isinstance(values, list) or len(values) != count or not all([isinstance(value, kind) for value in values]):
         raise ConfigError(f"{name}: {method} returned {values!r}: return a list with a {kind.__name__} for each {of}")
 
 
@@ -372,9 +375,12 @@ def _verify(parts: Sequence[_Part], scores: Scores, vocab: int) -> None:
             trees.append(part.tree)
             draws.append(part.request.draws)
         name = f"verification {scheme.name}"
-        # our own schemes raise nothing but what a request's processors raise, which is the caller's
-        with nullcontext() if type(scheme) in _OWN_SCHEMES else raised_by(name):
+        try:
             verdicts = scheme.verify(scores, firsts, trees, draws)
+        except Exception as error:
+            if type(scheme) not in _OWN_SCHEMES:  # ours raise nothing but what a request's processors raise
+                raise_named(error, name)
+            raise
         _check_each(name, "verify", verdicts, len(own), Verdict, "tree")
         for part, verdict in zip(own, verdicts, strict=True):
             _check_verdict(name, verdict, part.tree, vocab)
