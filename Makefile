@@ -104,8 +104,8 @@ docs: setup ## build the documentation site, the commands' help included, into o
 results-quick: setup ## measure the papers' claims on three prompts each, in minutes; PAIR=DIR adds the pair
 	$(PAPERS) $(QUICK) --measure --quick $(if $(PAIR),--pair $(PAIR))
 
-results: setup ## measure them in full (hours; goes on where it was stopped) and write docs/results.md; PAIR=DIR adds the pair
-	$(PAPERS) $(RESULTS) --measure $(if $(PAIR),--pair $(PAIR)) --markdown docs/results.md
+results: setup ## measure them in full (hours; goes on where it was stopped) and write docs/results.md and docs/papers; PAIR=DIR adds the pair
+	$(PAPERS) $(RESULTS) --measure $(if $(PAIR),--pair $(PAIR)) --docs docs
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist src/draftree/models/native/*draftree.* .mypy_cache .pytest_cache .ruff_cache .hypothesis

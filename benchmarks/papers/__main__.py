@@ -1,11 +1,11 @@
 """The papers' claims beside what is found here: decode what is missing of the runs, then write the report.
 
-    python -m benchmarks.papers RUNS --measure [--only NAME]... [--pair DIR] [--quick] --markdown docs/results.md
+    python -m benchmarks.papers RUNS --measure [--only NAME]... [--pair DIR] [--quick] --docs docs
 
-RUNS is the folder of the runs; without --measure the report is made of those that are there. It prints beforehand how
-many runs are missing and about how long they take, and goes on where it was stopped. Each figure is drawn from the run
-that it names (``plan.py``), and from no other. --only takes one paper, table or figure, and its runs alone: opt-tree,
-gunjur/figure-2, ...
+RUNS is the folder of the runs; without --measure the report is made of those that are there: the page of results, a
+chapter for each paper, and the runs' figures as JSON lines. It prints beforehand how many runs are missing and about
+how long they take, and goes on where it was stopped. Each figure is drawn from the run that it names (``plan.py``), and
+from no other. --only takes one paper, table or figure, and its runs alone: opt-tree, gunjur/figure-2, ...
 """
 
 from __future__ import annotations
@@ -21,29 +21,33 @@ from draftree.errors import ConfigError, DraftreeError
 from draftree.progress import err
 
 from ..quality.answers import FILE as SCORES
-from . import claims, confidence, dsbd, gunjur, hsddw, opt_tree
+from . import confidence, dsbd, gunjur, hsddw, opt_tree, page
 from .plan import RUNS, Plan
 from .plots import check_plots
-from .sections import Runs, select, to_markdown, write_figures
+from .sections import FIGURES, Runs, select, to_markdown
 
 CHAPTERS = (gunjur.CHAPTER, opt_tree.CHAPTER, confidence.CHAPTER, hsddw.CHAPTER, dsbd.CHAPTER)
 """A chapter for each paper."""
 
 
-def build(runs: Runs, figures: str, only: Sequence[str] = ()) -> tuple[str, dict[str, str]]:
-    """The report, and its figures: name -> SVG, in the folder ``figures`` beside it.
+def build(runs: Runs, only: Sequence[str] = ()) -> dict[str, str]:
+    """The files of the report by their names: the page, the chapters, their figures as SVG, and the runs' figures.
 
     Args:
-        only: names of the chapters, tables and figures; by default all, and what is found on the first screen.
+        only: names of the chapters, tables and figures that are wanted, without the page; by default all.
 
     Raises:
         UnknownNameError: there is no such paper, table or figure.
     """
     if only:
         runs = {name: runs[name] for name in runs if name in needed(only)}
-    chapters, drawn = to_markdown(select(CHAPTERS, only) if only else CHAPTERS, runs, figures)
-    parts = chapters if only else [*claims.first_table(runs), *chapters, *claims.every(runs)]
-    return "\n\n".join(["# draftree: results", *parts, *claims.made_of(list(runs.values()))]) + "\n", drawn
+    chapters = select(CHAPTERS, only) if only else CHAPTERS
+    files = {} if only else {"results.md": page.page(CHAPTERS, runs), f"{page.PAGES}/runs.jsonl": page.digests(runs)}
+    for chapter in chapters:
+        if (made := to_markdown(chapter, runs)) is not None:
+            files[f"{page.PAGES}/{chapter.name}.md"] = made[0]
+            files |= {f"{page.PAGES}/{FIGURES}/{name}.svg": svg for name, svg in made[1].items()}
+    return files
 
 
 def needed(only: Sequence[str]) -> set[str]:
@@ -89,25 +93,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--pair", metavar="DIR", help="folder of Qwen2.5-Coder's two GGUF files; else without them")
     parser.add_argument("--quick", action="store_true", help="three prompts a run")
-    parser.add_argument("--markdown", metavar="FILE", help="where the report goes; RUNS/papers[-NAME].md by default")
+    parser.add_argument("--docs", metavar="DIR", help="where the report goes; RUNS/report by default")
     args = parser.parse_args(argv)
     try:
         check_plots()
         wanted = needed(args.only) if args.only else None
-        name = "-".join(["papers", *args.only]).replace("/", "-")
-        text = user_path(args.markdown) if args.markdown else user_path(args.runs) / f"{name}.md"
-        if args.markdown and not text.parent.is_dir():
-            raise ConfigError(f"folder {text.parent} is not there: make it, or name another place")
+        docs = user_path(args.docs) if args.docs else user_path(args.runs) / "report"
+        if args.docs and not docs.is_dir():
+            raise ConfigError(f"folder {docs} is not there: make it, or name another place")
         if args.measure:
             Plan(args.runs, args.pair, quick=args.quick, only=wanted).measure()
-        made, drawn = build(runs_of(args.runs), f"{text.stem}-figures", args.only)
-        write_figures(text.parent / f"{text.stem}-figures", drawn)
-        write_whole(text, made)
+        files = build(runs_of(args.runs), args.only)
+        if not args.only:
+            for old in (docs / page.PAGES / FIGURES).glob("*.svg"):
+                old.unlink()
+        for name, text in files.items():
+            (docs / name).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(docs / name, text)
     except (DraftreeError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("interrupted: the same command goes on from there")
-    print(text)
+    print(docs)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from draftree.artifacts import user_path, write_whole
 from draftree.bench.entries import split_names
 from draftree.bench.results import read_summary
 from draftree.bench.suites import data_folder
+from draftree.bench.summary import ALL, load_runs
 from draftree.errors import ConfigError, RunError
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.progress import err
@@ -23,63 +26,78 @@ SMOLLM2, CODER = "smollm2", "coder"
 FILES = {"target": "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "draft": "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"}
 """Of the pair, in the folder that the user names."""
 
+WHO = (
+    "auto,opt-tree:nodes=4,eagle2:nodes=4:width=2:depth=3,dynamic-width:nodes=4,c2t:classifier={classifier}:nodes=4,"
+    "peer:llama.cpp"
+)
+"""What users choose from: ours, the papers' methods at a size that pays on two cores, and llama.cpp."""
 DYNAMIC = "chain,static,early-stop,naive-width,dynamic-width,dynamic-width-budget,dynamic-width-depth"
 MOVED = ("sure=0.1", "sure=0.3", "unsure=0.5", "unsure=2", "slope=2", "slope=6")
 """Settings of B(H), one moved at a time."""
 STEPS = ",".join(("dynamic-width-budget", *(f"dynamic-width-budget:{setting}" for setting in MOVED)))
-TREES = "binary:nodes=25,eagle:nodes=25,sequoia:tree={sequoia}:nodes=25,opt-tree:nodes=25,eagle2:nodes=25"
-OTHERS = "chain,static,dynamic-width-budget,eagle2:nodes=60,c2t:classifier={classifier},dynamic-window,auto"
-SIZES = ",".join(f"opt-tree:nodes={nodes}" for nodes in (8, 16, 32, 64, 128, 256, 500))
+BEST = "opt-tree:nodes=25:delta={delta}"
+"""OPT-Tree with the threshold that was fastest on prompts kept apart."""
+TREES = f"binary:nodes=25,eagle:nodes=25,sequoia:tree={{sequoia}}-25.json:nodes=25,{BEST},eagle2:nodes=25"
+SEQUOIAS = (8, 16, 32, 64)
+SIZES = ",".join(
+    (
+        *(f"opt-tree:nodes={nodes}:delta={{delta}}" for nodes in (8, 16, 32, 64, 128, 256)),
+        *(f"sequoia:tree={{sequoia}}-{nodes}.json:nodes={nodes}" for nodes in SEQUOIAS),
+    )
+)
 DELTAS = ",".join(f"opt-tree:nodes=25:delta={delta}" for delta in (0.05, 0.1, 0.2, 0.4, 0.8))
-WINDOWS = ",".join(f"chain:depth={depth}" for depth in (2, 4, 7, 10, 20))
+WINDOWS = ",".join(
+    (*(f"chain:depth={depth}" for depth in (2, 4, 7, 10, 20)), *(f"hsddw:cap={cap}" for cap in (5, 10, 20)))
+)
 TOPS = (15, 20, 25, 30, "none")
 CONFIDENCE = ",".join(
     (
-        *(f"eagle2:nodes={nodes}" for nodes in (8, 16, 32, 64)),
+        *(f"eagle2:nodes={nodes}:depth=10" for nodes in (8, 16, 32, 64)),
         *(f"c2t:classifier={{classifier}}:nodes=64:beta={beta}" for beta in (0.3, 0.1, 0.05, 0.02, 0.01)),
         *(f"c2t:classifier={{other}}:nodes=64:beta={beta}" for beta in (0.3, 0.1, 0.05, 0.02, 0.01)),
         *(f"c2t:classifier={{classifier}}:nodes=256:beta=0.01:top={top}" for top in TOPS),
     )
 )
-"""Of C2T's: the other pair's classifier, and the second top-K."""
-LEVELS = "lookup>{draft},lookup>{draft}:pending=1"
+"""Of C2T's: EAGLE-2 at C2T's depth, the other pair's classifier, and the second top-K."""
+LEVELS = "lookup>{upper},lookup>{upper}:pending=1,lookup>{upper}:rejected=end"
+THREE = f"head>{{upper}},head>{{upper}}:rejected=end,{LEVELS}"
 FOREST = ",".join(
     (
-        "beams:width=4:drafter=none,beams:width=2:drafter=none",
-        *(
-            f"beams:width={w}:drafter={{beams}}:depth=3:{s}"
-            for w, s in ((4, "threshold=0.9"), (4, "threshold=0.7:least=2"))
-        ),
-        "beams:width=2:drafter={beams}:depth=3:threshold=0.9",
-        "beams:width=4:drafter={beams}:depth=3:single=yes",
+        "beams:width=5:drafter=none,beams:width=2:drafter=none",
+        *(f"beams:width=5:drafter={{draft}}:depth=3:{s}" for s in ("threshold=0.9", "threshold=0.7:least=2")),
+        "beams:width=2:drafter={draft}:depth=3:threshold=0.9",
+        "beams:width=5:drafter={draft}:depth=3:single=yes",
         "chain:depth=3:verify=multi-round,static:depth=3:verify=multi-round-replacement",
     )
 )
-"""Sampled beams with and without a drafter, and what the paper sets beside them: gamma is 3."""
+"""Sampled beams with and without a drafter, and what the paper sets beside them: W is 5, gamma 3."""
 GRID = ",".join(
     (
-        *(f"beams:width={w}:drafter=none" for w in (2, 4, 6)),
+        *(f"beams:width={w}:drafter=none" for w in (3, 5)),
         *(
-            f"beams:width={w}:draft={w}:drafter={{beams}}:depth=3:threshold={t}:least={least}"
-            for w in (2, 4, 6)
+            f"beams:width={w}:draft={w}:drafter={{draft}}:depth=3:threshold={t}:least={least}"
+            for w in (3, 5)
             for t in (0.7, 0.9)
-            for least in (1, 2, 3)
-            if least <= w
+            for least in (1, 3)
         ),
     )
 )
 """The paper's settings of a dynamic width: W_S, t and W_min."""
 EVERY = (
-    "auto,chain,early-stop,naive-width,static,binary,eagle,sequoia:tree={sequoia}:nodes=25,dynamic-width,"
-    "dynamic-width-budget,dynamic-width-depth,opt-tree,eagle2,dynamic-window,hsddw,c2t"
+    "auto,chain,early-stop,naive-width,static,binary,eagle,sequoia:tree={sequoia}-25.json:nodes=25,dynamic-width,"
+    "dynamic-width-budget,dynamic-width-depth,opt-tree,eagle2,hsddw,c2t"
 )
 SCHEMES = (
     "chain,static,chain:verify=multi-round,static:verify=multi-round,static:verify=multi-round-replacement,"
     "static:verify=top1-residual,static:verify=relaxed"
 )
 _PROMPTS = 40
-"""Of Self-Instruct, for trees and classifiers."""
+"""Of Self-Instruct, for trees, classifiers and the threshold."""
+_APART = 12
+"""Of them, for the threshold."""
 DRAFTERS = "lookup,recycle,head,lookup+head,lookup+recycle+head,lookup>head"
+EDITS = "edits"
+"""The suite that ``benchmarks.edits`` writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +106,10 @@ class PlannedRun:
 
     Attributes:
         models: ``SMOLLM2`` or ``CODER``.
+        suite: a published one, or ``EDITS``.
         limit, tokens: prompts of the suite, and most tokens of an answer.
         methods, drafters: as ``draftree bench`` takes them; names in braces are those of ``Plan.names``.
         options: more of its arguments.
-        replay: trees and acceptance along AR decoding's answers; else all of it is decoded, by the clock.
         scored: answers are scored, and the target's entropy along them is measured.
         minutes: about, on 2 cores.
     """
@@ -103,10 +121,9 @@ class PlannedRun:
     tokens: int
     methods: str
     minutes: float
-    drafters: str = "{draft}"
+    drafters: str = "head"
     temperature: str = "0"
     options: tuple[str, ...] = ()
-    replay: bool = True
     scored: bool = False
 
     def quick(self) -> PlannedRun:
@@ -116,66 +133,51 @@ class PlannedRun:
         return replace(self, limit=limit, tokens=tokens, minutes=self.minutes * share)
 
 
-def _both(
-    name: str,
-    suite: str,
-    methods: str,
-    minutes: tuple[float, float],
-    *,
-    prompts: int = 20,
-    tokens: tuple[int, int] = (32, 64),
-    **more: object,
-) -> list[PlannedRun]:
-    """A run of each pair of models, with minutes and tokens of the coder and of SmolLM2, which has 32 prompts."""
-    sizes = ((CODER, prompts, tokens[0], minutes[0]), (SMOLLM2, 32, tokens[1], minutes[1]))
-    return [PlannedRun(f"{name}-{m}", m, suite, n, most, methods, each, **more) for m, n, most, each in sizes]  # type: ignore[arg-type]
+Size = tuple[int, int, float]
+"""Prompts, tokens of an answer, minutes."""
 
 
-CODE = (128, 128)
-"""Tokens of answers to HumanEval: they begin with a copy of the prompt, which every drafter has right."""
+def _both(name: str, suite: str, methods: str, smollm2: Size, coder: Size, **more: object) -> list[PlannedRun]:
+    """A run of each pair of models."""
+    sizes = ((SMOLLM2, smollm2), (CODER, coder))
+    return [PlannedRun(f"{name}-{m}", m, suite, n, most, methods, each, **more) for m, (n, most, each) in sizes]  # type: ignore[arg-type]
+
+
 FIRST, PLAIN = ("--turns", "1"), ("--candidates", "plain")
+_BEAMS: Mapping[str, Any] = {"drafters": "{draft}", "temperature": "0.7"}
 RUNS: Sequence[PlannedRun] = (
-    *_both("widths", "humaneval", DYNAMIC, (16, 9), tokens=CODE, temperature="0.4", options=PLAIN),
-    *_both("trees", "mt-bench", f"{TREES},{OTHERS}", (40, 9), temperature="0,1", options=FIRST),
-    *_both("gsm8k", "gsm8k", f"{TREES},{OTHERS}", (14, 5)),
-    *_both("humaneval", "humaneval", f"{TREES},chain,dynamic-width-budget,auto", (14, 5), tokens=CODE),
-    *_both("levels", "mt-bench", "hsddw:nodes=60", (4, 2), drafters=LEVELS, options=FIRST),
-    *_both("gsm8k-levels", "gsm8k", "hsddw:nodes=60", (4, 2), drafters=LEVELS),
-    *_both("windows", "mt-bench", f"{WINDOWS},hsddw", (5, 2), options=FIRST),
-    *_both("confidence", "mt-bench", CONFIDENCE, (14, 8), prompts=10, options=FIRST),
-    *_both("sizes", "mt-bench", SIZES, (12, 5), prompts=8, options=FIRST),
-    *_both("clock", "mt-bench", "auto,chain:depth=2", (4, 2), prompts=10, options=FIRST, replay=False),
-    *_both("gsm8k-clock", "gsm8k", "auto,chain:depth=2", (4, 2), prompts=10, replay=False),
-    *_both("humaneval-clock", "humaneval", "auto,chain:depth=2", (4, 2), prompts=10, replay=False),
-    PlannedRun("squad-beams-coder", CODER, "squad", 8, 32, FOREST, 10, temperature="0.7", replay=False, scored=True),
-    PlannedRun("answers-coder", CODER, "gsm8k", 40, 320, "auto", 16, "lookup", replay=False, scored=True),
-    *_both("gsm8k-sampled", "gsm8k", f"{TREES},{OTHERS}", (14, 5), temperature="1"),
-    *_both("humaneval-sampled", "humaneval", f"{TREES},{OTHERS}", (20, 6), tokens=CODE, temperature="1"),
-    *_both("steps", "mt-bench", STEPS, (6, 2), temperature="0.4", options=(*FIRST, *PLAIN)),
-    *_both("plain", "mt-bench", TREES, (6, 2), temperature="1", options=(*FIRST, *PLAIN)),
-    *_both("deltas", "mt-bench", DELTAS, (4, 2), options=FIRST),
-    *_both("temperatures", "mt-bench", "opt-tree:nodes=25", (4, 2), temperature="0,0.25,0.5,0.75,1", options=FIRST),
-    PlannedRun("spider-beams-coder", CODER, "spider", 8, 32, FOREST, 10, temperature="0.7", replay=False, scored=True),
-    PlannedRun(
-        "mt-bench-beams-coder", CODER, "mt-bench", 8, 32, FOREST, 10, temperature="0.7", options=FIRST, replay=False
+    *_both("who", "spec-bench", WHO, (39, 80, 3), (13, 80, 4), drafters="auto", options=FIRST),
+    *_both("who-humaneval", "humaneval", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
+    *_both("who-gsm8k", "gsm8k", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
+    *_both("who-edits", EDITS, WHO, (12, 150, 1), (12, 150, 4), drafters="auto", options=FIRST),
+    *_both("widths", "mbpp", DYNAMIC, (45, 64, 5), (45, 24, 12), drafters="{draft}", temperature="0.4", options=PLAIN),
+    *_both("trees", "mt-bench", TREES, (32, 128, 4), (16, 64, 6), options=FIRST),
+    *_both("gsm8k", "gsm8k", TREES, (32, 64, 2), (12, 64, 4)),
+    *_both("levels", "mt-bench", "hsddw:nodes=60", (16, 64, 1), (8, 64, 4), drafters="{levels}", options=FIRST),
+    *_both("gsm8k-levels", "gsm8k", "hsddw:nodes=60", (16, 64, 1), (8, 64, 4), drafters="{levels}"),
+    *_both("windows", "mt-bench", WINDOWS, (16, 64, 1), (8, 48, 4), drafters="{draft}", options=FIRST),
+    *_both("confidence", "mt-bench", CONFIDENCE, (16, 64, 4), (8, 48, 8), options=FIRST),
+    PlannedRun("spider-beams-coder", CODER, "spider", 10, 48, FOREST, 7, scored=True, **_BEAMS),
+    PlannedRun("squad-beams-coder", CODER, "squad", 12, 32, FOREST, 3, scored=True, **_BEAMS),
+    *_both("sizes", "mt-bench", SIZES, (12, 64, 3), (6, 48, 5), options=FIRST),
+    PlannedRun("spider-grid-coder", CODER, "spider", 6, 48, GRID, 5, scored=True, **_BEAMS),
+    PlannedRun("mt-bench-beams-coder", CODER, "mt-bench", 4, 48, FOREST, 4, options=FIRST, **_BEAMS),
+    PlannedRun("answers-coder", CODER, "gsm8k", 30, 320, "auto", 5, "lookup", scored=True),
+    *_both("plain", "mt-bench", TREES, (32, 64, 2), (8, 48, 3), temperature="1", options=(*FIRST, *PLAIN)),
+    *_both("deltas", "mt-bench", DELTAS, (12, 64, 1), (8, 48, 2), options=FIRST),
+    *_both(
+        "temperatures",
+        "mt-bench",
+        BEST,
+        (12, 64, 1),
+        (6, 48, 2),
+        temperature="0,0.25,0.5,0.75,1",
+        options=(*FIRST, *PLAIN),
     ),
-    PlannedRun("squad-grid-coder", CODER, "squad", 8, 32, GRID, 20, temperature="0.7", replay=False, scored=True),
-    PlannedRun("every-smollm2", SMOLLM2, "spec-bench", 26, 32, EVERY, 4, options=FIRST),
-    PlannedRun(
-        "schemes-smollm2", SMOLLM2, "spec-bench", 13, 32, SCHEMES, 2, temperature="1", options=FIRST, replay=False
-    ),
-    PlannedRun(
-        "drafters-smollm2",
-        SMOLLM2,
-        "spec-bench",
-        26,
-        32,
-        "auto,opt-tree:nodes=8",
-        3,
-        DRAFTERS,
-        options=FIRST,
-        replay=False,
-    ),
+    PlannedRun("steps-smollm2", SMOLLM2, "mt-bench", 16, 64, STEPS, 2, temperature="0.4", options=(*FIRST, *PLAIN)),
+    PlannedRun("every-smollm2", SMOLLM2, "spec-bench", 13, 64, EVERY, 3, options=FIRST),
+    PlannedRun("schemes-smollm2", SMOLLM2, "spec-bench", 13, 48, SCHEMES, 1, temperature="1", options=FIRST),
+    PlannedRun("drafters-smollm2", SMOLLM2, "spec-bench", 13, 64, "auto,opt-tree:nodes=8", 2, DRAFTERS, options=FIRST),
 )
 """In the order of measuring: those of a paper's main claim come first."""
 
@@ -207,23 +209,29 @@ class Plan:
     def names(self, models: str) -> dict[str, str]:
         """What the names in braces stand for."""
         made, shipped = self.folder / "made", "smollm2-head"
-        own = str(made / "c2t-coder.json")
-        found = {"sequoia": str(made / f"sequoia-{models}.json"), "target": DEFAULT_MODEL, "draft": "head"}
+        own, delta = str(made / "c2t-coder.json"), made / f"delta-{models}.txt"
+        found = {
+            "sequoia": str(made / f"sequoia-{models}"),
+            "delta": delta.read_text() if delta.is_file() else "auto",
+            "edits": str(made / f"{EDITS}.jsonl"),
+        }
         if models == CODER:
             found |= {key: f"{self._pair}/{file}" for key, file in FILES.items()}
-            return {**found, "beams": found["draft"], "classifier": own, "other": shipped}
-        return {**found, "beams": "head", "classifier": shipped, "other": own if self._pair else shipped}
+            return {**found, "upper": found["draft"], "levels": THREE, "classifier": own, "other": shipped}
+        alone = {"target": DEFAULT_MODEL, "draft": "head", "upper": "head", "levels": LEVELS, "classifier": shipped}
+        return {**found, **alone, "other": own if self._pair else shipped}
 
     def artifacts(self) -> Iterable[tuple[Path, list[str]]]:
         """Files that runs read, and the commands that make them, of prompts that no suite has."""
         prompts = str(self.folder / "made" / "prompts.jsonl")
-        read = " ".join(word for run in self.runs for word in self.command(run))
         for models in (SMOLLM2, CODER) if self._pair is not None else (SMOLLM2,):
-            names = self.names(models)
-            own = ["--target", names["target"], "--drafter", names["draft"], "--prompts", prompts, "--max-tokens", "32"]
-            if names["sequoia"] in read:
-                yield Path(names["sequoia"]), ["calibrate", *own, "--nodes", "25", "--out", names["sequoia"]]
-            if models == CODER and names["classifier"] in read:
+            names, read = self.names(models), {word for run in self.runs for word in run.methods.split(",")}
+            own = ["--target", names["target"], "--drafter", "head", "--prompts", prompts, "--max-tokens", "32"]
+            for nodes in (25, *SEQUOIAS):
+                file = f"{names['sequoia']}-{nodes}.json"
+                if any(f"{{sequoia}}-{nodes}." in word for word in read):
+                    yield Path(file), ["calibrate", *own, "--nodes", str(nodes), "--out", file]
+            if models == CODER and any("c2t" in word for word in read):
                 fit = ["train", "classifier", *own, "--samples", "40000", "--batch", "256", "--learning-rate", "0.005"]
                 yield Path(names["classifier"]), [*fit, "--out", names["classifier"]]
 
@@ -231,10 +239,11 @@ class Plan:
         """Arguments of ``draftree`` for a run."""
         names = self.names(run.models)
         methods = ",".join(dict.fromkeys(split_names(run.methods.format(**names))))  # without the pair some are one
+        drafters = run.drafters.format(**names).format(**names)
         return [
-            *("bench", "--suite", run.suite, "--limit", str(run.limit), "--max-tokens", str(run.tokens)),
-            *("--methods", methods, "--drafters", run.drafters.format(**names)),
-            *("--temperature", run.temperature, "--target", names["target"], *run.options, *["--replay"] * run.replay),
+            *("bench", "--suite", names["edits"] if run.suite == EDITS else run.suite, "--limit", str(run.limit)),
+            *("--max-tokens", str(run.tokens), "--methods", methods, "--drafters", drafters),
+            *("--temperature", run.temperature, "--target", names["target"], *run.options),
             *("--out", str(self.folder / run.name)),
         ]
 
@@ -256,24 +265,46 @@ class Plan:
         missing = self.missing()
         err.print(f"{len(missing)} of {len(self.runs)} runs to go, about {sum(r.minutes for r in missing):.0f} minutes")
         if missing:
-            self._prepare()
+            self._prepare({run.models for run in missing})
         for number, run in enumerate(missing, start=1):
             err.print(f"run {number} of {len(missing)}: {run.name}, about {run.minutes:.0f} minutes")
             _call("draftree", self.command(run))
             if run.scored:
                 _call("benchmarks.quality", [str(self.folder / run.name), "--entropy"])
 
-    def _prepare(self) -> None:
+    def _prepare(self, models: Collection[str]) -> None:
         """Make the artifacts that are not there."""
-        missing = [(made, command) for made, command in self.artifacts() if not made.is_file()]
-        if missing:
-            file = self.folder / "made" / "prompts.jsonl"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            tasks = (data_folder() / "self_instruct" / "seed_tasks.jsonl").read_text().splitlines(keepends=True)
-            write_whole(file, "".join(tasks[:_PROMPTS]))
-        for made, command in missing:
-            err.print(f"making {made}")
+        made = self.folder / "made"
+        prompts = made / "prompts.jsonl"
+        if not prompts.is_file():
+            made.mkdir(parents=True, exist_ok=True)
+            tasks = (data_folder() / "self_instruct" / "seed_tasks.jsonl").read_text().splitlines()[:_PROMPTS]
+            asked = [{"prompt": json.loads(task)["instruction"]} for task in tasks]
+            write_whole(prompts, "".join(json.dumps(one) + "\n" for one in asked))
+        if not (made / f"{EDITS}.jsonl").is_file():
+            _call("benchmarks.edits", ["suite", str(made / f"{EDITS}.jsonl"), "--limit", "6"])
+        for file, command in self.artifacts():
+            if not file.is_file():
+                err.print(f"making {file}")
+                _call("draftree", command)
+        for pair in models:
+            self._choose_delta(pair)
+
+    def _choose_delta(self, models: str) -> None:
+        """The threshold of OPT-Tree that is fastest on prompts kept apart."""
+        file = self.folder / "made" / f"delta-{models}.txt"
+        if not file.is_file():
+            run = PlannedRun(f"made/deltas-{models}", models, "", _APART, 48, DELTAS, 2)
+            command = self.command(run)
+            command[command.index("--suite") + 1] = str(self.folder / "made" / "prompts.jsonl")
             _call("draftree", command)
+            (found,) = load_runs(self.folder / run.name)
+            speeds = [
+                (over.mean, e.settings["delta"])
+                for e in found.named("opt-tree")
+                if (over := found.table[e.label][ALL].speedup_decode)
+            ]
+            write_whole(file, max(speeds)[1])
 
 
 def _call(module: str, arguments: Sequence[str]) -> None:

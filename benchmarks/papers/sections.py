@@ -1,11 +1,14 @@
-"""A report as chapters of sections, and the chapters as Markdown. Knows no figures."""
+"""A chapter a paper, each of sections, and its Markdown. Knows no figures."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from enum import StrEnum
 
+from draftree.bench.entries import Entry
+from draftree.bench.results import read_summary
 from draftree.bench.summary import LoadedRun, MethodFigures, markdown, number, ratio_text
 from draftree.errors import unknown_name
 
@@ -51,6 +54,15 @@ def speeds(figures: MethodFigures) -> list[str]:
     return [number(figures.mal), f"{figures.nodes_per_step or 0:.1f}", ratio_text(figures.speedup_decode)]
 
 
+_FILES = ("tree", "classifier")
+
+
+def shown(entry: Entry) -> str:
+    """A contestant's method with its node budget and settings, files left out."""
+    nodes = [f"nodes={entry.nodes}"] * (":nodes=" in entry.label)
+    return ":".join([entry.method, *nodes, *(f"{key}={x}" for key, x in entry.settings.items() if key not in _FILES)])
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A table or a figure.
@@ -66,14 +78,30 @@ class Part:
     make: Callable[[Runs], Section | None]
 
 
+class Verdict(StrEnum):
+    """Whether a paper's claim holds here."""
+
+    HOLDS = "holds"
+    PARTLY = "partly"
+    NOT_HERE = "does not hold here"
+
+    @classmethod
+    def of(cls, shown: Sequence[bool]) -> Verdict | None:
+        """Of what the claim says, each part shown here or not; None: nothing was looked at."""
+        if not shown:
+            return None
+        return cls.HOLDS if all(shown) else cls.PARTLY if any(shown) else cls.NOT_HERE
+
+
 @dataclass(frozen=True, slots=True)
 class Chapter:
     """One paper.
 
     Attributes:
         name: by which it can be selected.
-        claim, why: sentences: what the paper claims, and why what we find differs.
-        found: what we find; None: none of the runs that show it is there.
+        claim, why: paragraphs: what the paper claims, and why what we find differs.
+        found: what we find, in a sentence; None: none of the runs that show it is there.
+        verdict: whether the claim holds here; None where ``found`` is.
         parts: its tables and figures; without any the chapter is left out.
     """
 
@@ -81,6 +109,7 @@ class Chapter:
     title: str
     claim: str
     found: Callable[[Runs], str | None]
+    verdict: Callable[[Runs], Verdict | None]
     why: str
     parts: Sequence[Part]
 
@@ -111,24 +140,66 @@ def of(runs: Runs, names: Sequence[str]) -> list[LoadedRun]:
     return [runs[name] for name in names if name in runs]
 
 
-def to_markdown(chapters: Sequence[Chapter], runs: Runs, figures: str) -> tuple[list[str], dict[str, str]]:
-    """Blocks of Markdown, and the figures in them: name -> SVG, in the folder ``figures`` beside the text."""
-    parts, drawn = list[str](), dict[str, str]()
-    for chapter in chapters:
-        sections = [made for part in chapter.parts if (made := part.make(runs)) is not None]
-        if not sections:
-            continue
-        sentences = (chapter.claim, chapter.found(runs), chapter.why)
-        parts += [f"## {chapter.title}", " ".join(filter(None, sentences))]
-        for made in sections:
-            parts += [f"### {made.title}", *made.text]
-            if made.grid:
-                parts.append(markdown(made.grid.header, made.grid.rows))
-            if made.figure:
-                drawn[made.figure[0]] = made.figure[1]
-                parts.append(f"![{made.title}]({figures}/{made.figure[0]}.svg)")
-            parts.append(sources(made.runs))
-    return parts, drawn
+FIGURES = "figures"
+"""Folder of the figures, beside the chapters."""
+
+
+def to_markdown(chapter: Chapter, runs: Runs) -> tuple[str, dict[str, str]] | None:
+    """A chapter, and the figures in it: name -> SVG. None where none of its runs is there."""
+    sections = [made for part in chapter.parts if (made := part.make(runs)) is not None]
+    if not sections:
+        return None
+    drawn, verdict = dict[str, str](), chapter.verdict(runs)
+    parts = [f"# {chapter.title}"]
+    if verdict:
+        parts.append(f"**Verdict: {verdict}.** {chapter.found(runs)}")
+    parts += ["## The claim", chapter.claim]
+    for made in sections:
+        parts += [f"## {made.title}", *made.text]
+        if made.grid:
+            parts.append(markdown(made.grid.header, made.grid.rows))
+        if made.figure:
+            drawn[made.figure[0]] = made.figure[1]
+            parts.append(f"![{made.title}]({FIGURES}/{made.figure[0]}.svg)")
+        parts.append(sources(made.runs))
+    used = {name for part in chapter.parts for name in part.runs}
+    parts += ["## Why it differs", chapter.why, *made_of([run for name, run in runs.items() if name in used])]
+    return "\n\n".join(parts) + "\n", drawn
+
+
+def made_of(runs: Sequence[LoadedRun]) -> list[str]:
+    """Models, machine, versions and commands of the runs."""
+    if not runs:
+        return []
+    parts = [
+        "## The runs",
+        f"{MODELS} All of it was decoded by the clock, each prompt by all contestants in turn, a run after the other "
+        "on a machine that did nothing else. `make results` makes what is missing.",
+    ]
+    for where in dict.fromkeys(map(_where, runs)):
+        own = [run for run in runs if _where(run) == where]
+        parts += [f"{where}:", "\n".join(f"    {_short(run)}" for run in own)]
+    return parts
+
+
+MODELS = (
+    "**SmolLM2** is SmolLM2-135M-Instruct in Q4_1, **coder** Qwen2.5-Coder-1.5B-Instruct in Q4_K_M, both on the native "
+    "engine with the draft heads that ship, or the coder with Qwen2.5-Coder-0.5B-Instruct as its draft model."
+)
+
+
+def _where(run: LoadedRun) -> str:
+    """Machine, versions and commit of a run."""
+    machine, versions = run.config["machine"], run.config["versions"].items()
+    ran = read_summary(run.path).get("ran")
+    engine = f"{ran['threads']} threads, {ran['engine']}, {ran['tier']}" if ran else f"{machine['threads']} threads"
+    computer = f"{machine['processor']}, {machine['cores']} cores, {engine}"
+    return f"{computer}; {', '.join(f'{n} {v}' for n, v in versions)}; commit {run.config.get('commit')}"
+
+
+def _short(run: LoadedRun) -> str:
+    """The command of a run, with names in place of the folders of its files."""
+    return re.sub(r"(?<=[\s,=@>])/\S*?([^/\s]+?\.(?:gguf|json|jsonl))(?=[\s,:>]|$)", r"\1", run.command)
 
 
 def sources(runs: Sequence[LoadedRun]) -> str:
@@ -137,13 +208,3 @@ def sources(runs: Sequence[LoadedRun]) -> str:
     few = [f"{run.config['prompts']} in `{run.path.name}`" for run in runs if run.config["prompts"] < ENOUGH]
     text = f"From {named}."
     return f"{text} Few prompts: {', '.join(few)}." if few else text
-
-
-def write_figures(folder: Path, drawn: Mapping[str, str]) -> None:
-    """Write figures as files; those of reports before this one go."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.svg"):
-        if old.stem not in drawn:
-            old.unlink()
-    for name, svg in drawn.items():
-        (folder / f"{name}.svg").write_text(svg)

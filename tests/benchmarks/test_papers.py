@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import agreement, confidence, dsbd, gunjur, hsddw, opt_tree
+from benchmarks.papers import agreement, confidence, dsbd, gunjur
 from benchmarks.papers.__main__ import CHAPTERS, build, main, needed, runs_of
 from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
-from benchmarks.papers.gunjur import saving, wasted
-from benchmarks.papers.plan import CODER, FILES, RUNS, Plan, PlannedRun
+from benchmarks.papers.gunjur import over, wasted
+from benchmarks.papers.plan import CODER, EDITS, FILES, RUNS, SEQUOIAS, Plan, PlannedRun
+from benchmarks.papers.sections import Verdict
 from benchmarks.quality.answers import FILE, Scored
 from draftree.bench.entries import AR, Entry, entries
 from draftree.bench.results import Parts, Turn
@@ -30,20 +31,27 @@ BEAMS = (
     "chain,static:verify=multi-round-replacement,beams:width=2:drafter=none,beams:width=4:drafter=none,"
     "beams:width=2:drafter=self,beams:width=4:drafter=self,beams:width=4:single=yes:drafter=self"
 )
-NAMES = {"draft": "head", "beams": "head", "classifier": "smollm2-head", "other": "smollm2-head", "sequoia": "FILE"}
+NAMES = {
+    "draft": "head",
+    "upper": "head",
+    "levels": "lookup>head,lookup>head:pending=1,lookup>head:rejected=end",
+    "classifier": "smollm2-head",
+    "other": "smollm2-head",
+    "sequoia": "FILE",
+    "delta": "0.1",
+}
 """What stands for the names of plans where nothing is loaded."""
 
 
 def stored(folder: Path, planned: PlannedRun, slow: float = 1.0) -> LoadedRun:
     """A run as planned, of three prompts, that was never decoded; each contestant is faster than the one before."""
-    methods = (
-        planned.methods.format(**NAMES).replace(":classifier=smollm2-head", "").replace("sequoia:tree=FILE", "sequoia")
-    )
+    methods = planned.methods.format(**NAMES).replace(":classifier=smollm2-head", "")
+    methods = ",".join(method for method in methods.split(",") if not method.startswith("sequoia"))
     if planned.name.startswith("confidence"):
-        methods = "eagle2:nodes=8,eagle2:nodes=16,c2t:nodes=8,c2t:nodes=16:beta=0.02"
+        methods = "eagle2:nodes=8,eagle2:nodes=32,c2t:nodes=8,c2t:nodes=16:beta=0.02,c2t:nodes=16:top=15"
     drafters = planned.drafters.format(**NAMES).split(",")
     temperatures = [float(t) for t in planned.temperature.split(",")]
-    made = entries(methods.replace("sequoia:nodes=25,", "").split(","), drafters, temperatures)
+    made = entries(methods.split(","), drafters, temperatures)
     records = []
     for prompt in range(3):
         for at, entry in enumerate(made):
@@ -85,49 +93,51 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(folder: Path) -> tuple[str, dict[str, str]]:
-    """Of all runs: its text and its figures."""
-    return build({run.path.name: run for run in load_runs(folder)}, "figures")
+def report(folder: Path) -> dict[str, str]:
+    """Of all runs: its files."""
+    return build({run.path.name: run for run in load_runs(folder)})
 
 
-def test_a_report_of_all_runs_has_all_chapters_and_figures(report: tuple[str, dict[str, str]]) -> None:
-    text, drawn = report
-    for chapter in ("Gunjur", "OPT-Tree", "C2T", "HSDDW", "DSBD"):
-        assert re.search(rf"^## .*{chapter}", text, re.MULTILINE), chapter
-    assert drawn.keys() >= {
-        "gunjur-1",
-        "gunjur-5",
-        "opt-tree-6",
-        "opt-tree-8",
-        "opt-tree-9",
-        "c2t-curves",
-        "dsbd-squad",
-    }
-    assert all(svg.startswith("<svg") for svg in drawn.values())
-    assert text.count("Few prompts: 3 in") >= 15
-    assert len(re.findall(r"^\| .* \|$", text.split("## ")[0], re.MULTILINE)) <= 13
-    for planned in RUNS:
-        assert f"`{planned.name}`" in text, planned.name
+def test_a_report_of_all_runs_has_a_page_and_all_chapters_and_figures(report: dict[str, str]) -> None:
+    page, lines = report["results.md"], report["papers/runs.jsonl"].splitlines()
+    assert len(page.splitlines()) <= 200
+    assert [json.loads(line)["run"] for line in lines] == sorted(run.name for run in RUNS)
+    for chapter in CHAPTERS:
+        text = report[f"papers/{chapter.name}.md"]
+        assert text.startswith(f"# {chapter.title}") and re.search(
+            r"\*\*Verdict: (holds|partly|does not hold here)", text
+        )
+        assert f"[{chapter.title}](papers/{chapter.name}.md)" in page
+        assert {*re.findall(r"!\[.*\]\(figures/(.*).svg\)", text)} <= {Path(name).stem for name in report}
+    figures = {Path(name).stem for name in report if name.endswith(".svg")}
+    assert figures >= {"gunjur-1", "gunjur-5", "opt-tree-6", "opt-tree-8", "opt-tree-9", "c2t-curves", "dsbd-squad"}
+    whole = "".join(report.values())
+    assert all(f"`{planned.name}`" in whole for planned in RUNS)
 
 
-def test_every_chapter_opens_with_claim_finding_and_reason(folder: Path) -> None:
+def test_every_chapter_opens_with_verdict_finding_claim_and_reason(folder: Path) -> None:
     runs = {run.path.name: run for run in load_runs(folder)}
-    for chapter in (gunjur.CHAPTER, opt_tree.CHAPTER, confidence.CHAPTER, hsddw.CHAPTER, dsbd.CHAPTER):
-        assert chapter.claim.startswith("The paper claims")
-        assert (chapter.found(runs) or "").startswith("We find")
-        assert chapter.found({}) is None
+    for chapter in CHAPTERS:
+        assert chapter.found(runs) and chapter.verdict(runs) and chapter.claim and chapter.why
+        assert chapter.found({}) is None and chapter.verdict({}) is None
         assert all(part.make({}) is None for part in chapter.parts)
 
 
-def test_a_figure_is_from_the_run_that_it_names(
-    folder: Path, report: tuple[str, dict[str, str]], tmp_path: Path
-) -> None:
+def test_a_verdict_is_of_all_that_was_shown() -> None:
+    assert Verdict.of([]) is None
+    shown = {(True, True): Verdict.HOLDS, (True, False): Verdict.PARTLY, (False, False): Verdict.NOT_HERE}
+    assert {each: Verdict.of(each) for each in shown} == shown
+
+
+def test_a_figure_is_from_the_run_that_it_names(folder: Path, report: dict[str, str], tmp_path: Path) -> None:
     """Another run that has all that it needs, and whose name sorts first, is not taken."""
     full_run(tmp_path / "0-first")
     (other,) = load_runs(tmp_path)
-    assert build({other.path.name: other}, "figures")[0].count("\n## ") == 1  # the runs' own chapter
-    both = {run.path.name: run for run in (other, *load_runs(folder))}
-    assert build(both, "figures")[1] == report[1]
+    assert build({other.path.name: other}).keys() == {"results.md", "papers/runs.jsonl"}
+    both = build({run.path.name: run for run in (other, *load_runs(folder))})
+    assert {name: text for name, text in both.items() if name != "papers/runs.jsonl"} == {
+        name: text for name, text in report.items() if name != "papers/runs.jsonl"
+    }
 
 
 class Named(Mapping[str, LoadedRun]):
@@ -157,17 +167,18 @@ def test_every_table_and_figure_can_be_had_alone_of_its_own_runs(folder: Path) -
         for part in chapter.parts:
             looked_for = Named()
             assert part.make(looked_for) is None and looked_for.names == {*part.runs}, part.name
-            text, drawn = build(runs, "figures", [f"{chapter.name}/{part.name}"])
-            assert text.count("\n### ") == text.count("\n## ") - 1 <= 1 and len(drawn) <= 1
+            files = build(runs, [f"{chapter.name}/{part.name}"])
+            text = files[f"papers/{chapter.name}.md"]
+            assert len(files) <= 2
             assert text.count("\n    draftree bench --suite ") == len(part.runs)
-            made += text.count("\n### ")
-        assert build(runs, "figures", [chapter.name])[0].count("\n### ") == made > 0
+            made += text.count("\n## ") - 3
+        assert build(runs, [chapter.name])[f"papers/{chapter.name}.md"].count("\n## ") - 3 == made > 0
 
 
 def test_one_paper_is_measured_alone(tmp_path: Path) -> None:
     for file in FILES.values():
         (tmp_path / file).write_bytes(b"GGUF")
-    for name, artifacts in (("gunjur/thresholds", 0), ("opt-tree", 3), ("opt-tree/figure-8", 0), ("c2t", 1)):
+    for name, artifacts in (("gunjur/thresholds", 0), ("opt-tree", 10), ("opt-tree/figure-8", 0), ("c2t", 1)):
         made = Plan(tmp_path, tmp_path, quick=True, only=needed([name]))
         assert {run.name for run in made.runs} == needed([name]), name
         assert len([*made.artifacts()]) == artifacts, name
@@ -193,7 +204,7 @@ def test_a_report_is_made_of_what_is_finished(folder: Path, tmp_path: Path, caps
         ("steps-smollm2", "no run in"),
     ):
         assert any(name in line and why in line for line in left_out.splitlines()), left_out
-    assert re.findall(r"^## (.*)$", (tmp_path / "papers.md").read_text(), re.MULTILINE)[0].endswith("(Gunjur & Waitz)")
+    assert {path.name for path in (tmp_path / "report" / "papers").iterdir()} == {"figures", "gunjur.md", "runs.jsonl"}
     shutil.rmtree(tmp_path / "widths-smollm2")
     with pytest.raises(SystemExit, match="no finished run"):
         main([str(tmp_path)])
@@ -258,12 +269,13 @@ def test_plans_are_commands_that_parse(
     monkeypatch.setenv("DRAFTREE_DATA", str(tmp_path))
     (tmp_path / "runs" / "made").mkdir(parents=True)
     for models in ("coder", "smollm2"):
-        save_tree(Path(made.names(models)["sequoia"]), "target", "drafter")
+        for nodes in (25, *SEQUOIAS):
+            save_tree(Path(f"{made.names(models)['sequoia']}-{nodes}.json"), "target", "drafter")
     shutil.copy(SHIPPED / f"{DEFAULT}.json", made.names(CODER)["classifier"])
     for planned in made.runs:
         assert draftree([*made.command(planned), "--data", str(tmp_path)]) == 2
         complaint = capsys.readouterr().err
-        name = "HumanEval" if planned.suite == "humaneval" else planned.suite.replace("-", "_")
+        name = {"humaneval": "HumanEval", EDITS: "edits.jsonl"}.get(planned.suite, planned.suite.replace("-", "_"))
         assert name in complaint and str(tmp_path) in complaint, (planned.name, complaint)
     for made_file, command in made.artifacts():
         made_file.unlink()
@@ -293,21 +305,25 @@ def test_a_pair_that_is_not_there_is_named(tmp_path: Path) -> None:
         main([str(tmp_path), "--measure", "--pair", str(tmp_path)])
 
 
-def test_markdown_has_its_figures_beside_it_and_no_others(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "results-figures").mkdir()
-    (tmp_path / "results-figures" / "stale.svg").write_text("<svg>")
-    main([str(folder), "--markdown", str(tmp_path / "results.md")])
-    text = (tmp_path / "results.md").read_text()
-    shown = {tmp_path / name for name in re.findall(r"!\[.*\]\((.*)\)", text)}
+def test_a_report_has_its_figures_beside_it_and_no_others(folder: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "papers" / "figures"
+    figures.mkdir(parents=True)
+    (figures / "stale.svg").write_text("<svg>")
+    main([str(folder), "--docs", str(tmp_path)])
+    texts = [path.read_text() for path in (tmp_path / "papers").glob("*.md")]
+    shown = {figures.parent / name for text in texts for name in re.findall(r"!\[.*\]\((.*)\)", text)}
     assert len(shown) > 7
-    assert shown == set((tmp_path / "results-figures").iterdir())
+    assert shown == set(figures.iterdir())
 
 
-def test_time_saved_and_layers_wasted() -> None:
-    own, base = entries(["chain"], ["lookup"], [0.0], 8)
+def test_speed_over_another_and_layers_wasted(folder: Path) -> None:
+    (run,) = load_runs(folder / "widths-smollm2")
+    found = over(run, "static", "chain")
+    assert found is not None  # a second over 2, and over 3
+    assert astuple(found) == pytest.approx((1.5, 1.5, 1.5), rel=1e-5)
+    assert over(run, "static", "hsddw") is None
+    base = entries(["chain"], ["lookup"], [0.0], 8)[1]
     slow = [record(base, i, turn([2, 2], 4.0)) for i in range(3)]
-    fast = [record(own, i, turn([2, 2], 3.0)) for i in range(3)]
-    assert astuple(saving(fast, slow)) == pytest.approx((0.25, 0.25, 0.25))
     assert wasted(slow[0]) == 2  # two layers drafted in each step, one accepted
 
 
