@@ -21,7 +21,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +104,17 @@ def _cells(group: Sequence[Row]) -> Iterable[list[str]]:
         of[row["rival"], row["draft"]].append(row)
     answers = {key: [row for row in own if "error" not in row] for key, own in of.items()}
     for rival, draft in sorted(of, key=lambda key: (RIVALS.index(key[0]), key[1])):
-        own, last, why = answers[rival, draft], of[rival, draft][-1], ""
-        if "error" in last:
-            why = last["error"]
+        own, last = answers[rival, draft], of[rival, draft][-1]
         rates, bases = _rates(own), [_rates(answers.get((name, ""), [])) for name in (BASE, AR)]
         texts = {row["prompt"]: row["text"] for row in answers.get((plain(rival), ""), [])}
         same = [row["text"] == texts[row["prompt"]] for row in own if row["prompt"] in texts]
-        seconds = sum(row["decode_seconds"] for row in own)
-        speed = f"{sum(row['decode_tokens'] for row in own) / seconds:.1f}" if seconds else ""
+        tokens, seconds = (sum(row[f"decode_{name}"] for row in own) for name in ("tokens", "seconds"))
+        speed = f"{tokens / seconds:.1f}" if seconds else ""
         suite = f"{last['suite']}, {len({row['prompt'] for row in own})} x {last['max_tokens']}"
         made = [own[-1]["version"] if own else "", draft and f"draft {draft}"]
         equal = f"{sum(same)} of {len(same)}" if same else ""
         known = [last["model"], suite, rival, ", ".join(filter(None, made)), speed]
-        yield [*known, *(_ratio(rates, base) for base in bases), equal, why]
+        yield [*known, *(_ratio(rates, base) for base in bases), equal, last.get("error", "")]
 
 
 def _rates(rows: Iterable[Row]) -> dict[str, float]:
@@ -190,17 +188,16 @@ class Measurement:
         if not shutil.which(python):
             return f"{python} is no interpreter"
         try:
-            models = [
-                self._form(owner, python, path, drafts) for path, drafts in ((self._target, 0), (draft, 1)) if path
-            ]
+            job = replace(job, target=self._form(owner, python, self._target, drafts=False))
+            if draft is not None:
+                job = replace(job, draft=self._form(owner, python, draft, drafts=True))
         except (DraftreeError, OSError, subprocess.CalledProcessError) as error:
             return _shortened(first_line(error))
-        whole = {**asdict(job), **dict(zip(("target", "draft"), models, strict=False))}
         log = self._folder / f"{job.rival}.log"
         with log.open("w", encoding="utf-8") as file:
             ended = subprocess.run(  # noqa: S603 - the user names the interpreter
                 [python, rival_process.__file__],
-                input=json.dumps(whole).encode(),
+                input=json.dumps(asdict(job)).encode(),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=_environment(python, job.threads),
@@ -211,7 +208,7 @@ class Measurement:
         why = next((line for line in reversed(lines) if line.startswith(FAILED)), (lines or [""])[-1])
         return _shortened(why.removeprefix(FAILED) or f"ended with status {ended.returncode}")
 
-    def _form(self, owner: str, python: str, gguf: Path, drafts: int) -> str:
+    def _form(self, owner: str, python: str, gguf: Path, *, drafts: bool) -> str:
         """A model in the form that a system loads."""
         if owner != "vllm" and not (owner == "openvino" and drafts):
             return str(gguf)
