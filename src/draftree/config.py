@@ -160,6 +160,7 @@ def option(
     name: str = "",
     choices: Mapping[str, object] | None = None,
     pairs: bool = False,
+    read: Callable[[str], object] | None = None,
 ) -> Any:
     """A field that the command line makes an option of (``cli.options``).
 
@@ -170,9 +171,10 @@ def option(
         name: of the option; the field's own by default.
         choices: what may be written -> the field's value.
         pairs: it is written KEY=VALUE and may be repeated.
+        read: what is written -> the field's value.
     """
     about = {"help": help_text, "metavar": metavar, "name": name, "choices": choices or {}, "pairs": pairs}
-    return field(default=default, metadata=about)
+    return field(default=default, metadata=about | {"read": read})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What takes part in a benchmark, by name: ``METHOD[:KEY=VALUE]...`` and ``peer:NAME``.
 
-opt-tree    opt-tree:nodes=16:candidates=plain    static:verify=relaxed    ar    peer:hf-generate
+opt-tree    opt-tree:nodes=16:candidates=plain    static:verify=relaxed    my_module:MyPolicy:width=3
+ar    peer:hf-generate
 beams:width=4:drafter=head    peer:hf-beam-search:width=4
 """
 
@@ -19,7 +20,7 @@ from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, UnknownNameError
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, node_budget
-from ..policies.methods import find_method
+from ..policies.methods import Method, find_policy, read_method
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
 
 AR = "ar"
@@ -42,7 +43,7 @@ class Entry:
 
     Attributes:
         label: its name in results; no other has it.
-        method: a method's name, ``AR``, ``BEAMS``, or "peer:" and a peer's name.
+        method: a method's name (``read_method``), ``AR``, ``BEAMS``, or "peer:" and a peer's name.
         drafter: a drafter's name; None for AR decoding and peers without a model of their own.
         settings: of the method.
         nodes: node budget.
@@ -87,8 +88,14 @@ class Entry:
         """AR decoding's answer tells what is accepted of its trees."""
         return not self.is_peer and self.beams is None and self.draws_as_ar
 
+    @property
+    def files(self) -> list[str]:
+        """Names of what it may read: its settings' values, and its method's module."""
+        method = None if self.is_peer else read_method(self.method)
+        return [*self.settings.values(), *([method.file] if isinstance(method, Method) else [])]
+
     def policy(self) -> GrowthPolicy:
-        return find_method(self.method).policy(self.settings)
+        return find_policy(read_method(self.method), self.settings)
 
     def speculation(self, drafter: str | LanguageModel) -> SpeculationParams:
         """How it drafts and verifies.
@@ -110,16 +117,16 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def named_settings(text: str) -> tuple[str, dict[str, str]]:
+def named_settings(text: str, *, of_modules: bool = False) -> tuple[str, dict[str, str]]:
     """Read a name with its settings, written NAME:KEY=VALUE:KEY=VALUE.
 
-    A value ends where the next KEY= begins, so it may hold colons.
+    A value ends where the next KEY= begins, so it may hold colons; so may a name ``of_modules`` (``read_method``).
 
     Raises:
         ConfigError: something between the colons is not KEY=VALUE.
     """
     name, *pairs = _SETTING.split(text)
-    if ":" in name:
+    if ":" in name and not of_modules:
         raise ConfigError(f"{text!r} has a setting without a name: write it as NAME:KEY=VALUE")
     settings = (pair.partition("=") for pair in pairs)
     return name.strip(), {key.strip(): value.strip() for key, _, value in settings}
@@ -171,7 +178,7 @@ def _method(
     nodes: int | None,
     candidates: str | None,
 ) -> Entry:
-    name, settings = named_settings(text)
+    name, settings = named_settings(text, of_modules=True)
     if (own := settings.pop("nodes", None)) is not None:
         try:
             nodes = int(own)
@@ -183,7 +190,7 @@ def _method(
     if str(DrafterSpec.parse(drafter)) == NONE:
         raise ConfigError("drafter 'none' is AR decoding ('ar'), which takes part anyway: leave it out")
     candidates = settings.pop("candidates", candidates if isinstance(find_scheme(verify), Match) else None)
-    nodes = node_budget(find_method(name).policy(settings), nodes)
+    nodes = node_budget(find_policy(read_method(name), settings), nodes)
     entry = Entry(label, name, drafter, temperature, settings, nodes, verify, candidates)
     entry.speculation(drafter)  # checks that they go together
     return entry

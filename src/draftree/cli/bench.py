@@ -49,7 +49,8 @@ class BenchOptions(Checked):
     limit: Count | None = option("Most prompts, taken from the categories in turn.", metavar="N")
     turns: Count | None = option("Most turns of a conversation; all by default.", metavar="N")
     methods: str = option(
-        "With commas: METHOD, METHOD:KEY=VALUE (nodes, verify, candidates, settings), or peer:NAME.", DEFAULT_METHOD
+        "With commas: METHOD, METHOD:KEY=VALUE (nodes, verify, candidates, settings), MODULE:POLICY, or peer:NAME.",
+        DEFAULT_METHOD,
     )
     drafters: str = option("With commas; each method runs with each.", DEFAULT_DRAFTER)
     temperature: str = option("One or more, with commas; 0 is greedy.", "0", metavar="T")
@@ -103,7 +104,7 @@ def bench(
         "drafters": drafters,
         "temperatures": temperatures,
         **{name: getattr(options, name) for name in ("max_tokens", "seed", "nodes", "replay")},
-        "files": _files([target, *drafters, *(v for e in contestants for v in e.settings.values())]),
+        "files": _files([target, *drafters, *(name for e in contestants for name in e.files)]),
         "target": target,
         **asdict(compute),
         "machine": machine(),

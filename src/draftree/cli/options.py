@@ -131,7 +131,7 @@ def _read(field: Field[Any], value: Any) -> Any:
             raise ConfigError(f"{flag_of(field)} {value}: use one of {', '.join(choices)}")
         return choices[value]
     if not isinstance(value, list):
-        return value
+        return value if (read := field.metadata["read"]) is None else read(value)
     if not field.metadata["pairs"]:
         return tuple(value)
     pairs = {}

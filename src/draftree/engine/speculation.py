@@ -15,7 +15,7 @@ from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, node_budget
-from ..policies.methods import DEFAULT_METHOD, find_policy
+from ..policies.methods import DEFAULT_METHOD, Method, find_policy, read_method
 from ..request import Outcome, Request
 from ..verify.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, find_scheme
 
@@ -40,7 +40,11 @@ class SpeculationParams:
         "lets B verify A.",
         DEFAULT_DRAFTER,
     )
-    method: str | GrowthPolicy = option("How trees grow; 'draftree methods' lists them.", DEFAULT_METHOD)
+    method: str | Method | GrowthPolicy = option(
+        "How trees grow: one that 'draftree methods' lists, or MODULE:POLICY, your own.",
+        DEFAULT_METHOD,
+        read=read_method,
+    )
     settings: Mapping[str, float | str] | None = option(
         "A setting of the method; may be repeated.", name="--set", metavar="KEY=VALUE", pairs=True
     )

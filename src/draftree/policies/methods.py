@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 
 from ..config import DEFAULT_NODES, MAX_NODES
-from ..errors import ConfigError, unknown_name
+from ..errors import ConfigError, UnknownNameError, first_line, raise_named, unknown_name
 from .auto import AutoTree
 from .base import GrowthPolicy, read_number
 from .best_paths import Eagle2Tree, OptTree
@@ -71,6 +77,7 @@ class Method:
         paper: where it is from; "ours" is an answer.
         use: when it is the right one.
         settings: names and defaults, whose types the values take; empty text where one must be given.
+        file: that it was imported from; empty: it is one of ``METHODS``.
     """
 
     name: str
@@ -79,6 +86,10 @@ class Method:
     paper: str
     use: str
     settings: Settings = field(default_factory=dict)
+    file: str = ""
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def complete(self) -> bool:
@@ -246,15 +257,15 @@ METHODS = {method.name: method for method in _METHODS}
 DEFAULT_METHOD = "auto"
 
 
-def find_policy(method: str | GrowthPolicy, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:
-    """A policy by the name of its method, or the policy itself.
+def find_policy(method: str | Method | GrowthPolicy, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:
+    """A policy by its method or the name of that, or the policy itself.
 
     Raises:
         UnknownNameError: there is no such method.
         ConfigError: no such setting, a value that it cannot take, or settings beside a ready policy.
     """
-    if isinstance(method, str):
-        return find_method(method).policy(settings)
+    if not isinstance(method, GrowthPolicy):
+        return (find_method(method) if isinstance(method, str) else method).policy(settings)
     if settings:
         raise ConfigError(f"settings {dict(settings)} beside a ready policy: set them on the policy itself")
     return method
@@ -269,3 +280,55 @@ def find_method(name: str) -> Method:
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     return METHODS[name]
+
+
+def read_method(text: str) -> str | Method:
+    """The method that a command line names: MODULE:ATTRIBUTE is imported, another text is the name of a method.
+
+    The module lies in the working folder or is installed. The attribute is a policy, which is copied wherever it is
+    used, or returns one when it is called; its arguments with a number or a text as default are the settings.
+
+    Raises:
+        UnknownNameError: there is no such module or attribute.
+        ConfigError: the module cannot be imported, or the attribute is no policy and cannot be called.
+    """
+    name, sign, attribute = text.partition(":")
+    if not sign:
+        return text
+    if name in METHODS:
+        raise ConfigError(f"method {text!r} has a setting without a value: write it as KEY=VALUE")
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = import_module(name)
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+        if missing or not all(map(str.isidentifier, name.split("."))):
+            raise UnknownNameError(
+                f"method {text!r}: no module {name!r} in {folder} or installed: write MODULE:POLICY"
+            ) from None
+        raised = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(f"method {text!r}: importing {name} raised {raised}") from error
+    file = getattr(module, "__file__", None) or name
+    if (found := getattr(module, attribute, None)) is None:
+        raise UnknownNameError(f"method {text!r}: {file} has no {attribute!r}")
+    if not isinstance(found, GrowthPolicy) and not callable(found):
+        raise ConfigError(f"method {text!r} is {found!r}: name a GrowthPolicy, or a class or function that returns one")
+    settings = dict[str, int | float | str]()
+    if not isinstance(found, GrowthPolicy):
+        with suppress(ValueError):  # some built-in functions have no signature
+            defaults = {p.name: p.default for p in inspect.signature(found).parameters.values()}
+            settings = {key: value for key, value in defaults.items() if type(value) in (int, float, str)}
+    return Method(text, "", partial(_policy, text, found), "", "", settings, file)
+
+
+def _policy(text: str, found: GrowthPolicy | Callable[..., object], **settings: object) -> GrowthPolicy:
+    """A copy of a user's policy, or what a call returns; ConfigError unless that is a policy."""
+    try:
+        policy = deepcopy(found) if isinstance(found, GrowthPolicy) else found(**settings)
+    except Exception as error:
+        raise_named(error, f"method {text!r}")
+        raise
+    if not isinstance(policy, GrowthPolicy):
+        raise ConfigError(f"method {text!r} returned {policy!r}: return a GrowthPolicy")
+    return policy

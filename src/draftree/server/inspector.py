@@ -49,7 +49,7 @@ class Inspector:
         self, model: str, setup: Setup, speculation: SpeculationParams, spell: Callable[[Sequence[int]], str]
     ) -> None:
         self._model, self._setup, self._speculation, self._spell = model, setup, speculation, spell
-        self.run: dict[str, Any] = plain(run_record(setup, {"method": str(plain(speculation.method))}))
+        self.run: dict[str, Any] = plain(run_record(setup, {"method": str(speculation.method)}))
         self.router = router = APIRouter()
         router.get("/", include_in_schema=False)(self.page)
         router.get("/page/{name:path}", include_in_schema=False)(self.page)
