@@ -15,6 +15,10 @@ from .beams.beam_engine import load_beam_source as load_beam_source
 from .beams.forest import BeamParams as BeamParams
 from .config import Budget as Budget
 from .config import SamplingParams as SamplingParams
+from .drafters.base import DraftSource as DraftSource
+from .drafters.base import Scorer as Scorer
+from .drafters.base import UnscoredNode as UnscoredNode
+from .drafters.grow import TreeDrafter as TreeDrafter
 from .drafters.registry import load_drafter as load_drafter
 from .engine.engine import Engine as Engine
 from .engine.engine import Handle as Handle
@@ -30,8 +34,13 @@ from .errors import InputError as InputError
 from .errors import QueueFullError as QueueFullError
 from .errors import RunError as RunError
 from .errors import needs_extra as _needs_extra
+from .models.base import Capabilities as Capabilities
+from .models.base import LanguageModel as LanguageModel
+from .models.base import Nodes as Nodes
+from .models.base import Row as Row
 from .models.loading import load as load
 from .policies.auto import AutoTree as AutoTree
+from .policies.base import Candidates as Candidates
 from .policies.base import Child as Child
 from .policies.base import Frontier as Frontier
 from .policies.base import GrowthPolicy as GrowthPolicy
@@ -50,13 +59,20 @@ from .policies.fixed import StaticTree as StaticTree
 from .policies.methods import METHODS as METHODS
 from .request import Chunk as Chunk
 from .request import Generation as Generation
+from .request import Request as Request
 from .request import Seconds as Seconds
 from .request import StageStats as StageStats
 from .request import Stats as Stats
+from .scores import NumpyScores as NumpyScores
+from .scores import Scores as Scores
 from .text.encoding import user as user
 from .tree import DraftTree as DraftTree
+from .tree import Drawing as Drawing
 from .verify.schemes import SCHEMES as SCHEMES
+from .verify.schemes import NodeByNode as NodeByNode
 from .verify.schemes import Relaxed as Relaxed
+from .verify.schemes import UniformDraws as UniformDraws
+from .verify.schemes import Visit as Visit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

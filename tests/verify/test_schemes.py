@@ -19,12 +19,12 @@ from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
 from draftree.verify.schemes import (
     SCHEMES,
     MultiRound,
+    NodeByNode,
     Relaxed,
     TargetLogits,
     UniformDraws,
     Verdict,
     Visit,
-    _NodeByNode,
     log,
     multi_round,
     relaxed,
@@ -56,9 +56,9 @@ def pair(vocab: int, seed: int = 0) -> tuple[ToyModel, ToyModel]:
     return ToyModel(vocab, seed, dtype=torch.float64), ToyModel(vocab, seed + 50, dtype=torch.float64)
 
 
-def scheme(name: str) -> _NodeByNode:
+def scheme(name: str) -> NodeByNode:
     found = SCHEMES[name]
-    assert isinstance(found, _NodeByNode)
+    assert isinstance(found, NodeByNode)
     return found
 
 

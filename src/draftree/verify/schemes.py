@@ -321,7 +321,7 @@ class Match(Scheme):
         return match(scores, firsts, trees, draws)
 
 
-class _NodeByNode(Scheme):
+class NodeByNode(Scheme):
     """A scheme that walks down one tree after the other, by a decision at each node that it visits."""
 
     @abstractmethod
@@ -349,7 +349,7 @@ def _target_logits(scores: Scores, first: int, draws: Draws) -> TargetLogits:
     return lambda node, drawn: draws.warped(scores, first + node, drawn)
 
 
-class MultiRound(_NodeByNode):
+class MultiRound(NodeByNode):
     """See ``multi_round``; children drawn without replacement."""
 
     name = "multi-round"
@@ -360,7 +360,7 @@ class MultiRound(_NodeByNode):
         return multi_round(visit, draws, replacement=False)
 
 
-class MultiRoundReplacement(_NodeByNode):
+class MultiRoundReplacement(NodeByNode):
     """See ``multi_round``; children drawn with replacement."""
 
     name = "multi-round-replacement"
@@ -371,7 +371,7 @@ class MultiRoundReplacement(_NodeByNode):
         return multi_round(visit, draws, replacement=True)
 
 
-class TopAndOne(_NodeByNode):
+class TopAndOne(NodeByNode):
     """See ``top_and_one``."""
 
     name = "top1-residual"
@@ -392,7 +392,7 @@ Unsure = Literal["target", "both"]
 
 
 @dataclass(frozen=True, slots=True)
-class Relaxed(Checked, _NodeByNode):
+class Relaxed(Checked, NodeByNode):
     """See ``relaxed``; lossy. At temperature 0 entropy and ranks are those at temperature 1.
 
     Attributes:
