@@ -109,7 +109,7 @@ def _cells(group: Sequence[Row]) -> Iterable[list[str]]:
         texts = {row["prompt"]: row["text"] for row in answers.get((plain(rival), ""), [])}
         same = [row["text"] == texts[row["prompt"]] for row in own if row["prompt"] in texts]
         tokens, seconds = (sum(row[f"decode_{name}"] for row in own) for name in ("tokens", "seconds"))
-        speed = f"{tokens / seconds:.1f}" if seconds else ""
+        speed = f"{tokens / seconds:.1f}" if tokens and seconds else ""
         suite = f"{last['suite']}, {len({row['prompt'] for row in own})} x {last['max_tokens']}"
         made = [own[-1]["version"] if own else "", draft and f"draft {draft}"]
         equal = f"{sum(same)} of {len(same)}" if same else ""
