@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +12,7 @@ from ..config import SamplingParams
 from ..errors import ConfigError, ContextError, FieldError, InputError, PromptError
 from ..models.base import Capabilities, LanguageModel, check_text
 from ..sampling.constraint import TokenRules
-from ..text.detokenizer import Detokenizer, NoText, TextStream
+from ..text.detokenizer import Detokenizer, NoText, TextStream, TokenBytes
 from ..text.encoding import Conversation, Prompt, Tokenizer, encode
 from .speculation import EngineRequest
 
@@ -47,6 +48,17 @@ class InputProcessor:
         """Token ids of a text without the special tokens that begin a prompt."""
         ids, begin = self.encode(text, field=field), len(self._start)
         return ids[begin:] if ids[:begin] == self._start else ids
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of the model's tokens.
+
+        Raises:
+            PromptError: it has no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise PromptError("the model has no tokenizer: it gives no text")
+        return TokenBytes(self.tokenizer)
 
     @property
     def grammars(self) -> Grammars:

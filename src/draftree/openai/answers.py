@@ -106,12 +106,12 @@ class Usage:
         }
 
 
-def named_logprobs(chunks: Sequence[Chunk], spell: Callable[[int], str]) -> list[dict[str, Any]]:
+def named_logprobs(chunks: Sequence[Chunk], spell: Callable[[int], bytes]) -> list[dict[str, Any]]:
     """Log-probabilities of tokens by their texts, and beside them the most probable ones; those that were asked for."""
 
     def named(token: int, value: float) -> dict[str, Any]:
-        text = spell(token)
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        spelt = spell(token)
+        return {"token": spelt.decode(errors="replace"), "logprob": value, "bytes": list(spelt)}
 
     return [
         {**named(chunk.token, scored.token), "top_logprobs": [named(*pair) for pair in scored.best]}
@@ -270,11 +270,19 @@ class CompletionBuilder:
         if self._chat:
             return {"content": named_logprobs(chunks, self._spell), "refusal": None}
         return {
-            "tokens": [self._spell(token) for token, _ in scored],
+            "tokens": [self._named(token) for token, _ in scored],
             "token_logprobs": [one and one.token for _, one in scored],
-            "top_logprobs": [one and {self._spell(token): value for token, value in one.best} for _, one in scored],
+            "top_logprobs": [one and {self._named(token): value for token, value in one.best} for _, one in scored],
             "text_offset": [self._offsets[index].of(token) for token, _ in scored],
         }
+
+    def _named(self, token: int) -> str:
+        """A token's text, or its bytes by OpenAI's spelling of them where it is part of a character."""
+        spelt = self._spell(token)
+        try:
+            return spelt.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelt)
 
 
 def _finish(reason: str | None, parser: CallParser | None) -> str:

@@ -42,8 +42,8 @@ class Choices:
         echo = isinstance(self.body, CompletionRequest) and self.body.echo
         return decoded(self.engine, request.ids[: request.prompt_length]) if echo else ""
 
-    def spelled(self, token: int) -> str:
-        return decoded(self.engine, [token])
+    def spelled(self, token: int) -> bytes:
+        return self.engine.inputs.token_bytes.of(token)
 
 
 def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> Choices:

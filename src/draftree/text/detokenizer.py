@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from typing import NamedTuple, cast
 
 from .encoding import Tokenizer
@@ -11,6 +13,24 @@ from .encoding import Tokenizer
 _WINDOW = 16
 """Tokens that are decoded together at most, once their text is complete."""
 _INCOMPLETE = "\ufffd"
+_KEPT = 1 << 14
+"""Most tokens whose bytes are kept."""
+
+_PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+"""Bytes that stand for themselves as letters of byte-level BPE; the others are the letters from 256 on."""
+BYTE_LETTERS = [chr(b) if b in _PRINTED else chr(256 + b - sum(p < b for p in _PRINTED)) for b in range(256)]
+_LETTERS = {letter: byte for byte, letter in enumerate(BYTE_LETTERS)}
+_FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_level(token: str) -> bytes | None:
+    """The bytes of a token of byte-level BPE; None: it has letters that stand for none."""
+    return None if any(letter not in _LETTERS for letter in token) else bytes(map(_LETTERS.__getitem__, token))
+
+
+def fallback(token: str) -> bytes | None:
+    """The byte of a token of byte fallback, such as "<0xE2>"; None: it is none."""
+    return None if (found := _FALLBACK.fullmatch(token)) is None else bytes.fromhex(found[1])
 
 
 class Piece(NamedTuple):
@@ -49,10 +69,10 @@ class PieceDecoder(ABC):
         return text[self._prefixed and text.startswith(b" ") :].decode(errors="replace")
 
     def _join(self, ids: Sequence[int], skip_special: bool = False) -> bytes:
-        pieces = [self._pieces.get(token) or self._piece(token) for token in ids]
+        pieces = [self._pieces.get(token) or self.piece(token) for token in ids]
         return b"".join([piece.text for piece in pieces if not (skip_special and piece.special)])
 
-    def _piece(self, token: int) -> Piece:
+    def piece(self, token: int) -> Piece:
         """A token's piece, empty beyond the vocabulary: output layers may have more tokens."""
         piece = self._pieces.get(token)
         if piece is None:
@@ -61,8 +81,34 @@ class PieceDecoder(ABC):
 
     def spelling(self) -> tuple[list[bytes], list[int]]:
         """The bytes of each token, and the ids of special ones."""
-        pieces = [self._piece(token) for token in range(self._size)]
+        pieces = [self.piece(token) for token in range(self._size)]
         return [piece.text for piece in pieces], [token for token, piece in enumerate(pieces) if piece.special]
+
+
+class TokenBytes:
+    """The bytes of a tokenizer's single tokens, which may begin or end inside a character.
+
+    Attributes:
+        of: the bytes of a token, special ones included.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.of = lru_cache(_KEPT)(self._of)
+
+    def _of(self, token: int) -> bytes:
+        if isinstance(self._tokenizer, PieceDecoder):
+            return self._tokenizer.piece(token).text
+        once, twice = (str(self._tokenizer.decode([token] * n, clean_up_tokenization_spaces=False)) for n in (1, 2))
+        if _INCOMPLETE in once and (written := self._written.get(token)):
+            if (spelt := fallback(written) or byte_level(written)) is not None:
+                return spelt
+        return twice[len(once) :].encode()  # decoders may remove the space in front of a text
+
+    @cached_property
+    def _written(self) -> dict[int, str]:
+        """Tokens as the vocabulary writes them."""
+        return {token: written for written, token in self._tokenizer.get_vocab().items()}
 
 
 class NoText:

@@ -18,7 +18,7 @@ import regex  # type: ignore[import-untyped]
 from gguf.constants import Keys, TokenType
 
 from ...errors import PromptError
-from ...text.detokenizer import Piece, PieceDecoder
+from ...text.detokenizer import BYTE_LETTERS, Piece, PieceDecoder, byte_level, fallback
 from ..gguf.gguf_file import GGUFHeader
 from .architecture import damaged, unsupported
 
@@ -334,7 +334,7 @@ class GGUFTokenizer(PieceDecoder):
         """The ids of a text without added tokens; of byte-level BPE a byte without a token is left out."""
         if self._patterns is not None:
             for word in split(text, self._patterns):
-                for part in self._pairs.tokens("".join(map(_BYTES.__getitem__, word.encode()))):
+                for part in self._pairs.tokens("".join(map(BYTE_LETTERS.__getitem__, word.encode()))):
                     if part in self._ids:
                         yield self._ids[part]
             return
@@ -428,23 +428,15 @@ def _merges_by_score(header: GGUFHeader, texts: Sequence[str], kinds: Sequence[i
     return merges
 
 
-_PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-"""Bytes that stand for themselves as letters of byte-level BPE; the others are the letters from 256 on."""
-_BYTES = [chr(b) if b in _PRINTED else chr(256 + b - sum(p < b for p in _PRINTED)) for b in range(256)]
-_LETTERS = {letter: byte for byte, letter in enumerate(_BYTES)}
-
-
 def _byte_level_bytes(text: str, kind: int) -> bytes:
     """The bytes of a token of byte-level BPE; of one that is spelt in other letters, its own."""
     if kind != _NORMAL:
         return b""
-    try:
-        return bytes(map(_LETTERS.__getitem__, text))
-    except KeyError:
-        return text.encode()
+    spelt = byte_level(text)
+    return text.encode() if spelt is None else spelt
 
 
 def _piece_bytes(text: str, kind: int) -> bytes:
-    if kind == _BYTE and (byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", text)):
-        return bytes.fromhex(byte[1])
+    if kind == _BYTE and (byte := fallback(text)):
+        return byte
     return text.replace(_SPACE, " ").encode() if kind == _NORMAL else b""
