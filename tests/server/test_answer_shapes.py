@@ -98,7 +98,7 @@ def test_offsets_are_where_tokens_begin_in_the_text(
     expected = [at for at, character in enumerate(text.removesuffix("</s>")) for _ in character.encode()]
     assert scored["text_offset"][: len(expected)] == expected
     for token, at in zip(scored["tokens"], scored["text_offset"], strict=True):
-        assert text[at:].startswith(token) or "\ufffd" in token or at == len(text)
+        assert text[at:].startswith(token) or token.startswith("bytes:") or at == len(text)
 
 
 def test_a_stream_has_the_same_offsets(spelling: Running) -> None:
