@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -14,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
-from draftree.engine.speculation import Speculation
+from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load
@@ -23,6 +25,7 @@ from draftree.sampling.constraint import ConstraintState, TextEnded, followed
 from draftree.sampling.grammar import Function, Grammar, Grammars
 from draftree.text.encoding import CALL_TAGS, call_text
 
+from . import tiny_gguf
 from .tiny import BYTES_VOCAB, VOCAB, bytes_tokenizer, save_gguf, tiny, tiny_tokenizer
 from .toy import ToyModel
 
@@ -167,6 +170,31 @@ def test_tokenizers_of_both_libraries_give_the_same_masks(grammars: Grammars, tm
             width = len(one.mask)
             assert np.array_equal(one.mask, other.mask[:width])
             one, other = followed(one, [token]), followed(other, [token])
+
+
+@pytest.mark.parametrize("backend", ["native", "llama.cpp"])
+@pytest.mark.parametrize(
+    "vocabulary",
+    [
+        replace(tiny_gguf.byte_level(), flags={gguf.Keys.Tokenizer.ADD_BOS: True}),
+        tiny_gguf.with_byte_fallback(),
+        replace(tiny_gguf.with_byte_fallback(), flags={gguf.Keys.Tokenizer.ADD_BOS: False}),
+    ],
+    ids=["byte level", "SentencePiece", "SentencePiece without a first token"],
+)
+def test_what_begins_a_text_of_a_vocabulary_begins_no_grammar(
+    backend: str, vocabulary: tiny_gguf.Vocabulary, tmp_path: Path
+) -> None:
+    """Of Llama's vocabularies each text began with a token and a space of its own: no grammar could be followed."""
+    target = load(str(tiny_gguf.write(tmp_path / "tiny.gguf", vocabulary=vocabulary)), backend=backend)
+    assert target.tokenizer is not None
+    for text in ("the rain", " the", "é ж", "a  b", "xyz"):
+        engine = Engine(target, SpeculationParams(drafter="lookup"))
+        constraint = engine.grammars.choice([text])
+        (found,) = engine.generate([target.tokenizer.encode("a")], SamplingParams(max_tokens=32, constraint=constraint))
+        assert (found.text, found.finish_reason) == (text, "eos")
+        *ids, _ = found.token_ids
+        assert b"".join(target.tokenizer.spelling()[0][token] for token in ids) == text.encode()  # type: ignore[attr-defined]
 
 
 def test_models_without_text_or_an_end_have_no_grammars() -> None:

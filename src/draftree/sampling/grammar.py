@@ -27,6 +27,9 @@ _LONGEST = 1 << 20
 """Characters of a grammar's text: beyond it compiling takes seconds."""
 
 
+_MARK = "\x02"
+
+
 @runtime_checkable
 class SpelledTokenizer(Tokenizer, Protocol):
     """A tokenizer that says how its tokens are spelled."""
@@ -390,7 +393,12 @@ class _Spelled:
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
             raise TypeError("give text")
-        return self._tokenizer.encode(text)
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        if b"".join([self.tokens[token] for token in ids]) == text.encode():
+            return ids
+        # SentencePiece begins a text with a space of its own: it belongs to a mark in front that no piece has
+        begin, ids = (self._tokenizer.encode(_MARK + more, add_special_tokens=False) for more in ("", text))
+        return ids[len(begin) :]
 
 
 def _brief(error: str) -> str:
