@@ -12,13 +12,13 @@ from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, DraftSource, Scorer
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
-from draftree.engine.speculation import Speculation
+from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import DraftreeError
 from draftree.policies.base import Candidates, Child, GrowthPolicy
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.tree import DraftTree
-from draftree.verify.schemes import Match, Scheme, Verdict
+from draftree.verify.schemes import Match, NodeByNode, Scheme, UniformDraws, Verdict, Visit
 
 from .toy import ToyModel, chain_tree
 
@@ -115,6 +115,7 @@ def test_a_policy_that_grows_wrongly_is_named_with_the_rule(case: str) -> None:
 
 
 METHODS = {
+    "prepare raises": ("prepare", _raises, "raised KeyError"),
     "plan raises": ("plan", _raises, "raised KeyError"),
     "plan None": ("plan", _const(None), "return a Plan"),
     "width_for None": ("width_for", _const(None), "return a whole number from 1"),
@@ -138,6 +139,28 @@ def test_every_method_of_a_policy_is_named_with_its_rule(case: str) -> None:
     refused(f"policy MyPolicy: {method}", rule, policy=policy)
 
 
+@pytest.mark.parametrize("method", ["prepare", "open", "observe", "close"])
+def test_every_method_of_a_source_that_raises_is_named(method: str) -> None:
+    """Their exceptions came out bare."""
+    source = MySource()
+    setattr(source, method, _raises)
+    refused(f"drafter mine: {method}", "raised KeyError: 'lost'", drafter=TreeDrafter(StaticTree(1, 2), source))
+
+
+@pytest.mark.parametrize(("nodes", "rule"), [(None, "default_nodes is None"), ("12", "is '12'"), (0, "at least 1")])
+def test_a_policys_node_budget_is_named_with_its_rule(nodes: object, rule: str) -> None:
+    policy = type("MyOwn", (MyPolicy,), {"default_nodes": nodes})()
+    with pytest.raises(DraftreeError, match="policy MyOwn: default_nodes") as refusal:
+        SpeculationParams(drafter="lookup", method=policy)
+    assert rule in str(refusal.value)
+
+
+def test_a_class_in_place_of_a_policy_or_a_source_is_refused() -> None:
+    for parts in ((MyPolicy, MySource()), (MyPolicy(), MySource)):
+        with pytest.raises(DraftreeError, match="Input should be an instance of"):
+            TreeDrafter(*cast(Any, parts))
+
+
 def _each(value: object) -> Returns:
     return lambda nodes, width: [value for _ in nodes]
 
@@ -150,6 +173,7 @@ SCORES: dict[str, tuple[Returns, str]] = {
     "fewer log-probabilities": (_each(Candidates((0, 1), (-0.5,), 0.7)), "as many log-probabilities as tokens"),
     "no lists": (_each(Candidates(3, None, 0.7)), "as many log-probabilities as tokens"),  # type: ignore[arg-type]
     "nan": (_each(Candidates((0,), (math.nan,), 0.7)), "finite"),
+    "a bare tuple": (_each(((0,), (-0.5,), 0.7)), "Candidates for each node"),
     "no entropy": (_each(Candidates((0,), (-0.5,), None)), "finite"),  # type: ignore[arg-type]
     "beyond the vocabulary": (_each(Candidates((VOCAB,), (-0.5,), 0.7)), f"token {VOCAB}: the target has 0 to 4"),
     "a negative token": (_each(Candidates((-1,), (-0.5,), 0.7)), "token -1: the target has 0 to 4"),
@@ -202,6 +226,8 @@ VERDICTS: dict[str, tuple[Returns, str]] = {
     "a negative node": (_const([Verdict([-1], [0, 0])]), "path"),
     "beyond the vocabulary": (_const([Verdict([], [VOCAB])]), f"token {VOCAB}: the target has 0 to 4"),
     "a negative token": (_const([Verdict([], [-1])]), "token -1: the target has 0 to 4"),
+    "a fraction": (_const([Verdict([], [2.0])]), "token 2.0: the target has 0 to 4"),  # type: ignore[list-item]
+    "nothing": (_const([Verdict([], [None])]), "token None: the target has 0 to 4"),  # type: ignore[list-item]
 }
 
 
@@ -209,6 +235,28 @@ VERDICTS: dict[str, tuple[Returns, str]] = {
 def test_a_scheme_that_verifies_wrongly_is_named_with_the_rule(case: str) -> None:
     returns, rule = VERDICTS[case]
     refused("verification my-scheme", rule, scheme=MyScheme(returns))
+
+
+DECISIONS: dict[str, tuple[Returns, str]] = {
+    "raises": (_raises, "raised KeyError: 'lost'"),
+    "None": (_const(None), "raised TypeError: 'NoneType' object cannot be interpreted as an integer"),
+    "a fraction": (_const(2.0), "raised TypeError: 'float' object cannot be interpreted as an integer"),
+    "beyond the vocabulary": (_const(VOCAB), f"token {VOCAB}: the target has 0 to 4"),
+}
+
+
+@pytest.mark.parametrize("case", DECISIONS)
+def test_a_scheme_that_decides_wrongly_is_named_with_the_rule(case: str) -> None:
+    """A scheme without a name is called by its class."""
+    returns, rule = DECISIONS[case]
+
+    class Mine(NodeByNode):
+        lossy = True
+
+        def decide(self, visit: Visit, draws: UniformDraws) -> int:
+            return returns()  # type: ignore[no-any-return]
+
+    refused("verification Mine", rule, scheme=Mine())
 
 
 WIDTHS: dict[str, tuple[Returns, str]] = {

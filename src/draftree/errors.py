@@ -21,8 +21,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _LONGEST_WORD, _LONGEST_MESSAGE = 300, 1200
 """Characters of an echoed path or name, and of a message, that a terminal shows without burying the way out."""
@@ -179,10 +183,19 @@ def raise_named(error: Exception, name: str) -> None:
         raise RunError(f"{name} raised {type(error).__name__}: {first_line(error)}") from error
 
 
+def call_named(name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call what users plug in, with ``raise_named``; for what no step calls."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        raise_named(error, name)
+        raise
+
+
 def check_tokens(name: str, tokens: Sequence[int], vocab: int) -> None:
     """Raise ConfigError unless these are tokens of a vocabulary."""
     for token in tokens:
-        if not 0 <= token < vocab:
+        if not isinstance(token, int) or not 0 <= token < vocab:
             raise ConfigError(f"{name} gave token {token}: the target has 0 to {vocab - 1}")
 
 

@@ -29,6 +29,7 @@ class Mine(draftree.GrowthPolicy):
     width: int = 2
     steep: float = 0.5
     name: str = "mine"
+    text: str = "a setting may have any name"
     flag: bool = False
 
     def grow(self, frontier):
@@ -146,13 +147,13 @@ BAD = {
     "draftree_test_lacks:Mine": "raised ModuleNotFoundError: No module named 'draftree_test_not_there'",
     "draftree_test_mine:Other": "draftree_test_mine.py has no 'Other'",
     "draftree_test_mine:": "draftree_test_mine.py has no ''",
-    "draftree_test_mine:number": "is 4: name a GrowthPolicy",
+    "draftree_test_mine:number": "raised TypeError: 'int' object is not callable",
     "draftree_test_mine:none": "returned None: return a GrowthPolicy",
     "draftree_test_mine:needs": "missing 1 required positional argument: 'width'",
     "draftree_test_mine:Abstract": "raised TypeError: Can't instantiate abstract class Abstract",
     "builtins:int": "returned 0: return a GrowthPolicy",
     "draftree_test_mine:Mine:width=wide": "width is 'wide'",
-    "draftree_test_mine:Mine:height=2": "no setting 'height': it has width, steep, name",
+    "draftree_test_mine:Mine:height=2": "no setting 'height': it has width, steep, name, text",
     "draftree_test_mine:ready:width=2": "no setting 'width': it has none",
     "chain:depth": "chain:depth",
     "beams:width": "beams:width",

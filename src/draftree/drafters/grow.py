@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from ..config import Budget
-from ..errors import ConfigError, raise_named
+from ..config import Budget, check_fields
+from ..errors import ConfigError, call_named, raise_named
 from ..models.base import LanguageModel
 from ..policies.base import Candidates, Child, Frontier, GrowthPolicy, Plan, Pool, best_per_row
 from ..request import Outcome, Request
@@ -49,6 +49,7 @@ class TreeDrafter(Drafter):
     name: str = ""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         parts = self.source.parts
         self.name = self.name or self.source.name
         self.parts = (self.name,) if len(parts) == 1 else tuple(part.name for part in parts)
@@ -60,7 +61,7 @@ class TreeDrafter(Drafter):
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         self.source.prepare(target, prefixes)
-        self.policy.prepare(target, self.source.parts)
+        call_named(f"policy {_name(self.policy)}: prepare", self.policy.prepare, target, self.source.parts)
 
     def open(self, request: Request) -> None:
         self.source.open(request)
@@ -258,7 +259,7 @@ def _scored(name: str, scorer: Scorer, nodes: Sequence[UnscoredNode], width: int
     scored = scorer.score(nodes, width)
     try:
         fits = len(scored) == len(nodes)
-        for tokens, logprobs, entropy, *_ in scored:
+        for tokens, logprobs, entropy, _, _ in scored:
             fits = fits and len(tokens) == len(logprobs) and math.isfinite(entropy + sum(logprobs))
     except (TypeError, ValueError):
         fits = False

@@ -12,7 +12,7 @@ from typing import Any
 from ..config import check_fields, option, typed
 from ..drafters.base import Drafter
 from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter
-from ..errors import ConfigError
+from ..errors import ConfigError, call_named
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import DEFAULT_METHOD, Method, find_policy, read_method
@@ -160,7 +160,7 @@ class Speculations:
                     "come out of the draft distribution in two ways: give each a drafter of its own"
                 )
         else:
-            drafter.prepare(self._target, self._prefixes)
+            call_named(f"drafter {drafter.name}: prepare", drafter.prepare, self._target, self._prefixes)
             self._prepared[id(drafter)] = speculation
         return speculation
 

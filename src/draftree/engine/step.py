@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ..config import Budget
 from ..drafters.base import Drafter
-from ..errors import ConfigError, RunError, check_tokens, raise_named
+from ..errors import ConfigError, RunError, call_named, check_tokens, raise_named
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import WORTHWHILE, PrefixCache, common_prefix
 from ..request import DrafterStats, Logprobs, Outcome, Request, StepCost
@@ -225,7 +225,11 @@ class Stepper:
                 part.append(verdict)
 
     def _observe(self, drafter: Drafter, parts: Sequence[_Part], outcomes: Sequence[Outcome]) -> None:
-        drafter.observe(outcomes)
+        try:
+            drafter.observe(outcomes)
+        except Exception as error:
+            raise_named(error, f"drafter {drafter.name}: observe")
+            raise
         for outcome in outcomes:
             count(outcome, drafter)
         for observer in self._observers:
@@ -246,7 +250,8 @@ class Stepper:
                 closing.callback(setattr, request, "row", None)  # last: it is done when its observers know
                 for observer in reversed((*self._observers, *request.observers)):
                     closing.callback(observer.closed, request)
-                closing.callback(request.speculation.drafter.close, request)
+                drafter = request.speculation.drafter
+                closing.callback(call_named, f"drafter {drafter.name}: close", drafter.close, request)
                 self.prefixes.keep(request.ids, row)
 
     def slots(self, request: EngineRequest, *, most: bool = False) -> int:
@@ -328,7 +333,8 @@ def _read(parts: Sequence[_Part], scores: Scores) -> list[_Part]:
     for part, start in zip(parts, scores.starts, strict=False):
         part.read(scores, start)
         if part.ends and not part.decodes:
-            part.request.speculation.drafter.open(part.request)
+            drafter = part.request.speculation.drafter
+            call_named(f"drafter {drafter.name}: open", drafter.open, part.request)
             opened.append(part)
     return opened
 

@@ -251,9 +251,11 @@ def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
     Raises:
         ConfigError: it is out of range.
     """
+    name = "nodes"
     if nodes is None:
-        return DEFAULT_NODES if policy is None else policy.default_nodes
-    check_type("nodes", nodes, Nodes)
+        name = f"policy {type(policy).__name__}: default_nodes"
+        nodes = DEFAULT_NODES if policy is None else policy.default_nodes
+    check_type(name, nodes, Nodes)
     return nodes
 
 

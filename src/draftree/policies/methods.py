@@ -13,7 +13,7 @@ from functools import partial
 from importlib import import_module
 
 from ..config import DEFAULT_NODES, MAX_NODES
-from ..errors import ConfigError, UnknownNameError, first_line, raise_named, unknown_name
+from ..errors import ConfigError, UnknownNameError, call_named, first_line, unknown_name
 from .auto import AutoTree
 from .base import GrowthPolicy, read_number
 from .best_paths import Eagle2Tree, OptTree
@@ -290,7 +290,7 @@ def read_method(text: str) -> str | Method:
 
     Raises:
         UnknownNameError: there is no such module or attribute.
-        ConfigError: the module cannot be imported, or the attribute is no policy and cannot be called.
+        ConfigError: the module cannot be imported.
     """
     name, sign, attribute = text.partition(":")
     if not sign:
@@ -312,23 +312,20 @@ def read_method(text: str) -> str | Method:
     file = getattr(module, "__file__", None) or name
     if (found := getattr(module, attribute, None)) is None:
         raise UnknownNameError(f"method {text!r}: {file} has no {attribute!r}")
-    if not isinstance(found, GrowthPolicy) and not callable(found):
-        raise ConfigError(f"method {text!r} is {found!r}: name a GrowthPolicy, or a class or function that returns one")
     settings = dict[str, int | float | str]()
     if not isinstance(found, GrowthPolicy):
-        with suppress(ValueError):  # some built-in functions have no signature
+        with suppress(TypeError, ValueError):  # of what cannot be called, or is built in
             defaults = {p.name: p.default for p in inspect.signature(found).parameters.values()}
             settings = {key: value for key, value in defaults.items() if type(value) in (int, float, str)}
     return Method(text, "", partial(_policy, text, found), "", "", settings, file)
 
 
-def _policy(text: str, found: GrowthPolicy | Callable[..., object], **settings: object) -> GrowthPolicy:
+def _policy(text: str, found: GrowthPolicy | Callable[..., object], /, **settings: object) -> GrowthPolicy:
     """A copy of a user's policy, or what a call returns; ConfigError unless that is a policy."""
-    try:
-        policy = deepcopy(found) if isinstance(found, GrowthPolicy) else found(**settings)
-    except Exception as error:
-        raise_named(error, f"method {text!r}")
-        raise
+    name = f"method {text!r}"
+    policy = (
+        call_named(name, deepcopy, found) if isinstance(found, GrowthPolicy) else call_named(name, found, **settings)
+    )
     if not isinstance(policy, GrowthPolicy):
         raise ConfigError(f"method {text!r} returned {policy!r}: return a GrowthPolicy")
     return policy

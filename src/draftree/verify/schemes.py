@@ -18,6 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -102,7 +103,8 @@ def walk(tree: DraftTree, target: TargetLogits, decide: Decision, draws: Uniform
         drafted = tree.tokens[children].tolist()
         if drafted:
             entropy = float(tree.entropies[children[0]])
-            tokens.append(decide(Visit(logits, drafted, tree.distributions.get(node), len(tokens), entropy), draws))
+            visit = Visit(logits, drafted, tree.distributions.get(node), len(tokens), entropy)
+            tokens.append(index(decide(visit, draws)))
         else:
             tokens.append(draws.draw(logits, len(tokens)))
         if tokens[-1] not in drafted:
@@ -262,7 +264,7 @@ class Scheme(ABC):
     """Turns the target's logits over draft trees into accepted tokens.
 
     Attributes:
-        name: as on the command line.
+        name: as on the command line; by default the class's.
         summary: one line.
         drawing: how the children that it verifies must come out of the draft distribution.
         lossy: its output does not follow the target distribution.
@@ -272,6 +274,9 @@ class Scheme(ABC):
     summary: ClassVar[str]
     drawing: Drawing = Drawing.TOP
     lossy: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        cls.name = vars(cls).get("name", cls.__name__)
 
     @property
     def candidates(self) -> str:
