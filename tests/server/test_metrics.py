@@ -5,10 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,6 +20,7 @@ from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Observer, SpeculationParams
 from draftree.openai.answers import speculative_decoding
+from draftree.policies.auto import AutoTree
 from draftree.request import Outcome
 from draftree.server.metrics import Metrics
 
@@ -39,9 +41,9 @@ class _Witness(Observer):
         self.outcomes += outcomes
 
 
-def _figures(metrics: Metrics, engine: Engine) -> dict[tuple[str, ...], float]:
+def _figures(page: str) -> dict[tuple[str, ...], float]:
     """Name and values of labels -> figure."""
-    families = text_string_to_metric_families(metrics.text(engine).decode())
+    families = text_string_to_metric_families(page)
     return {(s.name, *(s.labels[k] for k in sorted(s.labels))): s.value for f in families for s in f.samples}
 
 
@@ -74,7 +76,7 @@ def test_nodes_are_counted_by_depth_and_by_the_drafter_that_proposed_them(
     assert told["by_drafter"] == {
         name: {fate: expected[name, fate] for fate in ("drafted", "accepted")} for name in parts
     }
-    figures = _figures(metrics, engine)
+    figures = _figures(metrics.text(engine).decode())
     for name in parts:
         assert figures["draftree:drafter_tokens_total", "yes", name] == expected[name, "accepted"]
         rest = expected[name, "drafted"] - expected[name, "accepted"]
@@ -99,7 +101,7 @@ def test_what_the_cache_holds_is_told_beside_what_it_may_hold() -> None:
     for ended in range(2):
         stream = engine.stream(PROMPTS[1], SamplingParams(max_tokens=64))
         next(stream)
-        figures, (job,) = _figures(metrics, engine), engine.scheduler.running
+        figures, (job,) = _figures(metrics.text(engine).decode()), engine.scheduler.running
         assert job.request.row is not None
         held, kept = job.request.row.length, sum(engine.stepper.prefixes.lengths)
         assert held >= job.request.prompt_length
@@ -109,9 +111,47 @@ def test_what_the_cache_holds_is_told_beside_what_it_may_hold() -> None:
         assert figures["draftree:requests_running",] == 1 and figures["draftree:requests_waiting",] == 0
         assert figures["draftree:prefix_hits_total",] == ended
         list(stream)
-    figures = _figures(metrics, engine)
+    figures = _figures(metrics.text(engine).decode())
     assert figures["draftree:kv_tokens", "running"] == 0 < figures["draftree:kv_tokens", "kept"]
     assert figures["draftree:prompt_tokens_reused_total",] > 0
+
+
+class _Sizes(Observer):
+    """Drafted tokens of each step, by the number of requests in it."""
+
+    def __init__(self) -> None:
+        self.steps = defaultdict[int, list[int]](list)
+
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        self.steps[len(outcomes)].append(sum(len(outcome.tree) for outcome in outcomes))
+
+
+def test_where_auto_stands_and_why_is_told_by_load() -> None:
+    """By the metrics in figures, on the page in the lines of ``generate --explain``."""
+    seen, speculation = _Sizes(), SpeculationParams(drafter="lookup", method="auto")
+    with running(speculation=speculation, observers=[seen]) as served:
+        for n in (1, 3):
+            body = {"prompt": TEXT, "max_tokens": 24, "temperature": 0.7, "n": n, "ignore_eos": True}
+            assert posted(served, "/v1/completions", body)[0] == 200
+        served.settle()
+        policy = served.engine.speculation.drafter.policy
+        assert isinstance(policy, AutoTree)
+        report, figures = policy.report, _figures(fetched(served, "/metrics")[1])
+        assert {1, 3} <= seen.steps.keys()
+        for requests, nodes in seen.steps.items():
+            assert figures["draftree:auto_step_nodes", str(requests)] == pytest.approx(mean(nodes))
+        assert figures["draftree:auto_step_mean", "tokens"] == pytest.approx(report.tokens / report.steps)
+        assert figures["draftree:auto_step_mean", "passes"] == pytest.approx(report.passes / report.steps)
+        assert figures["draftree:auto_drafter_on", "lookup"] == report.selection.records[0].on
+        *_, by_load = json.loads(fetched(served, "/draftree/about")[1])["auto"].splitlines()
+        assert all(f"{mean(nodes):.1f} of {requests}" in by_load for requests, nodes in seen.steps.items())
+
+
+def test_without_auto_nothing_is_told_of_it() -> None:
+    with running() as served:
+        assert posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 2})[0] == 200
+        assert not any(name.startswith("draftree:auto_step") for name, *_ in _figures(fetched(served, "/metrics")[1]))
+        assert json.loads(fetched(served, "/draftree/about")[1])["auto"] is None
 
 
 def test_an_answer_names_its_drafters() -> None:
@@ -126,9 +166,10 @@ def test_an_answer_names_its_drafters() -> None:
 
 def test_the_dashboard_reads_metrics_and_labels_that_are_there() -> None:
     metrics = Metrics()
-    engine = Engine(target(), ENSEMBLE, observers=[metrics], scheduling=SchedulerParams(prefixes=2))
-    for prompt in PROMPTS:
-        handle = engine.submit(prompt, SamplingParams(max_tokens=64))
+    auto = SpeculationParams(drafter="lookup", method="auto")
+    engine = Engine(target(), auto, observers=[metrics], scheduling=SchedulerParams(prefixes=2))
+    for prompt, speculation in (*((prompt, ENSEMBLE) for prompt in PROMPTS), (TEXT, None)):
+        handle = engine.submit(prompt, SamplingParams(max_tokens=64), speculation)
         handle.result()
         metrics.ended(handle.request)
     labels: dict[str, set[str]] = {}

@@ -215,6 +215,7 @@ class Report:
     Attributes:
         selection: the drafters.
         steps, drafted: all steps, and those that verified drafts.
+        together: steps and nodes by the number of requests that a step decoded.
         nodes, tokens: verified nodes, and tokens a request that were gained.
         passes: AR passes that the steps took.
     """
@@ -222,6 +223,7 @@ class Report:
     def __init__(self, selection: Selection) -> None:
         self.selection = selection
         self.steps = self.drafted = self.nodes = 0
+        self.together: dict[int, tuple[int, int]] = {}
         self.tokens = self.passes = 0.0
 
     def add(self, nodes: int, outcomes: Sequence[Outcome], passes: float) -> None:
@@ -229,11 +231,17 @@ class Report:
         self.steps += 1
         self.drafted += nodes > 0
         self.nodes += nodes
+        steps, verified = self.together.get(len(outcomes), (0, 0))
+        self.together[len(outcomes)] = steps + 1, verified + nodes
         self.tokens += sum([outcome.taken for outcome in outcomes]) / len(outcomes)
         self.passes += passes
 
+    def nodes_by_requests(self) -> dict[int, float]:
+        """Nodes a step by the number of requests that it decoded; any thread may call it."""
+        return {requests: nodes / steps for requests, (steps, nodes) in sorted(self.together.copy().items())}
+
     def text(self) -> str:
-        """A line for people, and one for each drafter."""
+        """A line for people, one for each drafter, and one of steps that decoded several requests."""
         if not self.steps:
             return "auto has not decoded anything yet"
         nodes, tokens, passes = (total / self.steps for total in (self.nodes, self.tokens, self.passes))
@@ -247,4 +255,7 @@ class Report:
                 f"drafter{name}, now {'on' if record.on else 'off'}: drafted in {record.steps / self.steps:.0%}, "
                 f"{record.tokens / each:.2f} of its tokens accepted a step, {1e3 * record.seconds / each:.2f} ms"
             )
+        if max(by_requests := self.nodes_by_requests()) > 1:
+            each_size = ", ".join(f"{mean:.1f} of {requests}" for requests, mean in by_requests.items())
+            lines.append(f"drafted tokens a step by requests that decode together: {each_size}")
         return "\n".join(lines)

@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException
 
 from ..engine.speculation import Setup, SpeculationParams
 from ..engine.trace import plain, run_record
-from ..models.cost_profile import Point
 from ..openai.schema import Sent, TokenIds
 from ..policies.auto import AutoTree
 from ..policies.methods import METHODS
@@ -65,19 +64,18 @@ class Inspector:
         return Response(content, media_type=kind, headers=_HEADERS)
 
     async def about(self) -> dict[str, Any]:
-        """What is served, and the cost profile of the target that ``auto`` looks at; null: this server has none."""
+        """What is served; the cost profile that ``auto`` looks at, and where it stands; null: this server has none."""
+        policy = self._setup.speculation.drafter.policy
+        auto = policy if isinstance(policy, AutoTree) else None
         return {
             "model": self._model,
             "drafter": str(self._speculation.spec),
             "method": self.run["labels"]["method"],
             "methods": list(METHODS),
             "run": self.run,
-            "cost": plain(self._curves()),
+            "cost": plain(auto.target.points) if auto is not None and auto.target is not None else None,
+            "auto": None if auto is None else auto.report.text(),
         }
-
-    def _curves(self) -> Sequence[Point] | None:
-        policy = self._setup.speculation.drafter.policy
-        return policy.target.points if isinstance(policy, AutoTree) and policy.target is not None else None
 
     async def spell(self, body: SpellRequest) -> dict[str, list[str]]:
         return {"texts": await asyncio.to_thread(lambda: [self._spell([token]) for token in body.tokens])}

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ..engine.engine import Engine
 from ..engine.speculation import EngineRequest, Observer
+from ..policies.auto import AutoTree, Report
 from ..request import Outcome, Request
 
 log = logging.getLogger("draftree.requests")
@@ -72,6 +73,17 @@ class Metrics(Observer):
         self._held = gauge("draftree:kv_tokens", "Tokens whose keys and values are held, by kind of row.", ["rows"])
         self._most = gauge("draftree:kv_tokens_most", "Tokens that the memory of the cache has room for.")
         self._used = gauge("vllm:kv_cache_usage_perc", "Share of this room that is taken; 1 is all.")
+        self._auto = gauge(
+            "draftree:auto_step_mean",
+            "What a step of method auto gains and costs: `tokens` a request, `passes` of AR decoding.",
+            ["of"],
+        )
+        self._auto_nodes = gauge(
+            "draftree:auto_step_nodes",
+            "Drafted tokens a step of method auto, by requests that it decodes.",
+            ["requests"],
+        )
+        self._auto_on = gauge("draftree:auto_drafter_on", "Whether method auto drafts by it now.", ["drafter"])
 
     def arrived(self, request: Request, began: float) -> None:
         """A request has been submitted, at this ``time.monotonic()``; its first token may be there by now."""
@@ -145,7 +157,20 @@ class Metrics(Observer):
         if (slot := target.capabilities.slot_bytes) and (most := target.cache_bytes // slot):
             self._most.set(most)
             self._used.set((held + sum(kept)) / most)
+        policy = engine.speculation.drafter.policy
+        if isinstance(policy, AutoTree):
+            self._set_auto(policy.report)
         return generate_latest(self.registry)
+
+    def _set_auto(self, report: Report) -> None:
+        if report.steps:
+            self._auto.labels("tokens").set(report.tokens / report.steps)
+            self._auto.labels("passes").set(report.passes / report.steps)
+        for requests, nodes in report.nodes_by_requests().items():
+            self._auto_nodes.labels(str(requests)).set(nodes)
+        for record in report.selection.records:
+            if record.source is not None:
+                self._auto_on.labels(record.source.name).set(record.on)
 
 
 class JsonLines(logging.Formatter):

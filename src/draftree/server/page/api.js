@@ -29,10 +29,14 @@ export class Api {
     throw new ServerError(explained(response.status, body?.error?.message ?? response.statusText), response.status);
   }
 
-  /** What is served; kept until the next call. */
+  /** What is served; kept until the next call, unless that fails. */
   async load() {
-    this.about = null;
-    this.about = await (await this._fetch("/draftree/about")).json();
+    try {
+      this.about = await (await this._fetch("/draftree/about")).json();
+    } catch (error) {
+      this.about = null;
+      throw error;
+    }
     return this.about;
   }
 

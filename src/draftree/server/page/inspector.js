@@ -147,6 +147,7 @@ async function ask(question) {
     running = null;
     find("send").disabled = find("clear").disabled = false;
     find("stop").hidden = true;
+    api.load().then(() => panels.refresh(), fail); // where auto stands now
   }
 }
 

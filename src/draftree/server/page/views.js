@@ -190,6 +190,7 @@ export class Panels {
       ? `Line: the cost profile, one request behind ${curve.context} tokens, by which auto chooses. Dots: the passes of this answer as measured, the open step's filled; hollow ones were shared with other requests.`
       : "Dots: the passes of this answer as measured, the open step's filled. There is no cost profile of this target here: a server whose method is auto has one.";
     const place = this._find("cost");
-    place.replaceChildren(costChart(curve, answer.steps, this._step, Math.min(560, place.clientWidth)), make("p", { class: "hint" }, hint));
+    const stands = same && about.auto ? about.auto.split("\n").map((line) => make("p", { class: "hint" }, line)) : [];
+    place.replaceChildren(costChart(curve, answer.steps, this._step, Math.min(560, place.clientWidth)), make("p", { class: "hint" }, hint), ...stands);
   }
 }
