@@ -1,4 +1,4 @@
-"""The books of the scheduler: order, room, deadlines and the queue, without any model."""
+"""The books of the scheduler: order, room, deadlines and the queue; and how long a prompt makes streams wait."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Sequence
 import pytest
 
 from draftree.config import SamplingParams
+from draftree.engine.engine import Engine
 from draftree.engine.scheduler import ChunkSize, Job, Scheduler, SchedulerParams
 from draftree.engine.speculation import EngineRequest, Speculation
 from draftree.errors import ConfigError, QueueFullError
-from draftree.models.base import Row
+from draftree.models.base import Nodes, Row
+from draftree.scores import Scores
 from draftree.text.detokenizer import NoText
+
+from .toy import ToyModel
 
 
 def job(slots: int = 10, *, priority: int = 0, arrival: float = 0.0, timeout: float | None = None) -> Job:
@@ -141,6 +145,44 @@ def test_a_slow_moment_costs_a_chunk_a_quarter() -> None:
     assert chunk.size == before * 3 // 4
     chunk.observe(chunk.size - 1, 0.01)
     assert chunk.size == before * 3 // 4, "the end of a prompt says nothing of a whole chunk"
+
+
+class Timed:
+    """A toy whose passes take seconds of a clock of its own: one, and so much more for each token beside the first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, token: float) -> None:
+        self.model, self.now = ToyModel(7, max_length=1200), 0.0
+        extend = self.model.extend
+
+        def timed(rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+            self.now += 1 + token * (sum(len(new.tokens) for new in nodes) - 1)
+            return extend(rows, nodes)
+
+        monkeypatch.setattr(self.model, "extend", timed)
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("token", [0.001, 0.02, 0.1])
+def test_a_long_prompt_delays_no_stream_by_more_than_two_steps(
+    streams: int, token: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a token of it costs: chunks grow as long as steps stay short."""
+    clock = Timed(monkeypatch, token)
+    engine, params = Engine(clock.model), SamplingParams(max_tokens=500, ignore_eos=True)
+    handles = [engine.submit((1, 2 + i), params) for i in range(streams)]
+    engine.wait(lambda: all(len(handle.request.chunks) >= 4 for handle in handles))
+    step, gaps = 1 + token * (streams - 1), list[float]()
+    late = engine.submit([i % 6 for i in range(1000)], SamplingParams(max_tokens=1))
+    while not late.done:
+        before, began = [len(handle.request.chunks) for handle in handles], clock.now
+        engine.advance()
+        assert [len(handle.request.chunks) for handle in handles] == [count + 1 for count in before]
+        gaps.append(clock.now - began)
+    assert len(gaps) > 1 and max(gaps) <= 3 * step
+    for handle in handles:
+        handle.cancel()
+    engine.wait(lambda: all(handle.done for handle in handles))
 
 
 def test_a_chunk_that_is_given_stays() -> None:

@@ -81,6 +81,11 @@ class Running:
         return len(self._server.server_state.connections)
 
     @property
+    def buffered(self) -> int:
+        """Bytes of answers that wait in the server to be taken."""
+        return sum(each.transport.get_write_buffer_size() for each in self._server.server_state.connections)
+
+    @property
     def idle(self) -> bool:
         """It holds no row of a request, and none waits."""
         return not self.engine.scheduler.jobs

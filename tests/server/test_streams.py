@@ -1,14 +1,21 @@
-"""What a stream sends of a request that fails."""
+"""What a stream sends of a request that fails, and to a client that reads slowly."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+import json
+import socket
+from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
 from typing import Any, cast
+
+import httpx2 as httpx
+import pytest
 
 from draftree.request import Chunk
 from draftree.server.engine_loop import Submission
 from draftree.server.streams import EventStream
+
+from .running import HEAD, NAME, TEXT, running, slow_target
 
 
 class _Builder:
@@ -26,6 +33,9 @@ class _Submission:
     async def steps(self) -> AsyncIterator[list[tuple[int, Sequence[Chunk], bool]]]:
         yield [(0, [Chunk(1, "a", False, 0), Chunk(2, "b", True, 1)], True)]
 
+    def cancel(self) -> None:
+        """Nothing runs."""
+
 
 def test_the_tokens_of_its_last_step_come_before_its_error() -> None:
     async def sent() -> list[str]:
@@ -35,3 +45,56 @@ def test_the_tokens_of_its_last_step_come_before_its_error() -> None:
     lines = "".join(asyncio.run(sent())).split("\n\n")
     assert lines[:3] == ['data: {"first": true}', 'data: {"token": "a"}', 'data: {"token": "b"}']
     assert "broken" in lines[3]
+
+
+class _Endless(_Submission):
+    """Steps without end; ``made`` of them were taken."""
+
+    made = 0
+
+    async def steps(self) -> AsyncIterator[list[tuple[int, Sequence[Chunk], bool]]]:
+        while True:
+            self.made += 1
+            yield [(0, [Chunk(1, "a", False, 0)], False)]
+
+
+def test_a_stream_makes_no_event_before_the_last_one_was_taken() -> None:
+    """Whatever the engine has made meanwhile: of a client that reads slowly one piece waits."""
+
+    async def sent() -> list[tuple[int, int]]:
+        submission, found = _Endless(), list[tuple[int, int]]()
+        stream = EventStream(cast(Submission, submission), cast(Any, _Builder()), ())
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            for _ in range(50):
+                await asyncio.sleep(0)  # others get their turn while the client takes it
+            if message["type"] == "http.response.body":
+                found.append((submission.made, message["body"].count(b"data: ")))
+            if len(found) == 20:
+                raise OSError("the client has left")
+
+        with pytest.raises(BaseException):  # noqa: B017 - in a group, or as it is
+            await stream({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
+        return found
+
+    assert asyncio.run(sent()) == [(step, 1) for step in range(20)]
+
+
+def test_what_a_deaf_client_leaves_of_a_stream_is_not_buffered() -> None:
+    """The engine goes on to the end of the answer; of its text a piece waits in the server, not all of it."""
+    asked = {"model": NAME, "prompt": TEXT, "max_tokens": 100, "n": 8, "logprobs": 20, "ignore_eos": True, "seed": 1}
+    body = json.dumps({**asked, "stream": True, "stream_options": {"include_trace": True}}).encode()
+    with running(slow_target()) as served:
+        whole = len(httpx.post(f"{served.url}/v1/completions", content=body, timeout=None).content)
+        host, port = served.url.removeprefix("http://").split(":")
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            deaf.connect((host, int(port)))
+            deaf.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            served.get_busy()
+            served.settle()
+            assert served.buffered < whole / 10
