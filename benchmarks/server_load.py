@@ -3,6 +3,7 @@
     python -m benchmarks.server_load texts [--requests 200] [--concurrency 8]
     python -m benchmarks.server_load soak [--minutes 10] [--concurrency 64] [--requests 200]
     python -m benchmarks.server_load overhead [--requests 20] [--tokens 64] [--concurrency 1]
+    python -m benchmarks.server_load llama [--target FILE.gguf] [--requests 24] [--tokens 64] [--concurrency 8]
 
 All start ``draftree serve`` (``--target``, ``--drafter``), send requests and print what they found. The exit code is 1
 where a text differs, a row is left or a request fails. ``texts``: methods, drafters, seeds, grammars,
@@ -12,12 +13,15 @@ be the beginning of its text. ``soak``: the same requests again and again for so
 server's resident memory as they go on, tokens a second, and the time to a stream's first token and between two of its
 events. ``overhead``: streams, one at a time or more, and the same
 by the Python API in this process, in turn: tokens a second of the one over those of the other, prompts included.
+``llama``: the same streams by llama.cpp's own server (``xllamacpp``) of the same file on as many threads, in turn:
+tokens a second, prompts included, and the time to the first token.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import re
 import subprocess
@@ -42,7 +46,7 @@ from draftree.engine.engine import Engine, Handle
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.models.loading import load
-from draftree.models.model_files import DEFAULT_MODEL
+from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.text.encoding import user
 
 SCHEMA = {
@@ -61,6 +65,7 @@ PROMPTS = (
     "Give me a recipe for bread, in five steps.",
     "Sum up this list in a sentence. "
     + " ".join(f"Item {i}: a box of {i % 7} apples from place {i}." for i in range(40)),
+    "How many boxes are there? " + " ".join(f"Box {i} came from place {i % 11}." for i in range(150)),
 )
 DRAFTED: Sequence[dict[str, Any]] = (
     {},
@@ -95,7 +100,8 @@ class Asked:
         leaves: after so many events its client leaves; None: it stays.
         slow: it reads an event in so many seconds.
         text: that came, of all answers.
-        began, times: when it was sent, and when its events came; seconds.
+        tokens: of a stream that was asked for its usage.
+        began, times: when it was sent, and when its events with text came; seconds.
         reason: why it ended; empty: its client has left.
     """
 
@@ -105,6 +111,7 @@ class Asked:
     leaves: int | None
     slow: float = 0.0
     text: str = ""
+    tokens: int = 0
     reason: str = field(default="", repr=False)
     began: float = field(default=0.0, repr=False)
     times: list[float] = field(default_factory=list, repr=False)
@@ -124,13 +131,16 @@ class Asked:
         """Its text is the one of the request alone; of a client that left, the beginning of that."""
         return self.text == alone if self.reason else alone.startswith(self.text)
 
-    async def send(self, client: httpx.AsyncClient) -> None:
+    async def send(self, client: httpx.AsyncClient, server: str = "") -> None:
         """Send it and read its answer.
+
+        Args:
+            server: its address; empty: the client knows it.
 
         Raises:
             RuntimeError: it was refused or failed.
         """
-        path = "/v1/chat/completions" if self.chat else "/v1/completions"
+        path = server + ("/v1/chat/completions" if self.chat else "/v1/completions")
         body = self.body | ({"draftree": self.speculation} if self.speculation else {})
         self.began = time.perf_counter()
         if not body.get("stream"):
@@ -146,10 +156,16 @@ class Asked:
             async for event in _events(answer):
                 if "error" in event:
                     raise RuntimeError(f"{body}: {event}")
+                if usage := event.get("usage"):
+                    self.tokens = usage["completion_tokens"]
+                if not event["choices"]:
+                    continue
                 (choice,) = event["choices"]
-                self.times.append(time.perf_counter())
+                text = (choice["delta"].get("content") or "") if self.chat else choice["text"]
+                if text:  # a chat's first event has none
+                    self.times.append(time.perf_counter())
                 await asyncio.sleep(self.slow)
-                self.text += (choice["delta"].get("content") or "") if self.chat else choice["text"]
+                self.text += text
                 self.reason, number = choice["finish_reason"] or "", number + 1
                 if number == self.leaves and not self.reason:
                     return
@@ -185,6 +201,7 @@ def served(args: argparse.Namespace) -> Iterator[tuple[str, psutil.Process]]:
     """A server's address, and its process."""
     command = [sys.executable, "-m", "draftree", "serve", args.target, "--port", "0", "--name", "model"]
     command += ["--drafter", args.drafter, "--rows", str(args.concurrency)]
+    command += ["--threads", str(args.threads)] if "threads" in args and args.threads else []
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
             said = list[str]()
@@ -252,7 +269,7 @@ async def soak(args: argparse.Namespace, url: str, process: psutil.Process) -> b
     rng = Random(args.seed)  # noqa: S311
     kinds = [made(i, rng, "model", args.tokens) for i in range(args.requests)]
     sent, resident = list[Asked](), list[float]()
-    began = time.perf_counter()
+    began, own = time.perf_counter(), time.process_time()
 
     def endless() -> Iterator[Asked]:
         while (minutes := (time.perf_counter() - began) / 60) < args.minutes:
@@ -263,25 +280,36 @@ async def soak(args: argparse.Namespace, url: str, process: psutil.Process) -> b
 
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=httpx.Limits(max_connections=None)) as client:  # noqa: S113
         await loaded(client, endless(), args.concurrency)
-        seconds, tokens = time.perf_counter() - began, await counted(client)
+        seconds, own, tokens = time.perf_counter() - began, time.process_time() - own, await counted(client)
+        resident.append(process.memory_info().rss / 2**20)
         left, alone = await rows_left(client), [kind.alone for kind in kinds]
         await loaded(client, alone, 1)
     texts = {json.dumps(kind.body): one.text for kind, one in zip(kinds, alone, strict=True)}
     differ = sum(not asked.fits(texts[json.dumps(asked.body)]) for asked in sent)
     whole = sum(bool(asked.reason) for asked in sent)
-    print(f"{len(sent)} requests, {args.concurrency} at once, in {seconds:.0f} s: {whole} ended, ", end="")
-    print(f"{len(sent) - whole} were left; {differ} texts differ from the request alone; {left:.0f} rows left")
-    print(f"{tokens / seconds:.0f} tokens/s; the clients' CPU time: {time.process_time() / seconds:.2f} of a processor")
     streams = [asked for asked in sent if asked.times and not asked.slow]
-    waits = {
-        "first token": [asked.times[0] - asked.began for asked in streams],
-        "events": [after - before for asked in streams for before, after in pairwise(asked.times)],
+    table = {
+        "requests": f"{len(sent)}, {args.concurrency} at once, in {seconds:.0f} s",
+        "ended, left by their clients": f"{whole}, {len(sent) - whole}",
+        "read slowly": f"{sum(bool(asked.times and asked.slow) for asked in sent)}",
+        "texts unlike the request alone": f"{differ}",
+        "tokens and requests in rows that are left": f"{left:.0f}",
+        "tokens a second": f"{tokens / seconds:.1f}",
+        "first token, 50th and 99th percentile": _percentiles([asked.times[0] - asked.began for asked in streams]),
+        "between events, 50th and 99th percentile": _percentiles(
+            [after - before for asked in streams for before, after in pairwise(asked.times)]
+        ),
+        "MiB resident at each tenth": ", ".join(f"{m:.0f}" for m in resident),
+        "CPU time of the clients, of a processor": f"{own / seconds:.2f}",
     }
-    for name, times in waits.items():
-        half, most = np.quantile(times, (0.5, 0.99))
-        print(f"{name}: {1e3 * half:.0f} ms in the median, {1e3 * most:.0f} ms in the 99th percentile")
-    print("MiB resident after each tenth: " + ", ".join(f"{m:.0f}" for m in resident))
+    for name, figure in table.items():
+        print(f"{name:<42} {figure}")
     return not differ and not left
+
+
+def _percentiles(seconds: Sequence[float]) -> str:
+    half, most = np.quantile(seconds, (0.5, 0.99))
+    return f"{1e3 * half:.0f} ms, {1e3 * most:.0f} ms"
 
 
 async def counted(client: httpx.AsyncClient) -> float:
@@ -327,17 +355,59 @@ async def overhead(args: argparse.Namespace, url: str, process: psutil.Process) 
     return not differ
 
 
-def stream(question: str, tokens: int, speculation: dict[str, Any]) -> Asked:
+def stream(question: str, tokens: int, speculation: dict[str, Any], usage: bool = False) -> Asked:
     """A greedy stream of a chat."""
     messages = [{"role": "user", "content": question}]
     body = {"model": "model", "max_tokens": tokens, "temperature": 0, "messages": messages, "stream": True}
-    return Asked(True, body, speculation, None)
+    return Asked(True, body | ({"stream_options": {"include_usage": True}} if usage else {}), speculation, None)
+
+
+@contextmanager
+def served_by_llama(args: argparse.Namespace) -> Iterator[str]:
+    """The address of llama.cpp's server of the same file, as many rows and threads; its threads are C++'s own."""
+    library: Any = importlib.import_module("xllamacpp")
+    params = library.CommonParams()
+    params.model.path, params.port = str(gguf_path(args.target) or args.target), 0
+    params.n_parallel, params.n_ctx = args.concurrency, 4096 * args.concurrency
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
+    server = library.Server(params)  # it ends with its last name
+    yield server.listening_address
+
+
+async def llama(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
+    """Print tokens a second and times to the first token of both servers."""
+    items = choose(load_suite("spec-bench"), limit=args.requests)
+    questions = [item.turns[0] for item in items[: len(items) // args.concurrency * args.concurrency]]
+    groups = [questions[at : at + args.concurrency] for at in range(0, len(questions), args.concurrency)]
+    with served_by_llama(args) as other:
+        ways = {"llama.cpp": (other, {}), "AR": (url, {"drafter": "none"}), f"drafter {args.drafter}": (url, {})}
+        found: dict[str, list[Asked]] = {way: [] for way in ways}
+        seconds = Counter[str]()
+        async with httpx.AsyncClient(timeout=None) as client:  # noqa: S113
+            for number, group in enumerate([groups[0], *groups]):  # once to warm up
+                for way in (*list(ways)[number % 3 :], *list(ways)[: number % 3]):
+                    address, speculation = ways[way]
+                    streams = [stream(question, args.tokens, speculation, usage=True) for question in group]
+                    began = time.perf_counter()
+                    await asyncio.gather(*(one.send(client, address) for one in streams))
+                    if number:
+                        seconds[way] += time.perf_counter() - began  # type: ignore[assignment]
+                        found[way] += streams
+    rates = {way: sum(one.tokens for one in streams) / seconds[way] for way, streams in found.items()}
+    print(
+        f"{len(questions)} requests, {args.concurrency} at once, {args.threads} threads, {args.tokens} tokens at most"
+    )
+    for way, streams in found.items():
+        first = _percentiles([one.times[0] - one.began for one in streams])
+        print(f"{way:<16} {rates[way]:6.1f} tokens/s, {rates[way] / rates['llama.cpp']:.2f} of llama.cpp", end="")
+        print(f"; first token after {first} (50th and 99th percentile)")
+    return True
 
 
 def main() -> None:
     """Load a server, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = {f.__name__: f for f in (texts, soak, overhead)}
+    what = {f.__name__: f for f in (texts, soak, overhead, llama)}
     parser.add_argument("what", choices=what)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--drafter", default="auto")
@@ -346,10 +416,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="of passes; by default one a core")
     args = parser.parse_args()
-    args.requests = args.requests or {"texts": 200, "soak": 200, "overhead": 20}[args.what]
-    args.concurrency = args.concurrency or {"texts": 8, "soak": 64, "overhead": 1}[args.what]
-    args.tokens = args.tokens or (64 if args.what == "overhead" else 24)
+    args.requests = args.requests or {"texts": 200, "soak": 200, "overhead": 20, "llama": 24}[args.what]
+    args.concurrency = args.concurrency or {"texts": 8, "soak": 64, "overhead": 1, "llama": 8}[args.what]
+    args.tokens = args.tokens or (64 if args.what in ("overhead", "llama") else 24)
+    args.threads = args.threads or (psutil.cpu_count(logical=False) if args.what == "llama" else None)
     with served(args) as (url, process):
         good = asyncio.run(what[args.what](args, url, process))
     sys.exit(0 if good else 1)

@@ -1,0 +1,63 @@
+"""The load that a server gets is answered, in small, and its figures are printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import server_load
+
+from .. import tiny_gguf
+
+SMALL = "--requests 12 --tokens 4 --concurrency 6".split()
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf.write(tmp_path_factory.mktemp("model") / "tiny.gguf", context=16384)
+
+
+def printed(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a run prints that finds nothing wrong."""
+    monkeypatch.setattr("sys.argv", ["server_load", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        server_load.main()
+    found = capsys.readouterr().out
+    assert ended.value.code == 0, found
+    return found
+
+
+def test_a_soak_has_all_figures(
+    target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = printed(["soak", "--target", str(target), "--minutes", "0.03", *SMALL], monkeypatch, capsys)
+    table = dict(line.split("  ", 1) for line in out.splitlines())
+    figures = {name: [float(n) for n in re.findall(r"\d+(?:\.\d+)?", figure)] for name, figure in table.items()}
+    requests, ended = figures["requests"][0], figures["ended, left by their clients"]
+    assert requests >= 12 and sum(ended) == requests and ended[0] > 0
+    assert figures["texts unlike the request alone"] == figures["tokens and requests in rows that are left"] == [0]
+    assert figures["tokens a second"][0] > 0
+    for name in ("first token", "between events"):
+        half, most = figures[f"{name}, 50th and 99th percentile"][-2:]
+        assert 0 <= half <= most
+    assert len(figures["MiB resident at each tenth"]) >= 2
+
+
+def test_llamas_server_decodes_the_same_beside_ours(
+    target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server_load, "load_suite", lambda name: None)
+    monkeypatch.setattr(server_load, "choose", lambda suite, limit: [Turn("the cat"), Turn("a hat")])
+    arguments = ["llama", "--target", str(target), "--requests", "2", "--concurrency", "2", "--tokens", "4"]
+    out = printed([*arguments, "--threads", "1"], monkeypatch, capsys)
+    rates = dict(re.findall(r"^(llama.cpp|AR|drafter auto) +(\d+\.\d) tokens/s", out, re.MULTILINE))
+    assert len(rates) == 3 and all(float(rate) > 0 for rate in rates.values())
+
+
+class Turn:
+    """A prompt of a suite."""
+
+    def __init__(self, question: str) -> None:
+        self.turns = [question]
