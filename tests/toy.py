@@ -230,12 +230,12 @@ class ToyFeatureModel(ToyModel):
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """See ``LanguageModel``."""
         super().commit(row, path)
-        feature_row(row).keep_features(path, len(path))
+        feature_row(row).keep_features(path, len(path), torch.tensor([*path], dtype=torch.int64))
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """See ``LanguageModel``."""
         super().prune(row, keep, trunk)
-        feature_row(row).keep_features(keep, trunk)
+        feature_row(row).keep_features(keep, trunk, torch.tensor([*keep], dtype=torch.int64))
 
     def fork(self, row: Row, length: int | None = None) -> FeatureRow:
         """See ``LanguageModel``."""

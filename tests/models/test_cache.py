@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from draftree.models.huggingface.cache import GRAIN, TreeCache, TreeLayer, packed, padded
+from draftree.models.huggingface.cache import TreeCache, TreeLayer, packed, padded
+from draftree.models.huggingface.pass_inputs import COLUMN, GRAIN, ROW, SEEN, DeviceInputs, PassInputs, Shape
 
 from ..references import nbytes
 
 LAYERS, HEADS, DIM = 2, 3, 4
-CPU = torch.device("cpu")
 
 
 def states(tokens: int, first: int = 1) -> Tensor:
@@ -26,9 +27,21 @@ def write(
 ) -> list[tuple[Tensor, Tensor]]:
     """One pass: write states at ``starts`` of rows ``first``.. of each layer; values are the keys' negatives."""
     counts = [width] * len(starts) if isinstance(width, int) else list(width)
-    cache.place(first, starts, counts, CPU)
+    place(cache, first, starts, counts)
     given = [states(sum(counts), 1 + 1000 * i) for i in range(LAYERS)]
     return [cache.update(keys, -keys, i) for i, keys in enumerate(given)]
+
+
+def place(
+    cache: TreeCache, first: int, starts: Sequence[int], counts: Sequence[int], order: Sequence[int] | None = None
+) -> None:
+    """Place a pass, and bring what its placement needs to the device."""
+    places, at = cache.place(first, starts, counts, order), cache.placement
+    table = np.zeros((SEEN + 1, places.shape[1]), np.int64)
+    table[ROW : COLUMN + 1] = places
+    shape = Shape(places.shape[1], at.count, at.width, at.end, 0, 1)
+    inputs = DeviceInputs(torch.from_numpy(PassInputs(table).filled(shape, np.zeros(0, np.int64))), shape)
+    at.index, at.sources = (None, None) if at.aligned else (inputs.index, inputs.sources)
 
 
 def snapshot(cache: TreeCache) -> list[tuple[Tensor, Tensor]]:
@@ -147,7 +160,7 @@ def test_a_pass_writes_each_row_at_its_own_start_and_nowhere_else(starts: list[i
 @pytest.mark.parametrize("counts", [[2, 2, 2], [1, 3, 2]], ids=["even", "uneven"])
 def test_what_is_padded_is_packed_again(order: list[int], counts: list[int]) -> None:
     cache, counts = TreeCache(LAYERS), [n if b in order else 0 for b, n in enumerate(counts)]
-    cache.place(0, [5, 5, 5], counts, CPU, order)
+    place(cache, 0, [5, 5, 5], counts, order)
     at, given = cache.placement, states(sum(counts))
     lines = padded(given, at.count, at.sources)
     for b, own in zip(order, given.split([counts[b] for b in order], dim=2), strict=True):
@@ -174,22 +187,22 @@ def test_a_pass_gets_views_and_no_copies() -> None:
 
 def test_a_uniform_pass_needs_no_index() -> None:
     cache = TreeCache(LAYERS)
-    cache.place(0, [4, 4], [3, 3], CPU)
+    place(cache, 0, [4, 4], [3, 3])
     assert cache.placement.index is None
-    cache.place(0, [4, 6], [3, 2], CPU)
+    place(cache, 0, [4, 6], [3, 2])
     assert cache.placement.index is not None
     assert cache.placement.index.tolist() == [[0, 0, 0, 1, 1], [4, 5, 6, 6, 7], [0, 1, 2, 0, 1]]
 
 
 def test_place_makes_room_for_the_pass() -> None:
     cache = TreeCache(LAYERS)
-    cache.place(2, [GRAIN - 1, 0], [2, 2], CPU)
+    cache.place(2, [GRAIN - 1, 0], [2, 2])
     assert (cache.placement.rows, cache.placement.slots) == (4, 2 * GRAIN)
 
 
 def test_the_mask_covers_all_slots_that_the_pass_sees() -> None:
     cache = TreeCache(LAYERS)
-    cache.place(0, [2, 9], [4, 4], CPU)
+    cache.place(0, [2, 9], [4, 4])
     assert cache.get_mask_sizes(4, 0) == (13, 0)
     assert cache.get_seq_length() == 2
 

@@ -15,8 +15,9 @@ from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.base import FeatureSpec, Nodes, prefill
-from draftree.models.huggingface.cache import Placement, TreeCache, feature_row
+from draftree.models.huggingface.cache import TreeCache, feature_row
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.pass_inputs import Placement, Shape
 from draftree.models.huggingface.runner import GraphRunner, Made, StockRunner
 
 from ..pairs import drafter, policy
@@ -29,7 +30,7 @@ def graphs(kind: str = "llama", attention: str = "sdpa") -> HFModel:
     return HFModel(tiny(kind, attention=attention), runner="graph", self_test=False)
 
 
-def shapes(model: HFModel) -> list[tuple[int, ...]]:
+def shapes(model: HFModel) -> list[Shape]:
     assert isinstance(model._runner, GraphRunner)
     return model._runner.shapes
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from draftree.errors import CacheError, PromptError, UnsupportedModelError
 from draftree.models.base import Nodes, prefill
-from draftree.models.huggingface import inspection
+from draftree.models.huggingface import inspection, runner
 from draftree.models.huggingface.cache import TreeCache
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.models.huggingface.runner import Pass, StockRunner
+from draftree.models.huggingface.runner import DevicePass, StockRunner
 
 from ..references import extended, prefilled
 from ..tiny import FAMILIES, MAX_LENGTH, VOCAB, causal_logits, tiny
@@ -273,17 +272,18 @@ def test_either_attention_gives_the_same_logits(kind: str, attention: str) -> No
         assert_close(logits[b, : len(tree.tokens)], expected(kind, prompt, tree))
 
 
-def open_mask(self: HFModel, mask: Tensor) -> Tensor:
+def open_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Every node sees every slot."""
     return torch.zeros(mask.shape)
 
 
-def depthless_positions(forward: Any) -> Any:
+def depthless_positions(make: Any) -> Any:
     """Positions count slots, as a model does that is given none."""
 
-    def count_slots(self: StockRunner, step: Pass, cache: TreeCache) -> Any:
+    def count_slots(self: StockRunner, step: DevicePass, cache: TreeCache) -> Any:
         end = cache.placement.end
-        return forward(self, replace(step, positions=torch.arange(end - len(step.tokens), end)), cache)
+        step.inputs.positions = torch.arange(end - len(step.inputs.tokens), end)
+        return make(self, step, cache)
 
     return count_slots
 
@@ -296,9 +296,9 @@ def test_a_model_that_ignores_mask_or_positions_would_be_seen(
     """Negative control: with either of them broken, the node logits are wrong and the self-test refuses the model."""
     rng, model = Random(21), fresh(kind)
     if fault == "mask":
-        monkeypatch.setattr(HFModel, "_additive", open_mask)
+        monkeypatch.setattr(runner, "additive", open_mask)
     else:
-        monkeypatch.setattr(StockRunner, "forward", depthless_positions(StockRunner.forward))
+        monkeypatch.setattr(StockRunner, "make", depthless_positions(StockRunner.make))
     prompt, tree = random_ids(rng, 8), nodes(random_ids(rng, 6), SHAPES["two branches"])
     logits, wanted = extended(model, [prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree)
     assert (logits - wanted).abs().max() > 1000 * ATOL

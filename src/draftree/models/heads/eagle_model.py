@@ -24,7 +24,8 @@ from ..base import NO_NODES, STOCK, FeatureSpec, LanguageModel, Nodes, Row
 from ..huggingface.attention import attend_as_one
 from ..huggingface.cache import Rows, TreeCache, bytes_of, feature_row, packed, padded
 from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
-from ..huggingface.runner import Made, Pass, runner_of
+from ..huggingface.pass_inputs import BEFORE, Longs
+from ..huggingface.runner import DevicePass, EagerRunner, Made, Pass, runner_of
 from ..huggingface.torch_scores import HeadScores
 from ..protocols import FeatureModel, feature_model
 from .eagle_network import EagleNetwork
@@ -207,18 +208,17 @@ class HeadModel(LanguageModel):
                 rows that are empty: to measure passes.
         """
         began = time.perf_counter()
-        own, are_text = [self.own(row) for row in rows], states is not None
+        own, are_text, before = [self.own(row) for row in rows], states is not None, list[Longs]()
         if states is None and not any(row.length for row in own):
             states = [self._zeros(len(new.tokens), self.network.sizes[0]) for new in nodes]
         elif states is None:
+            states, first = [row.predicted for row in own], 0
             for row, new in zip(own, nodes, strict=True):
                 if (new.parents >= len(row.parents)).any():
                     raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
-            befores = [
-                torch.from_numpy(new.parents + 1).to(self.capabilities.device, non_blocking=True) for new in nodes
-            ]
-            states = [row.predicted.index_select(0, before) for row, before in zip(own, befores, strict=True)]
-        fresh = self._append(own, nodes, torch.cat(list(states)))
+                before.append(new.parents.astype(np.int64) + (first + 1))
+                first += len(row.predicted)
+        fresh = self._append(own, nodes, torch.cat(list(states)), np.concatenate(before) if before else None)
         if are_text:
             for row, new in zip(own, nodes, strict=True):
                 self._learn(row, new)
@@ -226,16 +226,21 @@ class HeadModel(LanguageModel):
         self.pass_seconds += time.perf_counter() - began
         return self._kept(logits, own, [new.scored for new in nodes])
 
-    def _append(self, rows: Sequence[HeadRow], nodes: Sequence[Nodes], states: Tensor) -> Sequence[Tensor]:
-        """Append nodes to each row in one pass, with [T, H] states of the tokens before them.
+    def _append(
+        self, rows: Sequence[HeadRow], nodes: Sequence[Nodes], states: Tensor, before: Longs | None = None
+    ) -> Sequence[Tensor]:
+        """Append nodes to each row in one pass.
+
+        Args:
+            states: [P, H].
+            before: [T] which of them is that of the token before each node; None: they come in the order of the nodes.
 
         Returns:
             for each row [n, H] what is predicted at its nodes.
         """
-        grown, inputs, mask = self._rows.place_nodes(rows, nodes, self.capabilities.device)
-        tokens, positions = inputs.to(self.capabilities.device, non_blocking=True)
-        step = Pass(tokens, positions, len(states), mask.to(self.capabilities.device, non_blocking=True), states=states)
-        predicted = self._runner.forward(step, self._rows.cache)[1]
+        grown, inputs = self._rows.place(rows, nodes)
+        inputs.table[BEFORE] = np.arange(inputs.count) if before is None else before
+        predicted = self._runner.forward(Pass(inputs, inputs.count, states=states), self._rows.cache)[1]
         fresh: Sequence[Tensor] = predicted.split([len(new.tokens) for new in nodes])
         for row, parents, part in zip(rows, grown, fresh, strict=True):
             row.parents, row.predicted = parents, torch.cat([row.predicted, part])
@@ -290,7 +295,8 @@ class HeadModel(LanguageModel):
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
         own = self.own(row)
-        last = self._rows.commit(own, path)
+        self._rows.commit(own, path)
+        last = path[-1] if len(path) else ROOT
         if last != ROOT:
             own.scored = own.predicted[last + 1 : last + 2]
         own.predicted = own.predicted[last + 1 : last + 2]
@@ -325,8 +331,8 @@ class HeadModel(LanguageModel):
         self._rows.close(self.own(row))
 
 
-class HeadPasses:
-    """Makes the passes of one head (``EagerRunner``): of each token they give the state that it predicts.
+class HeadPasses(EagerRunner):
+    """Makes the passes of one head: of each token they give the state that it predicts.
 
     Args:
         network: the head's network.
@@ -334,25 +340,24 @@ class HeadPasses:
         device: the device that it computes on.
     """
 
-    masks = torch.bool
-
     def __init__(self, network: EagleNetwork, target: FeatureModel, device: torch.device) -> None:
         self._network, self._target, self.device = network, target, device
         self._turns: Tensor | None = None
 
-    def forward(self, step: Pass, cache: TreeCache) -> Made:
-        """One pass (``Runner.forward``); [T, H] states."""
+    def make(self, step: DevicePass, cache: TreeCache) -> Made:
+        """One pass (``EagerRunner.make``); [T, H] states."""
         network, at = self._network, cache.placement
         if self._turns is None or self._turns.shape[0] < at.slots:
             self._turns = network.turns(torch.arange(at.slots, device=self.device))
-        embed = network.embed_tokens
-        embedded = self._target.embeddings(step.tokens) if embed is None else embed.forward(step.tokens)
+        tokens, mask, embed = step.inputs.tokens, step.inputs.mask(), network.embed_tokens
+        embedded = self._target.embeddings(tokens) if embed is None else embed.forward(tokens)
+        turns = self._turns[step.inputs.positions[None]]
         states = network.read(embedded[None], step.states[None])  # type: ignore[index]
         for number, block in enumerate(network.blocks):
-            queries, keys, values = block.attend_with(states, self._turns[step.positions[None]])
+            queries, keys, values = block.attend_with(states, turns)
             every = cache.update(keys.transpose(1, 2), values.transpose(1, 2), number)
             lines = padded(queries.transpose(1, 2), at.count, at.sources)
-            found = packed(attend_as_one(lines, *every, step.mask, None), at.index, at.sources)
+            found = packed(attend_as_one(lines, *every, mask, None), at.index, at.sources)
             states = block.finish(states, found.flatten(2))
         return None, network.predicted(states)[0]
 

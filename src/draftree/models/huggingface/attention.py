@@ -22,7 +22,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from .cache import Placement, packed, padded
+from .cache import packed, padded
+from .pass_inputs import Placement
 
 NAME = "draftree_sdpa"
 EAGER = "draftree_eager"

@@ -17,41 +17,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ...errors import CacheError
-from ...tree import ROOT, Ints, ancestors
+from ...tree import Ints
 from ..base import FINAL_STATE, NO_NODES, FeatureSpec, Nodes, Row
-
-GRAIN = 64
-"""Slots are allotted in multiples of this."""
-
-
-@dataclass(slots=True)
-class Placement:
-    """Where the next pass writes, shared by all layers.
-
-    A pass is over T new tokens of B rows, packed: one row's behind another's. Attention alone takes them padded, each
-    row's in a line of [B, width].
-
-    Attributes:
-        rows, slots: allotted size of the storage.
-        first, count: the pass covers B = ``count`` rows from the first on.
-        width: most new tokens of a row.
-        start: slot of the first new token, the least of all rows'.
-        end: slots that the pass may attend to.
-        index: [3, T] int64 on the device: of each token its row among the B, its slot, and its column of [B, width];
-            None: all rows have ``width`` tokens, from slot ``start`` on.
-        sources: [B x width] int64 on the device, the token in each entry of [B, width]; padding has the first one;
-            None: the tokens lie in the order of these entries, and there is no padding.
-    """
-
-    rows: int = 1
-    slots: int = GRAIN
-    first: int = 0
-    count: int = 1
-    width: int = 1
-    start: int = 0
-    end: int = 0
-    index: Tensor | None = None
-    sources: Tensor | None = None
+from .pass_inputs import GRAIN, Longs, PassInputs, Placement, on_device
 
 
 def padded(states: Tensor, count: int, sources: Tensor | None) -> Tensor:
@@ -166,46 +134,42 @@ class TreeCache(Cache):
             raise
 
     def place(
-        self,
-        first: int,
-        starts: Sequence[int],
-        counts: Sequence[int],
-        device: torch.device | str,
-        order: Sequence[int] | None = None,
-    ) -> None:
+        self, first: int, starts: Sequence[int], counts: Sequence[int], order: Sequence[int] | None = None
+    ) -> Longs:
         """Set where the next pass writes.
 
         Args:
             first: first row that it covers.
             starts, counts: of each row that it covers, the slot of the first new token, and how many are new.
             order: of these rows those with new tokens, as their tokens come; by default as they lie.
+
+        Returns:
+            [3, T] of each token its row among those covered, its slot, and its column of [B, width].
         """
         at, own = self.placement, list(range(len(starts))) if order is None else list(order)
         at.first, at.count, at.width = first, len(starts), max(counts)
         at.start, at.end = min(starts[b] for b in own), max(starts[b] + counts[b] for b in own)
         self.reserve(first + len(starts), at.end)
-        at.index = at.sources = None
         even = own == list(range(len(starts))) and min(counts) == at.width
-        if even and (len(own) == 1 or at.start + at.width == at.end):
-            return
+        at.aligned = even and (len(own) == 1 or at.start + at.width == at.end)
         rows, columns = [b for b in own for _ in range(counts[b])], [i for b in own for i in range(counts[b])]
-        slots = [starts[b] + i for b, i in zip(rows, columns, strict=True)]
-        index = torch.tensor([rows, slots, columns])
-        at.index = index.to(device, non_blocking=True)
-        if not even:
-            sources = torch.zeros(at.count * at.width, dtype=torch.int64)
-            sources[index[0] * at.width + index[2]] = torch.arange(len(rows))
-            at.sources = sources.to(device, non_blocking=True)
+        return np.array([rows, [starts[b] + i for b, i in zip(rows, columns, strict=True)], columns], np.int64)
 
-    def compact(self, row: int, start: int, path: Sequence[int]) -> None:
-        """Move slots ``start + p`` of a row, p in ``path`` (ascending), to ``start`` and on."""
-        moved = next((i for i, p in enumerate(path) if p != i), len(path))
+    def compact(self, row: int, start: int, path: Sequence[int]) -> Tensor | None:
+        """Move slots ``start + p`` of a row, p in ``path`` (ascending), to ``start`` and on.
+
+        Returns:
+            ``path`` on the device; None: they lie there.
+        """
+        moved, storage = next((i for i, p in enumerate(path) if p != i), len(path)), self.storage
         if moved == len(path):
-            return
-        source = torch.tensor([start + p for p in path[moved:]])
-        for states in self.storage:
-            source, own = source.to(states.device, non_blocking=True), states[row]
+            return None
+        (kept,) = on_device(storage[0].device, np.array(path, np.int64))
+        source = kept[moved:] + start
+        for states in storage:
+            own = states[row]
             own.narrow(1, start + moved, len(source)).copy_(own.index_select(1, source))
+        return kept
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` slots of one row to another."""
@@ -256,31 +220,11 @@ class Rows(Generic[R]):
             return found
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
-    def place(self, rows: Sequence[R], counts: Sequence[int], device: torch.device | str) -> None:
-        """Room for a pass that appends so many tokens to each of some rows; those between them get none."""
-        first, last = min(r.slot for r in rows), max(r.slot for r in rows) + 1
-        starts = [r.length + len(r.parents) for r in self._open[first:last]]
-        fresh = [0] * len(starts)
-        for row, count in zip(rows, counts, strict=True):
-            fresh[row.slot - first] = count
-        self.cache.place(first, starts, fresh, device, [row.slot - first for row in rows])
-
-    def place_chain(self, row: R, text: Nodes, device: torch.device | str) -> tuple[list[Ints], Tensor, None]:
-        """``place_nodes`` for the first tokens of one row, a chain: attention is plain causal, so there is no mask."""
-        self.place([row], [len(text.tokens)], device)
-        inputs = np.stack([text.tokens, np.arange(len(text.tokens))], dtype=np.int64)
-        return [text.parents], torch.from_numpy(inputs), None
-
-    def place_nodes(
-        self, rows: Sequence[R], nodes: Sequence[Nodes], device: torch.device | str
-    ) -> tuple[list[Ints], Tensor, Tensor]:
-        """Room for a pass that appends uncommitted nodes to each of some rows, and its inputs on the CPU.
-
-        Padding attends to the first slot: what it finds is finite, and never read.
+    def place(self, rows: Sequence[R], nodes: Sequence[Nodes]) -> tuple[list[Ints], PassInputs]:
+        """Room for a pass that appends uncommitted nodes to each of some rows, and its inputs.
 
         Returns:
-            parents of the uncommitted nodes of each of ``rows``, the new ones included; [2, T] int64 tokens and
-            positions; [B, 1, width, S] bool, the slots that each new node attends to.
+            parents of the uncommitted nodes of each of ``rows``, the new ones included; the inputs.
 
         Raises:
             CacheError: a parent does not come before its child; nothing has changed.
@@ -289,33 +233,29 @@ class Rows(Generic[R]):
         for parents in grown:
             if (parents >= np.arange(len(parents))).any():
                 raise CacheError(f"parents {parents.tolist()} are not in order: a parent comes before its child")
-        self.place(rows, [len(new.tokens) for new in nodes], device)
-        at, inputs = self.cache.placement, []
-        mask = torch.zeros((at.count, 1, at.width, at.end), dtype=torch.bool)
-        mask[..., 0] = True
-        for row, new, parents in zip(rows, nodes, grown, strict=True):
-            own_seen, depths = ancestors(parents, len(row.parents))
-            seen = torch.from_numpy(own_seen)
-            inputs.append(np.stack([new.tokens, depths + (row.length - 1)], dtype=np.int64))
-            own = mask[row.slot - at.first, 0, : seen.shape[0]]
-            own[:, : row.length] = True
-            own[:, row.length : row.length + seen.shape[1]] = seen
-        return grown, torch.from_numpy(np.concatenate(inputs, axis=1)), mask
+        first, last = min(r.slot for r in rows), max(r.slot for r in rows) + 1
+        starts = [r.length + len(r.parents) for r in self._open[first:last]]
+        fresh = [0] * len(starts)
+        for row, new in zip(rows, nodes, strict=True):
+            fresh[row.slot - first] = len(new.tokens)
+        places = self.cache.place(first, starts, fresh, [row.slot - first for row in rows])
+        return grown, PassInputs.of(rows, nodes, grown, places)
 
-    def commit(self, row: R, path: Sequence[int]) -> int:
-        """Keep the uncommitted nodes of ``path``, drop the others; the last of the path, or ROOT."""
+    def commit(self, row: R, path: Sequence[int]) -> Tensor | None:
+        """Keep the uncommitted nodes of ``path``, drop the others (``TreeCache.compact`` for what it returns)."""
         row.check_path(path)
-        self.cache.compact(row.slot, row.length, path)
+        kept = self.cache.compact(row.slot, row.length, path)
         row.length += len(path)
         row.parents = NO_NODES
-        return path[-1] if len(path) else ROOT
+        return kept
 
-    def prune(self, row: R, keep: Sequence[int], trunk: int) -> None:
+    def prune(self, row: R, keep: Sequence[int], trunk: int) -> Tensor | None:
         """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         parents = row.pruned(keep, trunk)
-        self.cache.compact(row.slot, row.length, keep)
+        kept = self.cache.compact(row.slot, row.length, keep)
         row.length += trunk
         row.parents = parents
+        return kept
 
     def fork(self, row: R, other: R) -> None:
         """Add a row with the first ``other.length`` of another's committed tokens."""
@@ -406,15 +346,19 @@ class FeatureRow(Row):
     def has_features(self, wanted: FeatureSpec) -> bool:
         return not wanted or (self.kept.covers(wanted) and sum(map(len, self.features)) == self.length)
 
-    def keep_features(self, keep: Sequence[int], trunk: int) -> None:
+    def keep_features(self, keep: Sequence[int], trunk: int, index: Tensor | None) -> None:
         """Follow a commit or a prune: of the uncommitted nodes' hidden states those of ``keep`` stay.
 
         The first ``trunk`` of them are those of committed tokens from now on.
+
+        Args:
+            index: ``keep`` on the device; None: they are the first ones.
         """
         pending, self.pending = self.pending, None
         if pending is None or not keep:
             return
-        kept = pending.clone() if len(keep) == len(pending) else pending[list(keep)]  # not a view of the whole pass's
+        # a copy, not a view of the whole pass's
+        kept = pending[: len(keep)].clone() if index is None else pending.index_select(0, index)
         if trunk:
             self.features.append(kept[:trunk])
             if len(self.features) > _PIECES:

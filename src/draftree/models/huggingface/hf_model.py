@@ -25,7 +25,7 @@ from ...config import typed
 from ...errors import CacheError, UnsupportedModelError
 from ...scores import LastScores, Scores
 from ...text.encoding import Tokenizer
-from ...tree import ROOT, Ints
+from ...tree import Ints
 from ..base import (
     DRAFTED,
     EAGER,
@@ -43,6 +43,7 @@ from ..base import (
 from ..protocols import LayerSizes
 from . import attention, inspection
 from .cache import FeatureRow, Rows, TreeCache, bytes_of, feature_row, long_row
+from .pass_inputs import POSITION, Longs
 from .runner import GraphRunner, Pass, Runner, StockRunner, exclusive, runner_of
 from .torch_scores import scores_of
 
@@ -301,41 +302,28 @@ class HFModel(LanguageModel):
             CacheError: as ``extend``.
         """
         can = self.capabilities
-        if len(rows) == 1 and rows[0].length + len(rows[0].parents) == 0 and _is_chain(nodes[0]):
-            grown, inputs, mask = self._rows.place_chain(rows[0], nodes[0], can.device)
-        else:
-            grown, inputs, mask = self._rows.place_nodes(rows, nodes, can.device)
-        if inputs.numel() and (last := int(inputs[1].max())) >= can.max_length:
+        grown, inputs = self._rows.place(rows, nodes)
+        if inputs.count and (last := int(inputs.table[POSITION].max())) >= can.max_length:
             raise CacheError(
                 f"a node at position {last} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
             )
-        additive = None if mask is None else self._additive(mask.to(can.device, non_blocking=True))
-        tokens, positions = inputs.to(can.device, non_blocking=True)
         began = time.perf_counter()
-        step = Pass(tokens, positions, _wanted(nodes, can.device), additive, self._tracked)
-        states, logits = self._runner.forward(step, self.cache)
-        if mask is not None:
+        states, logits = self._runner.forward(Pass(inputs, _wanted(nodes), self._tracked), self.cache)
+        if not inputs.is_causal:
             self.pass_seconds += time.perf_counter() - began
         return grown, states, logits
-
-    def _additive(self, mask: Tensor) -> Tensor:
-        """Eager attention adds its mask; SDPA takes either kind."""
-        dtype = inspection.torch_dtype(self.capabilities)
-        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
         own = self._rows.own(row)
-        self._rows.commit(own, path)
-        own.keep_features(path, len(path))
+        own.keep_features(path, len(path), self._rows.commit(own, path))
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         own = self._rows.own(row)
-        self._rows.prune(own, keep, trunk)
-        own.keep_features(keep, trunk)
+        own.keep_features(keep, trunk, self._rows.prune(own, keep, trunk))
 
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
@@ -352,7 +340,7 @@ class HFModel(LanguageModel):
             self._rows.close(self._rows.own(row))
 
 
-def _wanted(nodes: Sequence[Nodes], device: str) -> int | Tensor:
+def _wanted(nodes: Sequence[Nodes]) -> int | Longs:
     """Of the packed tokens of all rows those whose logits are wanted (``Pass.wanted``)."""
     total, logits = sum(len(new.tokens) for new in nodes), sum(new.scored for new in nodes)
     if len(nodes) == 1 or logits in (0, total):
@@ -361,8 +349,4 @@ def _wanted(nodes: Sequence[Nodes], device: str) -> int | Tensor:
     for new in nodes:
         end += len(new.tokens)
         found += range(end - new.scored, end)
-    return torch.tensor(found).to(device, non_blocking=True)
-
-
-def _is_chain(nodes: Nodes) -> bool:
-    return len(nodes.tokens) > 1 and np.array_equal(nodes.parents, np.arange(len(nodes.tokens)) + ROOT)
+    return np.array(found, np.int64)

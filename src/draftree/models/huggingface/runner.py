@@ -7,12 +7,14 @@ no padding; where their keys and values go, and how attention lays them out, is 
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Concatenate, Protocol
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -21,8 +23,9 @@ from ...errors import ConfigError
 from ..base import EAGER, FeatureSpec, M, P, T
 from ..base import exclusive as one_thread
 from .attention import laid_out
-from .cache import GRAIN, Placement, TreeCache
+from .cache import TreeCache
 from .inspection import HiddenStates
+from .pass_inputs import GRAIN, DeviceInputs, Longs, PassInputs, Shape, on_device, staged
 
 
 def exclusive(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:
@@ -38,20 +41,33 @@ class Pass:
     """What a pass computes.
 
     Attributes:
-        tokens, positions: [T] int64 on the device.
-        wanted: of which tokens the logits are wanted: so many last ones, or [W] int64 of them.
-        mask: [B, 1, width, S], added to attention scores; None: one row that was empty reads a chain, so that attention
-            is plain causal.
+        inputs: its new tokens.
+        wanted: of which tokens the logits are wanted: so many last ones, or [W] of them.
         features: which hidden states are wanted, of all tokens.
-        states: [T, H] of a draft head: what it reads of the token before each.
+        states: [P, H] of a draft head: line ``BEFORE`` of the inputs' table has which of them each token reads.
     """
 
-    tokens: Tensor
-    positions: Tensor
-    wanted: int | Tensor
-    mask: Tensor | None = None
+    inputs: PassInputs
+    wanted: int | Longs
     features: FeatureSpec = NO_FEATURES
     states: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePass:
+    """A pass whose inputs are on the device.
+
+    Attributes:
+        wanted: so many last tokens, or those of ``inputs``.
+        states: [T, H] of a draft head: what it reads of the token before each.
+        is_causal: attention needs no mask.
+    """
+
+    inputs: DeviceInputs
+    wanted: int | Tensor
+    features: FeatureSpec
+    states: Tensor | None
+    is_causal: bool
 
 
 Made = tuple[Tensor | None, Tensor]
@@ -69,38 +85,52 @@ class Runner(Protocol):
         """
 
 
-class EagerRunner(Runner, Protocol):
+class EagerRunner(ABC):
     """Makes passes of any shape.
 
     Attributes:
-        masks: dtype of masks: of the model, added to scores, or bool, true where a token attends.
         device: of the model.
     """
 
-    masks: torch.dtype
     device: torch.device
 
+    def forward(self, step: Pass, cache: TreeCache) -> Made:
+        """One pass (``Runner.forward``)."""
+        at, own = cache.placement, step.inputs
+        some = np.zeros(0, np.int64) if isinstance(step.wanted, int) else step.wanted
+        shape = Shape(own.count, at.count, at.width, at.end, len(some), own.words)
+        (numbers,) = on_device(self.device, own.filled(shape, some))
+        inputs = DeviceInputs(numbers, shape)
+        at.index, at.sources = (None, None) if at.aligned else (inputs.index, inputs.sources)
+        wanted = step.wanted if isinstance(step.wanted, int) else inputs.wanted
+        states = None if step.states is None else step.states.index_select(0, inputs.before)
+        return self.make(DevicePass(inputs, wanted, step.features, states, own.is_causal), cache)
 
-class StockRunner:
-    """Passes by the model's own forward (``EagerRunner``).
+    @abstractmethod
+    def make(self, step: DevicePass, cache: TreeCache) -> Made:
+        """One pass whose inputs are on the device (``Runner.forward``)."""
+
+
+class StockRunner(EagerRunner):
+    """Passes by the model's own forward.
 
     Attributes:
         hidden: reads hidden states; None: no pass wants any.
     """
 
     def __init__(self, model: PreTrainedModel, hidden: HiddenStates | None = None) -> None:
-        self._model, self.hidden, self.masks, self.device = model, hidden, model.dtype, model.device
+        self._model, self.hidden, self.device = model, hidden, model.device
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def forward(self, step: Pass, cache: TreeCache) -> Made:
-        """One pass (``Runner.forward``)."""
+    def make(self, step: DevicePass, cache: TreeCache) -> Made:
+        """One pass (``EagerRunner.make``)."""
         last = step.wanted if isinstance(step.wanted, int) else None
         options = {"logits_to_keep": step.wanted if last is None else last or 1} if self._selects else {}
         with laid_out(cache.placement):
             out = self._model(
-                input_ids=step.tokens[None],
-                attention_mask=step.mask,
-                position_ids=step.positions[None],
+                input_ids=step.inputs.tokens[None],
+                attention_mask=None if step.is_causal else additive(step.inputs.mask(), self._model.dtype),
+                position_ids=step.inputs.positions[None],
                 past_key_values=cache,
                 use_cache=True,
                 **options,
@@ -111,6 +141,11 @@ class StockRunner:
         elif not self._selects:
             logits = logits[step.wanted]
         return self.hidden.read(step.features) if self.hidden and step.features else None, logits
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as eager attention adds it to scores; SDPA takes either kind."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 Capture = Callable[[Callable[[], Made]], Callable[[], Made]]
@@ -126,7 +161,7 @@ class GraphRunner:
     are one launch each. Where nothing can be captured, passes are the same without it.
 
     Attributes:
-        shapes: of the passes so far, (tokens, rows, width, slots, logits).
+        shapes: of the passes so far.
         uncaptured: why passes are not captured; "": they are.
 
     Args:
@@ -136,7 +171,7 @@ class GraphRunner:
 
     def __init__(self, eager: EagerRunner, capture: Capture | None = None) -> None:
         self._eager = eager
-        self._inputs: dict[tuple[int, ...], _StaticInputs] = {}
+        self._inputs: dict[Shape, tuple[DeviceInputs, Tensor | None]] = {}
         self._graphs: WeakKeyDictionary[TreeCache, _Graphs] = WeakKeyDictionary()
         self._capture, self.uncaptured = capture, ""
         if capture is None and eager.device.type == "cuda":
@@ -145,25 +180,32 @@ class GraphRunner:
             self.uncaptured = f"device {eager.device.type} has no CUDA graphs"
 
     @property
-    def shapes(self) -> list[tuple[int, ...]]:
+    def shapes(self) -> list[Shape]:
         return list(self._inputs)
 
     def forward(self, step: Pass, cache: TreeCache) -> Made:
         """One pass (``Runner.forward``)."""
-        at, total = cache.placement, len(step.tokens)
-        logits = step.wanted if isinstance(step.wanted, int) else len(step.wanted)
+        at, total = cache.placement, step.inputs.count
+        wanted = np.arange(total - step.wanted, total) if isinstance(step.wanted, int) else step.wanted
         tokens, slots = _filled(total), GRAIN
         while slots < at.end:
             slots *= 2
-        width = tokens if at.count == 1 else _filled(at.width)
-        shape = tokens, at.count, width, slots, _filled(logits)
-        if shape not in self._inputs:
-            self._inputs[shape] = _StaticInputs(*shape, step, self._eager.masks)
+        width, words = tokens if at.count == 1 else _filled(at.width), max(_WORDS, _filled(step.inputs.words))
+        shape = Shape(tokens, at.count, width, slots, _filled(len(wanted)), words)
         cache.reserve(at.first + at.count, slots + 1)
-        filled = self._inputs[shape].filled(step, at)
+        if shape not in self._inputs:
+            numbers = torch.zeros(sum(shape.sizes), dtype=torch.int64, device=self._eager.device)
+            kept = None if step.states is None else step.states.new_zeros(tokens, step.states.shape[1])
+            self._inputs[shape] = DeviceInputs(numbers, shape), kept
+        inputs, states = self._inputs[shape]
+        inputs.numbers.copy_(staged(step.inputs.filled(shape, wanted), self._eager.device), non_blocking=True)
+        if states is not None and step.states is not None:
+            states[:total] = step.states.index_select(0, inputs.before[:total])
+        at.width, at.end, at.index, at.sources = width, slots, inputs.index, inputs.sources
+        filled = DevicePass(inputs, inputs.wanted, step.features, states, is_causal=False)
         key = *shape, at.first, *step.features.layers
-        states, found = self._replayed(key, lambda: self._eager.forward(filled, cache), cache)
-        return None if states is None else states[:total], found[:logits]
+        hidden, found = self._replayed(key, lambda: self._eager.make(filled, cache), cache)
+        return None if hidden is None else hidden[:total], found[: len(wanted)]
 
     def _replayed(self, key: tuple[int, ...], make: Callable[[], Made], cache: TreeCache) -> Made:
         """A pass of a shape, from a row on, with some hidden states, by its graph where there is one."""
@@ -178,7 +220,7 @@ class GraphRunner:
             try:
                 replay = self._capture(make)
             except RuntimeError as error:
-                self.uncaptured = f"a pass of shape {key[:5]} cannot be captured: {error}"
+                self.uncaptured = f"a pass of shape {key[:6]} cannot be captured: {error}"
                 graphs.by_key.clear()
                 return make()
             graphs.keep(key, replay)
@@ -186,6 +228,8 @@ class GraphRunner:
         return None if states is None else states.clone(), logits.clone()  # the next replay writes over them
 
 
+_WORDS = 4
+"""Fewest lines of bits of a shape: one more is another shape, and these are enough for 192 uncommitted nodes."""
 _KEPT = 64
 """Most graphs of a cache: each holds its logits, 12 MiB of them for 64 tokens and a vocabulary of 49,152."""
 
@@ -235,50 +279,6 @@ def cuda_graph(pool: Any, make: Callable[[], Made]) -> Callable[[], Made]:
 def _filled(count: int) -> int:
     """Tokens of a static pass over ``count``."""
     return -(-count // 64) * 64 if count > 64 else 1 << max(0, count - 1).bit_length()
-
-
-class _StaticInputs:
-    """The inputs of passes of one shape (``GraphRunner.shapes``)."""
-
-    def __init__(
-        self, tokens: int, count: int, width: int, slots: int, logits: int, like: Pass, masks: torch.dtype
-    ) -> None:
-        device = like.tokens.device
-        self._hidden: float = False if masks == torch.bool else torch.finfo(masks).min
-        self._seen: float = True if masks == torch.bool else 0.0
-        self._tokens, self._positions = torch.zeros((2, tokens), dtype=torch.int64, device=device)
-        self._index = torch.zeros((3, tokens), dtype=torch.int64, device=device)
-        self._sources = torch.zeros((count, width), dtype=torch.int64, device=device)
-        self._wanted = torch.zeros(logits, dtype=torch.int64, device=device)
-        self._mask = torch.zeros((count, 1, width, slots), dtype=masks, device=device)
-        self._states = None if like.states is None else like.states.new_zeros(tokens, like.states.shape[1])
-        self._slots, self._every = slots, torch.arange(tokens, device=device)
-
-    def filled(self, step: Pass, at: Placement) -> Pass:
-        """The inputs of a pass, and its placement made to fit them."""
-        total, every = len(step.tokens), self._every[: len(step.tokens)]
-        self._tokens[:total], self._positions[:total] = step.tokens, step.positions
-        self._index.zero_()[1] = self._slots
-        if at.index is None:
-            self._index[0, :total], self._index[2, :total] = every // at.width, every % at.width
-            self._index[1, :total] = self._index[2, :total] + at.start
-        else:
-            self._index[:, :total] = at.index
-        self._sources[self._index[0, :total], self._index[2, :total]] = every
-        self._mask.fill_(self._hidden)[..., 0] = self._seen
-        if step.mask is not None:
-            self._mask[:, :, : step.mask.shape[2], : at.end] = step.mask
-        else:
-            causal = every[:, None] < every
-            self._mask[0, 0, :total, :total].fill_(self._seen).masked_fill_(causal, self._hidden)
-        if self._states is not None and step.states is not None:
-            self._states[:total] = step.states
-        wanted = every[total - step.wanted :] if isinstance(step.wanted, int) else step.wanted
-        self._wanted[: len(wanted)] = wanted
-        at.width, at.end, at.index = self._sources.shape[1], self._slots, self._index
-        at.sources = None if at.count == 1 else self._sources.view(-1)
-        static = {"tokens": self._tokens, "positions": self._positions, "wanted": self._wanted}
-        return replace(step, **static, mask=self._mask, states=self._states)
 
 
 RUNNERS = (EAGER, "graph")

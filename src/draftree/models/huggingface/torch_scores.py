@@ -6,8 +6,9 @@ Noise and warping are those of ``sampling``, on rows of tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby, repeat
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ...sampling.warping import GOLDEN, MASK64, MIX1, MIX2, Warping
 from ...scores import Draft, Edits, NumpyScores, Scores, Slots, Top
+from .pass_inputs import on_device
 
 _CHUNK = 256
 """Most tokens whose largest logit is found at once."""
@@ -34,17 +36,22 @@ def warp(logits: Tensor, warping: Warping) -> Tensor:
     return x
 
 
-def warp_rows(logits: Tensor, warpings: Sequence[Warping]) -> Tensor:
-    """``warp`` of each row, in new memory; rows at temperature 0 come back as they are."""
-    kinds = set(warpings)
-    if len(kinds) == 1 and warpings[0].temperature:
-        return warp(logits, warpings[0])
-    out = logits.clone()
-    for warping in kinds:
+def warp_rows(logits: Tensor, warpings: Sequence[Warping], noise: Tensor | None = None) -> Tensor:
+    """``warp`` of each row; rows at temperature 0 come back as they are.
+
+    Args:
+        noise: of the target's draws: rows are those of drafts that know it (``Draft.keys``).
+    """
+    parts, at = list[Tensor](), 0
+    for warping, run in groupby(warpings):
+        own, count = logits[at:], len([*run])
+        own, at = own[:count], at + count
         if warping.temperature:
-            rows = [r for r, own in enumerate(warpings) if own == warping]
-            out[rows] = warp(logits[rows], warping)
-    return out
+            own = warp(own, warping)
+            if noise is not None:
+                own = (own + noise[at - count : at].float()) * warping.temperature
+        parts.append(own)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _drop_below(x: Tensor, edge: Tensor) -> Tensor:
@@ -96,7 +103,7 @@ def gumbel_noise_of(keys: Sequence[int], tokens: Tensor) -> Tensor:
 
 
 def _on(keys: Sequence[int], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.array(keys, np.uint64).view(np.int64)).to(device, non_blocking=True)
+    return on_device(device, np.array(keys, np.uint64).view(np.int64))[0]
 
 
 def _gumbel(keys: Tensor, counters: Tensor) -> Tensor:
@@ -144,13 +151,15 @@ class TorchScores(Scores):
         assert self._tensor is not None  # noqa: S101
         return self._tensor
 
+    def _at(self, rows: Tensor, slots: Slots) -> Tensor:
+        """[w, K] of [W, K] those of slots."""
+        at = np.asarray(slots, np.int64)
+        return rows if np.array_equal(at, np.arange(len(rows))) else rows.index_select(0, *on_device(rows.device, at))
+
     def _edited(self, slots: Slots, edits: Edits | None) -> Tensor:
         """[w, V] float32 logits."""
-        every = self.tensor
-        at = np.asarray(slots, np.int64)
-        if not np.array_equal(at, np.arange(len(every))):
-            every = every[torch.from_numpy(at).to(every.device, non_blocking=True)]
-        return every.float() if edits is None else _edited(every.float(), edits)
+        rows = self._at(self.tensor, slots).float()
+        return rows if edits is None else _edited(rows, edits)
 
     @torch.inference_mode()
     def argmax(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.int32]:
@@ -159,60 +168,56 @@ class TorchScores(Scores):
 
     @torch.inference_mode()
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
-        parts = []
-        for at, rows in enumerate(self._edited(slots, edits).split(_ROWS)):
-            chunk = slice(at * _ROWS, (at + 1) * _ROWS)
+        places, values = list[Tensor](), list[Tensor]()
+        chunks = self._edited(slots, edits).split(_ROWS)
+        keys = draft.keys if draft is not None and any(own.temperature for own in draft.warpings) else None
+        noises = repeat(None, len(chunks)) if keys is None else self._noise(slots, keys)
+        for at, (rows, noise) in enumerate(zip(chunks, noises, strict=True)):
             if draft is not None:
-                rows = self._drafted(rows, slots[chunk], draft.warpings[chunk], draft.keys and draft.keys[chunk])
+                rows = warp_rows(rows, draft.warpings[at * _ROWS :][:_ROWS], noise)
             best, logprobs = largest(rows, min(count, rows.shape[1])), rows.log_softmax(-1)
             p = logprobs.exp()
             entropy = -torch.linalg.vecdot(p, logprobs.clamp(min=torch.finfo(torch.float32).min))  # 0 log 0 = 0
-            columns = (self._tokens(slots[chunk], best).double(), logprobs.gather(-1, best).double(), entropy[:, None])
-            parts.append(torch.cat(columns, dim=1))
-        found = torch.cat(parts).cpu().numpy()
-        tokens, logprobs, entropies = np.split(found, [(found.shape[1] - 1) // 2, found.shape[1] - 1], axis=1)
-        return Top(tokens.astype(np.int32), logprobs.astype(np.float32), entropies[:, 0].astype(np.float32))
+            places.append(best)
+            values.append(torch.cat((logprobs.gather(-1, best), entropy[:, None]), dim=1))
+        tokens = self._tokens(slots, torch.cat(places))
+        found = torch.cat((tokens.double(), torch.cat(values).double()), dim=1).cpu().numpy()
+        ids, logprobs, entropies = np.split(found, [tokens.shape[1], found.shape[1] - 1], axis=1)
+        return Top(ids.astype(np.int32), logprobs.astype(np.float32), entropies[:, 0].astype(np.float32))
 
     @torch.inference_mode()
     def log_probabilities(self, slots: Slots, tokens: Sequence[int]) -> NDArray[np.float32]:
         rows = self._edited(slots, None)
-        ids = torch.tensor(tokens, dtype=torch.int64).to(rows.device, non_blocking=True)
+        (ids,) = on_device(rows.device, np.array(tokens, np.int64))
         return (rows.gather(1, ids[:, None])[:, 0] - rows.logsumexp(-1)).cpu().numpy()
 
     @torch.inference_mode()
     def draw(
         self, slots: Slots, keys: Sequence[int], warpings: Sequence[Warping], edits: Edits | None = None
     ) -> NDArray[np.int32]:
-        rows = self._edited(slots, edits)
-        parts = []
-        for at in range(0, len(rows), _ROWS):
-            chunk = slice(at, at + _ROWS)
-            kinds = warpings[chunk]
-            warped, noise = warp_rows(rows[chunk], kinds), self._noise(slots[chunk], keys[chunk])
-            if not all(kind.temperature for kind in kinds):
-                noise = noise * torch.tensor([[float(kind.temperature > 0)] for kind in kinds]).to(rows.device)
-            parts.append((warped.double() + noise).argmax(-1, keepdim=True))
+        parts, chunks = [], self._edited(slots, edits).split(_ROWS)
+        for at, (rows, noise) in enumerate(zip(chunks, self._noise(slots, keys), strict=True)):
+            kinds = warpings[at * _ROWS :][:_ROWS]
+            for own, kind in zip(noise, kinds, strict=True):
+                if not kind.temperature:
+                    own.zero_()
+            parts.append((warp_rows(rows, kinds).double() + noise).argmax(-1, keepdim=True))
         return self._tokens(slots, torch.cat(parts))[:, 0].int().cpu().numpy()
 
     @torch.inference_mode()
     def logits(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.float32]:
         return self._edited(slots, edits).cpu().numpy().copy()
 
-    def _drafted(self, rows: Tensor, slots: Slots, warpings: Sequence[Warping], keys: Sequence[int] | None) -> Tensor:
-        """[w, V] logits of the distributions of drafts (``Draft``)."""
-        rows = warp_rows(rows, warpings)
-        random = [i for i, warping in enumerate(warpings) if warping.temperature]
-        if keys is not None and random:
-            scale = torch.tensor([warpings[i].temperature for i in random])[:, None].to(rows.device)
-            noise = self._noise([slots[i] for i in random], [keys[i] for i in random])
-            rows[random] = (rows[random] + noise.float()) * scale
-        return rows
-
-    def _noise(self, slots: Slots, keys: Sequence[int]) -> Tensor:
-        """[w, V] the noise of each slot's key."""
-        number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-        noise = gumbel_noise(list(number), self.tensor.shape[1], self.tensor.device)
-        return noise[[number[key] for key in keys]] if len(number) > 1 else noise.expand(len(keys), -1)
+    def _noise(self, slots: Slots, keys: Sequence[int]) -> Iterator[Tensor]:
+        """[w, V] float64 noise of each slot's key, ``_ROWS`` at a time, in new memory."""
+        arrays, device = list[NDArray[np.int64]](), self.tensor.device
+        for at in range(0, len(keys), _ROWS):
+            own = keys[at : at + _ROWS]
+            number = {key: i for i, key in enumerate(dict.fromkeys(own))}
+            arrays += np.array([*number], np.uint64).view(np.int64), np.array([number[key] for key in own], np.int64)
+        parts, counters = on_device(device, *arrays), _counters(self.tensor.shape[1], device)
+        for different, which in zip(parts[::2], parts[1::2], strict=True):
+            yield _gumbel(different, counters).index_select(0, which)
 
     def _tokens(self, slots: Slots, entries: Tensor) -> Tensor:
         """[w, k] the tokens of entries of the slots' logits."""
@@ -222,23 +227,21 @@ class TorchScores(Scores):
 def _edited(rows: Tensor, edits: Edits) -> Tensor:
     """[w, V] logits in new memory, as ``scores.edited`` changes them."""
     rows, device = rows.clone(), rows.device
-    if changed := [i for i, edit in enumerate(edits) if edit.changes is not None]:
-        lists = [changes for i in changed if (changes := edits[i].changes) is not None]
-        which = np.repeat(changed, [len(own.tokens) for own in lists])
-        at = tuple(
-            torch.from_numpy(x.astype(np.int64)).to(device, non_blocking=True)
-            for x in (which, np.concatenate([own.tokens for own in lists]))
-        )
-        columns = zip(*((own.positive, own.negative, own.addend) for own in lists), strict=True)
-        positive, negative, addend = (torch.from_numpy(np.concatenate(c)).to(device) for c in columns)
-        x = rows[at]
-        rows[at] = x * torch.where(x > 0, positive, negative) + addend
+    lists = {i: edit.changes for i, edit in enumerate(edits) if edit.changes is not None}
     masks = {i: edit.mask for i, edit in enumerate(edits) if edit.mask is not None and edit.mask.any()}
+    if lists:
+        which = np.repeat([*lists], [len(own.tokens) for own in lists.values()])
+        tokens = np.concatenate([own.tokens for own in lists.values()]).astype(np.int64)
+        columns = zip(*((own.positive, own.negative, own.addend) for own in lists.values()), strict=True)
+        numbers = [np.concatenate(c).astype(np.float64).view(np.int64) for c in columns]
+        row, token, *bits = on_device(device, which, tokens, *numbers)
+        positive, negative, addend = (own.view(torch.float64).float() for own in bits)
+        x = rows[row, token]
+        rows[row, token] = x * torch.where(x > 0, positive, negative) + addend
     if masks:
-        words = torch.from_numpy(np.stack([*masks.values()]).view(np.int32)).to(device, non_blocking=True)
-        bits = words[..., None] >> torch.arange(32, dtype=torch.int32, device=device) & 1
-        allowed = bits.flatten(1)[:, : rows.shape[1]].bool()
-        own = torch.tensor([*masks]).to(device, non_blocking=True)
+        own, words = on_device(device, np.array([*masks]), np.stack([*masks.values()]).astype(np.int64))
+        every = words.view(len(own), -1, 1) >> torch.arange(32, device=device) & 1
+        allowed = every.flatten(1)[:, : rows.shape[1]].bool()
         rows[own] = rows[own].masked_fill(~allowed, float("-inf"))
     return rows
 
@@ -264,26 +267,24 @@ class HeadScores(TorchScores):
 
     def _edited(self, slots: Slots, edits: Edits | None) -> Tensor:
         rows = super()._edited(slots, None)
-        if edits is None or all(edit.mask is None for edit in edits):
+        masks = {i: edit.mask for i, edit in enumerate(edits or ()) if edit.mask is not None}
+        if not masks:
             return rows
-        rows = rows.clone()
-        for row, slot, (_, mask) in zip(rows, slots, edits, strict=True):
-            if mask is not None:
-                bits = torch.from_numpy(mask.view(np.int32)).to(rows.device)
-                ids = self._ids[slot]
-                allowed = (bits[ids >> 5] >> (ids & 31) & 1).bool()
-                if bool((allowed & row.isfinite()).any()):
-                    row.masked_fill_(~allowed, float("-inf"))
-        return rows
+        own, words = on_device(rows.device, np.array([*masks]), np.stack([*masks.values()]).astype(np.int64))
+        some, ids = rows.index_select(0, own), self._at(self._ids, slots).index_select(0, own)
+        allowed = (words.view(len(own), -1).gather(1, ids >> 5) >> (ids & 31) & 1).bool()
+        allows_none = ~(allowed & some.isfinite()).any(-1, keepdim=True)
+        return rows.index_copy(0, own, some.masked_fill(~(allowed | allows_none), float("-inf")))
 
-    def _noise(self, slots: Slots, keys: Sequence[int]) -> Tensor:
-        return gumbel_noise_of(keys, self._ids[list(slots)])
+    def _noise(self, slots: Slots, keys: Sequence[int]) -> Iterator[Tensor]:
+        return iter(gumbel_noise_of(keys, self._at(self._ids, slots)).split(_ROWS))
 
     def _tokens(self, slots: Slots, entries: Tensor) -> Tensor:
-        return self._ids[list(slots)].gather(1, entries)
+        return self._at(self._ids, slots).gather(1, entries)
 
     @torch.inference_mode()
     def log_probabilities(self, slots: Slots, tokens: Sequence[int]) -> NDArray[np.float32]:
         rows = self._edited(slots, None)
-        other = self._ids[list(slots)] != torch.tensor(tokens, device=rows.device)[:, None]
+        (wanted,) = on_device(rows.device, np.array(tokens, np.int64))
+        other = self._at(self._ids, slots) != wanted[:, None]
         return (rows.masked_fill(other, float("-inf")).amax(-1) - rows.logsumexp(-1)).cpu().numpy()

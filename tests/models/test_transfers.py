@@ -1,0 +1,168 @@
+"""What a step brings to an accelerator, what it brings back, and that it waits for nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.config import SamplingParams
+from draftree.drafters.base import Drafter
+from draftree.drafters.draft_model import EagleSource, ModelSource
+from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.ngram import NgramSource
+from draftree.engine.engine import Engine
+from draftree.engine.speculation import Speculation
+from draftree.models.heads.eagle_model import HeadModel
+from draftree.models.heads.head_folder import load_head
+from draftree.models.huggingface import hf_model
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.huggingface.torch_scores import TorchScores
+from draftree.policies.best_paths import OptTree
+from draftree.request import Outcome
+
+from ..accelerator import Accelerator
+from ..heads import random_head
+from ..pairs import relative
+from ..published import KINDS, saved
+from ..tiny import VOCAB, tiny
+
+PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9]]
+RUNNERS = pytest.mark.parametrize("runner", ["eager", "graph"])
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
+    """Scores stay where they are, as on an accelerator."""
+    monkeypatch.setattr(hf_model, "scores_of", TorchScores)
+    with Accelerator() as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda x: x[[0, 1]],
+        lambda x: x[torch.tensor([0, 1])],
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: bool(x.any()),
+        lambda x: x.max().item(),
+        lambda x: x.tolist(),
+        lambda x: x + torch.ones(3),
+    ],
+)
+def test_what_waits_or_transfers_unasked_is_seen(fault: Callable[[Tensor], object]) -> None:
+    with Accelerator() as device:
+        x = torch.ones(3, device="cpu")
+        (x + 1)[:2].sum()
+        assert not device.strays
+        fault(x)
+        assert device.strays
+
+
+def test_transfers_are_counted() -> None:
+    with Accelerator() as device:
+        x, y = torch.ones(3).to("cpu"), torch.zeros(3, device="cpu")
+        y.copy_(torch.ones(3))
+        y[1:] = torch.ones(2)
+        (x + y).to("cpu").cpu().numpy()
+        assert (device.uploads, device.downloads, device.strays) == (3, 1, [])
+
+
+def on(device: Accelerator, model: HFModel) -> HFModel:
+    device.take([*model.model.parameters(), *model.model.buffers()])
+    return model
+
+
+def target_on(device: Accelerator, runner: str) -> HFModel:
+    return on(device, HFModel(tiny(), runner=runner, self_test=False))
+
+
+def head_drafter(device: Accelerator, head: HeadModel) -> TreeDrafter:
+    device.take(head.layers.parameters())
+    return TreeDrafter(OptTree(), EagleSource(head, head.capabilities.vocab_size))
+
+
+def steps(
+    device: Accelerator, target: HFModel, drafter: Drafter, prompts: Sequence[list[int]], temperature: float = 0.0
+) -> Iterator[list[Outcome]]:
+    """Outcomes of steps; what each of them has transferred is counted when it is given."""
+    engine = Engine(target, Speculation(drafter, 12))
+    params = SamplingParams(max_tokens=24, temperature=temperature, seed=5, ignore_eos=True)
+    running = [engine.stepper.open(engine.request(prompt, params)) for prompt in prompts]
+    while running := [one for one in running if one.finish_reason is None]:
+        device.reset()
+        yield engine.stepper.step(running)
+
+
+def moved(outcomes: Sequence[Outcome]) -> int:
+    """Requests whose accepted nodes are not the first ones: the last token, then a path of the tree."""
+    return sum(outcome.path != [*range(len(outcome.path))] for outcome in outcomes)
+
+
+@RUNNERS
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_step_uploads_once_for_its_pass_and_once_for_its_draws(
+    runner: str, temperature: float, count: int, device: Accelerator
+) -> None:
+    """A pass's tokens, positions, slots and mask are one transfer; where nodes move, their numbers are another."""
+    target, drafter = target_on(device, runner), TreeDrafter(OptTree(), NgramSource(shortest=1))
+    trees = 0
+    for outcomes in steps(device, target, drafter, PROMPTS[:count], temperature):
+        assert device.strays == []
+        assert device.downloads == 1
+        assert device.uploads == 1 + (temperature > 0) + moved(outcomes)
+        trees += sum(len(outcome.tree) > 0 for outcome in outcomes)
+    assert trees > 3
+
+
+@RUNNERS
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_each_pass_of_a_draft_model_is_one_round_trip(runner: str, temperature: float, device: Accelerator) -> None:
+    source = ModelSource(on(device, HFModel(relative(), runner=runner, self_test=False)), VOCAB)
+    target, drafter = target_on(device, runner), TreeDrafter(OptTree(), source)
+    passes = 0
+    for outcomes in steps(device, target, drafter, PROMPTS[:2], temperature):
+        assert device.strays == []
+        assert device.downloads == 1 + drafter.passes
+        least = (1 + drafter.passes) * (1 + (temperature > 0)) + moved(outcomes)
+        assert least <= device.uploads <= least + len(outcomes), "the draft model may move nodes too"
+        passes += drafter.passes
+    assert passes > 3
+
+
+@RUNNERS
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["draftree's", "eagle3"])
+def test_each_layer_of_a_head_is_one_round_trip(
+    kind: str, runner: str, temperature: float, device: Accelerator, tmp_path: Path
+) -> None:
+    """Beside it tokens that are new in the text are brought, where a head drafts from those too."""
+    target = target_on(device, runner)
+    head = load_head(saved(KINDS[kind], tmp_path), target) if kind in KINDS else random_head(target)
+    assert isinstance(head, HeadModel)
+    drafter, layers, learned = head_drafter(device, head), 0, _Learned(head)
+    for outcomes in steps(device, target, drafter, PROMPTS[:1], temperature):
+        assert device.strays == []
+        assert device.downloads == 1 + drafter.passes
+        want = (1 + drafter.passes) * (1 + (temperature > 0)) + 2 * moved(outcomes) + learned()
+        assert device.uploads <= want
+        layers += drafter.passes
+    assert layers > 10
+
+
+class _Learned:
+    """Whether the draft vocabulary of the only row has grown since the last call."""
+
+    def __init__(self, head: HeadModel) -> None:
+        self._head, self._known = head, 0
+
+    def __call__(self) -> bool:
+        row = self._head._rows.at(0)
+        before, self._known = self._known, len(row.tokens)
+        return before != self._known
