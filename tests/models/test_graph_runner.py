@@ -18,7 +18,7 @@ from draftree.models.base import FeatureSpec, Nodes, prefill
 from draftree.models.huggingface.cache import TreeCache, feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.pass_inputs import Placement, Shape
-from draftree.models.huggingface.runner import GraphRunner, Made, StockRunner
+from draftree.models.huggingface.runner import GraphRunner, Made, StockRunner, chosen_runner
 
 from ..pairs import drafter, policy
 from ..references import extended, prefilled
@@ -190,6 +190,43 @@ def test_what_was_captured_is_right_wherever_it_is_replayed(kind: str) -> None:
             texts[at] = random_ids(rng, rng.randint(1, 70))
             rows[at] = prefill(model, texts[at])
     assert capture.replayed > 2 * capture.made > 0
+
+
+def test_what_was_captured_is_bit_equal_to_the_same_passes_without() -> None:
+    """Rows outgrow their storage on the way, and what was captured before is not replayed then."""
+    rng, (model, capture), plain = Random(8), frozen(), graphs()
+    texts = [random_ids(rng, n) for n in (40, 5)]
+    rows = [[prefill(each, text) for text in texts] for each in (model, plain)]
+    slots = set[int]()
+    for _ in range(40):
+        some = sorted(rng.sample(range(2), rng.randint(1, 2)))
+        trees = [random_tree(rng, rng.choice((2, 3, 4))) for _ in some]
+        found, want = (extended(m, [own[i] for i in some], trees) for m, own in zip((model, plain), rows, strict=True))
+        assert torch.equal(found.nan_to_num(), want.nan_to_num())
+        for i in some:
+            for each, own in zip((model, plain), rows, strict=True):
+                each.commit(own[i], [0])
+        slots.add(model.cache.placement.slots)
+    assert len(slots) > 1 and capture.replayed > capture.made > 0
+
+
+def test_storage_and_graphs_outlive_requests_that_fit() -> None:
+    """It is allotted for a request's last pass when the request begins: graphs write to where it lies."""
+    model, capture = frozen()
+    engine, params = Engine(model), SamplingParams(max_tokens=70, ignore_eos=True)
+    engine.generate([[3, 1, 4, 1, 5]], params)
+    storage, made = [held.data_ptr() for held in model.cache.storage], capture.made
+    assert made == 2, "one for passes over up to 64 slots, and one for those over 128"
+    engine.generate([[2, 7, 1, 8]], params)
+    assert [held.data_ptr() for held in model.cache.storage] == storage
+    assert capture.made == made and capture.replayed > 120
+
+
+def test_a_device_with_graphs_makes_its_passes_by_them() -> None:
+    assert {chosen_runner(None, device) for device in ("cuda", "cuda:1")} == {"graph"}
+    assert {chosen_runner(None, device) for device in ("cpu", "mps")} == {"eager"}
+    assert [chosen_runner(name, "cuda") for name in ("eager", "graph")] == ["eager", "graph"]
+    assert HFModel(tiny(), self_test=False).capabilities.runner == "eager"
 
 
 def test_a_replay_writes_over_nothing_that_was_given_away() -> None:

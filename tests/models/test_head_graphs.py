@@ -123,6 +123,19 @@ def test_what_was_captured_is_right_wherever_it_is_replayed(kind: str, heads: He
 
 
 @pytest.mark.parametrize("kind", KIND_OF)
+def test_what_was_captured_is_bit_equal_to_the_same_passes_without(kind: str, heads: Heads) -> None:
+    pair = heads(kind)
+    capture = Frozen(lambda: pair[1]._rows.cache)
+    for head, how in zip(pair, (None, capture), strict=True):
+        passes = HeadPasses(head.network, head._target, torch.device(head.capabilities.device))
+        head._runner = GraphRunner(passes, how)
+    both = Both(pair, seed=4)
+    both.drive(24)
+    assert capture.replayed > capture.made > 0
+    assert both.difference == 0
+
+
+@pytest.mark.parametrize("kind", KIND_OF)
 def test_without_padding_they_are_bit_equal(kind: str, heads: Heads) -> None:
     both = Both(heads(kind), seed=2)
     both.open(64)

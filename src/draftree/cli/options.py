@@ -169,7 +169,7 @@ class ComputeOptions(Checked):
     threads: Count | None = option("CPU threads of a pass over a GGUF file; by default one a core.", metavar="N")
     dtype: str | None = option("Type of the weights: float32, float16 or bfloat16.")
     device: str | None = option("Where the model runs: cpu, cuda or cuda:N.")
-    runner: str | None = option("What makes passes: eager, or graph, CUDA graphs of few shapes.")
+    runner: str | None = option("What makes passes: graph, CUDA graphs (the default there), or eager.")
 
     @property
     def options(self) -> ModelOptions:

@@ -33,7 +33,8 @@ class ModelOptions(TypedDict, total=False):
         dtype: "float32", "float16" or "bfloat16"; by default float32 on a CPU, the checkpoint's own elsewhere.
         device: "cpu", "cuda", ...; by default CUDA where there is one, for transformers.
         attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
-        runner: what makes passes of transformers' models: "eager", or "graph" for CUDA graphs of few shapes.
+        runner: what makes passes of transformers' models: "graph" (CUDA graphs of few shapes; the default on CUDA), or
+            "eager" (each as it comes; the default elsewhere).
     """
 
     backend: str | None

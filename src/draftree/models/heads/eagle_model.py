@@ -113,7 +113,7 @@ class HeadModel(LanguageModel):
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once."""
-        self._rows.cache.reserve(rows, tokens)
+        self._rows.cache.reserve(rows, self._runner.slots(tokens))
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""

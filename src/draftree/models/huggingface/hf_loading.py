@@ -43,7 +43,7 @@ from ..gguf.gguf_checks import check as check_gguf
 from ..gguf.gguf_file import fingerprint
 from ..model_files import DEFAULT_MODEL, EMBEDDED, checkpoint, gguf_path
 from .hf_model import HFModel
-from .runner import check_runner
+from .runner import chosen_runner
 from .tensor_parallel import agree
 
 AUTO, BACKEND = "auto", "transformers"
@@ -57,11 +57,11 @@ def load_huggingface(
     dtype: str | None = None,
     device: str | None = None,
     attention: str | None = None,
-    runner: str = EAGER,
+    runner: str | None = None,
 ) -> HFModel:
     """A model by transformers (``ModelOptions`` for the arguments)."""
     place, weights = _place(dtype, device)
-    check_runner(runner)
+    chosen_runner(runner, place.type)
     stock, tokenizer = _load(name, place, weights, attention)
     model = HFModel(stock, tokenizer, name=name, runner=runner)
     if (gguf := gguf_path(name)) is not None:  # the same model as over llama.cpp
@@ -86,7 +86,7 @@ def load_part(name: str, **options: Any) -> HFModel:
     except DraftreeError as error:
         failure = error
     agree(failure)
-    return HFModel(stock, tokenizer, name=name)
+    return HFModel(stock, tokenizer, name=name, runner=EAGER)
 
 
 def wrap(model: PreTrainedModel) -> LanguageModel:

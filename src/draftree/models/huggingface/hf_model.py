@@ -28,7 +28,6 @@ from ...text.encoding import Tokenizer
 from ...tree import Ints
 from ..base import (
     DRAFTED,
-    EAGER,
     FINAL_STATE,
     NO_NODES,
     PROMPT,
@@ -44,7 +43,7 @@ from ..protocols import LayerSizes
 from . import attention, inspection
 from .cache import FeatureRow, Rows, TreeCache, bytes_of, feature_row, long_row
 from .pass_inputs import POSITION, Longs
-from .runner import GraphRunner, Pass, Runner, StockRunner, exclusive, runner_of
+from .runner import GraphRunner, Pass, Runner, StockRunner, chosen_runner, exclusive, runner_of
 from .torch_scores import scores_of
 
 
@@ -80,7 +79,7 @@ class HFModel(LanguageModel):
             launching them).
 
     Args:
-        runner: a name of ``draftree.models.huggingface.runner.RUNNERS``.
+        runner: a name of ``draftree.models.huggingface.runner.RUNNERS``; by default CUDA graphs where there are any.
         self_test: compare tree logits with sequential ones.
 
     Raises:
@@ -95,7 +94,7 @@ class HFModel(LanguageModel):
         tokenizer: Tokenizer | None = None,
         *,
         name: str | None = None,
-        runner: str = EAGER,
+        runner: str | None = None,
         self_test: bool = True,
     ) -> None:
         name = name or model.config.name_or_path or "model"
@@ -104,7 +103,8 @@ class HFModel(LanguageModel):
         self.model = model.eval()
         self.tokenizer = tokenizer
         shared = _SHARED.setdefault(model, SharedState())
-        self.capabilities: Capabilities = replace(inspection.capabilities(model, name), runner=runner)
+        can = inspection.capabilities(model, name)
+        self.capabilities: Capabilities = replace(can, runner=chosen_runner(runner, can.device))
         self._lock = shared.lock
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._tracked = FeatureSpec()
@@ -241,11 +241,11 @@ class HFModel(LanguageModel):
 
     @exclusive
     def reserve(self, rows: int, tokens: int) -> None:
-        """Make room for ``rows`` rows of ``tokens`` tokens at once; exactly that while no row is open."""
-        at = self.cache.placement
-        if not self._rows and (rows > at.rows or tokens > at.slots):
+        """Make room for ``rows`` rows of ``tokens`` tokens at once: while none is open, exactly for these."""
+        at, slots = self.cache.placement, self._runner.slots(tokens)
+        if not self._rows and (rows > at.rows or slots > at.slots):
             self.free_cache()
-        self.cache.reserve(rows, tokens)
+        self.cache.reserve(rows, slots)
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""

@@ -84,6 +84,9 @@ class Runner(Protocol):
             [T, F] hidden states, None where none are wanted; [W, V] logits, of a draft head [W, H] states.
         """
 
+    def slots(self, tokens: int) -> int:
+        """Slots to allot for a row of so many tokens, so that storage need not grow while they come."""
+
 
 class EagerRunner(ABC):
     """Makes passes of any shape.
@@ -105,6 +108,10 @@ class EagerRunner(ABC):
         wanted = step.wanted if isinstance(step.wanted, int) else inputs.wanted
         states = None if step.states is None else step.states.index_select(0, inputs.before)
         return self.make(DevicePass(inputs, wanted, step.features, states, own.is_causal), cache)
+
+    def slots(self, tokens: int) -> int:
+        """One a token."""
+        return tokens
 
     @abstractmethod
     def make(self, step: DevicePass, cache: TreeCache) -> Made:
@@ -187,12 +194,10 @@ class GraphRunner:
         """One pass (``Runner.forward``)."""
         at, total = cache.placement, step.inputs.count
         wanted = np.arange(total - step.wanted, total) if isinstance(step.wanted, int) else step.wanted
-        tokens, slots = _filled(total), GRAIN
-        while slots < at.end:
-            slots *= 2
+        tokens, slots = _filled(total), _slots(at.end)
         width, words = tokens if at.count == 1 else _filled(at.width), max(_WORDS, _filled(step.inputs.words))
         shape = Shape(tokens, at.count, width, slots, _filled(len(wanted)), words)
-        cache.reserve(at.first + at.count, slots + 1)
+        cache.reserve(at.first + at.count, self.slots(at.end))
         if shape not in self._inputs:
             numbers = torch.zeros(sum(shape.sizes), dtype=torch.int64, device=self._eager.device)
             kept = None if step.states is None else step.states.new_zeros(tokens, step.states.shape[1])
@@ -206,6 +211,10 @@ class GraphRunner:
         key = *shape, at.first, *step.features.layers
         hidden, found = self._replayed(key, lambda: self._eager.make(filled, cache), cache)
         return None if hidden is None else hidden[:total], found[: len(wanted)]
+
+    def slots(self, tokens: int) -> int:
+        """Those of a pass over the last of them, and one for what fills it up: graphs live as long as the storage."""
+        return _slots(tokens) + 1
 
     def _replayed(self, key: tuple[int, ...], make: Callable[[], Made], cache: TreeCache) -> Made:
         """A pass of a shape, from a row on, with some hidden states, by its graph where there is one."""
@@ -276,26 +285,32 @@ def cuda_graph(pool: Any, make: Callable[[], Made]) -> Callable[[], Made]:
     return replay
 
 
+def _slots(tokens: int) -> int:
+    """Slots that a static pass attends to."""
+    return max(GRAIN, 1 << max(0, tokens - 1).bit_length())
+
+
 def _filled(count: int) -> int:
     """Tokens of a static pass over ``count``."""
     return -(-count // 64) * 64 if count > 64 else 1 << max(0, count - 1).bit_length()
 
 
-RUNNERS = (EAGER, "graph")
+GRAPH = "graph"
+RUNNERS = (EAGER, GRAPH)
 """What makes passes."""
 
 
 def runner_of(name: str, eager: EagerRunner) -> Runner:
-    """Makes passes as a name of ``RUNNERS`` has it, by ``eager``.
+    """Makes passes as a name of ``RUNNERS`` has it, by ``eager``."""
+    return eager if name == EAGER else GraphRunner(eager)
+
+
+def chosen_runner(name: str | None, device: str) -> str:
+    """``name``, by default graphs on a device that has them: their passes are as exact, and a launch each.
 
     Raises:
         ConfigError: there is no such runner.
     """
-    check_runner(name)
-    return eager if name == EAGER else GraphRunner(eager)
-
-
-def check_runner(name: str) -> None:
-    """Raise ConfigError unless there is such a runner."""
-    if name not in RUNNERS:
+    if name not in (None, *RUNNERS):
         raise ConfigError(f"runner is {name!r}: choose from {', '.join(RUNNERS)}")
+    return name or (GRAPH if device.startswith("cuda") else EAGER)
