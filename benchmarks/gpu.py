@@ -14,8 +14,9 @@ passes over 1 and over 16 tokens, and those where the choice differs: what lossl
 device's memory bandwidth reads the weights. ``methods``: ``draftree bench`` of ``auto`` and four methods over AR
 decoding by graphs, and of transformers' generate. ``1b``, ``8b``: the passes of Llama's shapes with random weights made
 on the device. ``batches``: tokens a second of 1, 8 and 32 requests (``benchmarks.serving``). ``native``: the native
-engine on this machine's CPUs beside llama.cpp (``benchmarks.native``). ``compile``: passes of the stock forward by
-``torch.compile``, in the graph runner's shapes.
+engine on this machine's CPUs beside llama.cpp (``benchmarks.native``). ``attention``: one layer's over a tree, by SDPA
+under a mask (what passes use) and by FlexAttention (compiled on a GPU), as graphs where there are any. ``compile``:
+passes of the stock forward by ``torch.compile``, in the graph runner's shapes.
 """
 
 from __future__ import annotations
@@ -29,23 +30,28 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from draftree.artifacts import make_folder, write_whole
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.models.base import LanguageModel, Nodes, prefill
+from draftree.models.huggingface.attention import attend_as_one
 from draftree.models.huggingface.hf_loading import load_stock
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.models.huggingface.runner import RUNNERS
+from draftree.models.huggingface.runner import RUNNERS, additive, cuda_graph
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.text.encoding import encode, user
+from draftree.tree import ROOT, ancestors
 
 from .serving import questions
 
@@ -73,6 +79,8 @@ SHAPES = {
     ),
 }
 """Of Llama 3.2 1B and Llama 3.1 8B."""
+HEADS = {"SmolLM2-135M": (9, 3, 64), "Llama 3.1 8B": (32, 8, 128)}
+"""Query heads, key heads, and the size of a head."""
 _TINY = LlamaConfig(
     hidden_size=32,
     num_hidden_layers=2,
@@ -250,6 +258,58 @@ def exactness(options: Options) -> Iterator[str]:
         )
 
 
+def attention(options: Options) -> Iterator[str]:
+    """SDPA under a mask against FlexAttention, of one layer, over random trees."""
+    cuda = options.device.startswith("cuda")
+    dtype: torch.dtype = getattr(torch, options.dtype) if cuda else torch.float32
+    flex = torch.compile(flex_attention, dynamic=False) if cuda else flex_attention
+    torch._dynamo.config.cache_size_limit = 64  # shapes
+    yield f"ms of one layer's attention, {dtype}, and the largest difference of what is found"
+    for name, (heads, key_heads, size) in HEADS.items():
+        for context in (options.context, 8 * options.context):
+            slots = 1 << (context + SIZES[-1]).bit_length()
+            for count in SIZES[::3]:
+                noise = torch.Generator().manual_seed(count)
+                shapes = [(1, h, n, size) for h, n in ((heads, count), (key_heads, slots), (key_heads, slots))]
+                query, key, value = (torch.randn(s, generator=noise).to(options.device, dtype) for s in shapes)
+                mask = _tree_mask(context, count, slots).to(options.device)
+                blocks = create_block_mask(partial(_of, mask), None, None, count, slots, device=options.device)
+                by_sdpa = partial(attend_as_one, query, key, value, additive(mask[None, None], dtype), None)
+                by_flex = partial(flex, query, key, value, block_mask=blocks, enable_gqa=True)
+                (sdpa, one), (flexed, other) = _timed(by_sdpa, options), _timed(by_flex, options)
+                apart = float((one - other.transpose(1, 2)).abs().max())
+                yield f"{name}, {count:2} behind {context:5}: SDPA {sdpa:.3f}, FlexAttention {flexed:.3f}; {apart:.0e}"
+
+
+def _tree_mask(context: int, count: int, slots: int) -> Tensor:
+    """[count, slots] bool of a random tree behind a text."""
+    rng = np.random.default_rng(count)
+    parents = np.array([rng.integers(ROOT, node) for node in range(count)], np.int32)
+    mask = torch.zeros(count, slots, dtype=torch.bool)
+    mask[:, :context] = True
+    mask[:, context : context + count] = torch.from_numpy(ancestors(parents)[0])
+    return mask
+
+
+def _of(mask: Tensor, batch: Tensor, head: Tensor, query: Tensor, slot: Tensor) -> Tensor:
+    """What FlexAttention takes for a mask."""
+    return mask[query, slot]
+
+
+@torch.inference_mode()
+def _timed(attend: Callable[[], Tensor], options: Options) -> tuple[float, Tensor]:
+    """Median milliseconds, by a graph where there are any, and what is found."""
+    found, seconds, cuda = attend(), list[float](), options.device.startswith("cuda")
+    again = cuda_graph(torch.cuda.graph_pool_handle(), lambda: (None, attend())) if cuda else attend
+    for _ in range(WARM + options.repeats):
+        _wait(options.device)
+        began = time.perf_counter()
+        again()
+        _wait(options.device)
+        seconds.append(time.perf_counter() - began)
+    return 1e3 * statistics.median(seconds[WARM:]), found
+
+
 def compiled(options: Options) -> Iterator[str]:
     """Passes of the stock forward, compiled for each of the graph runner's shapes."""
     stock, tokenizer = load_stock(options.target, dtype="float32", device=options.device)
@@ -264,10 +324,11 @@ MEASURED: dict[str, Callable[[Options], Iterator[str]]] = {
     "passes": passes,
     "1b": shape(SHAPES["1b"]),
     "8b": shape(SHAPES["8b"]),
+    "attention": attention,
     "compile": compiled,
 }
 """Parts that are made here; others are commands."""
-PARTS = ("tests", "exactness", "passes", "methods", "8b", "batches", "1b", "native", "compile")
+PARTS = ("tests", "exactness", "passes", "attention", "methods", "8b", "batches", "1b", "native", "compile")
 """The most valuable ones first."""
 
 
