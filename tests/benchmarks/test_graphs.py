@@ -44,7 +44,11 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     [
         ("exactness", r"0 of 2 greedy answers differ.*\n(bfloat16, (eager|graph) passes.*in 8 places.*\n){2}"),
         ("passes", r"(?s)GB/s.*float32.*eager .*T\(32\)/T\(1\).*graph .*of the memory bandwidth"),
-        ("attention", r"(\n(Smol|Llama)[^\n]* SDPA [0-9.]+, FlexAttention [0-9.]+; ([0-9]e-0[6-9]|0e[+]00)){12}\n"),
+        pytest.param(
+            "attention",
+            r"(\n(Smol|Llama)[^\n]* SDPA [0-9.]+, FlexAttention [0-9.]+; ([0-9]e-0[6-9]|0e[+]00)){12}\n",
+            marks=pytest.mark.filterwarnings("ignore:flex_attention called without"),  # on a GPU it is compiled
+        ),
         ("8b", r"(?s)GB/s.*bfloat16.*eager .*graph "),
     ],
 )
