@@ -58,7 +58,7 @@ CONFIDENCE = ",".join(
         *(f"c2t:classifier={{classifier}}:nodes=256:beta=0.01:top={top}" for top in TOPS),
     )
 )
-"""Of C2T's: EAGLE-2 at C2T's depth, the other pair's classifier, and the second top-K."""
+"""Of C2T's: EAGLE-2 at C2T's depth, for SmolLM2 the coder's classifier too, and the second top-K."""
 LEVELS = "lookup>{upper},lookup>{upper}:pending=1,lookup>{upper}:rejected=end"
 THREE = f"head>{{upper}},head>{{upper}}:rejected=end,{LEVELS}"
 FOREST = ",".join(
@@ -150,27 +150,27 @@ RUNS: Sequence[PlannedRun] = (
     *_both("who-humaneval", "humaneval", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
     *_both("who-gsm8k", "gsm8k", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
     *_both("who-edits", EDITS, WHO, (12, 150, 1), (12, 150, 4), drafters="auto", options=FIRST),
-    *_both("widths", "mbpp", DYNAMIC, (45, 64, 5), (45, 24, 12), drafters="{draft}", temperature="0.4", options=PLAIN),
-    *_both("trees", "mt-bench", TREES, (32, 128, 4), (16, 64, 6), options=FIRST),
-    *_both("gsm8k", "gsm8k", TREES, (32, 64, 2), (12, 64, 4)),
-    *_both("levels", "mt-bench", "hsddw:nodes=60", (16, 64, 1), (8, 64, 4), drafters="{levels}", options=FIRST),
-    *_both("gsm8k-levels", "gsm8k", "hsddw:nodes=60", (16, 64, 1), (8, 64, 4), drafters="{levels}"),
-    *_both("windows", "mt-bench", WINDOWS, (16, 64, 1), (8, 48, 4), drafters="{draft}", options=FIRST),
-    *_both("confidence", "mt-bench", CONFIDENCE, (16, 64, 4), (8, 48, 8), options=FIRST),
-    PlannedRun("spider-beams-coder", CODER, "spider", 10, 48, FOREST, 7, scored=True, **_BEAMS),
-    PlannedRun("squad-beams-coder", CODER, "squad", 12, 32, FOREST, 3, scored=True, **_BEAMS),
-    *_both("sizes", "mt-bench", SIZES, (12, 64, 3), (6, 48, 5), options=FIRST),
-    PlannedRun("spider-grid-coder", CODER, "spider", 6, 48, GRID, 5, scored=True, **_BEAMS),
-    PlannedRun("mt-bench-beams-coder", CODER, "mt-bench", 4, 48, FOREST, 4, options=FIRST, **_BEAMS),
-    PlannedRun("answers-coder", CODER, "gsm8k", 30, 320, "auto", 5, "lookup", scored=True),
-    *_both("plain", "mt-bench", TREES, (32, 64, 2), (8, 48, 3), temperature="1", options=(*FIRST, *PLAIN)),
-    *_both("deltas", "mt-bench", DELTAS, (12, 64, 1), (8, 48, 2), options=FIRST),
+    *_both("widths", "mbpp", DYNAMIC, (45, 64, 5), (24, 32, 8), drafters="{draft}", temperature="0.4", options=PLAIN),
+    *_both("trees", "mt-bench", TREES, (32, 128, 4), (12, 64, 5), options=FIRST),
+    *_both("gsm8k", "gsm8k", TREES, (32, 64, 2), (10, 64, 3)),
+    *_both("levels", "mt-bench", "hsddw:nodes=60", (16, 64, 1), (6, 64, 3), drafters="{levels}", options=FIRST),
+    *_both("gsm8k-levels", "gsm8k", "hsddw:nodes=60", (16, 64, 1), (6, 64, 3), drafters="{levels}"),
+    *_both("windows", "mt-bench", WINDOWS, (16, 64, 1), (6, 48, 3), drafters="{draft}", options=FIRST),
+    *_both("confidence", "mt-bench", CONFIDENCE, (16, 64, 4), (6, 48, 5), options=FIRST),
+    PlannedRun("spider-beams-coder", CODER, "spider", 8, 48, FOREST, 6, scored=True, **_BEAMS),
+    PlannedRun("squad-beams-coder", CODER, "squad", 10, 32, FOREST, 3, scored=True, **_BEAMS),
+    *_both("sizes", "mt-bench", SIZES, (12, 64, 3), (5, 48, 4), options=FIRST),
+    PlannedRun("spider-grid-coder", CODER, "spider", 5, 48, GRID, 4, scored=True, **_BEAMS),
+    PlannedRun("mt-bench-beams-coder", CODER, "mt-bench", 3, 48, FOREST, 3, options=FIRST, **_BEAMS),
+    PlannedRun("answers-coder", CODER, "gsm8k", 24, 320, "auto", 5, "lookup", scored=True),
+    *_both("plain", "mt-bench", TREES, (32, 64, 2), (6, 48, 2), temperature="1", options=(*FIRST, *PLAIN)),
+    *_both("deltas", "mt-bench", DELTAS, (12, 64, 1), (5, 48, 1), options=FIRST),
     *_both(
         "temperatures",
         "mt-bench",
         BEST,
         (12, 64, 1),
-        (6, 48, 2),
+        (5, 48, 1),
         temperature="0,0.25,0.5,0.75,1",
         options=(*FIRST, *PLAIN),
     ),
@@ -217,7 +217,7 @@ class Plan:
         }
         if models == CODER:
             found |= {key: f"{self._pair}/{file}" for key, file in FILES.items()}
-            return {**found, "upper": found["draft"], "levels": THREE, "classifier": own, "other": shipped}
+            return {**found, "upper": found["draft"], "levels": THREE, "classifier": own, "other": own}
         alone = {"target": DEFAULT_MODEL, "draft": "head", "upper": "head", "levels": LEVELS, "classifier": shipped}
         return {**found, **alone, "other": own if self._pair else shipped}
 
@@ -232,7 +232,7 @@ class Plan:
                 if any(f"{{sequoia}}-{nodes}." in word for word in read):
                     yield Path(file), ["calibrate", *own, "--nodes", str(nodes), "--out", file]
             if models == CODER and any("c2t" in word for word in read):
-                fit = ["train", "classifier", *own, "--samples", "40000", "--batch", "256", "--learning-rate", "0.005"]
+                fit = ["train", "classifier", *own, "--samples", "8000", "--batch", "256", "--learning-rate", "0.005"]
                 yield Path(names["classifier"]), [*fit, "--out", names["classifier"]]
 
     def command(self, run: PlannedRun) -> list[str]:
