@@ -1,14 +1,9 @@
-"""What takes part in a benchmark, loaded: our engines, beams, replays of AR decoding, and transformers' own decoding.
-
-A replay (``draftree bench --replay``) drafts along AR decoding's answer in place of decoding it again. What the target
-says is known from one AR decoding of each prompt; a method's trees, and what is accepted of them, are then those of
-decoding under match verification, without a pass of the target over a tree.
-"""
+"""What takes part in a benchmark, loaded: our engines, beams, llama.cpp, and transformers' own decoding."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Unpack, cast
 
 import numpy as np
@@ -25,15 +20,12 @@ from ..drafters.base import DraftSource
 from ..drafters.grow import TreeDrafter
 from ..drafters.registry import NONE, DrafterSpec, is_model, load_draft_model
 from ..engine.engine import Engine
-from ..engine.replay import Replay, pass_maker
 from ..engine.speculation import Observer
 from ..models.base import LanguageModel
-from ..models.cost_profile import kept_or_measured
 from ..models.huggingface.hf_loading import load_stock
 from ..models.loading import ModelOptions, load
-from ..request import Outcome, Request, Seconds, Stats, StepCost
+from ..request import Outcome, Seconds, Stats
 from ..text.encoding import Tokenizer
-from ..train.rank_acceptance import decoded
 from ..tree import ROOT
 from .entries import LLAMA_CPP, Entry
 from .results import BINS, Parts, StepColumns, Turn
@@ -125,43 +117,6 @@ def _by_probability(outcome: Outcome) -> NDArray[np.int64]:
     bins = np.clip((np.exp(tree.path_logprobs - above) * BINS).astype(np.int64), 0, BINS - 1)
     seen = np.isin(tree.parents, [ROOT, *path])
     return np.stack([np.bincount(bins[which], minlength=BINS) for which in (seen, path)])
-
-
-class ReplayContestant(EngineContestant):
-    """Drafts along a known answer: drafting takes the time that it takes, a target's pass what its profile says."""
-
-    def __init__(self, entry: Entry, models: Models, drafter: str | LanguageModel | None) -> None:
-        super().__init__(entry, models.target, drafter)
-        self._models, self._costs = models, kept_or_measured(models.target)
-
-    @torch.inference_mode()
-    def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
-        known, features = self._models.answer(prompt, params)
-        made, outcomes, (_, before) = self.engine.speculation, list[Outcome](), self.inside()
-        drafter, ids, target = made.drafter, known.output_ids, self._models.target
-        verifier = pass_maker(target, drafter, features)
-        most = params.max_tokens or len(ids)
-        with Replay(drafter, prompt, ids, params, features, verifier, target.tracked) as replay:
-            while replay.left:
-                began, context = time.perf_counter(), len(replay.request.ids)
-                tree = replay.propose(made.nodes, most - (context - len(prompt)) - 1)
-                draft, path = time.perf_counter() - began, replay.accepted(tree)
-                verify = self._costs.seconds(1 + len(tree), context)
-                cost = StepCost(1, draft, verify, 0.0, drafter.passes)
-                outcomes.append(replay.advance(tree, path, len(path) + 1, cost))
-            stats = replay.request.stats
-        s, prefill, pieces = stats.seconds, known.stats.seconds.prefill, [chunk.text for chunk in known.chunks]
-        return Turn(
-            prompt_tokens=len(prompt),
-            ids=ids,
-            text="".join(pieces),
-            finish=known.finish_reason,
-            seconds=Parts(prefill + s.draft + s.verify, prefill, s.draft, s.verify, 0.0),
-            passes=len(outcomes),
-            steps=step_columns(outcomes, stats, s.verify, self.inside()[1] - before),
-            drafted=[0, *(int(i < len(o.path)) for o in outcomes for i in range(o.taken))],
-            pieces=pieces,
-        )
 
 
 class BeamContestant:
@@ -260,14 +215,11 @@ class Models:
 
     Args:
         target: the target's name.
-        replay: contestants draft along AR decoding's answers.
         options: of the target (``draftree.load``), and as far as they fit of draft models and peers.
     """
 
-    def __init__(self, target: str, *, replay: bool = False, **options: Unpack[ModelOptions]) -> None:
+    def __init__(self, target: str, **options: Unpack[ModelOptions]) -> None:
         self.target = load(target, **options)
-        self._replay = replay
-        self._answers: dict[Hashable, tuple[Request, Tensor | None]] = {}
         self._name, self._options = target, options
         self._stock: dict[str, tuple[PreTrainedModel, Tokenizer | None]] = {}
         self._drafters: dict[str, LanguageModel] = {}
@@ -279,14 +231,7 @@ class Models:
         if entry.beams is not None:
             source = load_beam_source(drafter or NONE, self.target, sampled=entry.temperature > 0)
             return BeamContestant(self.target, source, entry.beams)
-        return ReplayContestant(entry, self, drafter) if self._replay else EngineContestant(entry, self.target, drafter)
-
-    def answer(self, prompt: Sequence[int], params: SamplingParams) -> tuple[Request, Tensor | None]:
-        """AR decoding's answer to a prompt, decoded once, with the hidden states that the target tracks now."""
-        key = (*prompt, params.temperature, params.seed, params.max_tokens, self.target.tracked)
-        if key not in self._answers:
-            self._answers[key] = decoded(Engine(self.target), prompt, params)
-        return self._answers[key]
+        return EngineContestant(entry, self.target, drafter)
 
     def drafter(self, name: str) -> str | LanguageModel:
         """What a drafter's name stands for. Models are shared: one contestant decodes at a time."""

@@ -84,11 +84,6 @@ class Entry:
         return not self.is_peer and isinstance(find_scheme(self.verify), Match)
 
     @property
-    def replayable(self) -> bool:
-        """AR decoding's answer tells what is accepted of its trees."""
-        return not self.is_peer and self.beams is None and self.draws_as_ar
-
-    @property
     def files(self) -> list[str]:
         """Names of what it may read: its settings' values, and its method's module."""
         method = None if self.is_peer else read_method(self.method)

@@ -32,7 +32,6 @@ from ..bench.summary import report as of_run
 from ..config import DEFAULT_NODES, Checked, Count, SamplingParams, Seed, option
 from ..config import Nodes as NodeCount
 from ..drafters.registry import DEFAULT_DRAFTER
-from ..errors import ConfigError
 from ..models.cost_profile import processor
 from ..models.model_files import DEFAULT_MODEL
 from ..policies.base import unbounded
@@ -59,7 +58,6 @@ class BenchOptions(Checked):
     nodes: NodeCount | None = option("Node budget of methods that name none; each has its own by default.", metavar="N")
     candidates: str | None = option("Of methods that name none (see generate).", metavar="KIND")
     data: str | None = option("Folder of prompt sets; else DRAFTREE_DATA.", metavar="DIR")
-    replay: bool = option("Draft along AR decoding's answers; a pass takes what the cost profile says.", False)
 
 
 @with_options
@@ -76,9 +74,6 @@ def bench(
 
     Every contestant answers every prompt, in an order that changes from prompt to prompt; DIR/results.jsonl gets a line
     for each answer. The same command goes on where it was stopped, by Ctrl-C or otherwise.
-
-    With --replay each prompt is decoded once: trees, and what is accepted of them, are those of decoding, drafting is
-    timed, and the target's passes over trees take the seconds of its cost profile ('draftree profile').
     """
     temperatures = list(numbers("--temperature", options.temperature, float))
     for t in temperatures:
@@ -86,11 +81,6 @@ def bench(
     drafters = split_names(options.drafters)
     contestants = entries(split_names(options.methods), drafters, temperatures, options.nodes, options.candidates)
     for entry in contestants:
-        if options.replay and not entry.replayable:
-            raise ConfigError(
-                f"{entry.label!r} cannot be replayed: --replay knows AR decoding's answers alone, those of methods of "
-                "ours under verification match: leave it out, or --replay"
-            )
         if note := unbounded(entry.label, entry.nodes, f"{entry.label}:nodes={DEFAULT_NODES}"):
             complain(note)
     chosen = choose(load_suite(suite, data=options.data), limit=options.limit)
@@ -103,7 +93,7 @@ def bench(
         "entries": [asdict(e) for e in contestants],
         "drafters": drafters,
         "temperatures": temperatures,
-        **{name: getattr(options, name) for name in ("max_tokens", "seed", "nodes", "replay")},
+        **{name: getattr(options, name) for name in ("max_tokens", "seed", "nodes")},
         "files": _files([target, *drafters, *(name for e in contestants for name in e.files)]),
         "target": target,
         **asdict(compute),
@@ -117,7 +107,7 @@ def bench(
     context.with_resource(locked(own_folder(out_folder, "--out", CONFIG), "--out", folder=True))
     folder = RunFolder(out_folder, config, items)
     ran = read_summary(folder.path).get("ran")
-    models = cache(partial(Models, target, replay=options.replay, **compute.options))
+    models = cache(partial(Models, target, **compute.options))
     with on_interrupt(lambda: f"interrupted after {len(folder.records)} of {plan.answers} answers: {GO_ON}"):
         if len(folder.records) < plan.answers:
             plan = replace(plan, items=fitting(models().target, plan.items))
