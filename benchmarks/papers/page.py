@@ -10,7 +10,7 @@ from draftree.bench.entries import AR, LLAMA_CPP, PEER, Entry
 from draftree.bench.summary import ALL, Interval, LoadedRun, MethodFigures, markdown, number, paired, ratio_text
 
 from .plan import CODER, SMOLLM2
-from .sections import MODELS, SPEEDS, Chapter, Runs, made_of, of, shown, sources, speeds
+from .sections import MODELS, SPEEDS, Chapter, Runs, made_of, of, shown, sources, speeds, without_folders
 
 TEXTS = {"who": "all kinds (Spec-Bench)", "who-humaneval": "code (HumanEval)", "who-gsm8k": "sums (GSM8K)"}
 TEXTS["who-edits"] = "edits of a given text"
@@ -108,7 +108,7 @@ def digests(runs: Runs) -> str:
     lines = []
     for name, run in runs.items():
         figures = {
-            label: {
+            without_folders(label): {
                 "tokens_per_second": round(f.tokens_per_second, 2),
                 "over_ar": _interval(f.speedup_decode),
                 "mal": f.mal and round(f.mal, 3),
@@ -117,8 +117,11 @@ def digests(runs: Runs) -> str:
             for label, f in ((label, found[ALL]) for label, found in run.table.items())
         }
         answers = hashlib.sha256((run.path / "results.jsonl").read_bytes()).hexdigest()
-        config = {key: run.config[key] for key in ("command", "commit", "machine", "versions", "prompts", "date")}
-        lines.append(json.dumps({"run": name, **config, "results_sha256": answers, "figures": figures}))
+        config = {key: run.config[key] for key in ("commit", "machine", "versions", "prompts", "date")}
+        command = without_folders(run.command)
+        lines.append(
+            json.dumps({"run": name, "command": command, **config, "results_sha256": answers, "figures": figures})
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -178,7 +178,7 @@ def made_of(runs: Sequence[LoadedRun]) -> list[str]:
     ]
     for where in dict.fromkeys(map(_where, runs)):
         own = [run for run in runs if _where(run) == where]
-        parts += [f"{where}:", "\n".join(f"    {_short(run)}" for run in own)]
+        parts += [f"{where}:", "\n".join(f"    {without_folders(run.command)}" for run in own)]
     return parts
 
 
@@ -197,9 +197,9 @@ def _where(run: LoadedRun) -> str:
     return f"{computer}; {', '.join(f'{n} {v}' for n, v in versions)}; commit {run.config.get('commit')}"
 
 
-def _short(run: LoadedRun) -> str:
-    """The command of a run, with names in place of the folders of its files."""
-    return re.sub(r"(?<=[\s,=@>])/\S*?([^/\s]+?\.(?:gguf|json|jsonl))(?=[\s,:>]|$)", r"\1", run.command)
+def without_folders(text: str) -> str:
+    """A command or a label with the names of files in place of their absolute paths."""
+    return re.sub(r"(?<![\w.~])/(?:[^\s,:=@>'/]+/)*([^\s,:=@>'/]+)", r"\1", text)
 
 
 def sources(runs: Sequence[LoadedRun]) -> str:

@@ -16,7 +16,7 @@ from benchmarks.papers.__main__ import CHAPTERS, build, main, needed, runs_of
 from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
 from benchmarks.papers.gunjur import over, wasted
 from benchmarks.papers.plan import CODER, EDITS, FILES, RUNS, SEQUOIAS, Plan, PlannedRun
-from benchmarks.papers.sections import Verdict
+from benchmarks.papers.sections import Verdict, without_folders
 from benchmarks.quality.answers import FILE, Scored
 from draftree.bench.entries import AR, Entry, entries
 from draftree.bench.results import Parts, Turn
@@ -121,6 +121,16 @@ def test_every_chapter_opens_with_verdict_finding_claim_and_reason(folder: Path)
         assert chapter.found(runs) and chapter.verdict(runs) and chapter.claim and chapter.why
         assert chapter.found({}) is None and chapter.verdict({}) is None
         assert all(part.make({}) is None for part in chapter.parts)
+
+
+def test_a_report_names_no_folder_of_the_machine() -> None:
+    command = (
+        "draftree bench --methods c2t:classifier=/a/b/own.json:beta=0.1,chain --drafters 'lookup>/a/x.gguf:pending=1'"
+    )
+    assert without_folders(f"{command} --out /runs/one --temperature 0/1") == (
+        "draftree bench --methods c2t:classifier=own.json:beta=0.1,chain --drafters 'lookup>x.gguf:pending=1'"
+        " --out one --temperature 0/1"
+    )
 
 
 def test_a_verdict_is_of_all_that_was_shown() -> None:
