@@ -150,7 +150,7 @@ RUNS: Sequence[PlannedRun] = (
     *_both("who-humaneval", "humaneval", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
     *_both("who-gsm8k", "gsm8k", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
     *_both("who-edits", EDITS, WHO, (12, 150, 1), (12, 150, 4), drafters="auto", options=FIRST),
-    *_both("widths", "mbpp", DYNAMIC, (45, 64, 5), (24, 32, 8), drafters="{draft}", temperature="0.4", options=PLAIN),
+    *_both("widths", "mbpp", DYNAMIC, (45, 64, 9), (12, 32, 6), drafters="{draft}", temperature="0.4", options=PLAIN),
     *_both("trees", "mt-bench", TREES, (32, 128, 4), (12, 64, 5), options=FIRST),
     *_both("gsm8k", "gsm8k", TREES, (32, 64, 2), (10, 64, 3)),
     *_both("levels", "mt-bench", "hsddw:nodes=60", (16, 64, 1), (6, 64, 3), drafters="{levels}", options=FIRST),
