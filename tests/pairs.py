@@ -97,8 +97,6 @@ def policy(method: str) -> GrowthPolicy:
     """
     if method == "auto":
         return AutoTree(target=costs(1.0), drafter=costs(0.01))
-    if method == "dynamic-window":
-        return AutoTree(width=1, target=costs(1.0), drafter=costs(0.01))
     if method == "c2t":
         return ClassifierTree(read_classifier(DEFAULT).classifier)
     made = METHODS[method]

@@ -66,7 +66,7 @@ def ar(folder: Path, params: SamplingParams) -> list[Sequence[int]]:
 def test_ids_are_those_of_ar_decoding(method: str, kind: str, params: SamplingParams, folder: Path) -> None:
     made = engine(folder, method, kind).generate(PROMPTS, params)
     assert [g.token_ids for g in made] == ar(folder, params)
-    assert any(g.stats.drafted for g in made) or method in ("auto", "dynamic-window", "dynamic-width-depth")
+    assert any(g.stats.drafted for g in made) or method in ("auto", "dynamic-width-depth")
 
 
 @pytest.mark.parametrize("kind", KINDS)

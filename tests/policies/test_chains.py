@@ -11,7 +11,6 @@ from draftree.config import Budget
 from draftree.drafters.base import DraftSource, Scorer
 from draftree.drafters.grow import TreeDrafter
 from draftree.errors import ConfigError, UnknownNameError
-from draftree.policies.auto import AutoTree
 from draftree.policies.entropy import DynamicWindow, Window
 from draftree.policies.methods import find_policy
 from draftree.request import Outcome, Request, StepCost
@@ -167,11 +166,6 @@ def test_nonsense_is_named_with_a_way_out(settings: dict[str, str], said: str) -
     with pytest.raises(ConfigError, match=said) as refusal:
         find_policy("hsddw", settings)
     assert "\n" not in str(refusal.value)
-
-
-def test_the_window_by_costs_keeps_its_own_name() -> None:
-    assert find_policy("dynamic-window", {"cap": 9}) == AutoTree(width=1, depth=9)
-    assert find_policy("hsddw", {"cap": 9}) != find_policy("dynamic-window", {"cap": 9})
 
 
 @pytest.mark.parametrize("name", ["static+hsddw", "hsddw+hsddw"])

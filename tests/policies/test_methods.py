@@ -17,14 +17,12 @@ from draftree.policies.methods import DEFAULT_METHOD, METHODS, find_method, find
 from ..drafters.test_ensemble import request_of
 from ..toy import ScriptedScorer
 
-MEASURED = ("auto", "dynamic-window")
-"""Methods that draft by measured costs: an engine hands them over."""
 NUMBERS = [
     (m.name, key, value) for m in METHODS.values() for key, value in m.settings.items() if not isinstance(value, str)
 ]
 
 
-@pytest.mark.parametrize("name", [m.name for m in METHODS.values() if m.complete and m.name not in MEASURED])
+@pytest.mark.parametrize("name", [m.name for m in METHODS.values() if m.complete and m.name != "auto"])
 def test_every_method_drafts_with_its_defaults(name: str) -> None:
     policy = find_policy(name)
     scorer = ScriptedScorer(lambda row, path: (range(7), [-0.5] * 7, 0.5))

@@ -228,14 +228,6 @@ _METHODS = (
         {"width": 10, "depth": 6},
     ),
     Method(
-        "dynamic-window",
-        "chain of up to CAP tokens that ends where another no longer pays by this machine's measured costs",
-        lambda cap: AutoTree(1, cap),
-        "ours, after HSDDW",
-        "a chain as long as it pays by measured costs",
-        {"cap": 16},
-    ),
-    Method(
         "hsddw",
         "chain of FLOOR to CAP tokens, ended where entropy exceeds the mean of rejected tokens; over 'A>B' it is HSDDW",
         _hsddw,
