@@ -102,26 +102,26 @@ def _tops(runs: Runs) -> Section | None:
     return Section("The second top-K", [text], grid, runs=found) if rows else None
 
 
-def _shares(runs: Runs, what: Callable[[MethodFigures], float]) -> list[tuple[str, float | None]]:
-    """Run, and what C2T takes at the acceptance of EAGLE-2 with 32 nodes over what that takes."""
-    return [(run.path.name, over_base(run, OWN_CURVE, 32, what)) for run in of(runs, RUNS)]
+_KINDS = ((nodes_a_token, "nodes"), (seconds_a_token, "time"))
 
 
 def _verdict(runs: Runs) -> Verdict | None:
-    nodes, seconds = _shares(runs, nodes_a_token), _shares(runs, seconds_a_token)
-    return Verdict.of([share is not None and share <= 0.85 for _, share in (*nodes, *seconds)])
+    shares = [over_base(run, OWN_CURVE, n, what) for run in of(runs, RUNS) for what, _ in _KINDS for n in AT]
+    return Verdict.of([share is not None and share <= 0.85 for share in shares])
 
 
 def _found(runs: Runs) -> str | None:
-    pairs = zip(_shares(runs, nodes_a_token), _shares(runs, seconds_a_token), strict=True)
-    parts = [
-        f"{number(nodes) or 'more than it can reach'} of the nodes and {number(seconds) or 'more than it can reach'} "
-        f"of the time in `{name}`"
-        for (name, nodes), (_, seconds) in pairs
-    ]
+    parts = []
+    for run in of(runs, RUNS):
+        cells = [
+            f"{', '.join(number(over_base(run, OWN_CURVE, n, what)) or 'more than it can reach' for n in AT)} of the "
+            f"{kind}"
+            for what, kind in _KINDS
+        ]
+        parts.append(f"{' and '.join(cells)} in `{run.path.name}`")
     if not parts:
         return None
-    return f"At the acceptance of EAGLE-2 with 32 nodes, both of depth 10, C2T takes {', and '.join(parts)}."
+    return f"At the acceptance of EAGLE-2 with {', '.join(map(str, AT))} nodes C2T takes {'; '.join(parts)}."
 
 
 CHAPTER = Chapter(

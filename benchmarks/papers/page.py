@@ -67,13 +67,13 @@ def who(runs: Runs) -> list[str]:
 
 
 def verdicts(chapters: Sequence[Chapter], runs: Runs) -> list[str]:
-    """A row a paper."""
-    rows = [
-        [f"[{chapter.title}]({PAGES}/{chapter.name}.md)", str(verdict), chapter.found(runs) or ""]
-        for chapter in chapters
-        if (verdict := chapter.verdict(runs))
-    ]
-    return ["## The papers' claims", markdown(["paper", "its claim", "what we find"], rows)] if rows else []
+    """A row a paper, and what was found below them."""
+    rows, found = list[list[str]](), list[str]()
+    for chapter in chapters:
+        if verdict := chapter.verdict(runs):
+            rows.append([f"[{chapter.title}]({PAGES}/{chapter.name}.md)", str(verdict)])
+            found.append(f"- **{chapter.title}**: {chapter.found(runs)}")
+    return ["## The papers' claims", markdown(["paper", "its claim"], rows), "\n".join(found)] if rows else []
 
 
 def every(runs: Runs) -> list[str]:

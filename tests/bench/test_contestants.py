@@ -59,7 +59,7 @@ def test_a_peer_takes_the_first_drafting_model() -> None:
         ("auto", "none", "leave it out"),
         ("auto,auto", "lookup", "twice"),
         ("auto", "", "has no drafter"),
-        ("peer:vllm", "lookup", "choose from peer:hf-generate"),
+        ("peer:vllm", "lookup", "choose from peer:llama.cpp"),
         ("peer:hf-assisted", "lookup", "needs a draft model"),
     ],
 )
