@@ -21,20 +21,24 @@ from draftree.errors import ConfigError, DraftreeError
 from draftree.progress import err
 
 from ..quality.answers import FILE as SCORES
+from ..rivals import read, table
 from . import confidence, dsbd, gunjur, hsddw, opt_tree, page
 from .plan import RUNS, Plan
 from .plots import check_plots
 from .sections import FIGURES, Runs, select, to_markdown
 
+RIVALS = "rivals"
+"""Folder of what ``benchmarks.rivals`` measured, among the runs."""
 CHAPTERS = (gunjur.CHAPTER, opt_tree.CHAPTER, confidence.CHAPTER, hsddw.CHAPTER, dsbd.CHAPTER)
 """A chapter for each paper."""
 
 
-def build(runs: Runs, only: Sequence[str] = ()) -> dict[str, str]:
+def build(runs: Runs, only: Sequence[str] = (), rivals: Sequence[Sequence[str]] = ()) -> dict[str, str]:
     """The files of the report by their names: the page, the chapters, their figures as SVG, and the runs' figures.
 
     Args:
         only: names of the chapters, tables and figures that are wanted, without the page; by default all.
+        rivals: rows of ``benchmarks.rivals.table``, for the page.
 
     Raises:
         UnknownNameError: there is no such paper, table or figure.
@@ -42,7 +46,11 @@ def build(runs: Runs, only: Sequence[str] = ()) -> dict[str, str]:
     if only:
         runs = {name: runs[name] for name in runs if name in needed(only)}
     chapters = select(CHAPTERS, only) if only else CHAPTERS
-    files = {} if only else {"results.md": page.page(CHAPTERS, runs), f"{page.PAGES}/runs.jsonl": page.digests(runs)}
+    files = (
+        {}
+        if only
+        else {"results.md": page.page(CHAPTERS, runs, rivals), f"{page.PAGES}/runs.jsonl": page.digests(runs)}
+    )
     for chapter in chapters:
         if (made := to_markdown(chapter, runs)) is not None:
             files[f"{page.PAGES}/{chapter.name}.md"] = made[0]
@@ -103,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ConfigError(f"folder {docs} is not there: make it, or name another place")
         if args.measure:
             Plan(args.runs, args.pair, quick=args.quick, only=wanted).measure()
-        files = build(runs_of(args.runs), args.only)
+        files = build(runs_of(args.runs), args.only, table(read(user_path(args.runs) / RIVALS)))
         if not args.only:
             for old in (docs / page.PAGES / FIGURES).glob("*.svg"):
                 old.unlink()

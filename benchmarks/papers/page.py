@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from draftree.bench.entries import AR, LLAMA_CPP, PEER, Entry
 from draftree.bench.summary import ALL, Interval, LoadedRun, MethodFigures, markdown, number, paired, ratio_text
 
+from ..rivals import HEADER
 from .plan import CODER, SMOLLM2
 from .sections import MODELS, SPEEDS, Chapter, Runs, made_of, of, shown, sources, speeds, without_folders
 
@@ -66,6 +67,19 @@ def who(runs: Runs) -> list[str]:
     ]
 
 
+def systems(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Other systems on the same prompts and cores."""
+    if not rows:
+        return []
+    return [
+        "## Beside other systems",
+        "Tokens a second after the prompt, greedy, each system in a process of its own on the same two cores "
+        "(`python -m benchmarks.rivals`, [how](bench.md)). *Text as plain*: the share of prompts whose text is that of "
+        "the system's own decoding without drafts.",
+        markdown(HEADER, rows),
+    ]
+
+
 def verdicts(chapters: Sequence[Chapter], runs: Runs) -> list[str]:
     """A row a paper, and what was found below them."""
     rows, found = list[list[str]](), list[str]()
@@ -96,10 +110,14 @@ def every(runs: Runs) -> list[str]:
     return parts
 
 
-def page(chapters: Sequence[Chapter], runs: Runs) -> str:
-    """The page."""
+def page(chapters: Sequence[Chapter], runs: Runs, rivals: Sequence[Sequence[str]] = ()) -> str:
+    """The page.
+
+    Args:
+        rivals: rows of ``benchmarks.rivals.table``.
+    """
     own = of(runs, (*WHO, "every-smollm2", "schemes-smollm2", "drafters-smollm2"))
-    parts = ["# Results", *who(runs), *verdicts(chapters, runs), *every(runs), *made_of(own)]
+    parts = ["# Results", *who(runs), *systems(rivals), *verdicts(chapters, runs), *every(runs), *made_of(own)]
     return "\n\n".join(parts) + "\n"
 
 
