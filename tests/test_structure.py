@@ -19,6 +19,7 @@ FLOORS = [
     ["drafters"],
     ["verify"],
     ["engine"],
+    ["page"],
     ["beams"],
     ["integrations"],
     ["public"],

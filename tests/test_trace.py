@@ -30,8 +30,8 @@ from .pairs import drafter, policy, target
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26]]
 SCHEMA = Path(__file__).parent.parent / "docs" / "traces.md"
-OPEN_KEYS = ("drafter", "labels", "stats.drafters", "stats.out_of_context")
-"""Objects whose keys are settings, the caller's words, and names of drafters."""
+OPEN_KEYS = ("drafter", "labels", "stats.drafters", "stats.out_of_context", "texts")
+"""Objects whose keys are settings, the caller's words, names of drafters, and token ids."""
 
 
 class Witness(Observer):

@@ -20,8 +20,8 @@ def test_it_holds_the_package_alone(wheel: Path) -> None:
 
 def test_it_holds_the_files_of_the_inspector(wheel: Path) -> None:
     names = ZipFile(wheel).namelist()
-    page = ROOT / "src" / "draftree" / "server" / "page"
-    assert {f"draftree/server/page/{path.name}" for path in page.iterdir()} <= set(names)
+    page = ROOT / "src" / "draftree" / "page"
+    assert {f"draftree/page/{path.name}" for path in page.iterdir() if path.is_file()} <= set(names)
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,8 @@ from .models.base import LanguageModel as LanguageModel
 from .models.base import Nodes as Nodes
 from .models.base import Row as Row
 from .models.loading import load as load
+from .page.show import TracePage as TracePage
+from .page.show import show as show
 from .policies.auto import AutoTree as AutoTree
 from .policies.base import Candidates as Candidates
 from .policies.base import Child as Child

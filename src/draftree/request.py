@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -169,6 +170,7 @@ class Generation:
         finish_reason: why it ended (``draftree.request.Request``).
         seed: reproduces it.
         lossy: the verification was a lossy one: the tokens do not follow the target distribution.
+        trace: records of what its steps did (docs/traces.md), where they were asked for; ``draftree.show`` draws them.
     """
 
     text: str
@@ -178,6 +180,7 @@ class Generation:
     chunks: list[Chunk]
     stats: Stats
     lossy: bool = False
+    trace: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
 
 
 class Request:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import draftree
 from draftree.cli.main import run
 
 from ..tiny import save_tiny
@@ -39,6 +40,13 @@ def test_generate_traces_what_it_prints(model: str, tmp_path: Path, capsys: Capt
     gained = [t for r in records if r["kind"] == "step" for t in r["tokens"][: r["taken"]]]
     assert [begun["first"], *gained] == report["token_ids"]
     assert (run["kind"], run["labels"]) == ("run", {"drafter": "self", "method": "chain"})
+
+
+def test_show_prints_a_trace_as_a_page(model: str, tmp_path: Path, capsys: Captured) -> None:
+    assert _generate(model, tmp_path / "t.jsonl") == 0
+    capsys.readouterr()
+    assert run(["show", str(tmp_path / "t.jsonl")]) == 0
+    assert capsys.readouterr().out == draftree.show(tmp_path / "t.jsonl").html + "\n"
 
 
 def test_chat_traces_each_answer(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Frame, Page, Request, expect, sync_playwright
 
+import draftree
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.engine.trace import Trace
+from draftree.request import Generation
 
 from .running import Running, posted, running, slow_target, streamed, target
 
@@ -99,9 +102,11 @@ def _is_problem(said: ConsoleMessage) -> bool:
     return said.type == "error" and not said.text.startswith("Failed to load resource")
 
 
-def _ask(page: Page, limit: int = TOKENS) -> None:
+def _ask(page: Page, limit: int = TOKENS, *, beside: bool = False) -> None:
     page.locator("#settings summary").click()
     page.fill("#limit", str(limit))
+    page.locator("#beside").set_checked(beside)
+    page.fill("#question", "")
     page.locator("#question").click()
     page.keyboard.type(QUESTION)
     page.keyboard.press("Enter")
@@ -188,8 +193,7 @@ def test_every_text_has_the_contrast_of_wcag_aa(page: Page, theme: str) -> None:
 
 def test_nothing_is_wider_than_a_narrow_screen(page: Page) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
-    page.locator("#beside").check()
-    _ask(page)
+    _ask(page, beside=True)
     expect(page.locator(".verdict")).to_be_visible()
     page.locator(".token.s0").first.click()
     page.locator("#step summary").click()
@@ -202,11 +206,10 @@ def test_nothing_is_wider_than_a_narrow_screen(page: Page) -> None:
 
 
 def test_ar_decoding_beside_trees_has_the_same_text(page: Page) -> None:
-    page.locator("#beside").check()
     page.locator("#settings summary").click()
     page.fill("#temperature", "1")
     page.locator("#settings summary").click()
-    _ask(page)
+    _ask(page, beside=True)
     expect(page.locator(".verdict")).to_contain_text("The texts are equal.")
     assert _text(page, 0) == _text(page, 1) != ""
     assert page.locator(".tokens").nth(1).locator(".s0").count() == 0
@@ -227,23 +230,103 @@ def test_the_next_question_has_the_conversation_before_it(page: Page, served: Ru
     assert _text(page, 1) == found["choices"][0]["message"]["content"]
 
 
-def test_a_trace_file_opens(page: Page, tmp_path: Path) -> None:
-    file = tmp_path / "run.jsonl"
-    with Trace(file) as trace:
+def _traced(path: Path) -> tuple[Engine, list[Generation]]:
+    """A trace of two requests."""
+    with Trace(path) as trace:
         engine = Engine(
             target(), SpeculationParams(drafter="lookup+recycle", method="static", nodes=6), observers=[trace]
         )
-        prompts = ["a b a b a b a b", QUESTION]
-        found = engine.generate(prompts, SamplingParams(max_tokens=TOKENS))
-    page.set_input_files("#file", file)
+        return engine, engine.generate(["a b a b a b a b", QUESTION], SamplingParams(max_tokens=TOKENS), trace=True)
+
+
+def _check_trace(page: Page | Frame, engine: Engine, found: list[Generation]) -> None:
+    """The requests of a trace, with their tokens, steps and drafters."""
     expect(page.locator(".token")).to_have_count(TOKENS)
     options = page.get_by_label("Request of the trace").locator("option")
     assert [re.match(r"request (\d)", text) is not None for text in options.all_text_contents()] == [True, True]
     for number, generation in enumerate(found):
         page.get_by_label("Request of the trace").select_option(str(number))
         expect(page.locator(".tokens")).to_have_text(_spelled(engine, generation.token_ids))
-        expect(page.locator("#step-title")).to_have_text(f"Step {generation.stats.steps} of {generation.stats.steps}")
-    expect(page.locator(".legend").first).to_contain_text("recycle")
+        expect(page.locator("#step-title")).to_contain_text(f"of {generation.stats.steps}")
+        expect(page.locator("#steps .block")).to_have_count(generation.stats.steps)
+        for name, did in generation.stats.drafters.items():
+            if did.accepted:
+                expect(page.locator(".legend").first).to_contain_text(f"{name} {did.accepted}")
+
+
+def test_a_trace_file_opens(page: Page, tmp_path: Path) -> None:
+    engine, found = _traced(tmp_path / "run.jsonl")
+    page.set_input_files("#file", tmp_path / "run.jsonl")
+    _check_trace(page, engine, found)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("framed", [False, True])
+def test_what_show_draws_is_what_the_inspector_shows(
+    browser: Browser, tmp_path: Path, theme: Literal["light", "dark"], framed: bool
+) -> None:
+    """As a page of its own, and as a notebook has it: both without a server, and with nothing to load."""
+    engine, found = _traced(tmp_path / "run.jsonl")
+    problems: list[str] = []
+    with browser.new_context(color_scheme=theme, viewport={"width": 360, "height": 740}, offline=True) as context:
+        page = context.new_page()
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda said: problems.append(said.text))
+        page.on("request", lambda request: problems.append(request.url))
+        for shown in (draftree.show(found), draftree.show(tmp_path / "run.jsonl")):
+            page.set_content(shown._repr_html_() if framed else shown.html)
+            inner = page.frames[-1] if framed else page
+            _check_trace(inner, engine, found)
+            inner.locator("#steps .block").nth(0).click()
+            expect(inner.locator("#step-title")).to_contain_text("Step 1 of")
+            assert inner.evaluate("document.documentElement.scrollWidth") <= 360
+            assert [what for ratio, what in inner.evaluate(CONTRAST) if ratio < 4.5] == []
+    assert problems == []
+
+
+def test_the_first_message_is_there_and_its_answer_shows_trees_steps_and_both_rates(page: Page) -> None:
+    page.locator("#settings summary").click()
+    page.fill("#limit", str(TOKENS))
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".verdict")).to_contain_text(
+        re.compile(r"\d tokens a second with trees, [\d.]+ by AR decoding")
+    )
+    expect(page.locator(".forced")).to_have_count(0)
+    expect(page.locator("svg.tree")).to_be_visible()
+    blocks = page.locator("#steps .block")
+    assert blocks.count() > 1
+    blocks.nth(0).locator("rect").nth(1).click()
+    expect(page.locator("#step-title")).to_have_text(f"Step 1 of {blocks.count()}")
+
+
+@pytest.mark.real
+def test_of_the_default_model_the_first_message_shows_trees_steps_and_both_rates(browser: Browser) -> None:
+    with running(draftree.load("smollm2"), SpeculationParams()) as served, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(served.url)
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator(".verdict")).to_contain_text("The texts are equal.")
+        expect(page.locator(".verdict")).to_contain_text("a second with trees")
+        assert page.locator("#steps .block").count() > 1
+        assert page.locator("svg.tree g > g.accepted, svg.tree g > g.rejected").count() > 0
+
+
+def test_where_auto_drafts_nothing_trees_are_drafted_all_the_same_and_the_page_says_so(browser: Browser) -> None:
+    with running(speculation=TREES) as served, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(served.url)
+        page.route("**/v1/chat/completions", lambda route: route.continue_(post_data=_undrafted(route.request)))
+        _ask(page, beside=True)
+        expect(page.locator(".verdict")).to_contain_text("The texts are equal.")
+        expect(page.locator(".forced")).to_contain_text("opt-tree with 8 nodes")
+        assert page.locator(".answer").count() == 3
+        expect(page.locator("svg.tree")).to_be_visible()
+        assert page.locator("svg.tree g > g").count() > 2
+
+
+def _undrafted(request: Request) -> str:
+    """The body, where the server would choose how to draft: without drafts, as ``auto`` may choose."""
+    return json.dumps({"draftree": {"drafter": "none"}, **json.loads(request.post_data or "{}")})
 
 
 def _spelled(engine: Engine, ids: list[int]) -> str:

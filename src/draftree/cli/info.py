@@ -1,4 +1,4 @@
-"""The commands ``draftree info`` and ``draftree profile``."""
+"""The commands ``draftree info``, ``draftree profile`` and ``draftree show``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ..models.cost_profile import (
 )
 from ..models.model_files import DEFAULT_MODEL
 from ..models.protocols import FeatureModel
+from ..page.show import show as draw
 from ..policies.auto import AutoTree
 from ..progress import out
 from .options import ComputeOptions, numbers, with_options
@@ -184,3 +185,8 @@ def _table(measured: Profile) -> Table:
         bar = "█" * max(1, round(_BAR * measured.points[0].seconds[i] / longest))
         table.add_row(str(size), *(f"{1e3 * p.seconds[i]:.1f}" for p in measured.points), bar)
     return table
+
+
+def show(source: Annotated[str, typer.Argument(metavar="FILE", help="A trace, as --trace writes it.")]) -> None:
+    """Draw what the steps of a trace did: prints a page of HTML that loads nothing."""
+    out.out(draw(source).html, highlight=False)

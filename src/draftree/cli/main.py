@@ -1,4 +1,4 @@
-"""``draftree generate | chat | batch | serve | info | methods | bench | report | profile | calibrate | train``, ...
+"""``draftree generate | chat | batch | serve | info | methods | bench | report | show | profile | calibrate | train``.
 
 Text goes to standard output, figures and complaints to standard error. Bad input is one line and exit code 2; a failure
 while running is one line and exit code 1; so is Ctrl-C, with exit code 130. A command is loaded when it runs, so
@@ -47,6 +47,7 @@ COMMANDS = {
     "methods": Command("main", "List methods, papers and when to use them; schemes; drafters."),
     "bench": Command("bench", "Measure methods and drafters on prompts."),
     "report": Command("bench", "Report on runs of bench."),
+    "show": Command("info", "Draw what the steps of a trace did, as a page of HTML."),
     "profile": Command("info", "Measure what passes of a model cost on this machine."),
     "calibrate": Command("train", "Make a tree for two models out of measured acceptance."),
     "train": Command("train", "Train draft heads and classifiers."),

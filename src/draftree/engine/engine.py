@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
@@ -28,6 +29,7 @@ from .input_processor import InputProcessor, each_params
 from .scheduler import Job, Scheduler, SchedulerParams
 from .speculation import EngineRequest, Observer, Setup, Speculation, SpeculationParams, Speculations
 from .step import Stepper
+from .trace import RequestTrace, run_record
 
 if TYPE_CHECKING:
     from ..sampling.grammar import Grammars
@@ -233,6 +235,8 @@ class Engine:
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         speculation: SpeculationParams | Speculation | None = None,
+        *,
+        trace: bool = False,
     ) -> list[Generation]:
         """Decode prompts to their end, together.
 
@@ -240,13 +244,18 @@ class Engine:
             prompts: texts (taken as they are), conversations or token ids.
             params: for all prompts, or one each; greedy to the end of the context by default.
             speculation: of all prompts.
+            trace: keep what every step did (``Generation.trace``), for ``draftree.show``.
 
         Raises:
             InputError: a prompt or its settings do not fit the model; found before anything is decoded.
             the exception that ended one of them.
         """
         each = each_params(prompts, params)
-        requests = [self.request(p, one, speculation) for p, one in zip(prompts, each, strict=True)]
+        first = [run_record(self.setup, {})] if trace else []
+        traces = [RequestTrace(number, self.inputs.tokenizer, first) for number, _ in enumerate(each)]
+        observed = [[kept] if trace else [] for kept in traces]
+        every = zip(prompts, each, observed, strict=True)
+        requests = [self.request(p, one, speculation, observers=observers) for p, one, observers in every]
         handles = list[Handle]()
         try:
             for request in requests:
@@ -254,7 +263,7 @@ class Engine:
             self.wait(lambda: all(h.done for h in handles) or any(h.request.error for h in handles))
             if error := next((h.request.error for h in handles if h.request.error), None):
                 raise error
-            return [handle.generation for handle in handles]
+            return [replace(h.generation, trace=kept.take()) for h, kept in zip(handles, traces, strict=True)]
         finally:
             for handle in handles:
                 if not handle.done:

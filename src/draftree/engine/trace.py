@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from ..artifacts import new_file
 from ..config import typed
 from ..errors import ConfigError, DraftreeWarning
 from ..request import Outcome, Request
+from ..text.encoding import Tokenizer
 from .speculation import EngineRequest, Observer, Setup
 
 FORMAT = "draftree-trace"
@@ -33,6 +35,46 @@ _LONGEST_RUN = 1 << 20
 
 Record = Mapping[str, Any]
 """A line by its keys; ``plain`` gives the values that JSON can hold."""
+
+
+class RequestTrace(Observer):
+    """Records of the request that it is an observer of, until they are taken.
+
+    Made in the engine's thread, taken in any; nobody else holds it, so it goes with its request.
+
+    Args:
+        number: of the request, in its records.
+        tokenizer: spells tokens; None: they have no texts.
+        first: records before those.
+    """
+
+    def __init__(self, number: int, tokenizer: Tokenizer | None, first: Sequence[Record] = ()) -> None:
+        self._number, self._records = number, deque(first)
+        self._decode = tokenizer and partial(
+            tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        self._spelled = set[int]()
+
+    def opened(self, request: EngineRequest) -> None:
+        self._add(request_record(request, self._number), request.ids)
+
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            self._add(step_record(outcome, self._number), [*outcome.tree.tokens.tolist(), *outcome.tokens])
+
+    def closed(self, request: EngineRequest) -> None:
+        self._records.append(end_record(request, self._number))
+
+    def _add(self, record: Record, tokens: Sequence[int]) -> None:
+        """Add a record with the texts of tokens that no record before it has."""
+        new = sorted(set(tokens) - self._spelled)
+        self._spelled.update(new)
+        texts = {token: self._decode([token]) for token in new} if self._decode else {}
+        self._records.append({**record, "texts": texts})
+
+    def take(self) -> list[dict[str, Any]]:
+        """The records since the last call, as JSON has them."""
+        return [plain(self._records.popleft()) for _ in range(len(self._records))]
 
 
 class Trace(Observer):
@@ -64,8 +106,9 @@ class Trace(Observer):
         self._labels = dict(labels or {})
         self._warn = warn or partial(warnings.warn, category=DraftreeWarning, stacklevel=2)
         self._file: IO[bytes] | None = None
-        self._run = b""
-        self._numbers: dict[Request, int] = {}
+        self._run = ""
+        self._tokenizer: Tokenizer | None = None
+        self._open: dict[Request, RequestTrace] = {}
         self._count = itertools.count()
         self._stopped = False
 
@@ -87,28 +130,31 @@ class Trace(Observer):
         """
         if self._run:
             raise ConfigError(f"trace '{self.path}' belongs to another engine: make a Trace for each")
-        self._run = _line(run_record(setup, self._labels))
+        self._run, self._tokenizer = trace_line(plain(run_record(setup, self._labels))), setup.target.tokenizer
 
     def opened(self, request: EngineRequest) -> None:
-        self._numbers[request] = next(self._count)
-        self._write([request_record(request, self._numbers[request])])
+        self._open[request] = trace = RequestTrace(next(self._count), self._tokenizer)
+        trace.opened(request)
+        self._write(trace.take())
 
     def stepped(self, outcomes: Sequence[Outcome]) -> None:
-        self._write(step_record(outcome, self._numbers[outcome.request]) for outcome in outcomes)
+        for outcome in outcomes:
+            self._open[outcome.request].stepped([outcome])
+        self._write(record for outcome in outcomes for record in self._open[outcome.request].take())
 
     def closed(self, request: EngineRequest) -> None:
-        number = self._numbers.pop(request, None)
-        if number is not None:
-            self._write([end_record(request, number)])
+        if trace := self._open.pop(request, None):
+            trace.closed(request)
+            self._write(trace.take())
 
-    def _write(self, records: Iterable[Record]) -> None:
+    def _write(self, records: Iterable[dict[str, Any]]) -> None:
+        lines = "".join(map(trace_line, records)).encode()
         if self._stopped:
             return
-        lines = b"".join(map(_line, records))
         try:
             if self._file is None:
                 self._file = self.path.open("wb")
-                lines = self._run + lines
+                lines = self._run.encode() + lines
             self._file.write(lines)
             self._file.flush()
         except OSError as error:
@@ -132,10 +178,19 @@ def _owns(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             line = file.readline(_LONGEST_RUN)
-        run = json.loads(line or "null")
-    except (OSError, ValueError, RecursionError):
+    except OSError:
         return False
-    return run is None or (isinstance(run, dict) and (run.get("kind"), run.get("format")) == ("run", FORMAT))
+    return not line or trace_version(line) is not None
+
+
+def trace_version(line: bytes | str) -> int | None:
+    """The version of the trace that begins with this line; None: it begins no trace."""
+    try:
+        run = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    found = isinstance(run, dict) and (run.get("kind"), run.get("format")) == ("run", FORMAT)
+    return int(run["version"]) if found and isinstance(run.get("version"), int) else None
 
 
 def run_record(setup: Setup, labels: Mapping[str, str]) -> Record:
@@ -202,8 +257,9 @@ def end_record(request: Request, number: int) -> Record:
     return {"kind": "end", "request": number, "finish_reason": request.finish_reason, "stats": request.stats}
 
 
-def _line(record: Record) -> bytes:
-    return json.dumps(plain(record), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+def trace_line(record: Record) -> str:
+    """The line of a record that JSON can hold."""
+    return json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def plain(value: Any) -> Any:

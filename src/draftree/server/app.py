@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ..engine.speculation import EngineRequest, SpeculationParams
+from ..engine.trace import RequestTrace
 from ..errors import DraftreeError, FieldError, QueueFullError
 from ..openai.bad_bodies import UnknownModelError, UnsupportedError
 from ..openai.chat_api import ChatRequest, TokenizeRequest
@@ -29,7 +30,7 @@ from .engine_loop import EngineLoop, Submission
 from .inspector import Inspector
 from .metrics import Metrics, log_request
 from .middleware import DOCUMENTED, UNAVAILABLE, Limits, refuse
-from .streams import EventStream, LiveTrace
+from .streams import EventStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ class Server:
         app.get("/ready")(self.ready)
         app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})(self.figures)
         app.get("/version")(self.about)
-        self._inspector = Inspector(settings.name, self._engine.setup, settings.speculation, self._text)
+        self._inspector = Inspector(settings.name, self._engine.setup, settings.speculation)
         app.include_router(self._inspector.router)
 
     @asynccontextmanager
@@ -146,8 +147,10 @@ class Server:
         key = body.prefix + secrets.token_hex(16)
         with body.named():
             choices = await asyncio.to_thread(find_choices, body, self._engine, self._settings.speculation)
-            asked = choices.asked if body.traced else ()
-            traces = [LiveTrace(index, () if index else (self._inspector.run,)) for index, _ in enumerate(asked)]
+            asked, tokenizer = choices.asked if body.traced else (), self._engine.inputs.tokenizer
+            traces = [
+                RequestTrace(index, tokenizer, () if index else (self._inspector.run,)) for index, _ in enumerate(asked)
+            ]
             submission = await self._submitted(key, choices, traces)
         builder = answer_builder(key, self._settings.name, choices, submission.requests)
         if body.stream:
@@ -156,7 +159,7 @@ class Server:
             return Response(status_code=499)
         return JSONResponse(await asyncio.to_thread(builder.whole))
 
-    async def _submitted(self, key: str, choices: Choices, traces: Sequence[LiveTrace]) -> Submission:
+    async def _submitted(self, key: str, choices: Choices, traces: Sequence[RequestTrace]) -> Submission:
         method = str((choices.speculation or self._settings.speculation).method)
         began = time.monotonic()
 

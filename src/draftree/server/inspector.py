@@ -1,11 +1,10 @@
-"""The inspector: a page that shows what drafting did, and what it reads beside answers and their traces."""
+"""The inspector: a page that shows what drafting did, and what it reads beside answers with their traces."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -13,11 +12,10 @@ from starlette.exceptions import HTTPException
 
 from ..engine.speculation import Setup, SpeculationParams
 from ..engine.trace import plain, run_record
-from ..openai.schema import Sent, TokenIds
+from ..page.show import page_files
 from ..policies.auto import AutoTree
 from ..policies.methods import METHODS
 
-_FOLDER = Path(__file__).parent / "page"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -28,12 +26,6 @@ _HEADERS = {
 }
 
 
-class SpellRequest(Sent):
-    """``/draftree/spell``."""
-
-    tokens: TokenIds
-
-
 class Inspector:
     """The endpoints of the page.
 
@@ -41,27 +33,22 @@ class Inspector:
         model: its name, as clients call it.
         setup: of the engine.
         speculation: how requests are drafted for that do not say.
-        spell: the text of tokens; raises where there is none.
     """
 
-    def __init__(
-        self, model: str, setup: Setup, speculation: SpeculationParams, spell: Callable[[Sequence[int]], str]
-    ) -> None:
-        self._model, self._setup, self._speculation, self._spell = model, setup, speculation, spell
+    def __init__(self, model: str, setup: Setup, speculation: SpeculationParams) -> None:
+        self._model, self._setup, self._speculation = model, setup, speculation
         self.run: dict[str, Any] = plain(run_record(setup, {"method": str(speculation.method)}))
         self.router = router = APIRouter()
         router.get("/", include_in_schema=False)(self.page)
         router.get("/page/{name:path}", include_in_schema=False)(self.page)
         router.get("/draftree/about")(self.about)
-        router.post("/draftree/spell")(self.spell)
 
     async def page(self, name: str = "index.html") -> Response:
         """A file of the page."""
-        files = await asyncio.to_thread(_files)
+        files = await asyncio.to_thread(page_files)
         if name not in files:
             raise HTTPException(404, f"the page has no file {name!r}")
-        content, kind = files[name]
-        return Response(content, media_type=kind, headers=_HEADERS)
+        return Response(files[name], media_type=_TYPES[PurePath(name).suffix], headers=_HEADERS)
 
     async def about(self) -> dict[str, Any]:
         """What is served; the cost profile that ``auto`` looks at, and where it stands; null: this server has none."""
@@ -76,12 +63,3 @@ class Inspector:
             "cost": plain(auto.target.points) if auto is not None and auto.target is not None else None,
             "auto": None if auto is None else auto.report.text(),
         }
-
-    async def spell(self, body: SpellRequest) -> dict[str, list[str]]:
-        return {"texts": await asyncio.to_thread(lambda: [self._spell([token]) for token in body.tokens])}
-
-
-@lru_cache(maxsize=1)
-def _files() -> dict[str, tuple[bytes, str]]:
-    """Name -> content and type: nothing else can be read through the page."""
-    return {path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in _FOLDER.iterdir()}

@@ -1,23 +1,20 @@
-"""Server-sent events, and the trace of a request under way beside its tokens."""
+"""Server-sent events: the tokens of a request under way, and its trace beside them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..engine.speculation import EngineRequest, Observer
-from ..engine.trace import end_record, plain, request_record, step_record
+from ..engine.trace import RequestTrace
 from ..openai.answers import CompletionBuilder
 from ..openai.bad_bodies import failure
 from ..openai.responses_api import ResponseBuilder
-from ..request import Outcome
 from .engine_loop import Submission
 
 log = logging.getLogger("draftree.server")
@@ -31,7 +28,7 @@ class EventStream(StreamingResponse):
     """
 
     def __init__(
-        self, submission: Submission, builder: CompletionBuilder | ResponseBuilder, traces: Sequence[LiveTrace]
+        self, submission: Submission, builder: CompletionBuilder | ResponseBuilder, traces: Sequence[RequestTrace]
     ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(self._lines(), media_type="text/event-stream", headers=headers)
@@ -76,31 +73,3 @@ class EventStream(StreamingResponse):
 def _line(event: dict[str, Any]) -> str:
     name = f"event: {event['type']}\n" if "type" in event else ""
     return f"{name}data: {json.dumps(event, ensure_ascii=False)}\n\n"
-
-
-class LiveTrace(Observer):
-    """Records of the request that it is an observer of, until they are taken.
-
-    Made in the engine's thread, taken in another; nobody else holds it, so it goes with its request.
-
-    Args:
-        number: of the request, in its records.
-        first: records before those.
-    """
-
-    def __init__(self, number: int, first: Sequence[Any] = ()) -> None:
-        self._number = number
-        self._records = deque[Any](first)
-
-    def opened(self, request: EngineRequest) -> None:
-        self._records.append(request_record(request, self._number))
-
-    def stepped(self, outcomes: Sequence[Outcome]) -> None:
-        self._records.extend(step_record(outcome, self._number) for outcome in outcomes)
-
-    def closed(self, request: EngineRequest) -> None:
-        self._records.append(end_record(request, self._number))
-
-    def take(self) -> list[Any]:
-        """The records since the last call, as JSON has them."""
-        return [plain(self._records.popleft()) for _ in range(len(self._records))]

@@ -14,9 +14,11 @@ export class Answer {
     this.end = null;
     this.tokens = []; // {id, step: index into steps or null, source}
     this.texts = [];
+    this._spelled = new Map(); // token id -> its text alone
   }
 
   add(record) {
+    for (const [id, text] of Object.entries(record.texts ?? {})) this._spelled.set(Number(id), text);
     if (record.kind === "run") this.run = record;
     else if (record.kind === "request") {
       this.request = record;
@@ -24,8 +26,7 @@ export class Answer {
     } else if (record.kind === "step") {
       const step = this.steps.push(record) - 1;
       record.tokens.slice(0, record.taken).forEach((id, i) => {
-        const source = i < record.path.length ? sourceOf(record.tree, record.path[i]) : "target";
-        this.tokens.push({ id, step, source });
+        this.tokens.push({ id, step, source: i < record.path.length ? record.tree.part : "target" });
       });
     } else if (record.kind === "end") this.end = record;
   }
@@ -38,12 +39,21 @@ export class Answer {
     return this.request?.drafter ?? this.run?.labels.drafter ?? "drafter";
   }
 
-  /** The name of a source, as its drafter's parts are called. */
+  /** What it is of, in a line. */
+  get about() {
+    const nodes = this.request.nodes ?? this.run.nodes;
+    return `${this.run.target.name}, drafted for by ${this.drafter}, at most ${nodes} nodes a tree`;
+  }
+
+  /** The text of a token; its number where the trace has none. */
+  spell(id) {
+    return this._spelled.get(id) ?? `#${id} `;
+  }
+
+  /** The name of a source: the target, or a number among the parts of an ensemble. */
   nameOf(source) {
     if (source === "target") return "the target itself";
-    if (source === "drafter") return this.drafter;
-    const parts = this.drafter.split("+");
-    return bits(source).map((i) => parts[i] ?? `part ${i + 1}`).join(" + ");
+    return this.drafter.includes(">") ? this.drafter : (this.drafter.split("+")[source] ?? `part ${source + 1}`);
   }
 
   /** Sources of the tokens, with how many each gave, the target first. */
@@ -71,6 +81,12 @@ export class Answer {
     return gained ? gained / (draft + verify + other) : null;
   }
 
+  /** The number of the last step that drafted; of the last one, where none did. */
+  get latest() {
+    const found = this.steps.findLastIndex(({ tree }) => tree.tokens.length);
+    return found < 0 ? this.steps.length - 1 : found;
+  }
+
   /** Tokens gained a pass of the target; null before the first step. */
   get gained() {
     return this.steps.length ? (this.tokens.length - 1) / this.steps.length : null;
@@ -93,21 +109,9 @@ export class Answer {
   }
 }
 
-/** Who proposed a node: "drafter", or the bits of the parts of an ensemble. */
-export function sourceOf(tree, node) {
-  return tree.origins ? tree.origins[node] : "drafter";
-}
-
-function bits(mask) {
-  return [...Array(31).keys()].filter((i) => (mask >> i) & 1);
-}
-
 /** The class that colours a source. */
 export function classOf(source) {
-  if (source === "target") return "target";
-  if (source === "drafter") return "s0";
-  const parts = bits(source);
-  return parts.length === 1 ? `s${parts[0] % COLOURS}` : "many";
+  return source === "target" ? "target" : `s${source % COLOURS}`;
 }
 
 /** Probability of a node: given its parent, and of the path down to it. JSON has -Infinity as text. */

@@ -11,7 +11,6 @@ export class Api {
   constructor(key) {
     this.key = key; // a function: it may change
     this.about = null;
-    this._texts = new Map(); // token id -> its text alone
   }
 
   async _fetch(path, options = {}) {
@@ -52,25 +51,6 @@ export class Api {
         else if (choice.delta.role === undefined) yield { text: choice.delta.content ?? "" };
       }
     }
-  }
-
-  /** Whether the ids of a run are those of this server. */
-  spells(run) {
-    return this.about !== null && run !== null && this.about.run.target.vocab_size === run.target.vocab_size;
-  }
-
-  /** Asks for the texts of ids that are not known yet; whether there were any. */
-  async learn(ids) {
-    const tokens = [...new Set(ids)].filter((id) => !this._texts.has(id));
-    if (!tokens.length) return false;
-    const { texts } = await (await this._fetch("/draftree/spell", { method: "POST", body: JSON.stringify({ tokens }) })).json();
-    tokens.forEach((id, i) => this._texts.set(id, texts[i]));
-    return true;
-  }
-
-  /** The text of an id; its number where the text is not known. */
-  text(id) {
-    return this._texts.get(id) ?? `#${id}`;
   }
 }
 

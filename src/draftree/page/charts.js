@@ -1,6 +1,6 @@
 // Drawings: the draft tree of a step, bars, and the cost of passes.
 
-import { classOf, fates, probabilities, sourceOf } from "./trace.js";
+import { classOf, fates, probabilities } from "./trace.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const MOST_NODES = 300; // drawn of one tree
@@ -39,8 +39,10 @@ export function milliseconds(seconds) {
 }
 
 /** The tree of a step: root at the left, a column for each depth, and what the target said itself. */
-export function treeOf(step, answer, textOf) {
+export function treeOf(step, answer) {
   const { tree, path, tokens } = step;
+  const textOf = (id) => answer.spell(id);
+  const source = answer.nameOf(tree.part);
   const onPath = new Set(path);
   const kept = tree.tokens.map((_, i) => i).filter((i) => i < MOST_NODES || onPath.has(i));
   const children = new Map(kept.map((i) => [i, []]));
@@ -62,6 +64,10 @@ export function treeOf(step, answer, textOf) {
 
   const chances = probabilities(tree);
   const fate = fates(step);
+  const entropy = (node) => {
+    const child = tree.parents.indexOf(node);
+    return child < 0 ? "" : ` H ${Number(tree.entropies[child]).toFixed(1)}`;
+  };
   const edges = draw("g");
   const boxes = draw("g");
   for (const [node, { x, y }] of places) {
@@ -75,14 +81,14 @@ export function treeOf(step, answer, textOf) {
     }
     const [kind, text, note, title] =
       node === -1
-        ? ["root", textOf(step.root), "root", "the last token before the step"]
+        ? ["root", textOf(step.root), `root${entropy(node)}`, "the last token before the step"]
         : node === own
           ? ["own", textOf(tokens.at(-1)), "◆ target", "what the target said itself"]
           : [
-              `${fate[node]} ${classOf(sourceOf(tree, node))}`,
+              `${fate[node]} ${classOf(tree.part)}`,
               textOf(tree.tokens[node]),
-              `${SIGNS[fate[node]]} ${percent(chances[node].own)}`,
-              `node ${node}, ${SAYS[fate[node]]}, by ${answer.nameOf(sourceOf(tree, node))}: ` +
+              `${SIGNS[fate[node]]} ${percent(chances[node].own)}${entropy(node)}`,
+              `node ${node}, ${SAYS[fate[node]]}, by ${source}: ` +
                 `${percent(chances[node].own)} after its parent, ${percent(chances[node].path)} with its path`,
             ];
     boxes.append(
@@ -105,21 +111,21 @@ export function treeOf(step, answer, textOf) {
 }
 
 /** The nodes of a step's tree as a table. */
-export function tableOf(step, answer, textOf) {
+export function tableOf(step, answer) {
   const chances = probabilities(step.tree);
   const fate = fates(step);
   const cells = (name, values) => make("tr", {}, ...values.map((value) => make(name, {}, String(value))));
   const rows = step.tree.tokens.map((token, i) =>
     cells("td", [
       i,
-      seen(textOf(token)),
+      seen(answer.spell(token)),
       step.tree.parents[i] < 0 ? "root" : step.tree.parents[i],
       step.tree.depths[i],
       percent(chances[i].own),
       percent(chances[i].path),
       Number(step.tree.entropies[i]).toFixed(2),
       SAYS[fate[i]],
-      answer.nameOf(sourceOf(step.tree, i)),
+      answer.nameOf(step.tree.part),
     ]),
   );
   const head = ["node", "token", "parent", "depth", "probability", "of the path", "entropy", "fate", "proposed by"];
@@ -154,6 +160,36 @@ export function phaseBar(seconds) {
     legend.append(make("li", {}, make("span", { class: `swatch ${kind}` }), `${name} ${milliseconds(value)}, ${percent(value / total)}`));
   }
   return [stack, legend];
+}
+
+/** The steps on the clock: a block's width is its seconds, its height the tokens gained; `opened` takes a step's number. */
+export function timeline(steps, open, width, opened) {
+  const [height, bottom, left] = [110, 18, 22];
+  const spans = steps.map(({ seconds }) => seconds.draft + seconds.verify + seconds.other);
+  const scale = (width - left - 10) / Math.max(1e-9, spans.reduce((a, b) => a + b, 0));
+  const most = Math.max(2, ...steps.map(({ taken }) => taken));
+  const tall = (tokens) => ((height - bottom - 8) * tokens) / most;
+  const label = `${steps.length} steps on the clock, with the tokens that each gained`;
+  const chart = draw("svg", { class: "chart timeline", role: "img", width, height, viewBox: `0 0 ${width} ${height}`, "aria-label": label });
+  for (const tokens of [1, most]) {
+    const y = height - bottom - tall(tokens);
+    chart.append(draw("path", { class: "tick", d: `M${left} ${y}H${width - 10}` }));
+    chart.append(draw("text", { x: left - 5, y: y + 4, "text-anchor": "end", class: "small" }, String(tokens)));
+  }
+  let x = left;
+  steps.forEach((step, i) => {
+    const [y, tallness, drafting] = [height - bottom - tall(step.taken), tall(step.taken), scale * step.seconds.draft];
+    const note = `step ${i + 1}: ${step.taken} tokens in ${milliseconds(spans[i])}, ${step.tree.tokens.length} nodes drafted`;
+    const block = draw("g", { class: i === open ? "block open" : "block" }, draw("title", {}, note));
+    block.append(draw("rect", { class: "drafting", x, y, width: drafting, height: tallness }));
+    block.append(draw("rect", { class: "verifying", x: x + drafting, y, width: scale * spans[i] - drafting, height: tallness }));
+    block.addEventListener("click", () => opened(i));
+    chart.append(block);
+    x += scale * spans[i];
+  });
+  const total = milliseconds(spans.reduce((a, b) => a + b, 0));
+  chart.append(draw("text", { x: left, y: height - 4, class: "small" }, "0"), draw("text", { x: width - 10, y: height - 4, "text-anchor": "end", class: "small" }, total));
+  return chart;
 }
 
 /** A round number not below a positive one: 1, 2 or 5 times a power of ten. */

@@ -1,16 +1,16 @@
 // What the page shows of an answer: its tokens, and the panels of a step.
 
-import { costChart, depthBars, make, milliseconds, phaseBar, seen, tableOf, treeOf } from "./charts.js";
+import { costChart, depthBars, make, milliseconds, phaseBar, seen, tableOf, timeline, treeOf } from "./charts.js";
 import { classOf } from "./trace.js";
+
+const SPELLED = 12; // tokens of a prompt that name a request of a trace
 
 /** An answer as tokens that can be walked by arrow keys and opened by Enter or a click. */
 export class AnswerView {
-  constructor(title, answer, api, opened) {
+  constructor(title, answer, opened) {
     this.answer = answer;
-    this._api = api;
     this._opened = opened; // called with this view and the number of a step
     this._shown = []; // the class of each token that is there
-    this._title = title;
     this._figures = make("p", { class: "figures" });
     this._legend = make("ul", { class: "legend", "aria-label": "Who proposed the tokens" });
     this.tokens = make("div", { class: "tokens", role: "listbox", "aria-label": `${title}, token by token`, tabindex: "0" });
@@ -33,7 +33,7 @@ export class AnswerView {
       if (i < this._shown.length && (this._shown[i] !== null || !token)) continue;
       const span = this._spans[i] ?? this.tokens.appendChild(make("span", { role: "option", tabindex: "-1", "aria-selected": "false" }));
       span.className = `token ${token ? classOf(token.source) : ""}`;
-      span.textContent = streams ? texts[i] : this._api.text(token.id);
+      span.textContent = streams ? texts[i] : this.answer.spell(token.id);
       const by = token ? `, by ${this.answer.nameOf(token.source)}${token.step === null ? ", after the prompt" : `, step ${token.step + 1}`}` : "";
       span.setAttribute("aria-label", `${seen(span.textContent)}${by}`);
       span.title = span.getAttribute("aria-label");
@@ -47,12 +47,6 @@ export class AnswerView {
     this._legend.replaceChildren(
       ...[...counts].map(([source, times]) => make("li", {}, make("span", { class: `key ${classOf(source)}` }, this.answer.nameOf(source)), ` ${times}`)),
     );
-  }
-
-  /** Spells all tokens anew. */
-  respell() {
-    this._shown = [];
-    this.update();
   }
 
   /** Marks the tokens of a step. */
@@ -89,18 +83,49 @@ export class AnswerView {
   }
 }
 
+/** The requests of a trace file as elements: a choice of them, and the chosen one's answer; the panels follow it. */
+export function traceView(answers, panels, opened = (view, step) => panels.open(view, step)) {
+  const select = make("select", { "aria-label": "Request of the trace" });
+  const place = make("div", { class: "answers" });
+  for (const [number, answer] of answers) {
+    const end = seen(answer.request.prompt.slice(-SPELLED).map((id) => answer.spell(id)).join(""), 40);
+    select.append(make("option", { value: number }, `request ${number}: ${answer.tokens.length} tokens, ${answer.steps.length} steps, behind “${end}”`));
+  }
+  const show = () => {
+    const view = new AnswerView(`Request ${select.value}`, answers.get(Number(select.value)), opened);
+    place.replaceChildren(view.element);
+    view.update();
+    panels.follow(view);
+  };
+  select.addEventListener("change", show);
+  show();
+  return [select, place];
+}
+
 /** The panels beside the answers, of one view and one of its steps. */
 export class Panels {
-  constructor(root, api) {
-    this._api = api;
-    this._find = (id) => root.querySelector(`#${id}`);
+  /** `section` gets them; `about` returns what is known of the server, or null. */
+  constructor(section, about) {
+    this._about = about;
     this._view = null;
     this._step = null;
     this._pinned = false; // a step was opened, and new ones do not take its place
     this._due = false;
+    this._title = make("h2", {}, "Step");
+    this._title.id = "step-title";
+    this._previous = make("button", { type: "button", id: "previous", "aria-label": "Previous step" }, "◀");
+    this._next = make("button", { type: "button", id: "next", "aria-label": "Next step" }, "▶");
+    this._places = {};
+    const place = (id) => (this._places[id] = make("div", { id }));
+    const head = make("div", { class: "row" }, this._title, make("span", { class: "push" }), this._previous, this._next);
+    section.append(make("article", { "aria-labelledby": "step-title" }, head, place("step")));
+    for (const [id, title] of Object.entries({ steps: "Steps in time", depth: "Acceptance by depth", phases: "Seconds by phase", cost: "Cost of a pass" })) {
+      section.append(make("article", { "aria-labelledby": `${id}-title` }, make("h2", { id: `${id}-title` }, title), place(id)));
+    }
     addEventListener("resize", () => this.refresh());
-    this._find("previous").addEventListener("click", () => this.open(this._view, this._step - 1));
-    this._find("next").addEventListener("click", () => this.open(this._view, this._step + 1));
+    this._previous.addEventListener("click", () => this.open(this._view, this._step - 1));
+    this._next.addEventListener("click", () => this.open(this._view, this._step + 1));
+    this.clear();
   }
 
   /** Follows an answer that comes: its last step is shown until one is opened. */
@@ -118,10 +143,10 @@ export class Panels {
 
   clear() {
     [this._view, this._step] = [null, null];
-    for (const id of ["depth", "phases", "cost"]) this._find(id).replaceChildren();
-    this._find("step").replaceChildren(make("p", { class: "hint" }, "No step yet."));
-    this._find("step-title").textContent = "Step";
-    this._find("previous").disabled = this._find("next").disabled = true;
+    for (const place of Object.values(this._places)) place.replaceChildren();
+    this._places.step.replaceChildren(make("p", { class: "hint" }, "No step yet."));
+    this._title.textContent = "Step";
+    this._previous.disabled = this._next.disabled = true;
   }
 
   /** Draws before the next frame, however often it is called. */
@@ -136,23 +161,27 @@ export class Panels {
 
   _draw() {
     const { answer } = this._view;
-    if (!this._pinned && answer.steps.length) this._step = answer.steps.length - 1;
-    this._find("phases").replaceChildren(...phaseBar(answer.seconds));
+    if (!this._pinned && answer.steps.length) this._step = answer.latest;
+    this._places.phases.replaceChildren(...phaseBar(answer.seconds));
     const depths = answer.depths;
-    this._find("depth").replaceChildren(depths.length ? depthBars(depths) : make("p", { class: "hint" }, "Nothing was drafted."));
+    this._places.depth.replaceChildren(depths.length ? depthBars(depths) : make("p", { class: "hint" }, "Nothing was drafted."));
     if (this._step === null) return;
     this._view.mark(this._step);
     this._drawStep(answer, answer.steps[this._step]);
+    this._drawSteps(answer);
     this._drawCost(answer);
+  }
+
+  _drawSteps(answer) {
+    const hint = "A block is a step: its width the seconds it took (light: drafting; dark: the target's pass and the rest), its height the tokens it gained. Click one to open it.";
+    const chart = timeline(answer.steps, this._step, Math.max(200, this._places.steps.clientWidth), (step) => this.open(this._view, step));
+    this._places.steps.replaceChildren(chart, make("p", { class: "hint" }, hint));
   }
 
   _drawStep(answer, step) {
     const { seconds, tree, path } = step;
-    const spells = this._api.spells(answer.run);
-    if (spells) this._api.learn([step.root, ...tree.tokens, ...step.tokens]).then((news) => news && this.refresh(), () => {});
-    const textOf = (id) => (spells ? this._api.text(id) : `#${id}`);
-    const wasOpen = this._find("step").querySelector("details")?.open ?? false;
-    const { picture, left } = treeOf(step, answer, textOf);
+    const wasOpen = this._places.step.querySelector("details")?.open ?? false;
+    const { picture, left } = treeOf(step, answer);
     const facts = {
       "tokens gained": `${step.taken} of at most ${Math.max(0, ...tree.depths) + 1}`,
       "expected": Number(step.expected).toFixed(2),
@@ -167,20 +196,20 @@ export class Panels {
     for (const [name, value] of Object.entries(facts)) list.append(make("div", {}, make("dt", {}, name), make("dd", {}, String(value))));
     const rows = make("div", { class: "scroll" });
     const table = make("details", {}, make("summary", {}, "The nodes as a table"), rows);
-    table.addEventListener("toggle", () => table.open && rows.replaceChildren(tableOf(step, answer, textOf)));
+    table.addEventListener("toggle", () => table.open && rows.replaceChildren(tableOf(step, answer)));
     table.open = wasOpen;
-    const hint = `Each node: its probability after its parent. ✓ accepted, ✕ rejected, ○ not judged, ◆ what the target said itself.${left ? ` ${left} more nodes are in the table.` : ""}`;
+    const hint = `Each node: its probability after its parent, and H, the entropy in nats of the draft distribution behind it. ✓ accepted, ✕ rejected, ○ not judged, ◆ what the target said itself.${left ? ` ${left} more nodes are in the table.` : ""}`;
     const drawn = make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Draft tree, may be scrolled" }, picture);
-    this._find("step-title").setAttribute("aria-live", this._pinned ? "polite" : "off"); // steps that come by are not read out
-    this._find("step-title").textContent = `Step ${this._step + 1} of ${answer.steps.length}`;
-    this._find("previous").disabled = this._step === 0;
-    this._find("next").disabled = this._step === answer.steps.length - 1;
-    this._find("step").replaceChildren(drawn, make("p", { class: "hint" }, hint), list, ...(tree.tokens.length ? [table] : []));
+    this._title.setAttribute("aria-live", this._pinned ? "polite" : "off"); // steps that come by are not read out
+    this._title.textContent = `Step ${this._step + 1} of ${answer.steps.length}`;
+    this._previous.disabled = this._step === 0;
+    this._next.disabled = this._step === answer.steps.length - 1;
+    this._places.step.replaceChildren(drawn, make("p", { class: "hint" }, hint), list, ...(tree.tokens.length ? [table] : []));
   }
 
   /** The profile is the server's: it belongs to answers of the same target on as many threads. */
   _drawCost(answer) {
-    const { about } = this._api;
+    const about = this._about();
     const same = ["name", "dtype", "weight_format", "device", "threads"].every((key) => about?.run.target[key] === answer.run?.target[key]);
     const length = answer.steps[this._step].length;
     const fits = (point) => point.batch === 1;
@@ -189,8 +218,8 @@ export class Panels {
     const hint = curve
       ? `Line: the cost profile, one request behind ${curve.context} tokens, by which auto chooses. Dots: the passes of this answer as measured, the open step's filled; hollow ones were shared with other requests.`
       : "Dots: the passes of this answer as measured, the open step's filled. There is no cost profile of this target here: a server whose method is auto has one.";
-    const place = this._find("cost");
+    const place = this._places.cost;
     const stands = same && about.auto ? about.auto.split("\n").map((line) => make("p", { class: "hint" }, line)) : [];
-    place.replaceChildren(costChart(curve, answer.steps, this._step, Math.min(560, place.clientWidth)), make("p", { class: "hint" }, hint), ...stands);
+    place.replaceChildren(costChart(curve, answer.steps, this._step, Math.max(200, Math.min(560, place.clientWidth))), make("p", { class: "hint" }, hint), ...stands);
   }
 }

@@ -1,15 +1,15 @@
 // The page: a chat whose answers can be looked into, and trace files.
 
 import { Api, ServerError } from "./api.js";
-import { make, seen } from "./charts.js";
+import { make } from "./charts.js";
 import { Answer, readTrace } from "./trace.js";
-import { AnswerView, Panels } from "./views.js";
+import { AnswerView, Panels, traceView } from "./views.js";
 
-const SPELLED = 12; // tokens of a prompt that name a request of a file
+const FORCED = { method: "opt-tree", nodes: 8 }; // drafts whatever it costs
 const ENDS = { stop: "the answer is complete", length: "the answer has the most tokens it may have", deadline: "its time is over", cancelled: "it was cancelled" };
 const find = (id) => document.getElementById(id);
 const api = new Api(() => find("key").value);
-const panels = new Panels(document, api);
+const panels = new Panels(find("inspect"), () => api.about);
 const turns = []; // of the conversation: {question, answer}
 let running = null; // what stops the answer under way
 
@@ -120,25 +120,32 @@ async function ask(question) {
   if (api.about === null) return;
   find("error").textContent = "";
   const body = asked(question);
-  const view = new AnswerView("Draft trees", new Answer(), api, open);
-  const answers = make("div", { class: "answers" }, view.element);
+  const answers = make("div", { class: "answers" });
   const turn = shownTurn(make("p", { class: "question" }, question), answers);
-  turns.push({ question, answer: view.answer });
   find("question").value = "";
   running = new AbortController();
   find("send").disabled = find("clear").disabled = true;
   find("stop").hidden = false;
+  // One after the other: together they would share passes, and no rate would be its own.
+  const answered = async (title, status, draftree, follow = true) => {
+    const view = new AnswerView(title, new Answer(), open);
+    if (!answers.children.length) turns.push({ question, answer: view.answer });
+    answers.append(view.element);
+    if (follow) panels.follow(view);
+    find("status").textContent = status;
+    await stream(view, { ...body, draftree }, running.signal);
+    return view.answer;
+  };
   try {
-    panels.follow(view);
-    find("status").textContent = "answering …";
-    await stream(view, body, running.signal);
+    let trees = await answered("Draft trees", "answering …", body.draftree);
+    if (!body.draftree && api.about.drafter !== "none" && trees.steps.length && !trees.depths.length) {
+      trees = await answered(`Draft trees by ${FORCED.method}`, "answering with drafts …", FORCED);
+      const why = `Method ${api.about.method} drafted nothing here, since no tree would pay`;
+      turn.append(make("p", { class: "hint forced" }, `${why}. So that there are trees to see, it was answered again by method ${FORCED.method} with ${FORCED.nodes} nodes.`));
+    }
     if (find("beside").checked) {
-      // One after the other: together they would share passes, and neither rate would be its own.
-      const alone = new AnswerView("AR decoding", new Answer(), api, open);
-      answers.append(alone.element);
-      find("status").textContent = "answering without drafts …";
-      await stream(alone, { ...body, draftree: { drafter: "none" } }, running.signal);
-      turn.append(make("p", { class: "verdict" }, compared(view.answer, alone.answer)));
+      const alone = await answered("AR decoding", "answering without drafts …", { drafter: "none" }, false);
+      turn.append(make("p", { class: "verdict" }, compared(trees, alone)));
     }
   } catch (error) {
     find("status").textContent = error.name === "AbortError" ? "stopped" : "";
@@ -153,7 +160,7 @@ async function ask(question) {
 
 function compared(trees, alone) {
   const equal = trees.text === alone.text ? "The texts are equal." : "The texts differ.";
-  return trees.rate && alone.rate ? `${equal} Trees make ${(trees.rate / alone.rate).toFixed(2)} times the tokens a second of AR decoding.` : equal;
+  return trees.rate && alone.rate ? `${trees.rate.toFixed(1)} tokens a second with trees, ${alone.rate.toFixed(1)} by AR decoding: ${(trees.rate / alone.rate).toFixed(2)} times as many. ${equal}` : equal;
 }
 
 find("ask").addEventListener("submit", (event) => {
@@ -182,26 +189,7 @@ async function openFile(file) {
   find("error").textContent = "";
   try {
     const answers = readTrace(await file.text());
-    const select = make("select", { "aria-label": "Request of the trace" });
-    const place = make("div", { class: "answers" });
-    const spells = api.spells(answers.values().next().value.run);
-    const note = spells ? "" : "Its vocabulary is not that of this server: tokens are shown as ids.";
-    shownTurn(make("p", { class: "question" }, `Trace ${file.name}`), select, ...(note ? [make("p", { class: "hint" }, note)] : []), place);
-    if (spells) await api.learn([...answers.values()].flatMap(({ request }) => request.prompt.slice(-SPELLED))).catch(() => {});
-    for (const [number, { request, tokens, steps }] of answers) {
-      const end = spells ? seen(request.prompt.slice(-SPELLED).map((id) => api.text(id)).join(""), 40) : `${request.prompt.length} tokens`;
-      select.append(make("option", { value: number }, `request ${number}: ${tokens.length} tokens, ${steps.length} steps, behind “${end}”`));
-    }
-    const show = async () => {
-      const answer = answers.get(Number(select.value));
-      const view = new AnswerView(`Request ${select.value}`, answer, { text: (id) => (spells ? api.text(id) : `#${id} `) }, open);
-      place.replaceChildren(view.element);
-      view.update();
-      panels.follow(view);
-      if (spells && (await api.learn(answer.tokens.map(({ id }) => id)).catch(() => false))) view.respell();
-    };
-    select.addEventListener("change", show);
-    await show();
+    shownTurn(make("p", { class: "question" }, `Trace ${file.name}`), ...traceView(answers, panels, open));
   } catch (error) {
     find("error").textContent = `${file.name}: ${error.message}`;
   }
