@@ -138,9 +138,10 @@ async function ask(question) {
   };
   try {
     let trees = await answered("Draft trees", "answering …", body.draftree);
-    if (!body.draftree && api.about.drafter !== "none" && trees.steps.length && !trees.depths.length) {
+    const drafted = trees.steps.filter(({ tree }) => tree.tokens.length).length;
+    if (!body.draftree && api.about.method === "auto" && api.about.drafter !== "none" && 4 * drafted < trees.steps.length) {
+      const why = `Method auto drafted in ${drafted} of ${trees.steps.length} steps, since no tree would pay in the others`;
       trees = await answered(`Draft trees by ${FORCED.method}`, "answering with drafts …", FORCED);
-      const why = `Method ${api.about.method} drafted nothing here, since no tree would pay`;
       turn.append(make("p", { class: "hint forced" }, `${why}. So that there are trees to see, it was answered again by method ${FORCED.method} with ${FORCED.nodes} nodes.`));
     }
     if (find("beside").checked) {
