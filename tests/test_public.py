@@ -65,6 +65,7 @@ def test_the_public_names_are_these() -> None:
         "StaticTree",
         "Stats",
         "Trace",
+        "TracePage",
         "TreeDrafter",
         "UniformDraws",
         "UnscoredNode",
@@ -79,6 +80,7 @@ def test_the_public_names_are_these() -> None:
         "load_drafter",
         "load_engine",
         "read_classifier",
+        "show",
         "user",
     }
 
