@@ -4,7 +4,7 @@
 
 Decodes one text with SmolLM2 and its head by every method, at most 14 nodes a tree, and saves the first step's tree as
 the inspector draws it, METHOD.svg. Needs Chromium. The same on every machine: what is learned from measured seconds is
-not learned before the first step, ``auto`` and ``dynamic-window`` reckon with the cost table of one tier, and
+not learned before the first step, ``auto`` reckons with the cost table of one tier, and
 ``sequoia`` has its best tree for one table of acceptance. ``hsddw`` has ``cap`` = 5, to fit a page.
 """
 
