@@ -148,11 +148,10 @@ _CHEAP = 0.02
 """A drafter that takes no more of an AR pass always drafts."""
 _READS = 32
 """Tokens that a model reads beside a proposal; more of a text count as reading it first."""
-_FIRST, _FIRST_OF_MODEL = (0.6, 1), (2.0, 3)
-"""Tokens that a proposal gains and the layers that it takes, before any is known: of a head or of texts, and of a draft
+_FIRST, _FIRST_OF_HEAD, _FIRST_OF_MODEL = (0.6, 1, 1.0), (0.6, 1, 3.0), (2.0, 3, 1.0)
+"""Tokens that a proposal gains and the layers that it takes, before any is known, and the steps that this guess counts
+for: of texts, of a head, which was trained for its target and whose first steps in a process are slow, and of a draft
 model."""
-_WEIGHT = 1.0
-"""Steps that a guess counts for."""
 _KEEP, _KEEP_UNUSED = 0.94, 0.98
 """Share of a record that each further step leaves in which the drafter drafts, and in which it does not."""
 _KEEP_ANEW = 0.5
@@ -184,7 +183,7 @@ class Record:
     seconds: float = 0.0
     _scale: float = field(init=False, repr=False)  # seconds of a layer over the profile's; without one, seconds
     _pass: Callable[[float, int, int], float] | None = field(init=False, repr=False)
-    _first: tuple[float, int] = field(init=False, repr=False)
+    _first: tuple[float, int, float] = field(init=False, repr=False)
     _gained: float = field(default=0.0, repr=False)
     _spent: float = field(default=0.0, repr=False)
     _weight: float = field(default=0.0, repr=False)
@@ -193,7 +192,9 @@ class Record:
         self._scale = 1.0 if self.profile else 0.0
         self._pass = remembered(self.profile) if self.profile else None
         model = self.source.model if self.source else None
-        self._first = _FIRST if model is None or isinstance(model, DraftHead) else _FIRST_OF_MODEL
+        self._first = _FIRST if model is None else _FIRST_OF_MODEL
+        if isinstance(model, DraftHead):
+            self._first = _FIRST_OF_HEAD
 
     def reading(self, requests: Sequence[Request]) -> float:
         """Seconds in which its models read what they have not read of these requests."""
@@ -206,10 +207,10 @@ class Record:
 
     def value(self, curve: Curve, ar: ARPass, pace: float) -> float:
         """Expected tokens of a step beyond those of the time that drafting takes, in AR passes."""
-        gain, layers = self._first
+        gain, layers, weight = self._first
         nodes = min(layers * ar.batch, len(curve.below) - 1)
         guess = gain - pace * (curve.below[nodes] - curve.seconds[0] + layers * self.layer(ar)) / curve.seconds[0]
-        return (_WEIGHT * guess + self._gained - pace * self._spent) / (_WEIGHT + self._weight)
+        return (weight * guess + self._gained - pace * self._spent) / (weight + self._weight)
 
     def pays(self, reading: float, left: int, curve: Curve, ar: ARPass, pace: float) -> bool:
         """Whether it drafts for requests that have ``left`` tokens to go, if reading their texts comes first."""

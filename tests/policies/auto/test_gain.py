@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+from unittest.mock import create_autospec
+
 import pytest
 
+from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Point, Profile
+from draftree.models.protocols import DraftHead
+from draftree.policies.base import SourceInfo
 from draftree.policies.gain import ARPass, Curve, Record, Selection
 from draftree.request import Outcome, StepCost
 from draftree.tree import DraftTree
@@ -77,3 +83,28 @@ def test_a_stall_of_the_machine_is_no_cost_of_a_drafter() -> None:
     step(selection, 2, 100.0)
     assert selection.records[0].layer(ARPass(64, 1)) < 0.25
     assert step(selection, 2, 0.2)
+
+
+class Named:
+    """A drafter whose model is of some kind."""
+
+    name = "named"
+
+    def __init__(self, model: object) -> None:
+        self.model, self.models = model, ()
+
+    def unread(self, request: object) -> list[tuple[LanguageModel, int]]:
+        return []
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_the_guess_of_a_head_outlasts_a_slow_start(head: bool) -> None:
+    """The first answer of a process had one drafted step in thirty: its head's first passes had found nothing in the
+    processor's caches, and two of three tokens were wrong."""
+    model = create_autospec(DraftHead, instance=True) if head else None
+    record = layer(0.3)
+    record = Record(cast(SourceInfo, Named(model)), {}, record.profile)
+    selection = Selection([record])
+    for accepted in (0, 1, 0):
+        step(selection, accepted, 0.6)
+    assert step(selection, 1, 0.3) is head
