@@ -24,7 +24,8 @@ def _boxes(picture: str) -> list[tuple[str, str, list[str]]]:
 
 
 def test_every_method_has_a_small_picture_beside_it() -> None:
-    shown = re.findall(r"\]\(tree-figures/([\w-]+)\.svg\)", (ROOT / "docs" / "algorithms.md").read_text())
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "how-it-works").iterdir())
+    shown = re.findall(r"\]\(\.\./tree-figures/([\w-]+)\.svg\)", pages)
     assert sorted(shown) == sorted(METHODS) == sorted(path.stem for path in FOLDER.iterdir())
     for path in FOLDER.iterdir():
         assert path.stat().st_size < 15_000

@@ -2,7 +2,7 @@
 
 Sources: Gunjur & Waitz, "Dynamic Tree Speculative Decoding" (B(H), early stopping); Syu & Lee, *Hierarchical
 Speculative Decoding with Dynamic Window* (HSDDW; Findings of NAACL 2025), whose threshold is learned ("self-verify").
-Published thresholds are the defaults; ``docs/algorithms.md`` lists where we differ.
+Published thresholds are the defaults; ``docs/how-it-works/trees.md`` lists where we differ.
 """
 
 from __future__ import annotations
