@@ -17,7 +17,6 @@ GOOD: dict[str, dict[str, Any]] = {
     RESPONSE: {"input": TEXT, "max_output_tokens": 2},
     "/tokenize": {"prompt": TEXT},
     "/detokenize": {"tokens": [1, 2]},
-    "/draftree/spell": {"tokens": [1, 2]},
 }
 ANSWERS = (CHAT, COMPLETION, RESPONSE)
 LIMIT = {CHAT: "max_tokens", COMPLETION: "max_tokens", RESPONSE: "max_output_tokens"}
@@ -146,9 +145,6 @@ MISPLACED: list[tuple[str, str, Any]] = [
     ("/detokenize", "tokens", ["a"]),
     ("/detokenize", "tokens", "a"),
     ("/detokenize", "tokens", None),
-    ("/draftree/spell", "tokens", [99999]),
-    ("/draftree/spell", "tokens", [1.5]),
-    ("/draftree/spell", "tokens", {}),
 ]
 HOSTILE = [(path, field, value) for path in ANSWERS for field, values in WRONG.items() for value in values] + MISPLACED
 
