@@ -33,7 +33,6 @@ CASES = {
     "AR decoding": SpeculationParams(drafter="none"),
     "lookup, chain of 8": SpeculationParams(drafter="lookup", method="chain", nodes=8),
     "lookup, tree of 8": SpeculationParams(drafter="lookup", method="opt-tree", nodes=8),
-    "lookup+recycle, opt-tree, 16": SpeculationParams(drafter="lookup+recycle", method="opt-tree", nodes=16),
     "head, opt-tree, 4": SpeculationParams(drafter="head", method="opt-tree", nodes=4),
     "auto": SpeculationParams(),
 }

@@ -168,7 +168,7 @@ def record(
             continue
         positions = []
         kept = target.tracked
-        passes = pass_maker(target, drafter, features)
+        passes = pass_maker(target, features)
         with Replay(drafter, prompt, text, params, features, passes, kept) as replay, torch.inference_mode():
             while len(replay.left) > 1:
                 tree = replay.propose(MAX_NODES, min(depth, len(replay.left) - 1))

@@ -273,7 +273,7 @@ def storm(args: argparse.Namespace) -> None:
 MIXED_METHODS = (
     "auto", "chain", "static", "binary", "dynamic-width-budget", "opt-tree", "eagle2", "hsddw", "naive-width", "c2t"
 )  # fmt: skip
-MIXED_DRAFTERS = ("lookup", "head", "lookup+recycle")
+MIXED_DRAFTERS = ("lookup", "head", "lookup+head")
 
 
 def mixed(args: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource, TokenRecyclingSource
+from draftree.drafters.ngram import NgramSource
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.auto import AutoTree
@@ -50,13 +50,11 @@ def relative(kind: str = "llama", noise: float = 0.03) -> PreTrainedModel:
 
 
 def source(name: str, model: HFModel, kind: str = "llama") -> DraftSource:
-    """A source for ``model`` by name (``DRAFTERS``, "recycle", or several joined by "+")."""
+    """A source for ``model`` by name (``DRAFTERS``, or several joined by "+")."""
     if "+" in name:
         return EnsembleSource(tuple(source(part, model, kind) for part in name.split("+")))
     if name == "lookup":
         return NgramSource(shortest=1)
-    if name == "recycle":
-        return TokenRecyclingSource()
     if name == "self":
         return ModelSource(model.twin(), VOCAB)
     weights = relative(kind) if name == "relative" else tiny(kind, seed=5)

@@ -21,7 +21,7 @@ from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource, TokenRecyclingSource
+from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine, Handle
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Speculation, SpeculationParams
@@ -34,7 +34,7 @@ from draftree.verify.schemes import find_scheme
 from .toy import ToyModel
 
 VOCAB, LONGEST = 7, 96
-WAYS = ("none", "lookup", "recycle", "model", "other", "ensemble", "cascade")
+WAYS = ("none", "lookup", "model", "other", "ensemble", "sure", "cascade")
 METHODS_TRIED = ("chain", "static", "opt-tree", "hsddw", "dynamic-width", "eagle2")
 
 
@@ -52,10 +52,10 @@ def made_speculation(way: str, method: str = "chain", scheme: str = "match") -> 
         return Speculation()
     sources: dict[str, Callable[[], DraftSource]] = {
         "lookup": partial(NgramSource, shortest=1),
-        "recycle": TokenRecyclingSource,
         "model": lambda: ModelSource(toy(), VOCAB),
         "other": lambda: ModelSource(toy(3), VOCAB),
         "ensemble": lambda: EnsembleSource((NgramSource(shortest=1), ModelSource(toy(3), VOCAB))),
+        "sure": lambda: EnsembleSource((NgramSource(shortest=1), ModelSource(toy(), VOCAB))),
         "cascade": lambda: CascadeSource(NgramSource(shortest=1), ModelSource(toy(), VOCAB), METHODS["chain"].policy()),
     }
     drafter: Drafter = TreeDrafter(METHODS[method].policy(), sources[way]())

@@ -19,7 +19,7 @@ from draftree.drafters.base import DraftSource, Scorer
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource, TokenRecyclingSource
+from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Observer, Speculation
 from draftree.errors import ConfigError, RunError
@@ -32,10 +32,13 @@ from draftree.sampling.constraint import ConstraintState, TextEnded, followed
 from draftree.scores import Edit, NumpyScores, Scores
 from draftree.verify.schemes import find_scheme
 
+from .drafters.test_ensemble import Says
 from .toy import ToyModel, chi_square
 
 VOCAB, LENGTH, PROMPT = 5, 4, [1, 2]
 EOS = 4
+UNAWARE = {0: 0.4, 1: 0.3, 3: 0.2}
+"""What a source predicts that knows no constraint."""
 
 Rule = Callable[[Sequence[int]], set[int]]
 
@@ -83,7 +86,7 @@ def sources() -> dict[str, DraftSource]:
     return {
         "lookup": NgramSource(1),
         "model": ModelSource(model(8), VOCAB),
-        "recycle": TokenRecyclingSource(3),
+        "unaware": Says("unaware", UNAWARE),
         "ensemble": EnsembleSource((NgramSource(1), ModelSource(model(8), VOCAB))),
     }
 
@@ -180,7 +183,7 @@ def test_drafts_that_do_not_know_the_constraint_are_caught(monkeypatch: pytest.M
     monkeypatch.setattr(growing, "AllowedScorer", blind)
     seen = Drafted()
     engine = Engine(
-        model(), Speculation(TreeDrafter(StaticTree(width=3, depth=3), TokenRecyclingSource(3))), observers=[seen]
+        model(), Speculation(TreeDrafter(StaticTree(width=3, depth=3), Says("unaware", UNAWARE))), observers=[seen]
     )
     prompts = [[*PROMPT, 1, seed % 4, 2] for seed in range(12)]
     engine.generate(prompts, SamplingParams(max_tokens=12, temperature=0.9, seed=1, constraint=ToyConstraint()))

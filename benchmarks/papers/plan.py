@@ -95,7 +95,7 @@ _PROMPTS = 40
 """Of Self-Instruct, for trees, classifiers and the threshold."""
 _APART = 12
 """Of them, for the threshold."""
-DRAFTERS = "lookup,recycle,head,lookup+head,lookup+recycle+head,lookup>head"
+DRAFTERS = "lookup,head,lookup+head,lookup>head"
 EDITS = "edits"
 """The suite that ``benchmarks.edits`` writes."""
 

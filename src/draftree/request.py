@@ -14,7 +14,7 @@ from .config import SamplingParams
 from .models.base import Row
 from .sampling.constraint import followed
 from .sampling.draws import Draws
-from .scores import Scores, Top
+from .scores import Scores
 from .text.detokenizer import TextStream
 from .tree import ROOT, DraftTree
 
@@ -327,8 +327,6 @@ class Outcome:
         tokens: what the verification gave: the accepted tokens and the target's own.
         taken: how many of them the request took before it ended.
         step: what the whole step cost.
-        scores: of the target's pass, until its next one; None: there was none.
-        first: slot of node 0 there; node n has slot first + n, ROOT included.
     """
 
     request: Request
@@ -337,15 +335,6 @@ class Outcome:
     tokens: list[int]
     taken: int
     step: StepCost
-    scores: Scores | None = None
-    first: int = 1
-
-    def top(self, count: int) -> Top | None:
-        """The target's most probable tokens after each node, and last after the root, while its scores are valid."""
-        if self.scores is None:
-            return None
-        nodes = [*range(len(self.tree)), ROOT]
-        return self.scores.top([self.first + node for node in nodes], count)
 
     @property
     def rejected_entropy(self) -> float | None:

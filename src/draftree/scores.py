@@ -132,7 +132,7 @@ class Scores(ABC):
         """[w] one token after each slot: argmax of warped logits + noise (``sampling.warping``); edits come before.
 
         Args:
-            keys: [w] of the noise (``sampling.noise.stream_key``), 64 bits each.
+            keys: [w] of the noise (``sampling.warping.stream_key``), 64 bits each.
             warpings: [w]; at temperature 0 it is the argmax.
         """
 

@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused_before_any_work() -> None:
         engine.generate([[1]], {"temperature": 1.0})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["lookup+self", "lookup>self", "recycle"])
+@pytest.mark.parametrize("name", ["lookup+self", "lookup>self"])
 def test_what_drafts_one_sequence_is_refused(name: str) -> None:
     model = target()
     with pytest.raises(ConfigError, match="not beams"):

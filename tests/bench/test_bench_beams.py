@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
     text = "beams:width=3:draft=5:depth=2:threshold=0.7:least=2:penalty=0.5:single=yes:warp=token:drafter=self"
-    _, entry, plain = entries([text, "beams:drafter=none"], ["lookup+recycle"], [1.0], 8)
+    _, entry, plain = entries([text, "beams:drafter=none"], ["lookup+self"], [1.0], 8)
     assert entry.beams == BeamParams(
         width=3,
         draft_width=5,
@@ -55,7 +55,7 @@ def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
         ("beams:warp=token", 0.0, "is for sampled beams"),
         ("beams:warp=beams", 1.0, "warp is 'beams': choose from"),
         ("beams:drafter=lookup", 1.0, "gives no probabilities"),
-        ("beams:drafter=lookup+recycle", 0.0, "one sequence, not beams"),
+        ("beams:drafter=lookup+self", 0.0, "one sequence, not beams"),
         ("peer:hf-beam-search:speed=1", 0.0, "no setting 'speed'"),
         ("peer:hf-beam-search:single=yes", 1.0, "no setting 'single': choose from width, penalty, early"),
         ("peer:hf-beam-search:early=yes", 1.0, "is for beam search"),

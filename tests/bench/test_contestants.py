@@ -33,8 +33,8 @@ def test_candidates_are_of_all_that_match_or_of_one_contestant() -> None:
 
 
 def test_several_drafters_name_the_contestants() -> None:
-    labels = [e.label for e in entries(["auto", "chain"], ["lookup", "lookup+recycle"], [0.0], 8)]
-    assert labels == ["ar", "auto@lookup", "auto@lookup+recycle", "chain@lookup", "chain@lookup+recycle"]
+    labels = [e.label for e in entries(["auto", "chain"], ["lookup", "lookup+head"], [0.0], 8)]
+    assert labels == ["ar", "auto@lookup", "auto@lookup+head", "chain@lookup", "chain@lookup+head"]
 
 
 def test_a_peer_takes_the_first_drafting_model() -> None:

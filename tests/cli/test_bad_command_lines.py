@@ -61,7 +61,7 @@ generate cat --max-tokens 2 --target {model} --stop {bytes}
 generate {nul} --max-tokens 2 --target {model}
 generate cat --max-tokens 2 --target {model} --temperature 0.0001 --seed 9223372036854775807
 generate cat --max-tokens 2 --target {model} --nodes 1024 --method binary --drafter self
-generate cat --max-tokens 2 --target {model} --drafter recycle+lookup
+generate cat --max-tokens 2 --target {model} --drafter self+lookup
 generate cat --max-tokens 2 --target {model} --drafter lookup>self:pending=1
 generate cat --max-tokens 2 --target {model} --method hsddw --drafter self
 generate cat --max-tokens 2 --target {model} --set width=2 --set width=3

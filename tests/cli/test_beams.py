@@ -116,7 +116,6 @@ def test_the_joint_warp_is_the_default_and_the_token_warp_another(model: str, ca
         (["--beams", "4", "--early-stopping", "soon"], "--early-stopping soon: use one of yes, no, never"),
         (["--beams", "4", "--depth", "600"], "8 draft beams in 600 layers are 4800 nodes: use at most 4096"),
         (["--beams", "4", "--drafter", "lookup", "--temperature", "1"], "drafter lookup gives no probabilities"),
-        (["--beams", "4", "--drafter", "lookup+recycle"], "recycle drafts one sequence, not beams"),
         (["--beams", "4", "--drafter", "lookup+self"], "an ensemble drafts one sequence, not beams"),
         (["--beams", "4", "--drafter", "head>lookup"], "a cascade drafts one sequence, not beams"),
         (["--beams", "4", "--drafter", "lookup>self:pending=1"], "a cascade drafts one sequence, not beams"),

@@ -36,7 +36,7 @@ RUNS = {
     "methods": "opt-tree",
     "info tiny.gguf": "native",
     "generate the --target tiny.gguf --max-tokens 4": "drafted",
-    "generate the --target tiny.gguf --max-tokens 4 --drafter lookup+recycle --method opt-tree": "lookup+recycle",
+    "generate the --target tiny.gguf --max-tokens 4 --drafter lookup --method opt-tree": "lookup, opt-tree",
     "generate the --target tiny.gguf --temperature 1 --verify multi-round --method static": "multi-round",
     "generate the --target tiny.gguf --max-tokens 4 --beams 2": "beams",
     "generate the --target tiny.gguf --max-tokens 4 --drafter tiny.gguf --method chain": "tiny.gguf, chain",

@@ -47,7 +47,7 @@ PAIRS = (
     "stranger>relative",
     "relative>self",
     "self>stranger",
-    "lookup+recycle>relative",
+    "lookup+stranger>relative",
 )
 
 

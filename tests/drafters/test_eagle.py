@@ -9,7 +9,7 @@ from draftree.config import Budget, SamplingParams
 from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource, TokenRecyclingSource
+from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import CacheError
@@ -51,7 +51,7 @@ def test_ids_equal_ar_decoding(method: str, target: HFModel) -> None:
 def test_ids_equal_ar_decoding_in_an_ensemble(method: str, target: HFModel) -> None:
     params = mixed(len(PROMPTS), 12)
     plain = [g.token_ids for g in Engine(target).generate(PROMPTS, params)]
-    ensemble = EnsembleSource((NgramSource(shortest=1), TokenRecyclingSource(), EagleSource(trained(target), VOCAB)))
+    ensemble = EnsembleSource((NgramSource(shortest=1), EagleSource(trained(target), VOCAB)))
     made = Engine(target, Speculation(TreeDrafter(policy(method), ensemble), 9))
     assert [g.token_ids for g in made.generate(PROMPTS, params)] == plain
     assert made.generate(PROMPTS[1:2], params[1])[0].token_ids == plain[1]

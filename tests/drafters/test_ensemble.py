@@ -15,7 +15,7 @@ from draftree.drafters.base import DraftSource, Grown, Scorer, UnscoredNode
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource, TokenRecyclingSource
+from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import DrafterSpec, load_drafter
 from draftree.engine.engine import Engine, load_engine
 from draftree.engine.speculation import Speculation, SpeculationParams
@@ -236,7 +236,7 @@ class TestAuto:
 def test_the_text_is_that_of_ar_decoding(method: str) -> None:
     model, params = target(), mixed(len(PROMPTS), TOKENS)
     want = [g.token_ids for g in Engine(model).generate(PROMPTS, params)]
-    engine = Engine(model, Speculation(drafter("lookup+recycle+relative", model, policy_of(method)), 9))
+    engine = Engine(model, Speculation(drafter("lookup+relative", model, policy_of(method)), 9))
     assert [g.token_ids for g in engine.generate(PROMPTS, params)] == want
     assert engine.generate(PROMPTS[1:2], params[1])[0].token_ids == want[1]
 
@@ -267,13 +267,10 @@ def test_closing_frees_the_models_rows() -> None:
 
 
 def test_an_ensemble_is_made_by_name_in_any_order() -> None:
-    for name, kinds in (("lookup+recycle", [NgramSource, TokenRecyclingSource]), ("recycle + self + lookup", None)):
+    for name, kinds in (("lookup+self", [NgramSource, ModelSource]), ("self + lookup", [ModelSource, NgramSource])):
         made = load_drafter(name, target(), StaticTree())
         assert isinstance(made, TreeDrafter)
-        if kinds:
-            assert [type(part) for part in made.source.parts] == kinds
-        else:
-            assert len(made.source.parts) == 3
+        assert [type(part) for part in made.source.parts] == kinds
 
 
 def test_a_folder_may_have_a_plus_in_its_name(tmp_path: Path) -> None:
@@ -297,14 +294,14 @@ def test_names_that_do_not_go_together_are_refused_before_a_model_is_loaded(name
 
 
 def test_an_unknown_part_is_named() -> None:
-    with pytest.raises(UnknownNameError, match="no drafter 'nope': not one of auto, lookup, recycle"):
+    with pytest.raises(UnknownNameError, match="no drafter 'nope': not one of auto, lookup, head"):
         load_drafter("lookup+nope", target(), StaticTree())
 
 
 def test_drawn_children_are_refused_before_a_model_is_loaded() -> None:
     with pytest.raises(ConfigError, match="verification top1-residual draws children.*use verification match"):
         load_engine(
-            "./nowhere", SpeculationParams(drafter="lookup+recycle", method="static", verification="top1-residual")
+            "./nowhere", SpeculationParams(drafter="lookup+self", method="static", verification="top1-residual")
         )
 
 

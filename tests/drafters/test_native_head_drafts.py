@@ -105,7 +105,7 @@ def test_a_known_answer_is_drafted_along_as_in_decoding(kind: str, folder: Path)
     live = engine(folder, "eagle2", kind)
     made = live.generate(PROMPTS[:1], GREEDY)[0]
     drafter = live.speculation.drafter
-    target = pass_maker(live.target, drafter, None)
+    target = pass_maker(live.target, None)
     assert target is live.target
     with Replay(drafter, PROMPTS[0], list(made.token_ids), GREEDY, target=target) as known:
         while known.left:

@@ -58,8 +58,8 @@ def source(name: str, model: HFModel) -> CascadeSource:
 
 
 def test_levels_are_written_from_the_lowest_up_with_settings_of_their_own() -> None:
-    assert DrafterSpec.parse("lookup+recycle:method=static:width=3 > self:tau=first:pending=9").stages == (
-        StageSpec(("lookup", "recycle"), {"method": "static", "width": "3"}),
+    assert DrafterSpec.parse("lookup+head:method=static:width=3 > self:tau=first:pending=9").stages == (
+        StageSpec(("lookup", "head"), {"method": "static", "width": "3"}),
         StageSpec(("self",), {"tau": "first", "pending": "9"}),
     )
 

@@ -56,9 +56,7 @@ def params(temperature: float, seed: int = 3) -> SamplingParams:
     "ignore:stage 2"
 )  # its passes take about as long as the target's: by the clock maybe longer
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(
-    "drafter", ["lookup", "lookup+recycle", "near.gguf", "other.gguf", "lookup>near.gguf", "lookup+near.gguf"]
-)
+@pytest.mark.parametrize("drafter", ["lookup", "near.gguf", "other.gguf", "lookup>near.gguf", "lookup+near.gguf"])
 def test_drafts_give_the_ids_of_ar_decoding(
     drafter: str, temperature: float, folder: Path, target: LanguageModel, alone: dict[float, list[list[int]]]
 ) -> None:
@@ -76,7 +74,7 @@ def test_drafts_give_the_ids_of_ar_decoding(
 def test_requests_with_drafters_of_their_own_share_passes(folder: Path, target: LanguageModel) -> None:
     engine, alone = Engine(target), []
     handles = []
-    for i, drafter in enumerate(["none", "lookup", str(folder / "near.gguf"), "recycle"] * 2):
+    for i, drafter in enumerate(["none", "lookup", str(folder / "near.gguf"), f"lookup+{folder / 'near.gguf'}"] * 2):
         prompt, given = PROMPTS[i % 3], params(float(i % 2), seed=i)
         alone.append(Engine(target).generate([prompt], given)[0].token_ids)
         handles.append(engine.submit(prompt, given, SpeculationParams(drafter=drafter, method="opt-tree", nodes=6)))

@@ -95,7 +95,7 @@ def made(model: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
     script.write_text(COMMANDS)
     generate = f"generate --max-tokens 20 --json {shlex.quote(TEXT)} --target"
     commands = [
-        f"batch {source} {out} --target {model} --drafter lookup+recycle --rows 3",
+        f"batch {source} {out} --target {model} --drafter lookup --rows 3",
         f"{generate} {model} --method chain",  # auto may draft nothing on a busy machine
         f"{generate} {model} --beams 3 -n 2 --drafter lookup",
         f"{generate} {save_tiny(folder / 'gpt2', 'gpt2')}",

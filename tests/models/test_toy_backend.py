@@ -17,7 +17,7 @@ from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource, TokenRecyclingSource
+from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import AUTO, DrafterSpec, load_drafter, load_source, resolved
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
@@ -43,9 +43,8 @@ PARAMS = SamplingParams(max_tokens=14, ignore_eos=True)
 
 SOURCES: dict[str, Callable[[], DraftSource]] = {
     "lookup": NgramSource,
-    "recycle": TokenRecyclingSource,
     "model": lambda: ModelSource(ToyModel(VOCAB, 1), VOCAB),
-    "ensemble": lambda: EnsembleSource((NgramSource(), TokenRecyclingSource(), ModelSource(ToyModel(VOCAB, 1), VOCAB))),
+    "ensemble": lambda: EnsembleSource((NgramSource(), ModelSource(ToyModel(VOCAB, 1), VOCAB))),
     "cascade": lambda: CascadeSource(NgramSource(), ModelSource(ToyModel(VOCAB, 1), VOCAB), CHAIN),
 }
 

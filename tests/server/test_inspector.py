@@ -26,7 +26,7 @@ from draftree.models.huggingface.hf_model import HFModel
 from ..tiny import tiny, tiny_tokenizer
 from .running import NAME, TEXT, Running, fetched, posted, running, slow_target, streamed
 
-ENSEMBLE = SpeculationParams(drafter="lookup+recycle", method="static", nodes=8)
+ENSEMBLE = SpeculationParams(drafter="lookup+self", method="static", nodes=8)
 TRACED = {"include_trace": True}
 FOLDER = Path(draftree.page.__file__).parent
 

@@ -24,10 +24,10 @@ from draftree.policies.auto import AutoTree
 from draftree.request import Outcome
 from draftree.server.metrics import Metrics
 
-from .running import TEXT, fetched, posted, running, target
+from .running import NAME, TEXT, fetched, posted, running, target
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-draftree.json"
-ENSEMBLE = SpeculationParams(drafter="lookup+recycle", method="static", nodes=12)
+ENSEMBLE = SpeculationParams(drafter="lookup+self", method="static", nodes=12)
 REPEATING = {5: 100.0}
 """A bias that repeats one token, of which lookup is sure."""
 PROMPTS = [TEXT, "the cat in the hat the cat in the hat", "abc abc abd abc abd"]
@@ -61,7 +61,7 @@ def _recounted(outcomes: Sequence[Outcome], parts: Sequence[str]) -> Counter[tup
 
 @pytest.mark.parametrize(
     ("speculation", "parts"),
-    [(ENSEMBLE, ["lookup", "recycle"]), (SpeculationParams(drafter="lookup", method="chain"), ["lookup"])],
+    [(ENSEMBLE, ["lookup", NAME]), (SpeculationParams(drafter="lookup", method="chain"), ["lookup"])],
 )
 def test_nodes_are_counted_by_depth_and_by_the_drafter_that_proposed_them(
     speculation: SpeculationParams, parts: list[str]
@@ -159,7 +159,7 @@ def test_an_answer_names_its_drafters() -> None:
         body = {"prompt": [TEXT, TEXT], "max_tokens": 24, "temperature": 0, "logit_bias": REPEATING}
         found = posted(served, "/v1/completions", body)[1]
     figures = found["metrics"]["speculative_decoding"]
-    assert set(figures["by_drafter"]) == {"lookup", "recycle"}
+    assert set(figures["by_drafter"]) == {"lookup", NAME}
     assert all(0 <= one["accepted"] <= one["drafted"] for one in figures["by_drafter"].values())
     assert sum(one["accepted"] for one in figures["by_drafter"].values()) >= figures["num_accepted_draft_tokens"] > 0
 

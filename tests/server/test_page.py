@@ -233,9 +233,7 @@ def test_the_next_question_has_the_conversation_before_it(page: Page, served: Ru
 def _traced(path: Path) -> tuple[Engine, list[Generation]]:
     """A trace of two requests."""
     with Trace(path) as trace:
-        engine = Engine(
-            target(), SpeculationParams(drafter="lookup+recycle", method="static", nodes=6), observers=[trace]
-        )
+        engine = Engine(target(), SpeculationParams(drafter="lookup+self", method="static", nodes=6), observers=[trace])
         return engine, engine.generate(["a b a b a b a b", QUESTION], SamplingParams(max_tokens=TOKENS), trace=True)
 
 

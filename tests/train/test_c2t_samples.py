@@ -37,7 +37,7 @@ from draftree.train.responses import Response, respond
 from draftree.tree import DraftTree, Drawing
 
 from ..heads import trained
-from ..pairs import drafter, source, target
+from ..pairs import drafter, target
 from ..tiny import VOCAB
 from ..toy import ScriptedScorer, chain_tree
 
@@ -243,10 +243,9 @@ def test_settings_out_of_range_are_refused(change: dict[str, object], named: str
         SampleOptions(**change)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["head", "recycle"])
-def test_a_drafter_that_reads_hidden_states_or_distributions_gets_them(name: str, tmp_path: Path) -> None:
+def test_a_drafter_that_reads_hidden_states_gets_them(tmp_path: Path) -> None:
     model = target()
-    drafts = TreeDrafter(full_trees(), EagleSource(trained(model), VOCAB) if name == "head" else source(name, model))
+    drafts = TreeDrafter(full_trees(), EagleSource(trained(model), VOCAB))
     drafts.prepare(model)
     store = SampleStore.open(tmp_path / "data", recipe())
     collect(store, model, drafts, PROMPTS[:2], most=10**6, rows=2, progress=lambda count: None)

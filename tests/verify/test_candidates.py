@@ -42,9 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("target"))
 
 
-@pytest.mark.parametrize("drafter", ["self", "recycle", "lookup+recycle+self", "lookup>self"])
+@pytest.mark.parametrize("drafter", ["self", "lookup", "lookup+self", "lookup>self"])
 def test_ids_are_the_targets_own_with_either_kind(folder: Path, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A twin, n-grams and a table, an ensemble, a cascade; greedy and sampled in one batch.
+    """A twin, n-grams, an ensemble, a cascade; greedy and sampled in one batch.
 
     Costs are given: a level that a busy machine finds slower than the target is warned of.
     """

@@ -408,8 +408,8 @@ def beam_drafter(name: str | DrafterSpec | LanguageModel, sampled: bool) -> Draf
     spec = DrafterSpec.parse(name)
     if str(spec) == AUTO:
         spec = DrafterSpec.parse(NONE)
-    if spec.is_cascade or "recycle" in spec.sources or len(spec.sources) > 1:
-        kind = "a cascade" if spec.is_cascade else "recycle" if "recycle" in spec.sources else "an ensemble"
+    if len(spec.sources) > 1:
+        kind = "a cascade" if spec.is_cascade else "an ensemble"
         raise ConfigError(f"drafter {spec}: {kind} drafts one sequence, not beams: {_BEAM_DRAFTERS}")
     if sampled and str(spec) == "lookup":
         raise ConfigError(

@@ -114,7 +114,6 @@ class Drafter:
         part_seconds: of these, what each of ``parts`` took; none where it is the only one.
         policy: what shapes its trees; None: it drafts nothing.
         parts: names of the drafters that ``DraftTree.part`` tells apart, in the order of their numbers.
-        reads_scores: it learns from the target's scores of verified nodes (``Outcome.top``).
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
     """
 
@@ -124,7 +123,6 @@ class Drafter:
     part_seconds: tuple[float, ...] = ()
     policy: GrowthPolicy | None = None
     parts: tuple[str, ...] = ("none",)
-    reads_scores: bool = False
     learns: bool = False
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
@@ -314,11 +312,6 @@ class DraftSource(ABC):
         Each brings its candidates to the host in one transfer, and the distributions to draw from in another.
         """
         return self.own_passes + sum([source.passes for source in self.sources])
-
-    @property
-    def reads_scores(self) -> bool:
-        """It learns from the target's scores of verified nodes (``Outcome.top``)."""
-        return any(source.reads_scores for source in self.sources)
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         """Make ready to draft (``Drafter.prepare``)."""

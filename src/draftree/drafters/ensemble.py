@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import compress
 
 from ..config import Budget
 from ..errors import ConfigError
 from ..policies.base import NO_CANDIDATES, Candidates
-from ..request import Outcome, Request
+from ..request import Request
 from ..tree import ROOT, Drawing
 from .base import NOTHING_GROWN, DraftSource, Grown, Scorer, UnscoredNode
 
@@ -96,12 +96,6 @@ class EnsembleSource(DraftSource):
         """Notify all parts; they have numbered the nodes of the trees that they drafted, and no others."""
         for number, part in enumerate(self.parts):
             part.settle(requests, [g if g.tree.part == number else NOTHING_GROWN for g in grown])
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Notify all parts; one that is disabled learns no scores."""
-        unscored = outcomes if all(self._enabled) else [replace(outcome, scores=None) for outcome in outcomes]
-        for part, enabled in zip(self.parts, self._enabled, strict=True):
-            part.observe(outcomes if enabled else unscored)
 
     def close(self, request: Request) -> None:
         self._limits.pop(request, None)

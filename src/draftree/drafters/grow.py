@@ -53,7 +53,7 @@ class TreeDrafter(Drafter):
         parts = self.source.parts
         self.name = self.name or self.source.name
         self.parts = (self.name,) if len(parts) == 1 else tuple(part.name for part in parts)
-        self.reads_scores, self.learns = self.source.reads_scores, self.source.learns
+        self.learns = self.source.learns
         self._learning = 0.0
         """Seconds of learning since the last proposal."""
         self._plan: Plan | None = None

@@ -1,7 +1,7 @@
 """The drafters by name: a new one is a file with its source, and a line of ``SOURCES`` and of ``DRAFTERS``.
 
 lookup                                one source of drafts
-lookup+recycle                        an ensemble: in each step the tree of one of them
+lookup+head                           an ensemble: in each step the tree of one of them
 lookup:method=static>head:tau=0.5     a cascade: A>B drafts by A, and B verifies that
 
 A drafter is parsed once, into a ``DrafterSpec``, and loaded for a target.
@@ -32,7 +32,7 @@ from .cascade import CascadeSource, LoopBack
 from .draft_model import EagleSource, ModelSource
 from .ensemble import EnsembleSource
 from .grow import TreeDrafter
-from .ngram import NgramSource, TokenRecyclingSource
+from .ngram import NgramSource
 
 AUTO = DEFAULT_DRAFTER = "auto"
 NONE = "none"
@@ -63,7 +63,7 @@ class StageSpec:
     def __post_init__(self) -> None:
         if len(self.sources) > 1:
             if not all(self.sources):
-                raise ConfigError(f"drafter {self.name!r} has a part without a name: write it as lookup+recycle")
+                raise ConfigError(f"drafter {self.name!r} has a part without a name: write it as lookup+head")
             for part in self.sources:
                 if self.sources.count(part) > 1:
                     raise ConfigError(f"drafter {self.name!r} has {part} twice: name each part once")
@@ -225,7 +225,6 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
 
 SOURCES: Mapping[str, Callable[[LanguageModel], DraftSource | LanguageModel]] = {
     "lookup": lambda target: NgramSource(),
-    "recycle": lambda target: TokenRecyclingSource(),
     "head": shipped_head,
     "self": lambda target: target.twin(),
 }
@@ -233,7 +232,6 @@ SOURCES: Mapping[str, Callable[[LanguageModel], DraftSource | LanguageModel]] = 
 DRAFTERS = {
     AUTO: "lookup; lookup+head where a head comes, but on llama.cpp (head where children are drawn)",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
-    "recycle": "what the target found probable when it last saw the same token; no model",
     "head": "a layer trained on the target's hidden states; comes for smollm2 and Qwen2.5-Coder-1.5B",
     "self": "the target drafts for itself: every draft is accepted; for tests",
     NONE: "no drafting: AR decoding",
@@ -257,7 +255,7 @@ def is_model(drafter: DrafterSpec) -> bool:
 
 def learns(drafter: DrafterSpec) -> bool:
     """As ``DraftSource.learns``; "auto" is chosen so that it may."""
-    return len(drafter.sources) > 1 or drafter.sources[0] == "recycle"
+    return len(drafter.sources) > 1
 
 
 _RIGHT = 0.6

@@ -15,7 +15,6 @@ from ..request import Outcome, Request, StepCost
 from ..sampling.constraint import followed
 from ..sampling.draws import Draws
 from ..sampling.warping import gumbel_noise
-from ..scores import Scores
 from ..text.detokenizer import NoText
 from ..tree import ROOT, DraftTree
 from .step import count
@@ -49,7 +48,7 @@ class Replay:
             prompt, output: a prompt and the target's response.
             params: how it decoded; the draft distribution follows its temperature.
             features: [n, F] its hidden states at all tokens but the last, for a drafter that reads them.
-            target: makes its passes all the same, for a drafter that learns from them, or instead of features.
+            target: makes its passes all the same, instead of features.
             kept: which hidden states ``features`` are.
         """
         self.left = list(output[1:])
@@ -89,10 +88,12 @@ class Replay:
 
     def advance(self, tree: DraftTree, path: list[int], tokens: int, cost: StepCost = UNMEASURED) -> Outcome:
         """Take the next ``tokens`` of the output, ``path`` of them drafted, in a step of this cost."""
-        found = None if self._target is None else self._verified(self._target, tree, path)
+        if self._target is not None:
+            self._target.extend([self._row], [Nodes.below(self.request.ids[-1:], tree)])
+            self._target.commit(self._row, [0, *(1 + node for node in path)])
         gained, self.left = self.left[:tokens], self.left[tokens:]
         self._gain(gained)
-        outcome = Outcome(self.request, tree, path, gained, len(gained), cost, found)
+        outcome = Outcome(self.request, tree, path, gained, len(gained), cost)
         self._drafter.observe([outcome])
         count(outcome, self._drafter)
         if self._target is not None and (unread := self.request.ids[self._row.length : -1]):
@@ -107,12 +108,6 @@ class Replay:
         self.advance(tree, path, len(path) + 1)
         return tree, path
 
-    def _verified(self, target: LanguageModel, tree: DraftTree, path: list[int]) -> Scores:
-        """The target's pass over a tree."""
-        scores = target.extend([self._row], [Nodes.below(self.request.ids[-1:], tree)])
-        target.commit(self._row, [0, *(1 + node for node in path)])
-        return scores
-
     def accepted(self, tree: DraftTree) -> list[int]:
         """The nodes that match verification accepts: the longest path that the output follows."""
         path: list[int] = []
@@ -125,13 +120,13 @@ class Replay:
         return path
 
 
-def pass_maker(target: LanguageModel, drafter: Drafter, features: Tensor | None) -> LanguageModel | None:
-    """The target, if a replay makes its passes: a drafter learns from them, or reads hidden states that stay in rows.
+def pass_maker(target: LanguageModel, features: Tensor | None) -> LanguageModel | None:
+    """The target, if a replay makes its passes: a drafter reads hidden states that stay in rows.
 
     Args:
         features: as ``Replay`` takes them.
     """
-    return target if drafter.reads_scores or (features is None and target.tracked) else None
+    return target if features is None and target.tracked else None
 
 
 LARGEST_GAP = 1e-3

@@ -100,10 +100,10 @@ class _Part:
             self.request.fail(error)
         self.taken = len(self.request.ids) - before
 
-    def outcome(self, cost: StepCost, scores: Scores) -> Outcome:
+    def outcome(self, cost: StepCost) -> Outcome:
         """What became of the tree."""
         verdict = self.verdict or Verdict([], [])
-        return Outcome(self.request, self.tree, verdict.path, verdict.tokens, self.taken, cost, scores, self.first)
+        return Outcome(self.request, self.tree, verdict.path, verdict.tokens, self.taken, cost)
 
 
 class Stepper:
@@ -203,7 +203,7 @@ class Stepper:
         outcomes: dict[Request, Outcome] = {}
         for drafter, own in groups:
             cost = timer.cost(len(parts), drafter)
-            became = [part.outcome(cost, scores) for part in own]
+            became = [part.outcome(cost) for part in own]
             self._observe(drafter, own, became)
             outcomes |= {outcome.request: outcome for outcome in became}
         for part in parts:

@@ -307,7 +307,7 @@ def collect(
             if store.count >= most:
                 return
             read = replace(response, features=response.features.to(can.device, torch_dtype(can)))
-            verifier = pass_maker(target, drafter, read.features if read.features.shape[1] else None)
+            verifier = pass_maker(target, read.features if read.features.shape[1] else None)
             samples, trees = samples_along(drafter, read, recipe.seed, recipe.negatives, verifier, target.tracked)
             check_finite(samples)
             store.add(response.number, samples, trees)

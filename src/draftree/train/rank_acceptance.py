@@ -184,7 +184,7 @@ def measure(
             depth=options.depth,
             stride=options.stride,
             features=features,
-            target=pass_maker(target, drafter, features),
+            target=pass_maker(target, features),
             kept=target.tracked,
         ):
             tally.add(ranks)

@@ -298,9 +298,8 @@ class Scheme(ABC):
         """
         if self.drawing.random and learns:
             raise ConfigError(
-                f"verification {self.name} draws children: cascades and ensembles draw none, and recycle and corpora "
-                "of outputs learn from all requests, so that a seed would not give the same text again: use "
-                "verification match, or drafter auto"
+                f"verification {self.name} draws children: cascades and ensembles draw none, and what learns from "
+                "other requests would not repeat a text under its seed: use verification match, or drafter auto"
             )
         if self.drawing.random and policy.by_value:
             raise ConfigError(

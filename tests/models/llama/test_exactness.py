@@ -34,7 +34,7 @@ def test_floats_round_otherwise_in_wider_passes_and_texts_differ_by_near_ties_al
     assert model.capabilities.rounding is not None
     assert 0 < model.capabilities.rounding < 0.1
     params = SamplingParams(max_tokens=60)
-    engine = Engine(model, SpeculationParams(drafter="lookup+recycle", method="opt-tree", nodes=8))
+    engine = Engine(model, SpeculationParams(drafter="lookup", method="opt-tree", nodes=8))
     for text in ("the cat in the hat, the cat in the", "one two one two", "a b a b a"):
         prompt = encode(model.tokenizer, text)
         alone = Engine(model).generate([prompt], params)[0].token_ids

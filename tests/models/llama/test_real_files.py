@@ -22,7 +22,6 @@ QUESTIONS = [
     "Write a Python function that adds two numbers, then the same function for three numbers.",
 ]
 TOKENS = 24
-ALL = "lookup+recycle"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def by_llama(model: LlamaModel, prompt: tuple[int, ...], count: int) -> list[int
 def test_trees_give_the_ids_of_llama_cpp_alone(method: str, model: LlamaModel) -> None:
     assert model.capabilities.trees == EXACT
     prompts = [encode(model.tokenizer, draftree.user(question)) for question in QUESTIONS]
-    engine = Engine(model, SpeculationParams(drafter=ALL, method=method, nodes=12))
+    engine = Engine(model, SpeculationParams(drafter="lookup", method=method, nodes=12))
     results = engine.generate(prompts, SamplingParams(max_tokens=TOKENS))
     assert [result.token_ids for result in results] == [by_llama(model, tuple(prompt), TOKENS) for prompt in prompts]
     engine.stepper.prefixes.clear()
@@ -63,7 +62,7 @@ def test_sampled_text_with_drafts_is_that_of_ar_decoding(model: LlamaModel) -> N
     params = SamplingParams(max_tokens=TOKENS, temperature=0.9, seed=4)
     prompts = [draftree.user(question) for question in QUESTIONS]
     alone = [Engine(model).generate([prompt], params)[0].token_ids for prompt in prompts]
-    engine = Engine(model, SpeculationParams(drafter=ALL, method="opt-tree", nodes=8))
+    engine = Engine(model, SpeculationParams(drafter="lookup", method="opt-tree", nodes=8))
     results = engine.generate(prompts, params)
     assert [result.token_ids for result in results] == alone
     assert sum(sum(result.stats.accepted) for result in results) > 3

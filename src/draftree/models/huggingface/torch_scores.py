@@ -93,7 +93,7 @@ def _counters(vocab: int, device: torch.device) -> Tensor:
 
 
 def gumbel_noise(keys: Sequence[int], vocab: int, device: torch.device | str = "cpu") -> Tensor:
-    """[R, vocab] float64 noise of keys (``sampling.noise.gumbel_noise``)."""
+    """[R, vocab] float64 noise of keys (``sampling.warping.gumbel_noise``)."""
     return _gumbel(_on(keys, torch.device(device)), _counters(vocab, torch.device(device)))
 
 
