@@ -13,8 +13,8 @@ be the beginning of its text. ``soak``: the same requests again and again for so
 server's resident memory as they go on, tokens a second, and the time to a stream's first token and between two of its
 events. ``overhead``: streams, one at a time or more, and the same
 by the Python API in this process, in turn: tokens a second of the one over those of the other, prompts included.
-``llama``: the same streams by llama.cpp's own server (``xllamacpp``) of the same file on as many threads, in turn:
-tokens a second, prompts included, and the time to the first token.
+``llama``: the same streams by llama.cpp's own server (``xllamacpp``) of the same file on as many threads, in turn,
+both without rows that are kept: tokens a second, prompts included, and the time to the first token.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import argparse
 import asyncio
 import importlib
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -30,9 +31,10 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from random import Random
 from typing import Any
 
@@ -201,7 +203,8 @@ def served(args: argparse.Namespace) -> Iterator[tuple[str, psutil.Process]]:
     """A server's address, and its process."""
     command = [sys.executable, "-m", "draftree", "serve", args.target, "--port", "0", "--name", "model"]
     command += ["--drafter", args.drafter, "--rows", str(args.concurrency)]
-    command += ["--threads", str(args.threads)] if "threads" in args and args.threads else []
+    if args.what == "llama":  # prompts come again: each time they are to be read
+        command += ["--threads", str(args.threads), "--prefixes", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
             said = list[str]()
@@ -364,32 +367,52 @@ def stream(question: str, tokens: int, speculation: dict[str, Any], usage: bool 
 
 @contextmanager
 def served_by_llama(args: argparse.Namespace) -> Iterator[str]:
-    """The address of llama.cpp's server of the same file, as many rows and threads; its threads are C++'s own."""
+    """The address of llama.cpp's server of the same file, as many rows and threads, in a process of its own."""
+    processes = multiprocessing.get_context("spawn")
+    ours, theirs = processes.Pipe()
+    path = str(gguf_path(args.target) or args.target)
+    process = processes.Process(target=_serve_by_llama, args=(path, args.concurrency, args.threads, theirs))
+    process.start()
+    theirs.close()
+    yield ours.recv()
+    ours.close()
+    process.join()
+
+
+def _serve_by_llama(path: str, rows: int, threads: int, pipe: Connection) -> None:
+    """Serve until the other end is closed."""
     library: Any = importlib.import_module("xllamacpp")
     params = library.CommonParams()
-    params.model.path, params.port = str(gguf_path(args.target) or args.target), 0
-    params.n_parallel, params.n_ctx = args.concurrency, 4096 * args.concurrency
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
+    params.model.path, params.port = path, 0
+    params.cache_prompt, params.cache_ram_mib = False, 0
+    params.n_parallel, params.n_ctx = rows, 4096 * rows
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     server = library.Server(params)  # it ends with its last name
-    yield server.listening_address
+    pipe.send(server.listening_address)
+    with suppress(EOFError):
+        pipe.recv()
 
 
 async def llama(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
     """Print tokens a second and times to the first token of both servers."""
-    items = choose(load_suite("spec-bench"), limit=args.requests)
+    items = choose(load_suite("mt-bench"), limit=args.requests)
     questions = [item.turns[0] for item in items[: len(items) // args.concurrency * args.concurrency]]
     groups = [questions[at : at + args.concurrency] for at in range(0, len(questions), args.concurrency)]
     with served_by_llama(args) as other:
         ways = {"llama.cpp": (other, {}), "AR": (url, {"drafter": "none"}), f"drafter {args.drafter}": (url, {})}
         found: dict[str, list[Asked]] = {way: [] for way in ways}
         seconds = Counter[str]()
-        async with httpx.AsyncClient(timeout=None) as client:  # noqa: S113
+        limits = httpx.Limits(max_keepalive_connections=0)  # llama.cpp's server closes connections that wait
+        async with httpx.AsyncClient(timeout=None, limits=limits) as client:  # noqa: S113
             for number, group in enumerate([groups[0], *groups]):  # once to warm up
                 for way in (*list(ways)[number % 3 :], *list(ways)[: number % 3]):
                     address, speculation = ways[way]
                     streams = [stream(question, args.tokens, speculation, usage=True) for question in group]
+                    if way == "llama.cpp":
+                        process.suspend()  # an idle server may measure what passes cost
                     began = time.perf_counter()
                     await asyncio.gather(*(one.send(client, address) for one in streams))
+                    process.resume()
                     if number:
                         seconds[way] += time.perf_counter() - began  # type: ignore[assignment]
                         found[way] += streams
@@ -416,12 +439,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, help="of passes; by default one a core")
+    parser.add_argument("--threads", type=int, help="of passes, of llama; by default one a core")
     args = parser.parse_args()
     args.requests = args.requests or {"texts": 200, "soak": 200, "overhead": 20, "llama": 24}[args.what]
     args.concurrency = args.concurrency or {"texts": 8, "soak": 64, "overhead": 1, "llama": 8}[args.what]
     args.tokens = args.tokens or (64 if args.what in ("overhead", "llama") else 24)
-    args.threads = args.threads or (psutil.cpu_count(logical=False) if args.what == "llama" else None)
+    args.threads = args.threads or psutil.cpu_count(logical=False)
     with served(args) as (url, process):
         good = asyncio.run(what[args.what](args, url, process))
     sys.exit(0 if good else 1)
