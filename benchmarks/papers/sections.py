@@ -173,8 +173,8 @@ def made_of(runs: Sequence[LoadedRun]) -> list[str]:
         return []
     parts = [
         "## The runs",
-        f"{MODELS} All of it was decoded by the clock, each prompt by all contestants in turn, a run after the other "
-        "on a machine that did nothing else. `make results` makes what is missing.",
+        f"{MODELS} All of it was decoded by the clock, each prompt by all contestants in turn, so that what else the "
+        "machine does meets all of them. `make results` makes what is missing.",
     ]
     for where in dict.fromkeys(map(_where, runs)):
         own = [run for run in runs if _where(run) == where]
