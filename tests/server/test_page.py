@@ -38,6 +38,8 @@ FLAGS = [
 TREES = SpeculationParams(drafter="lookup", method="static")
 QUESTION = "the cat in the hat the cat in the hat"
 TOKENS = 24
+TRACED = "lookup+self"
+"""The drafter of traces."""
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": TOKENS, "temperature": 0}
 
 expect.set_options(timeout=300_000)  # nothing is said of how long a busy machine takes
@@ -233,7 +235,7 @@ def test_the_next_question_has_the_conversation_before_it(page: Page, served: Ru
 def _traced(path: Path) -> tuple[Engine, list[Generation]]:
     """A trace of two requests."""
     with Trace(path) as trace:
-        engine = Engine(target(), SpeculationParams(drafter="lookup+self", method="static", nodes=6), observers=[trace])
+        engine = Engine(target(), SpeculationParams(drafter=TRACED, method="static", nodes=6), observers=[trace])
         return engine, engine.generate(["a b a b a b a b", QUESTION], SamplingParams(max_tokens=TOKENS), trace=True)
 
 
@@ -242,6 +244,7 @@ def _check_trace(page: Page | Frame, engine: Engine, found: list[Generation]) ->
     expect(page.locator(".token")).to_have_count(TOKENS)
     options = page.get_by_label("Request of the trace").locator("option")
     assert [re.match(r"request (\d)", text) is not None for text in options.all_text_contents()] == [True, True]
+    names = dict(zip(engine.speculation.drafter.parts, TRACED.split("+"), strict=True))  # the page's are as written
     for number, generation in enumerate(found):
         page.get_by_label("Request of the trace").select_option(str(number))
         expect(page.locator(".tokens")).to_have_text(_spelled(engine, generation.token_ids))
@@ -249,7 +252,7 @@ def _check_trace(page: Page | Frame, engine: Engine, found: list[Generation]) ->
         expect(page.locator("#steps .block")).to_have_count(generation.stats.steps)
         for name, did in generation.stats.drafters.items():
             if did.accepted:
-                expect(page.locator(".legend").first).to_contain_text(f"{name} {did.accepted}")
+                expect(page.locator(".legend").first).to_contain_text(f"{names[name]} {did.accepted}")
 
 
 def test_a_trace_file_opens(page: Page, tmp_path: Path) -> None:
