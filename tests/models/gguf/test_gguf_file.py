@@ -16,7 +16,7 @@ import pytest
 from draftree.errors import DraftreeError, ModelFileError, UnsupportedModelError
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.gguf.gguf_file import fingerprint, slot_bytes
-from draftree.models.llama.library import F16, Q8_0, open_library, refuse, unloadable
+from draftree.models.llama.library import F16, Q8_0, Log, Weights, open_library, refuse, unloadable
 
 from ...tiny_gguf import HEAD, WINDOW, byte_level, split, write
 
@@ -29,7 +29,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refused(path: Path) -> DraftreeError | None:
     """The error of a model that llama.cpp has loaded, or has not; None: it can be given trees."""
     library = open_library()
-    library.complaint()
+    library.listen()
     pointer = library.model_load_from_file(str(path).encode(), library.model_default_params())
     if not pointer:
         return unloadable(library, path)
@@ -147,6 +147,16 @@ def test_an_architecture_that_llama_does_not_have_is_named(tmp_path: Path) -> No
     assert isinstance(error, UnsupportedModelError)
     assert "'hyperllama'" in str(error)
     assert "backend 'transformers'" in str(error)
+
+
+def test_the_reason_is_known_though_another_has_taken_the_reports(tmp_path: Path) -> None:
+    """xllamacpp's server does, in a process that uses both: every reason was "it gives no reason" after it."""
+    heard = list[bytes]()
+    library, other_log = open_library(), Log(lambda _level, text, _data: heard.append(text))
+    library.log_set(other_log, None)
+    with pytest.raises(ModelFileError, match=r"blk\.1\.ffn_up\.weight"):
+        Weights(library, write(tmp_path / "tiny.gguf", lacking=["blk.1.ffn_up.weight"]))
+    assert heard == []
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

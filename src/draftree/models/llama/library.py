@@ -122,14 +122,14 @@ _DEFAULTS |= {"offload_kqv": True}
 """Of ``llama_context_default_params``, spread over the struct: another layout shows in one of them."""
 
 
-_Log = CFUNCTYPE(None, c_int, c_char_p, c_void_p)
+Log = CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 _ERROR = 4
 """ggml's log level of errors."""
 
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "backend_init": (None, ()),
     "supports_gpu_offload": (c_bool, ()),
-    "log_set": (None, (_Log, c_void_p)),
+    "log_set": (None, (Log, c_void_p)),
     "model_free": (None, (c_void_p,)),
     "model_get_vocab": (c_void_p, (c_void_p,)),
     "model_n_ctx_train": (c_int32, (c_void_p,)),
@@ -187,8 +187,8 @@ class Library:
         found = self.context_default_params()
         if wrong := [f"{field} {now}" for field, value in _DEFAULTS.items() if (now := getattr(found, field)) != value]:
             raise ConfigError(f"{name} is of another version than b{_BUILD} ({', '.join(wrong)}): {_WAY_OUT}")
-        self._log = _Log(self._hear)
-        self.log_set(self._log, None)
+        self._log = Log(self._hear)
+        self.listen()
         self.backend_init()
 
     def __getattr__(self, name: str) -> Any:
@@ -198,6 +198,12 @@ class Library:
     def _hear(self, level: int, text: bytes, data: object) -> None:
         if level == _ERROR:
             self.complaints.append(text.decode(errors="replace").strip())
+
+    def listen(self) -> None:
+        """Forget what it has reported, and hear what it will: another user of it in this process (the server of
+        xllamacpp) may have taken its reports."""
+        self.log_set(self._log, None)
+        self.complaints = []
 
     def complaint(self) -> str:
         """The last error that it has reported, in one line; "": none. It is forgotten."""
@@ -259,7 +265,7 @@ class Weights:
 
     def __init__(self, library: Library, path: Path) -> None:
         self.library, self.header = library, check(path)
-        library.complaint()
+        library.listen()
         self.pointer = library.model_load_from_file(str(path).encode(), library.model_default_params())
         if not self.pointer:
             raise unloadable(library, path)
@@ -318,7 +324,7 @@ class Context:
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = 1
         params.type_k, params.type_v = weights.types
-        library.complaint()
+        library.listen()
         self._pointer = library.init_from_model(weights.pointer, params)
         if not self._pointer:
             raise RunError(
