@@ -327,9 +327,7 @@ async def overhead(args: argparse.Namespace, url: str, process: psutil.Process) 
     """Print what the server takes of the rate of the Python API; whether the texts are the same."""
     scheduling = SchedulerParams(rows=args.concurrency, prefixes=64)  # as a server has by default
     engine = Engine(load(args.target), SpeculationParams(drafter=args.drafter), scheduling=scheduling)
-    items, params = choose(load_suite("spec-bench"), limit=args.requests), SamplingParams(max_tokens=args.tokens)
-    questions = [item.turns[0] for item in items[: len(items) // args.concurrency * args.concurrency]]
-    groups = [questions[at : at + args.concurrency] for at in range(0, len(questions), args.concurrency)]
+    groups, params = in_groups("spec-bench", args), SamplingParams(max_tokens=args.tokens)
     kinds = {args.drafter: (None, {}), "none": (SpeculationParams(drafter="none"), {"drafter": "none"})}
     seconds: dict[tuple[str, bool], float] = defaultdict(float)
     tokens, differ, busy = Counter[str](), 0, 0.0
@@ -356,6 +354,13 @@ async def overhead(args: argparse.Namespace, url: str, process: psutil.Process) 
         f"{args.concurrency} streams at once; the clients took {busy / whole:.2f} of a processor; {differ} texts differ"
     )
     return not differ
+
+
+def in_groups(suite: str, args: argparse.Namespace) -> list[list[str]]:
+    """Questions of a suite, as many together as there are streams; those that fill no group are left out."""
+    questions = [item.turns[0] for item in choose(load_suite(suite), limit=args.requests)]
+    size = args.concurrency
+    return [questions[at : at + size] for at in range(0, len(questions) // size * size, size)]
 
 
 def stream(question: str, tokens: int, speculation: dict[str, Any], usage: bool = False) -> Asked:
@@ -395,9 +400,7 @@ def _serve_by_llama(path: str, rows: int, threads: int, pipe: Connection) -> Non
 
 async def llama(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
     """Print tokens a second and times to the first token of both servers."""
-    items = choose(load_suite("mt-bench"), limit=args.requests)
-    questions = [item.turns[0] for item in items[: len(items) // args.concurrency * args.concurrency]]
-    groups = [questions[at : at + args.concurrency] for at in range(0, len(questions), args.concurrency)]
+    groups = in_groups("mt-bench", args)
     with served_by_llama(args) as other:
         ways = {"llama.cpp": (other, {}), "AR": (url, {"drafter": "none"}), f"drafter {args.drafter}": (url, {})}
         found: dict[str, list[Asked]] = {way: [] for way in ways}
@@ -417,9 +420,7 @@ async def llama(args: argparse.Namespace, url: str, process: psutil.Process) -> 
                         seconds[way] += time.perf_counter() - began  # type: ignore[assignment]
                         found[way] += streams
     rates = {way: sum(one.tokens for one in streams) / seconds[way] for way, streams in found.items()}
-    print(
-        f"{len(questions)} requests, {args.concurrency} at once, {args.threads} threads, {args.tokens} tokens at most"
-    )
+    print(f"{len(groups)} times {args.concurrency} requests, {args.threads} threads, {args.tokens} tokens at most")
     for way, streams in found.items():
         first = _percentiles([one.times[0] - one.began for one in streams])
         print(f"{way:<16} {rates[way]:6.1f} tokens/s, {rates[way] / rates['llama.cpp']:.2f} of llama.cpp", end="")

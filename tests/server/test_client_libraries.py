@@ -321,11 +321,6 @@ class LLM:
     def stop(self, text: str) -> str:
         return str(self._asked(stop=text).text())
 
-    def leave(self) -> None:
-        events = iter(self._asked(stream=True, max_tokens=90))
-        next(events)
-        events.close()
-
 
 CLIENTS: list[Any] = [
     OpenAI,
