@@ -6,15 +6,15 @@
     python -m benchmarks.server_load llama [--target FILE.gguf] [--requests 24] [--tokens 64] [--concurrency 8]
 
 All start ``draftree serve`` (``--target``, ``--drafter``), send requests and print what they found. The exit code is 1
-where a text differs, a row is left or a request fails. ``texts``: methods, drafters, seeds, grammars,
-stops, penalties, predictions, priorities, several answers, whole answers and streams, of which a tenth is left in
-between and a tenth is read slowly; then each request once more alone and without drafts. A stream that was left has to
-be the beginning of its text. ``soak``: the same requests again and again for some minutes, in random order; the
-server's resident memory as they go on, tokens a second, and the time to a stream's first token and between two of its
-events. ``overhead``: streams, one at a time or more, and the same
-by the Python API in this process, in turn: tokens a second of the one over those of the other, prompts included.
-``llama``: the same streams by llama.cpp's own server (``xllamacpp``) of the same file on as many threads, in turn,
-both without rows that are kept: tokens a second, prompts included, and the time to the first token.
+where a text differs, a row is left or a request fails. ``texts``: methods, drafters, seeds, grammars, stops, penalties,
+predictions, priorities, several answers, whole answers and streams, of which a tenth is left in between and a tenth is
+read slowly; then each request once more alone and without drafts. A stream that was left has to be the beginning of its
+text. ``soak``: the same requests again and again for some minutes, in random order; the server's resident memory as
+they go on, tokens a second, and the time to a stream's first token and between two of its events. ``overhead``:
+streams, one at a time or more, and the same by the Python API in this process, in turn: tokens a second of the one over
+those of the other, prompts included. ``llama``: the same streams by llama.cpp's own server (``xllamacpp``) of the same
+file on as many threads, in turn, both without rows that are kept: tokens a second, prompts included, and the time to
+the first token.
 """
 
 from __future__ import annotations
@@ -358,9 +358,8 @@ async def overhead(args: argparse.Namespace, url: str, process: psutil.Process) 
 
 def in_groups(suite: str, args: argparse.Namespace) -> list[list[str]]:
     """Questions of a suite, as many together as there are streams; those that fill no group are left out."""
-    questions = [item.turns[0] for item in choose(load_suite(suite), limit=args.requests)]
-    size = args.concurrency
-    return [questions[at : at + size] for at in range(0, len(questions) // size * size, size)]
+    questions = (item.turns[0] for item in choose(load_suite(suite), limit=args.requests))
+    return [*map(list, zip(*[questions] * args.concurrency, strict=False))]
 
 
 def stream(question: str, tokens: int, speculation: dict[str, Any], usage: bool = False) -> Asked:
@@ -375,8 +374,8 @@ def served_by_llama(args: argparse.Namespace) -> Iterator[str]:
     """The address of llama.cpp's server of the same file, as many rows and threads, in a process of its own."""
     processes = multiprocessing.get_context("spawn")
     ours, theirs = processes.Pipe()
-    path = str(gguf_path(args.target) or args.target)
-    process = processes.Process(target=_serve_by_llama, args=(path, args.concurrency, args.threads, theirs))
+    own = (str(gguf_path(args.target) or args.target), args.concurrency, args.threads, theirs)
+    process = processes.Process(target=_serve_by_llama, args=own)
     process.start()
     theirs.close()
     yield ours.recv()
@@ -388,8 +387,7 @@ def _serve_by_llama(path: str, rows: int, threads: int, pipe: Connection) -> Non
     """Serve until the other end is closed."""
     library: Any = importlib.import_module("xllamacpp")
     params = library.CommonParams()
-    params.model.path, params.port = path, 0
-    params.cache_prompt, params.cache_ram_mib = False, 0
+    params.model.path, params.port, params.cache_prompt, params.cache_ram_mib = path, 0, False, 0
     params.n_parallel, params.n_ctx = rows, 4096 * rows
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     server = library.Server(params)  # it ends with its last name
@@ -423,8 +421,8 @@ async def llama(args: argparse.Namespace, url: str, process: psutil.Process) -> 
     print(f"{len(groups)} times {args.concurrency} requests, {args.threads} threads, {args.tokens} tokens at most")
     for way, streams in found.items():
         first = _percentiles([one.times[0] - one.began for one in streams])
-        print(f"{way:<16} {rates[way]:6.1f} tokens/s, {rates[way] / rates['llama.cpp']:.2f} of llama.cpp", end="")
-        print(f"; first token after {first} (50th and 99th percentile)")
+        figures = f"{rates[way]:6.1f} tokens/s, {rates[way] / rates['llama.cpp']:.2f} of llama.cpp"
+        print(f"{way:<16} {figures}; first token after {first} (50th and 99th percentile)")
     return True
 
 
@@ -435,9 +433,8 @@ def main() -> None:
     parser.add_argument("what", choices=what)
     parser.add_argument("--target", default=DEFAULT_MODEL)
     parser.add_argument("--drafter", default="auto")
-    parser.add_argument("--requests", type=int)
-    parser.add_argument("--concurrency", type=int)
-    parser.add_argument("--tokens", type=int)
+    for count in ("requests", "concurrency", "tokens"):
+        parser.add_argument(f"--{count}", type=int)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, help="of passes, of llama; by default one a core")
@@ -447,8 +444,7 @@ def main() -> None:
     args.tokens = args.tokens or (64 if args.what in ("overhead", "llama") else 24)
     args.threads = args.threads or psutil.cpu_count(logical=False)
     with served(args) as (url, process):
-        good = asyncio.run(what[args.what](args, url, process))
-    sys.exit(0 if good else 1)
+        sys.exit(not asyncio.run(what[args.what](args, url, process)))
 
 
 if __name__ == "__main__":
