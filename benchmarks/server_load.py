@@ -9,12 +9,11 @@ All start ``draftree serve`` (``--target``, ``--drafter``), send requests and pr
 where a text differs, a row is left or a request fails. ``texts``: methods, drafters, seeds, grammars, stops, penalties,
 predictions, priorities, several answers, whole answers and streams, of which a tenth is left in between and a tenth is
 read slowly; then each request once more alone and without drafts. A stream that was left has to be the beginning of its
-text. ``soak``: the same requests again and again for some minutes, in random order; the server's resident memory as
-they go on, tokens a second, and the time to a stream's first token and between two of its events. ``overhead``:
-streams, one at a time or more, and the same by the Python API in this process, in turn: tokens a second of the one over
-those of the other, prompts included. ``llama``: the same streams by llama.cpp's own server (``xllamacpp``) of the same
-file on as many threads, in turn, both without rows that are kept: tokens a second, prompts included, and the time to
-the first token.
+text. ``soak``: the same requests again and again for some minutes, in random order; the server's resident memory,
+tokens a second, and the time to a stream's first token and between two of its events. ``overhead``: streams, and the
+same by the Python API in this process, in turn: tokens a second of the one over those of the other, prompts included.
+``llama``: the same streams by llama.cpp's own server (``xllamacpp``) of the same file on as many threads, in turn, both
+without rows that are kept: tokens a second, prompts included, and the time to the first token.
 """
 
 from __future__ import annotations
