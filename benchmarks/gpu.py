@@ -2,21 +2,20 @@
 
     python -m benchmarks.gpu OUT [PART ...] [--dry-run] [--target smollm2] [--drafter head] [--suite spec-bench]
 
-Makes the parts that OUT does not hold yet, the most valuable ones first, each in a process of its own that is ended
-after ``--limit`` seconds. OUT/parts has what each of them printed, OUT/report.md all of it; both are written after each
-part, so that a run which was cut off goes on where it was. A part that failed is tried again by the next call.
-``--dry-run`` makes all of them on the CPU in tiny sizes.
+Makes the parts that OUT does not hold yet, the most valuable ones first, each in a process that is ended after
+``--limit`` seconds. OUT/parts has what each printed, OUT/report.md all of it, written after each part: a run that was
+cut off goes on where it was, and tries again what failed. ``--dry-run`` makes all on the CPU in tiny sizes.
 
-``tests``: those marked gpu. ``exactness``: greedy answers that differ between the eager and the graph runner, in
-float32; then, in ``--dtype``, the places of greedy answers where the two highest logits are closer than the logits of
-passes over 1 and over 16 tokens, and those where the choice differs: what lossless decoding can change in 16 bits.
-``passes``: milliseconds of a pass over n tokens by both runners (medians, the device waited for), and what share of the
-device's memory bandwidth reads the weights. ``methods``: ``draftree bench`` of ``auto`` and four methods over AR
-decoding by graphs, and of transformers' generate. ``1b``, ``8b``: the passes of Llama's shapes with random weights made
-on the device. ``batches``: tokens a second of 1, 8 and 32 requests (``benchmarks.serving``). ``native``: the native
-engine on this machine's CPUs beside llama.cpp (``benchmarks.native``). ``attention``: one layer's over a tree, by SDPA
-under a mask (what passes use) and by FlexAttention (compiled on a GPU), as graphs where there are any. ``compile``:
-passes of the stock forward by ``torch.compile``, in the graph runner's shapes.
+``tests``: those marked gpu. ``passes``: milliseconds of a pass over n tokens by both runners in float32 (medians, the
+device waited for), and what share of the device's memory bandwidth reads the weights. ``kernels``: what a pass
+launches, and what takes longest. ``methods``: ``draftree bench`` of ``auto`` and four methods over AR decoding by
+graphs, and of transformers' generate, in ``--dtype``. ``1b``, ``8b``: the passes of Llama's shapes with random weights
+made on the device. ``exactness``: greedy answers that differ between the eager and the graph runner, in float32; then,
+in ``--dtype``, the places of greedy answers where the two highest logits are closer than the logits of passes over 1
+and over 16 tokens, and those where the choice differs: what lossless decoding can change in 16 bits. ``attention``: one
+layer's over a tree, by PyTorch's SDPA and as passes make it, as graphs where there are any. ``compile``: passes of the
+stock forward with parts of it fused by ``torch.compile``. ``batches``: tokens a second of 1, 8 and 32 requests
+(``benchmarks.serving``). ``native``: the native engine on this machine's CPUs beside llama.cpp (``benchmarks.native``).
 """
 
 from __future__ import annotations
@@ -29,15 +28,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from draftree.artifacts import make_folder, write_whole
@@ -59,36 +59,24 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 BATCHES = (1, 8, 32)
 WARM = 3
 """Passes before those that count: one before the capture, the capture, and one replay."""
-SHAPES = {
-    "1b": LlamaConfig(
-        hidden_size=2048,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        intermediate_size=8192,
-        vocab_size=128256,
-        tie_word_embeddings=True,
-    ),
-    "8b": LlamaConfig(
-        hidden_size=4096,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        intermediate_size=14336,
-        vocab_size=128256,
-    ),
-}
+
+
+def _llama(hidden: int, layers: int, heads: int, key_heads: int, inner: int, vocab: int) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        intermediate_size=inner,
+        vocab_size=vocab,
+    )
+
+
+SHAPES = {"1b": _llama(2048, 16, 32, 8, 8192, 128256), "8b": _llama(4096, 32, 32, 8, 14336, 128256)}
 """Of Llama 3.2 1B and Llama 3.1 8B."""
 HEADS = {"SmolLM2-135M": (9, 3, 64), "Llama 3.1 8B": (32, 8, 128)}
 """Query heads, key heads, and the size of a head."""
-_TINY = LlamaConfig(
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=64,
-    vocab_size=256,
-)
+_TINY = _llama(32, 2, 4, 2, 64, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +84,7 @@ class Options:
     """What the parts measure.
 
     Attributes:
-        dtype: of ``exactness``, and of shapes.
+        dtype: of all but ``passes``.
         context, repeats: of passes.
         prompts, tokens: of answers.
     """
@@ -108,7 +96,7 @@ class Options:
     dtype: str = "bfloat16"
     context: int = 512
     repeats: int = 20
-    prompts: int = 26
+    prompts: int = 13
     tokens: int = 64
 
     def model(self, runner: str, dtype: str = "float32") -> LanguageModel:
@@ -154,10 +142,10 @@ def bandwidth(device: str, size: int) -> float:
 def table(model: LanguageModel, options: Options, speed: float) -> str:
     """A line of a pass's milliseconds over each of ``SIZES`` tokens, T(32) over T(1), and the share of ``speed``."""
     times = pass_times(model, options.context, SIZES, options.repeats)
-    share = model.capabilities.weight_bytes / speed / (times[0] / 1e3)
+    share, made = model.capabilities.weight_bytes / speed / (times[0] / 1e3), getattr(model, "passes", "")
     return (
         f"{model.capabilities.runner:6} {' '.join(f'{t:7.2f}' for t in times)}   T(32)/T(1) "
-        f"{times[SIZES.index(32)] / times[0]:.2f}, {share:.0%} of the memory bandwidth over one token"
+        f"{times[SIZES.index(32)] / times[0]:.2f}, {share:.0%} of the memory bandwidth over one token ({made})"
     )
 
 
@@ -184,8 +172,7 @@ def shape(config: LlamaConfig) -> Callable[[Options], Iterator[str]]:
 
 
 def _passes(options: Options, made: Callable[[str, str], LanguageModel], dtype: str) -> Iterator[str]:
-    cuda = options.device.startswith("cuda")
-    speed = bandwidth(options.device, 1 << (31 if cuda else 24))
+    speed = bandwidth(options.device, 1 << (24 if options.device == "cpu" else 31))
     yield f"memory: {speed / 1e9:.0f} GB/s"
     yield f"ms of a pass behind {options.context} tokens, {dtype}, over n = {', '.join(map(str, SIZES))}"
     for runner in RUNNERS:
@@ -259,11 +246,8 @@ def exactness(options: Options) -> Iterator[str]:
 
 
 def attention(options: Options) -> Iterator[str]:
-    """SDPA under a mask against FlexAttention, of one layer, over random trees."""
-    cuda = options.device.startswith("cuda")
-    dtype: torch.dtype = getattr(torch, options.dtype) if cuda else torch.float32
-    flex = torch.compile(flex_attention, dynamic=False) if cuda else flex_attention
-    torch._dynamo.config.cache_size_limit = 64  # shapes
+    """PyTorch's SDPA against the attention of passes, of one layer, over random trees."""
+    dtype: torch.dtype = getattr(torch, options.dtype) if options.device.startswith("cuda") else torch.float32
     yield f"ms of one layer's attention, {dtype}, and the largest difference of what is found"
     for name, (heads, key_heads, size) in HEADS.items():
         for context in (options.context, 8 * options.context):
@@ -272,13 +256,12 @@ def attention(options: Options) -> Iterator[str]:
                 noise = torch.Generator().manual_seed(count)
                 shapes = [(1, h, n, size) for h, n in ((heads, count), (key_heads, slots), (key_heads, slots))]
                 query, key, value = (torch.randn(s, generator=noise).to(options.device, dtype) for s in shapes)
-                mask = _tree_mask(context, count, slots).to(options.device)
-                blocks = create_block_mask(partial(_of, mask), None, None, count, slots, device=options.device)
-                by_sdpa = partial(attend_as_one, query, key, value, additive(mask[None, None], dtype), None)
-                by_flex = partial(flex, query, key, value, block_mask=blocks, enable_gqa=True)
-                (sdpa, one), (flexed, other) = _timed(by_sdpa, options), _timed(by_flex, options)
+                mask = additive(_tree_mask(context, count, slots).to(options.device)[None, None], dtype)
+                by_sdpa = partial(scaled_dot_product_attention, query, key, value, mask, enable_gqa=True)
+                by_passes = partial(attend_as_one, query, key, value, mask, None)
+                (sdpa, one), (own, other) = _timed(by_sdpa, options), _timed(by_passes, options)
                 apart = float((one - other.transpose(1, 2)).abs().max())
-                yield f"{name}, {count:2} behind {context:5}: SDPA {sdpa:.3f}, FlexAttention {flexed:.3f}; {apart:.0e}"
+                yield f"{name}, {count:2} behind {context:5}: SDPA {sdpa:.3f}, passes {own:.3f}; {apart:.0e}"
 
 
 def _tree_mask(context: int, count: int, slots: int) -> Tensor:
@@ -289,11 +272,6 @@ def _tree_mask(context: int, count: int, slots: int) -> Tensor:
     mask[:, :context] = True
     mask[:, context : context + count] = torch.from_numpy(ancestors(parents)[0])
     return mask
-
-
-def _of(mask: Tensor, batch: Tensor, head: Tensor, query: Tensor, slot: Tensor) -> Tensor:
-    """What FlexAttention takes for a mask."""
-    return mask[query, slot]
 
 
 @torch.inference_mode()
@@ -311,12 +289,38 @@ def _timed(attend: Callable[[], Tensor], options: Options) -> tuple[float, Tenso
 
 
 def compiled(options: Options) -> Iterator[str]:
-    """Passes of the stock forward, compiled for each of the graph runner's shapes."""
-    stock, tokenizer = load_stock(options.target, dtype="float32", device=options.device)
-    model = HFModel(stock, tokenizer, runner="graph", self_test=False)
-    torch._dynamo.config.cache_size_limit = 64  # shapes
-    stock.compile(dynamic=False)
-    yield f"compiled {table(model, options, bandwidth(options.device, 1 << 24))}"
+    """Passes of the target where ``torch.compile`` fuses norms, feed-forward layers and rotary embeddings."""
+    stock, tokenizer = load_stock(options.target, dtype=options.dtype, device=options.device)
+    for module in stock.modules():
+        if type(module).__name__.endswith(("RMSNorm", "MLP")):
+            module.compile(dynamic=True)
+    modeling: Any = sys.modules[type(stock).__module__]
+    modeling.apply_rotary_pos_emb = torch.compile(modeling.apply_rotary_pos_emb, dynamic=True)
+    model, began = HFModel(stock, tokenizer, runner="graph", self_test=False), time.perf_counter()
+    pass_times(model, options.context, SIZES[:2], 1)
+    yield f"{options.dtype}; compiled in {time.perf_counter() - began:.0f} s"
+    yield table(model, options, bandwidth(options.device, 1 << 24))
+
+
+def kernels(options: Options) -> Iterator[str]:
+    """What a pass of the target launches: how many kernels, and those that take longest on the device."""
+    kind, where = ("CPU", "cpu") if options.device == "cpu" else ("CUDA", "device")
+    for dtype in ("float32", options.dtype):
+        model = options.model("graph", dtype)
+        row = prefill(model, [7] * options.context)
+        for size in (1, 16):
+            for count in (WARM, options.repeats):
+                with torch.profiler.profile() as profiled:
+                    for _ in range(count):
+                        model.extend([row], [Nodes.chain([11] * size)])
+                        model.commit(row, [])
+                    _wait(options.device)
+            events = [event for event in profiled.key_averages() if event.device_type.name == kind]
+            times = {event.key: getattr(event, f"self_{where}_time_total") / options.repeats for event in events}
+            launched = sum(event.count for event in events) / options.repeats
+            yield f"{dtype}, {size:2} tokens: {launched:.0f} kernels, {sum(times.values()) / 1e3:.2f} ms"
+            for key in sorted(times, key=lambda k: -times[k])[:6]:
+                yield f"    {times[key]:6.0f} us  {key[:100]}"
 
 
 MEASURED: dict[str, Callable[[Options], Iterator[str]]] = {
@@ -325,10 +329,11 @@ MEASURED: dict[str, Callable[[Options], Iterator[str]]] = {
     "1b": shape(SHAPES["1b"]),
     "8b": shape(SHAPES["8b"]),
     "attention": attention,
+    "kernels": kernels,
     "compile": compiled,
 }
 """Parts that are made here; others are commands."""
-PARTS = ("tests", "exactness", "passes", "attention", "methods", "8b", "batches", "1b", "native", "compile")
+PARTS = ("tests", "passes", "kernels", "methods", "8b", "exactness", "attention", "compile", "batches", "1b", "native")
 """The most valuable ones first."""
 
 
@@ -342,18 +347,12 @@ def commands(part: str, options: Options) -> list[list[str]]:
     if part == "methods":
         methods = "auto,opt-tree:nodes=16,eagle2:nodes=16,dynamic-width:nodes=16,chain:depth=4,peer:hf-generate"
         of_suite = ["--suite", options.suite, "--limit", str(options.prompts), "--max-tokens", str(options.tokens)]
-        backend = ["--backend", "transformers", "--dtype", "float32", "--turns", "1", "--methods", methods]
+        backend = ["--backend", "transformers", "--dtype", options.dtype, "--turns", "1", "--methods", methods]
         return [["-m", "draftree", "bench", *of_suite, *backend, *where]]
     where[-2:] = ["--drafter", options.drafter]
     throughput = ["-m", "benchmarks.serving", "throughput", "--backend", "transformers", "--suite", options.suite]
-    chosen = ["--tokens", str(options.tokens), "--methods", "auto,opt-tree,static,chain", "--dtype", "float32"]
+    chosen = ["--tokens", str(options.tokens), "--methods", "auto,opt-tree,static,chain", "--dtype", options.dtype]
     return [[*throughput, *chosen, *where, "--requests", str(requests)] for requests in BATCHES]
-
-
-def dry(options: Options) -> Options:
-    """The same in tiny sizes on the CPU."""
-    small = {"context": 20, "repeats": 1, "prompts": 2, "tokens": 4}
-    return Options(options.target, options.drafter, options.suite, "cpu", options.dtype, **small)
 
 
 def facts(device: str) -> str:
@@ -416,15 +415,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--drafter", default="head")
     parser.add_argument("--suite", default="spec-bench", help="prompts, as draftree bench takes them")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16", help="of weights, float32 or bfloat16")
     parser.add_argument("--limit", type=float, default=300.0, help="most seconds of a part")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--only", choices=MEASURED, help=argparse.SUPPRESS)
     words = list(argv if argv is not None else sys.argv[1:])
-    args = parser.parse_args(words)
+    args = parser.parse_intermixed_args(words)
     if unknown := [part for part in args.parts if part not in PARTS]:
         parser.error(f"{unknown[0]} is no part: choose from {', '.join(PARTS)}")
-    options = Options(args.target, args.drafter, args.suite, args.device)
-    options = dry(options) if args.dry_run else options
+    options = Options(args.target, args.drafter, args.suite, args.device, args.dtype)
+    if args.dry_run:
+        options = replace(options, device="cpu", context=20, repeats=1, prompts=2, tokens=4)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit("error: there is no CUDA device here: run it on a machine that has one, or try it with --dry-run")
     if args.only:

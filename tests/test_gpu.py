@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
@@ -17,6 +18,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
+from draftree.models.huggingface.attention import by_products
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import GraphRunner, StockRunner
 from draftree.policies.entropy import EntropyTree
@@ -107,6 +109,29 @@ def test_captured_passes_are_those_of_the_same_runner_without_capture(dtype: tor
         texts.append([g.token_ids for g in engine.generate(PROMPTS, SamplingParams(max_tokens=60, ignore_eos=True))])
         assert model._runner.uncaptured == ""
     assert texts[0] == texts[1]
+
+
+def test_a_model_that_was_tested_and_outgrows_its_storage_keeps_to_graphs() -> None:
+    """Graphs of the self-test, and of a shorter context, are gone with what they wrote to; others are made."""
+    model = _on_gpu(tiny())
+    for tokens in (20, 90):
+        Engine(model).generate(PROMPTS[1:2], SamplingParams(max_tokens=tokens, ignore_eos=True))
+        assert model.passes == "CUDA graphs"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("queries", [1, 6, 48])
+def test_attention_by_products_is_that_of_sdpa(queries: int, dtype: torch.dtype) -> None:
+    noise = torch.Generator("cuda").manual_seed(queries)
+    query, key, value = (
+        torch.randn((2, 3, n, 64), generator=noise, device="cuda").to(dtype) for n in (queries, 400, 400)
+    )
+    key, value = key[:, :, :320], value[:, :, :320]
+    mask = torch.rand((2, 1, queries, 320), generator=noise, device="cuda") < 0.5
+    mask[..., 0] = True
+    wanted = scaled_dot_product_attention(query.double(), key.double(), value.double(), attn_mask=mask)
+    close = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(by_products(query, key, value, mask, None).double(), wanted, atol=close, rtol=0)
 
 
 class _Transfers(TorchDispatchMode):

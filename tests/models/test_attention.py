@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from draftree.models.huggingface.attention import EAGER, NAME, attend_as_one, grouped_sdpa, take_over
+from draftree.models.huggingface.attention import EAGER, NAME, attend_as_one, by_products, grouped_sdpa, take_over
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..tiny import FAMILIES, causal_logits, tiny
@@ -60,6 +61,20 @@ def test_query_heads_asked_as_further_queries_find_the_same(heads: int, kv_heads
     ours = attend_as_one(query, key, value, additive(mask), 0.5)
     theirs, _ = sdpa_attention_forward(layer, query, key, value, additive(mask), scaling=0.5)
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("slots", [5, 64, 65, 128, 320])
+@pytest.mark.parametrize("kind", ["additive", "boolean", "one for all"])
+def test_products_find_what_sdpa_finds(kind: str, slots: int) -> None:
+    noise = torch.Generator().manual_seed(slots)
+    query, key, value = (torch.randn((ROWS, 3, n, DIM), generator=noise) for n in (6, slots + 9, slots + 9))
+    key, value = key[:, :, :slots], value[:, :, :slots]
+    seen = torch.rand((ROWS, 1, 1 if kind == "one for all" else 6, slots), generator=noise) < 0.5
+    seen[..., 0] = True
+    mask = seen if kind == "boolean" else additive(seen)
+    for scaling in (None, 0.5):
+        wanted = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+        torch.testing.assert_close(by_products(query, key, value, mask, scaling), wanted, atol=1e-6, rtol=0)
 
 
 @HEADS

@@ -49,7 +49,7 @@ def snapshot(cache: TreeCache) -> list[tuple[Tensor, Tensor]]:
 
 
 def storage(cache: TreeCache) -> list[tuple[Tensor, Tensor]]:
-    return [(layer.keys, layer.values) for layer in cache.layers if isinstance(layer, TreeLayer)]
+    return [layer.stored for layer in cache.layers if isinstance(layer, TreeLayer)]
 
 
 def test_reserve_is_exact_to_the_grain_at_first() -> None:
@@ -102,7 +102,7 @@ def test_reserving_less_changes_nothing() -> None:
     write(cache, 0, [0], 2)
     keys = storage(cache)[0][0]
     cache.reserve(2, GRAIN)
-    assert storage(cache)[0][0] is keys
+    assert storage(cache)[0][0].data_ptr() == keys.data_ptr()
 
 
 def test_growing_keeps_what_is_there() -> None:
@@ -224,6 +224,41 @@ def test_compact_moves_the_accepted_slots_to_the_front(path: list[int]) -> None:
 
 def _flat(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
     return [states for pair in pairs for states in pair]
+
+
+def test_a_cache_that_follows_another_keeps_states_of_a_kind_together() -> None:
+    """Compaction, growth and copies are then one operation for all layers, and give what those layer by layer give."""
+    caches, sizes = [TreeCache(LAYERS)], [GRAIN, 2 * GRAIN]
+    write(caches[0], 0, [0, 0], 3)
+    caches += [TreeCache(LAYERS, caches[0]), TreeCache(LAYERS, TreeCache(LAYERS, caches[0]))]
+    for cache in caches[1:]:
+        write(cache, 0, [0, 0], 3)
+    assert [len(cache.storage.blocks) for cache in caches] == [2 * LAYERS, 1, 1]
+    for cache in caches:
+        cache.compact(1, 0, [0, 2])
+        cache.copy_row(1, 2, 2)
+        cache.reserve(3, sizes[1])
+    assert len({nbytes(cache) for cache in caches}) == 1
+    for cache in caches[1:]:
+        for now, old in zip(_flat(storage(cache)), _flat(storage(caches[0])), strict=True):
+            assert torch.equal(now, old)
+
+
+def test_layers_of_other_sizes_take_no_more_than_they_need() -> None:
+    wide = torch.ones(1, HEADS, 2, 2 * DIM)
+
+    def written(former: TreeCache | None) -> TreeCache:
+        cache = TreeCache(3, former)
+        place(cache, 0, [0], [2])
+        for layer, (keys, values) in enumerate(((states(2), states(2)), (states(2), wide), (wide, wide))):
+            found = cache.update(keys, layer + values, layer)
+            assert torch.equal(found[0], keys) and torch.equal(found[1], layer + values)
+        return cache
+
+    first = written(None)
+    again = written(first)
+    assert (len(first.storage.blocks), len(again.storage.blocks)) == (6, 2)
+    assert nbytes(first) == nbytes(again)
 
 
 def test_compact_touches_only_the_slots_that_the_path_fills() -> None:

@@ -13,8 +13,9 @@ from torch import Tensor
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
-from draftree.errors import ConfigError
+from draftree.errors import ConfigError, DraftreeWarning
 from draftree.models.base import FeatureSpec, Nodes, prefill
+from draftree.models.huggingface import runner
 from draftree.models.huggingface.cache import TreeCache, feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.pass_inputs import Placement, Shape
@@ -153,7 +154,7 @@ class Frozen:
         return again
 
     def _storage(self) -> list[Tensor]:
-        return self._cache().storage
+        return [*self._cache().storage.blocks]
 
 
 def _set(placement: Placement, to: Placement) -> None:
@@ -215,10 +216,10 @@ def test_storage_and_graphs_outlive_requests_that_fit() -> None:
     model, capture = frozen()
     engine, params = Engine(model), SamplingParams(max_tokens=70, ignore_eos=True)
     engine.generate([[3, 1, 4, 1, 5]], params)
-    storage, made = [held.data_ptr() for held in model.cache.storage], capture.made
+    storage, made = [held.data_ptr() for held in model.cache.storage.blocks], capture.made
     assert made == 2, "one for passes over up to 64 slots, and one for those over 128"
     engine.generate([[2, 7, 1, 8]], params)
-    assert [held.data_ptr() for held in model.cache.storage] == storage
+    assert [held.data_ptr() for held in model.cache.storage.blocks] == storage
     assert capture.made == made and capture.replayed > 120
 
 
@@ -263,12 +264,73 @@ def test_a_pass_that_keeps_other_hidden_states_is_another_graph() -> None:
 def test_what_cannot_be_captured_is_said_and_made_without() -> None:
     model, _ = frozen(refused="operation not permitted when stream is capturing")
     row, rng = prefill(model, [1, 2, 3]), Random(7)
-    for _ in range(3):
-        tree = random_tree(rng, 4)
-        assert_close(extended(model, [row], [tree])[0], expected("llama", [1, 2, 3], tree))
-        model.commit(row, [])
+    with pytest.warns(DraftreeWarning, match="launched kernel by kernel") as said:
+        for _ in range(6):
+            tree = random_tree(rng, rng.choice((2, 4)))
+            assert_close(extended(model, [row], [tree])[0], expected("llama", [1, 2, 3], tree))
+            model.commit(row, [])
+    assert len(said) == 1, "said once"
     assert isinstance(model._runner, GraphRunner)
     assert "not permitted" in model._runner.uncaptured and "shape" in model._runner.uncaptured
+
+
+def test_a_pass_that_cannot_be_captured_leaves_the_others_their_graphs() -> None:
+    model, capture = frozen()
+    row, refused = prefill(model, [1, 2, 3]), capture._refused
+
+    def passes(count: int) -> None:
+        for _ in range(3):
+            model.extend([row], [Nodes.chain([5] * count)])
+            model.commit(row, [])
+
+    capture._refused = "out of memory"
+    with pytest.warns(DraftreeWarning, match="out of memory"):
+        passes(2)
+    capture._refused = refused
+    passes(4)
+    assert (capture.made, capture.replayed) == (1, 2)
+    passes(2)
+    assert (capture.made, capture.replayed) == (1, 2), "it is not tried again"
+
+
+def test_graphs_of_another_storage_share_no_memory_with_those_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch refuses a pool whose graphs are all gone: what the self-test captured, or a shorter context."""
+    pools = list[object]()
+
+    class Pool:
+        """CUDA's captures of one pool, which is given back with the last of its graphs."""
+
+        def __init__(self) -> None:
+            self.given_back = False
+            pools.append(self)
+
+        def __call__(self, make: Callable[[], Made]) -> Callable[[], Made]:
+            if self.given_back:
+                raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+            graph = self
+
+            class Graph:
+                def __call__(self) -> Made:
+                    return make()
+
+                def __del__(self) -> None:
+                    graph.given_back = True
+
+            return Graph()
+
+    monkeypatch.setattr(runner, "cuda_graphs", Pool)
+    model = graphs()
+    model._runner = GraphRunner(StockRunner(model.model))
+    model._runner._captures = runner.cuda_graphs
+    model._runner.uncaptured = ""
+    for length in (5, 70):
+        model.reserve(1, length)
+        row = prefill(model, [7] * (length - 4))
+        for _ in range(3):
+            model.extend([row], [Nodes.chain([5])])
+            model.commit(row, [])
+        model.close(row)
+    assert (model._runner.uncaptured, len(pools)) == ("", 2)
 
 
 def test_a_processor_says_that_it_captures_nothing() -> None:

@@ -3,6 +3,8 @@
 Grouped-query models share each key head among several query heads. Under a 4-D mask transformers repeats keys and
 values for every query head in every layer of every pass. PyTorch's CPU kernel reads the shared heads in place, with
 bit-equal results; for its CUDA kernels, which do not, the query heads of a key head become further queries of it.
+Those kernels take one block of queries a key head, which walks the whole context alone: few queries are faster by
+matrix products (``by_products``).
 
 A pass brings the tokens of all rows packed, as one sequence; here alone each row has a line of its own (``laid_out``).
 """
@@ -16,6 +18,7 @@ from functools import wraps
 from threading import local
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -102,9 +105,52 @@ def attend_as_one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     group = heads // key.shape[1]
     asked = query.unflatten(1, (-1, group)).flatten(2, 3)  # [B, kv_heads, group x n, D]
     shared = mask if mask is None or mask.shape[2] == 1 else mask.repeat(1, 1, group, 1)
-    found = scaled_dot_product_attention(asked, key, value, attn_mask=shared, scale=scaling)
+    if query.is_cuda and shared is not None and asked.shape[2] <= _FEW:
+        found = by_products(asked, key, value, shared, scaling)
+    else:
+        found = scaled_dot_product_attention(asked, key, value, attn_mask=shared, scale=scaling)
     apart: Tensor = found.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4)
     return apart.flatten(2, 3)
+
+
+_FEW = 128
+"""Most queries a key head that attend by products: each has as many float32 scores as there are slots."""
+_PIECE = 64
+"""Slots of values that are summed together, and apart from others."""
+
+
+def by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+    """Attention by batched matrix products, with scores in float32: all of a GPU works, however few the queries.
+
+    Args:
+        query: [B, H, m, D].
+        key, value: [B, H, S, D].
+        mask: [B, 1, m or 1, S], added to scores, or bool.
+        scaling: of scores; None: 1 / sqrt(D).
+
+    Returns:
+        [B, H, m, D].
+    """
+    count, heads, m, size = query.shape
+    slots = key.shape[2]
+    scores = _product(query.flatten(0, 1), key.flatten(0, 1).mT).unflatten(0, (count, heads))
+    scores.mul_(size**-0.5 if scaling is None else scaling)
+    scores = scores.masked_fill_(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
+    weights = scores.softmax(-1).to(value.dtype)
+    if slots % _PIECE or slots == _PIECE:
+        return torch.matmul(weights, value)
+    # one product over all slots would leave each head to one block of threads
+    pieces = weights.unflatten(-1, (-1, _PIECE)).transpose(2, 3)  # [B, H, pieces, m, slots of a piece]
+    sums = _product(pieces.flatten(0, 2), value.unflatten(2, (-1, _PIECE)).flatten(0, 2))
+    found: Tensor = sums.unflatten(0, (count, heads, -1)).sum(2).to(value.dtype)
+    return found
+
+
+def _product(one: Tensor, other: Tensor) -> Tensor:
+    """[b, m, n] float32 of [b, m, k] and [b, k, n]."""
+    if one.dtype == torch.float32:
+        return torch.bmm(one, other)
+    return torch.bmm(one, other, out_dtype=torch.float32)
 
 
 def eager(module: nn.Module, *given: Any, **options: Any) -> tuple[Tensor, Tensor | None]:

@@ -7,9 +7,10 @@ in order, and its uncommitted nodes the slots behind them. ``Rows`` makes the ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -41,41 +42,102 @@ def packed(states: Tensor, index: Tensor | None, sources: Tensor | None) -> Tens
     return states[index[0], index[2]][None]
 
 
+class Kind(NamedTuple):
+    """Of a layer's keys, or values."""
+
+    heads: int
+    head_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, states: Tensor) -> Kind:
+        """Of [..., heads, slots, head_dim]."""
+        return cls(states.shape[-3], states.shape[-1], states.dtype, states.device)
+
+
+class Storage:
+    """Keys and values of a cache's layers: those of one kind in one tensor where it is known how many there are, so
+    that moving a row's slots is one gather and one copy, not two a layer.
+
+    Attributes:
+        blocks: [n, rows, heads, slots, head_dim] each.
+        expected: how many keys and values of each kind will come, as far as it is known.
+    """
+
+    def __init__(self, placement: Placement, expected: Mapping[Kind, int]) -> None:
+        self._placement, self.expected = placement, expected
+        self.blocks: list[Tensor] = []
+        self._kinds: Counter[Kind] = Counter()
+        self._places: dict[tuple[int, int], tuple[int, int]] = {}
+
+    @property
+    def seen(self) -> Mapping[Kind, int]:
+        """How many keys and values of each kind have come; before the first, how many are expected."""
+        return self._kinds or self.expected
+
+    def allot(self, layer: int, *states: Tensor) -> None:
+        """Make room for keys and values like a layer's first ones."""
+        for number, like in enumerate(states):
+            self._places[layer, number] = self._place(Kind.of(like), like)
+
+    def of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, [rows, heads, slots, head_dim] each."""
+        (first, key), (second, value) = self._places[layer, 0], self._places[layer, 1]
+        return self.blocks[first][key], self.blocks[second][value]
+
+    def _place(self, kind: Kind, like: Tensor) -> tuple[int, int]:
+        """A block, and the next number in it."""
+        taken = self._kinds[kind]
+        self._kinds[kind] += 1
+        for number, block in enumerate(self.blocks):
+            if Kind.of(block) == kind:
+                if taken < len(block):
+                    return number, taken
+                taken -= len(block)
+        count = max(1, self.expected.get(kind, 0) - taken)
+        self.blocks.append(self._zeros(like.new_empty(count, 0, kind.heads, 0, kind.head_size)))
+        return len(self.blocks) - 1, 0
+
+    def _zeros(self, like: Tensor) -> Tensor:
+        """Zeroed: masked slots take part in 0 x value, so they must never hold a NaN."""
+        count, _, heads, _, size = like.shape
+        return like.new_zeros(count, self._placement.rows, heads, self._placement.slots, size)
+
+    def grow(self) -> None:
+        """Reallocate to the placement's size, keeping what is there."""
+        for number, old in enumerate(self.blocks):
+            _, rows, _, slots, _ = old.shape
+            if rows < self._placement.rows or slots < self._placement.slots:
+                self.blocks[number] = self._zeros(old)
+                self.blocks[number][:, :rows, :, :slots] = old
+
+
 class TreeLayer(CacheLayerMixin):
     """One layer's keys and values; see the module for the layout."""
 
     is_sliding = False
-    keys: Tensor
-    values: Tensor
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, number: int, placement: Placement, storage: Storage) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.placement = placement
+        self.placement, self._number, self._storage = placement, number, storage
+
+    @property
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """Its keys and values."""
+        return self._storage.of(self._number)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allot storage of the placement's size for states like these."""
-        self.keys, self.values = self._allot(key_states), self._allot(value_states)
+        """Make room for states like these."""
+        self._storage.allot(self._number, key_states, value_states)
         self.is_initialized = True
-
-    def _allot(self, like: Tensor) -> Tensor:
-        """Zeroed: masked slots take part in 0 x value, so they must never hold a NaN."""
-        shape = (self.placement.rows, like.shape[1], self.placement.slots, like.shape[3])
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
-
-    def grow(self) -> None:
-        """Reallocate to the placement's size, keeping what is there."""
-        keys, values, (rows, _, slots, _) = self.keys, self.values, self.keys.shape
-        if rows >= self.placement.rows and slots >= self.placement.slots:
-            return
-        self.lazy_initialization(keys, values)
-        for new, old in ((self.keys, keys), (self.values, values)):
-            new[:rows, :, :slots] = old
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write a pass's states, [1, heads, T, head_dim] each, and return views of all that it may attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        return self._written(self.keys, key_states), self._written(self.values, value_states)
+        keys, values = self.stored
+        return self._written(keys, key_states), self._written(values, value_states)
 
     def _written(self, storage: Tensor, states: Tensor) -> Tensor:
         """[B, heads, end, head_dim] of one storage."""
@@ -102,34 +164,31 @@ class TreeCache(Cache):
 
     Attributes:
         placement: allotted size and where the next pass writes.
+        storage: keys and values of all layers.
+
+    Args:
+        former: a cache of the same model, whose layers' kinds are known.
     """
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, former: TreeCache | None = None) -> None:
         self.placement = Placement()
-        self._layers = [TreeLayer(self.placement) for _ in range(layers)]
-        super().__init__(layers=list(self._layers))
-
-    @property
-    def storage(self) -> list[Tensor]:
-        """Keys and values of the layers that have been used."""
-        used = [layer for layer in self._layers if layer.is_initialized]
-        return [states for layer in used for states in (layer.keys, layer.values)]
+        self.storage: Storage = Storage(self.placement, {} if former is None else former.storage.seen)
+        super().__init__(layers=[TreeLayer(number, self.placement, self.storage) for number in range(layers)])
 
     def reserve(self, rows: int, slots: int) -> None:
         """Allot at least ``rows`` x ``slots``: exactly (to the grain) at first, by doubling when it has to grow."""
         at = self.placement
         if rows <= at.rows and slots <= at.slots:
             return
-        used = [layer for layer in self._layers if layer.is_initialized]
+        used = bool(self.storage.blocks)
         size = at.rows, at.slots
         if rows > at.rows:
             at.rows = max(rows, 2 * at.rows) if used else rows
         if slots > at.slots:
             at.slots = -(-max(slots, 2 * at.slots if used else 0) // GRAIN) * GRAIN
         try:
-            for layer in used:
-                layer.grow()
-        except (RuntimeError, MemoryError):  # out of memory: layers that have grown are larger than need be
+            self.storage.grow()
+        except (RuntimeError, MemoryError):  # out of memory: blocks that have grown are larger than need be
             at.rows, at.slots = size
             raise
 
@@ -161,21 +220,21 @@ class TreeCache(Cache):
         Returns:
             ``path`` on the device; None: they lie there.
         """
-        moved, storage = next((i for i, p in enumerate(path) if p != i), len(path)), self.storage
+        moved, blocks = next((i for i, p in enumerate(path) if p != i), len(path)), self.storage.blocks
         if moved == len(path):
             return None
-        (kept,) = on_device(storage[0].device, np.array(path, np.int64))
+        (kept,) = on_device(blocks[0].device, np.array(path, np.int64))
         source = kept[moved:] + start
-        for states in storage:
-            own = states[row]
-            own.narrow(1, start + moved, len(source)).copy_(own.index_select(1, source))
+        for block in blocks:
+            own = block[:, row]
+            own.narrow(2, start + moved, len(source)).copy_(own.index_select(2, source))
         return kept
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` slots of one row to another."""
         self.reserve(target + 1, length)
-        for states in self.storage:
-            states[target, :, :length] = states[source, :, :length]
+        for block in self.storage.blocks:
+            block[:, target, :, :length] = block[:, source, :, :length]
 
 
 def long_row(counts: Sequence[int]) -> int | None:
@@ -198,8 +257,8 @@ R = TypeVar("R", bound=Row)
 class Rows(Generic[R]):
     """Open rows of a model and their keys and values; each row has a slot in the cache, and none between is empty."""
 
-    def __init__(self, layers: int) -> None:
-        self.cache = TreeCache(layers)
+    def __init__(self, layers: int, former: TreeCache | None = None) -> None:
+        self.cache = TreeCache(layers, former)
         self._open: list[R] = []
 
     def __len__(self) -> int:

@@ -123,7 +123,7 @@ class HFModel(LanguageModel):
                     "use transformers' own generate for it"
                 ) from error
             shared.tested = self.capabilities.attention
-            self._start()
+            self._start(self.cache)
 
     @torch.inference_mode()
     def _check_causal(self) -> None:
@@ -146,15 +146,15 @@ class HFModel(LanguageModel):
         self._hidden = hidden
         self._runner: Runner = runner_of(self.capabilities.runner, StockRunner(self.model, hidden))
 
-    def _start(self) -> None:
-        self._rows: Rows[FeatureRow] = Rows(self._layers)
+    def _start(self, former: TreeCache | None = None) -> None:
+        self._rows: Rows[FeatureRow] = Rows(self._layers, former)
         self._scores = LastScores()
         self.pass_seconds = 0.0
 
     def twin(self) -> HFModel:
         """A second model on the same weights with rows and a cache of its own."""
         other = copy(self)
-        other._start()
+        other._start(self.cache)
         return other
 
     @property
@@ -254,7 +254,7 @@ class HFModel(LanguageModel):
     @exclusive
     def free_cache(self) -> None:
         """Free the keys and values of rows that were closed; none may be open."""
-        self._rows.cache = TreeCache(self._layers)
+        self._rows.cache = TreeCache(self._layers, self.cache)
 
     def own(self, row: Row) -> FeatureRow:
         """``row``, if it is open and this model's; else a ``CacheError``."""

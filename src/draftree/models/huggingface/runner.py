@@ -7,6 +7,7 @@ no padding; where their keys and values go, and how attention lays them out, is 
 from __future__ import annotations
 
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...errors import ConfigError
+from ...errors import ConfigError, DraftreeWarning
 from ..base import EAGER, FeatureSpec, M, P, T
 from ..base import exclusive as one_thread
 from .attention import laid_out
@@ -169,7 +170,7 @@ class GraphRunner:
 
     Attributes:
         shapes: of the passes so far.
-        uncaptured: why passes are not captured; "": they are.
+        uncaptured: why some passes, or all, are not captured; "": all are.
 
     Args:
         eager: makes the passes.
@@ -180,10 +181,13 @@ class GraphRunner:
         self._eager = eager
         self._inputs: dict[Shape, tuple[DeviceInputs, Tensor | None]] = {}
         self._graphs: WeakKeyDictionary[TreeCache, _Graphs] = WeakKeyDictionary()
-        self._capture, self.uncaptured = capture, ""
-        if capture is None and eager.device.type == "cuda":
-            self._capture = partial(cuda_graph, torch.cuda.graph_pool_handle())
-        elif capture is None:
+        self._captures: Callable[[], Capture] | None = None
+        self.uncaptured = ""
+        if capture is not None:
+            self._captures = lambda: capture
+        elif eager.device.type == "cuda":
+            self._captures = cuda_graphs
+        else:
             self.uncaptured = f"device {eager.device.type} has no CUDA graphs"
 
     @property
@@ -218,23 +222,31 @@ class GraphRunner:
 
     def _replayed(self, key: tuple[int, ...], make: Callable[[], Made], cache: TreeCache) -> Made:
         """A pass of a shape, from a row on, with some hidden states, by its graph where there is one."""
-        at = cache.placement
+        if self._captures is None:
+            return make()
+        size = cache.placement.rows, cache.placement.slots
         graphs = self._graphs.get(cache)
-        if graphs is None or graphs.size != (at.rows, at.slots):  # the storage that they write to is gone
-            graphs = self._graphs[cache] = _Graphs((at.rows, at.slots))
-        if self._capture is None or self.uncaptured or graphs.first_time(key):
+        if graphs is None or graphs.size != size:  # the storage that they write to is gone
+            graphs = self._graphs[cache] = _Graphs(size, self._captures())
+        if key in graphs.refused or graphs.first_time(key):
             return make()
         replay = graphs.by_key.get(key)
         if replay is None:
             try:
-                replay = self._capture(make)
+                replay = graphs.capture(make)
             except RuntimeError as error:
-                self.uncaptured = f"a pass of shape {key[:6]} cannot be captured: {error}"
-                graphs.by_key.clear()
+                graphs.refused.add(key)
+                graphs.capture = self._captures()  # what began a capture that failed may take no other
+                self._complain(f"a pass of shape {key[:6]} cannot be captured: {error}")
                 return make()
             graphs.keep(key, replay)
         states, logits = replay()
         return None if states is None else states.clone(), logits.clone()  # the next replay writes over them
+
+    def _complain(self, why: str) -> None:
+        if not self.uncaptured:
+            warnings.warn(f"{why}: it is launched kernel by kernel", DraftreeWarning, stacklevel=2)
+        self.uncaptured = why
 
 
 _WORDS = 4
@@ -245,9 +257,16 @@ _KEPT = 64
 
 @dataclass(slots=True)
 class _Graphs:
-    """Of one cache, while its storage is of one size: shape, first row, hidden states -> what makes the pass again."""
+    """Of one cache, while its storage is of one size: shape, first row, hidden states -> what makes the pass again.
+
+    Attributes:
+        capture: makes them.
+        refused: of which passes no graph can be made.
+    """
 
     size: tuple[int, int]
+    capture: Capture
+    refused: set[tuple[int, ...]] = field(default_factory=set)
     by_key: dict[tuple[int, ...], Callable[[], Made]] = field(default_factory=dict)
     seen: set[tuple[int, ...]] = field(default_factory=set)
 
@@ -265,11 +284,19 @@ class _Graphs:
         self.by_key[key] = replay
 
 
-def cuda_graph(pool: Any, make: Callable[[], Made]) -> Callable[[], Made]:
-    """A pass as a CUDA graph (``Capture``); what it returns lies where the next replay writes.
+def cuda_graphs() -> Capture:
+    """What captures passes as CUDA graphs that share their memory: graphs of one storage, which are gone together.
+
+    PyTorch frees that memory with the last of them, and takes no further graph into it then.
+    """
+    return partial(cuda_graph, torch.cuda.graph_pool_handle())
+
+
+def cuda_graph(pool: Any, make: Callable[[], T]) -> Callable[[], T]:
+    """What makes a pass again, as a CUDA graph; what it returns lies where the next replay writes.
 
     Args:
-        pool: of the memory that all graphs of a model share.
+        pool: of the memory that graphs share.
 
     Raises:
         RuntimeError: the pass does something that no graph can hold, such as a transfer to the host.
@@ -278,7 +305,7 @@ def cuda_graph(pool: Any, make: Callable[[], Made]) -> Callable[[], Made]:
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         made = make()
 
-    def replay() -> Made:
+    def replay() -> T:
         graph.replay()
         return made
 
