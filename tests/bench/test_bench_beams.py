@@ -108,3 +108,16 @@ def test_drafted_layers_are_recorded(drafter: str, model: str) -> None:
     (kept,) = found.turns
     assert kept.drafted_layers == turn.drafted_layers is not None
     assert (turn.drafted_layers >= 2) is (drafter == "self")
+
+
+@pytest.mark.parametrize(("temperature", "verified"), [(0.0, False), (1.0, True)])
+def test_accepted_widths_are_those_of_the_verified_layers(temperature: float, verified: bool, model: str) -> None:
+    """A layer that accepts all of its beams gives the next one: passes and accepted layers give the layers."""
+    (_, entry) = entries(["beams:width=2:draft=4:depth=2:drafter=self"], ["lookup"], [temperature], 8)
+    params = SamplingParams(max_tokens=12, temperature=temperature, seed=1, ignore_eos=True)
+    turn = Models(model).contestant(entry).decode(PROMPT, params)
+    assert turn.accepted_widths is not None and turn.layers is not None and turn.passes is not None
+    assert bool(turn.accepted_widths) is verified
+    if verified:
+        assert {0, 1, 2} >= {*turn.accepted_widths}
+        assert turn.accepted_widths.count(2) >= turn.layers - 1 - turn.passes > 0

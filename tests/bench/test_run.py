@@ -81,6 +81,27 @@ def test_a_run_has_a_line_for_each_prompt_and_method(model: str, suite: str, tmp
     assert rows["peer:hf-generate"]["all"]["share"] is None
 
 
+def test_processor_time_of_an_answer_is_recorded(model: str, suite: str, tmp_path: Path) -> None:
+    assert run(_asked(model, suite, tmp_path / "out", methods="chain")) == 0
+    turns = [turn for record in read_results(tmp_path / "out") for turn in record.turns]
+    assert all(turn.cpu is not None and 0 < turn.cpu < 100 * turn.seconds.total for turn in turns)
+
+
+def test_top_k_and_top_p_hold_for_all_contestants(model: str, suite: str, tmp_path: Path, capsys: Captured) -> None:
+    """Of one token, and of next to no probability, nothing is left to draw: the text is that of temperature 0."""
+    methods, limit = "chain,beams:width=2:drafter=self", ("--limit", "1")
+    own = [*limit, "--temperature", "1"]
+    assert run(_asked(model, suite, tmp_path / "greedy", *limit, methods="chain")) == 0
+    greedy = read_results(tmp_path / "greedy")[0]
+    for name, value in (("--top-k", "1"), ("--top-p", "0.000001")):
+        assert run(_asked(model, suite, tmp_path / name, *own, name, value, methods=methods)) == 0
+        for record in read_results(tmp_path / name):
+            assert [turn.ids for turn in record.turns] == [turn.ids for turn in greedy.turns], (name, record.method)
+    capsys.readouterr()
+    assert run(_asked(model, suite, tmp_path / "--top-k", *own, "--top-k", "2", methods=methods)) == 2
+    assert "top_k" in capsys.readouterr().err
+
+
 def test_a_target_without_a_head_is_drafted_for_by_lookup(model: str, suite: str, tmp_path: Path) -> None:
     """The default was a head, which few targets have."""
     words = ["bench", "--suite", suite, "--target", model, "--max-tokens", "4", "--methods", "chain", "--limit", "1"]

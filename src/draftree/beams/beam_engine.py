@@ -65,12 +65,14 @@ class BeamGeneration:
         seed: the seed that reproduces them.
         stats: what was measured; ``tokens`` counts layers of beams, and ``mal`` those gained per target pass.
         peak_slots: most tokens that the target's cache held of this prompt and its beams.
+        accepted_widths: of sampled beams: how many drafted ones were accepted, in each layer that was verified.
     """
 
     hypotheses: list[Hypothesis]
     seed: int
     stats: Stats
     peak_slots: int
+    accepted_widths: list[int]
 
 
 class BeamEngine:
@@ -252,6 +254,7 @@ class BeamEngine:
             request.seed,
             request.stats,
             request.peak_slots,
+            request.accepted_widths,
         )
 
     def _text(self, tokens: list[int], plain: bool) -> str:

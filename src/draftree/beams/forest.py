@@ -299,6 +299,7 @@ class BeamRequest:
         improvable: a running beam may still beat a finished one, by transformers' heuristic (beam search).
         stats: what was measured; ``tokens`` are layers of beams.
         peak_slots: most tokens that its tree has held in the target's cache.
+        accepted_widths: of sampled beams: how many drafted ones were accepted, in each layer that was verified.
     """
 
     def __init__(
@@ -326,6 +327,7 @@ class BeamRequest:
         self.improvable = True
         self.stats = self.trunk.stats
         self.peak_slots = len(self.ids)
+        self.accepted_widths: list[int] = []
 
     @property
     def open_tree(self) -> TreeRow:

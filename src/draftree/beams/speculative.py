@@ -276,7 +276,8 @@ def _verified(
     def draw(cells: NDArray[np.float64], numbers: Sequence[int]) -> list[Cell]:
         return draws.target_cells(cells, numbers, position)
 
-    cells, _ = verify(residuals, drafts, width, draws.accepts, draw)
+    cells, accepted = verify(residuals, drafts, width, draws.accepts, draw)
+    request.accepted_widths.append(accepted)
     return cells
 
 

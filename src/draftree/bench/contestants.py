@@ -140,6 +140,7 @@ class BeamContestant:
             passes=answer.stats.steps,
             layers=answer.stats.tokens,
             drafted_layers=answer.stats.drafted_layers,
+            accepted_widths=answer.accepted_widths,
         )
 
 
@@ -182,7 +183,8 @@ class TransformersPeer:
         ids = torch.tensor([prompt], device=self._model.device)
         sampling: dict[str, Any] = {"do_sample": False}
         if params.temperature:
-            sampling = {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}
+            names = ("temperature", "top_k", "top_p")
+            sampling = {"do_sample": True, **{name: getattr(params, name) for name in names}}
         first, passes = _FirstTokens(), 0
         streaming = {} if "num_beams" in self._options else {"streamer": first}
 

@@ -86,6 +86,8 @@ class Turn:
         first: tokens that were there when the prefill ended: more than one where the first draft is in it.
         layers: of beams, which the passes gave; None: they gave the answer's tokens.
         drafted_layers: of beams, which were drafted in all steps together; None: no beams, or not recorded.
+        accepted_widths: of sampled beams: drafted ones that were accepted, in each verified layer; None: as above.
+        cpu: seconds of processor time, of all threads of the process; None: not recorded.
     """
 
     prompt_tokens: int
@@ -100,6 +102,8 @@ class Turn:
     first: int = 1
     layers: int | None = None
     drafted_layers: int | None = None
+    accepted_widths: list[int] | None = None
+    cpu: Short | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -29,13 +30,13 @@ class RunPlan:
 
     Attributes:
         max_tokens: most tokens of an answer.
-        seed: of all answers.
+        sampling: of all answers, but for their temperature and length.
     """
 
     items: Sequence[Item]
     entries: Sequence[Entry]
     max_tokens: int
-    seed: int = 11
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(seed=11))
 
     @property
     def answers(self) -> int:
@@ -68,7 +69,7 @@ def decode(plan: RunPlan, models: Models, folder: RunFolder, notify: Callable[[i
     contestants: dict[str, Contestant] = {}
     for entry in {entry.label: entry for _, entry in missing}.values():
         contestants[entry.label] = models.contestant(entry)
-        warm = SamplingParams(max_tokens=_WARM_TOKENS, temperature=entry.temperature, seed=plan.seed)
+        warm = replace(plan.sampling, max_tokens=_WARM_TOKENS, temperature=entry.temperature)
         contestants[entry.label].decode(encode_turns(models.target, ["Hello"]), warm)
     for item, entry in missing:
         record = AnswerRecord(
@@ -77,7 +78,7 @@ def decode(plan: RunPlan, models: Models, folder: RunFolder, notify: Callable[[i
             method=entry.label,
             drafter=entry.drafter,
             temperature=entry.temperature,
-            seed=plan.seed,
+            seed=plan.sampling.seed or 0,
             turns=_answered(contestants[entry.label], models.target, item, entry, plan),
         )
         folder.append(record)
@@ -93,8 +94,9 @@ def _answered(contestant: Contestant, target: LanguageModel, item: Item, entry: 
         if left < 1 and turns:
             break  # the conversation has outgrown the model
         most = max(1, min(left, plan.max_tokens))
-        params = SamplingParams(max_tokens=most, temperature=entry.temperature, seed=plan.seed)
-        turns.append(contestant.decode(prompt, params))
+        params, began = replace(plan.sampling, max_tokens=most, temperature=entry.temperature), time.process_time()
+        turn = contestant.decode(prompt, params)
+        turns.append(replace(turn, cpu=time.process_time() - began))
         texts += [question, turns[-1].text]
     return turns
 
@@ -162,12 +164,14 @@ def compare(
     items: Sequence[Item],
     known: Sequence[AnswerDifference],
     target: Callable[[], LanguageModel] | None,
+    sampling: SamplingParams | None = None,
 ) -> tuple[dict[Key, str], list[AnswerDifference]]:
     """Verdicts of all records that have one of AR decoding to compare with, and where answers differ.
 
     Args:
         known: found earlier; they need no target.
         target: returns the target, called only where a difference is new; without one that is not compared.
+        sampling: of the run (``RunPlan.sampling``).
     """
     by_label, by_id = {e.label: e for e in entries}, {i.id: i for i in items}
     base = ar_labels(entries)
@@ -181,7 +185,7 @@ def compare(
         turns = enumerate(zip(record.turns, other.turns, strict=False))
         turn, found = next((i for i, (one, two) in turns if one.ids != two.ids), None), before.get(record.key)
         if turn is not None and found is None and target is not None:
-            found = _difference(record, other, turn, by_label[record.method], by_id[record.prompt], target())
+            found = _difference(record, other, turn, by_label[record.method], by_id[record.prompt], target(), sampling)
         if turn is None:
             verdicts[record.key] = EQUAL
         elif found is None:
@@ -203,11 +207,17 @@ def read_differences(folder: Path) -> list[AnswerDifference]:
 
 
 def _difference(
-    record: AnswerRecord, other: AnswerRecord, turn: int, entry: Entry, item: Item, target: LanguageModel
+    record: AnswerRecord,
+    other: AnswerRecord,
+    turn: int,
+    entry: Entry,
+    item: Item,
+    target: LanguageModel,
+    sampling: SamplingParams | None,
 ) -> AnswerDifference:
     before = [text for i in range(turn) for text in (item.turns[i], other.turns[i].text)]
     prompt = encode_turns(target, [*before, item.turns[turn]])
-    params = SamplingParams(temperature=record.temperature, seed=record.seed)
+    params = replace(sampling or SamplingParams(), temperature=record.temperature, seed=record.seed)
     found = first_difference(target, prompt, other.turns[turn].ids, record.turns[turn].ids, params)
     if found is None:
         raise ValueError(f"turn {turn} of prompt {record.prompt} does not differ")

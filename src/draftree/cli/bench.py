@@ -29,7 +29,7 @@ from ..bench.run import RunPlan, ar_labels, compare, decode, fitting, read_diffe
 from ..bench.suites import SUITES, Item, choose, load_suite
 from ..bench.summary import READING, load_runs, overview, tabulate
 from ..bench.summary import report as of_run
-from ..config import DEFAULT_NODES, Checked, Count, SamplingParams, Seed, option
+from ..config import DEFAULT_NODES, Checked, Count, SamplingParams, Seed, TopP, Whole, option
 from ..config import Nodes as NodeCount
 from ..drafters.registry import DEFAULT_DRAFTER
 from ..models.cost_profile import processor
@@ -55,6 +55,8 @@ class BenchOptions(Checked):
     temperature: str = option("One or more, with commas; 0 is greedy.", "0", metavar="T")
     max_tokens: Count = option("Most tokens of an answer.", 128, metavar="N")
     seed: Seed = option("Of sampled answers.", 11, metavar="S")
+    top_k: Whole = option("Sample among the k most probable tokens; 0 is off.", 0, metavar="K")
+    top_p: TopP = option("Sample within this much probability; 1 is off.", 1.0, metavar="P")
     nodes: NodeCount | None = option("Node budget of methods that name none; each has its own by default.", metavar="N")
     candidates: str | None = option("Of methods that name none (see generate).", metavar="KIND")
     data: str | None = option("Folder of prompt sets; else DRAFTREE_DATA.", metavar="DIR")
@@ -94,6 +96,8 @@ def bench(
         "drafters": drafters,
         "temperatures": temperatures,
         **{name: getattr(options, name) for name in ("max_tokens", "seed", "nodes")},
+        "top_k": options.top_k or None,
+        "top_p": None if options.top_p == 1 else options.top_p,
         "files": _files([target, *drafters, *(name for e in contestants for name in e.files)]),
         "target": target,
         **asdict(compute),
@@ -103,7 +107,8 @@ def bench(
         "command": shlex.join(["draftree", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    plan = RunPlan(items, contestants, options.max_tokens, options.seed)
+    sampling = SamplingParams(seed=options.seed, top_k=options.top_k, top_p=options.top_p)
+    plan = RunPlan(items, contestants, options.max_tokens, sampling)
     context.with_resource(locked(own_folder(out_folder, "--out", CONFIG), "--out", folder=True))
     folder = RunFolder(out_folder, config, items)
     ran = read_summary(folder.path).get("ran")
@@ -116,7 +121,8 @@ def bench(
             can = models().target.capabilities
             ran = {"engine": can.engine, "tier": can.tier, "threads": can.threads}
         known = read_differences(folder.path)
-        verdicts, differences = compare(folder.records, plan.entries, plan.items, known, lambda: models().target)
+        made = (folder.records, plan.entries, plan.items)
+        verdicts, differences = compare(*made, known, lambda: models().target, sampling)
         table = tabulate(folder.records, ar_labels(plan.entries), verdicts)
         folder.write_summary(
             {
