@@ -64,19 +64,20 @@ def needed(only: Sequence[str]) -> set[str]:
 
 
 def runs_of(folder: str) -> dict[str, LoadedRun]:
-    """The runs that a folder has, by name; one that is not finished is left out, with a line.
+    """The planned runs that a folder has, by name; one that is not finished is left out, with a line.
 
     Raises:
         ConfigError: none is finished.
     """
     found: dict[str, LoadedRun] = {}
-    scored = {run.name for run in RUNS if run.scored}
+    planned = {run.name: run for run in RUNS}
     for config in sorted(user_path(folder).glob(f"*/{CONFIG}")):
-        name = config.parent.name
+        if (name := config.parent.name) not in planned:
+            continue
         try:
             (run,) = load_runs(config.parent)
             why = f"{run.left} answers are left" if run.left else ""
-            if not why and name in scored and not (run.path / SCORES).is_file():
+            if not why and planned[name].scored and not (run.path / SCORES).is_file():
                 why = "its answers are not scored"
         except ConfigError as error:
             why = str(error)

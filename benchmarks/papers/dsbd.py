@@ -1,6 +1,7 @@
 """The figures and tables of "Dynamic-Width Speculative Beam Decoding" (Qin et al.): sampled beams on three suites.
 
 Figures 4 and 5 are of SQuAD and Spider, scored; Table 1 is of MT-Bench; Table 2 of contestants that keep one beam.
+Scores and processor time of longer answers, top-k and top-p, and accepted widths are beside them.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from typing import NamedTuple
 from draftree.beams.forest import BeamParams
 from draftree.bench.entries import AR, Entry
 from draftree.bench.results import AnswerRecord
-from draftree.bench.summary import ALL, Interval, LoadedRun, MethodFigures, number, paired, ratio_text
+from draftree.bench.summary import ALL, Interval, LoadedRun, MethodFigures, interval, number, paired, ratio_text
 
 from ..quality.answers import mean_scores, read_scores
 from .plots import line_style, plot
 from .sections import Chapter, Grid, Part, Runs, Section, Verdict, of
 
 RUNS = {suite: f"{suite}-beams-coder" for suite in ("squad", "spider", "mt-bench")}
-GRID = "spider-grid-coder"
-MEASURES = {"squad": "exact", "spider": "execution"}
+GRID = "spider-widths-coder"
+WARPED = ("spider-quality-coder", "spider-top-k-coder", "spider-top-p-coder")
+QUALITY = (*WARPED, "humaneval-quality-coder", "gsm8k-quality-coder")
+SCORED = ("squad", "spider")
+"""Suites of the paper that have right and wrong answers."""
+MEASURES = {"squad": "exact", "spider": "execution", "humaneval": "pass@1", "gsm8k": "exact"}
 SPECINFER = "multi-round-replacement"
 KINDS = ("multinomial", "speculative", "SpecInfer", "beam sampling", "DSBD")
 PAPERS_TABLE_2 = {
@@ -156,7 +161,7 @@ def _table1(runs: Runs) -> Section | None:
 
 
 def _table2(runs: Runs) -> Section | None:
-    rows, found = list[list[str]](), of(runs, [RUNS[suite] for suite in MEASURES])
+    rows, found = list[list[str]](), of(runs, [RUNS[suite] for suite in SCORED])
     for run in found:
         scores = _scores(run, run.suite)
         for what, own in _sampled(run, one_cache).items():
@@ -199,9 +204,60 @@ def _settings(runs: Runs) -> Section | None:
     return Section("The width's settings", [text], Grid(header, rows), runs=[run])
 
 
-def speedup(runs: Runs, suite: str) -> Interval | None:
-    """DSBD over beam sampling with as many beams; prompts count, for answers may be as short as four tokens."""
-    run = runs.get(RUNS[suite])
+def cpu_a_token(records: Sequence[AnswerRecord]) -> float | None:
+    """Seconds of processor time, of all threads, for each token of the answers; None where it was not recorded."""
+    seconds = [turn.cpu for record in records for turn in record.turns]
+    known = [s for s in seconds if s is not None]
+    return sum(known) / sum(r.tokens for r in records) if known and len(known) == len(seconds) else None
+
+
+def _quality(runs: Runs) -> Section | None:
+    rows, found = list[list[str]](), of(runs, QUALITY)
+    for run in found:
+        measure, scored = MEASURES[run.suite], read_scores(run.path)
+        plain = next((e for e in run.named("beams") if e.drafter is None), None)
+        for e in run.of(lambda e: True):
+            own = run.by_method[e.label]
+            right = [s.score[measure] for s in scored if s.method == e.label and measure in s.score]
+            cpu = cpu_a_token(own)
+            over = ratio_text(paired(own, run.by_method[plain.label], lambda r: r.rate)) if plain else ""
+            cells = [interval(right).text() if right else "", f"{sum(r.tokens for r in own) / len(own):.0f}"]
+            cells += [*_cells(run.table[e.label][ALL]), "" if cpu is None else f"{cpu:.3f}", over]
+            rows.append([f"{run.path.name}: {_shown(e)}", *cells])
+    text = (
+        "Share of right answers (Spider: execution accuracy; HumanEval: pass@1, in a sandbox; GSM8K: the number) with "
+        "its interval over prompts, beside what they cost. There is no energy counter: CPU s is seconds of processor "
+        "time, of all threads, a token, prompts included. `verify=relaxed` is lossy; W_S and the most of W_L are 3 and "
+        "5. Sampled at T = 0.7: plain, with top-k 10, and with top-p 0.9."
+    )
+    header = ["run: contestant", "right", "tokens", "tokens/s", "MAL", "CPU s", "over beam sampling of 5 beams"]
+    return Section("Quality, and its cost", [text], Grid(header, rows), runs=found) if rows else None
+
+
+def accepted(records: Sequence[AnswerRecord]) -> list[int]:
+    """Drafted beams that were accepted, in each layer that was verified."""
+    return [width for record in records for turn in record.turns for width in turn.accepted_widths or ()]
+
+
+def _widths(runs: Runs) -> Section | None:
+    rows, found = list[list[str]](), of(runs, (GRID, *WARPED))
+    for run in found:
+        for e in run.named("beams"):
+            if layers := accepted(run.by_method[e.label]):
+                shares = [f"{layers.count(width) / len(layers):.0%}" for width in range(6)]
+                mean = f"{sum(layers) / len(layers):.2f}"
+                rows.append([f"{run.path.name}: {_shown(e)}", str(len(layers)), mean, *shares])
+    text = (
+        "How many drafted beams survive the verification of a layer: the mean, and the share of layers with 0 to 5. A "
+        "layer that accepts fewer than W_L is the last of its pass."
+    )
+    grid = Grid(["run: contestant", "layers", "mean", *map(str, range(6))], rows)
+    return Section("Accepted widths", [text], grid, runs=found) if rows else None
+
+
+def speedup(runs: Runs, name: str) -> Interval | None:
+    """DSBD over beam sampling with as many beams in a run; prompts count, since answers may have but four tokens."""
+    run = runs.get(name)
     wide = [e for e in run.named("beams") if e.beams and e.beams.width == 5 and not e.beams.single_cache] if run else []
     plain = next((e for e in wide if e.drafter is None), None)
     own = next((e for e in wide if e.drafter), None)
@@ -210,12 +266,17 @@ def speedup(runs: Runs, suite: str) -> Interval | None:
     return paired(run.by_method[own.label], run.by_method[plain.label], lambda r: r.rate)
 
 
+def _speedups(runs: Runs) -> dict[str, Interval]:
+    """Of each run that the claim is looked at in."""
+    return {name: found for name in (*RUNS.values(), *QUALITY) if (found := speedup(runs, name))}
+
+
 def _verdict(runs: Runs) -> Verdict | None:
-    return Verdict.of([found.low > 1 for suite in RUNS if (found := speedup(runs, suite))])
+    return Verdict.of([found.low > 1 for found in _speedups(runs).values()])
 
 
 def _found(runs: Runs) -> str | None:
-    parts = [f"{found.text()} in `{RUNS[suite]}`" for suite in RUNS if (found := speedup(runs, suite))]
+    parts = [f"{found.text()} in `{name}`" for name, found in _speedups(runs).items()]
     return f"With 5 beams DSBD makes {', '.join(parts)} of beam sampling's speed, prompts included." if parts else None
 
 
@@ -229,18 +290,21 @@ CHAPTER = Chapter(
     "dsbd",
     "Dynamic-Width Speculative Beam Decoding (DSBD)",
     "1.5 to 1.9 times the speed of beam sampling and 1.8 to 2.5 times less energy at equal quality (Figures 4 and 5; "
-    "Llama-2-13B with Llama-68M). This machine has no energy counter: energy is not measured here.",
+    "Llama-2-13B with Llama-68M). This machine has no energy counter: CPU seconds stand in its place, under *Quality*.",
     _found,
     _verdict,
     "A forest of up to 10 draft beams and 3 layers is a pass over 31 tokens, which takes several passes over one on "
     "two cores, and each of the 0.5B's passes takes a third of one of the target's; on their GPU a pass over 31 tokens "
     "takes about as long as over one. Layers are accepted as in the paper: MAL is above 3. SQuAD's answers have four "
-    "tokens here, so that the draft model's reading of the prompt is not repaid.",
+    "tokens here, so that the draft model's reading of the prompt is not repaid. *Quality* has 5 draft beams a layer, "
+    "as many as beams, and answers of up to hundreds of tokens.",
     (
         Part("figure-4", [RUNS["squad"]], _figure4),
         Part("figure-5", [RUNS["spider"]], _figure5),
         Part("settings", [GRID], _settings),
         Part("table-1", [RUNS["mt-bench"]], _table1),
-        Part("table-2", [RUNS[suite] for suite in MEASURES], _table2),
+        Part("table-2", [RUNS[suite] for suite in SCORED], _table2),
+        Part("quality", QUALITY, _quality),
+        Part("widths", [GRID, *WARPED], _widths),
     ),
 )

@@ -1,4 +1,4 @@
-"""The figures of "Dynamic Tree Speculative Decoding" (Gunjur & Waitz): HumanEval at T = 0.4, over a chain of 4."""
+"""The figures of "Dynamic Tree Speculative Decoding" (Gunjur & Waitz): programs at T = 0.4, over a chain of 4."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .plan import MOVED
 from .plots import bar_style, line_style, plot
 from .sections import SPEEDS, Chapter, Grid, Part, Runs, Section, Verdict, of, speeds
 
-RUNS = ("widths-smollm2", "widths-coder")
+RUNS = ("widths-smollm2", "programs-coder")
 STEPS = ("steps-smollm2",)
 ANSWERS = ("answers-coder",)
 BASELINE = "chain"
@@ -92,7 +92,10 @@ def _figure2(runs: Runs) -> Section | None:
             depth = f"{f.depth_per_step or 0:.1f}"
             rows.append([f"{run.path.name}: {method} ({name})", theirs, faster, *speeds(f), depth])
     header = ["run: method", "the paper, over the chain", "over the chain", *SPEEDS, "depth"]
-    text = "Speed after the prompt, paired by prompt. `dynamic-width` has no node budget."
+    text = (
+        "Speed after the prompt, paired by prompt. `dynamic-width` has no node budget. Prompts are MBPP's test tasks; "
+        "in `programs-coder` answers are to explain first: the paper's HumanEval is answered by a copy of the prompt."
+    )
     return Section("Figure 2: speed over a chain of 4", [text], Grid(header, rows), runs=found) if found else None
 
 
@@ -146,6 +149,12 @@ def wasted(record: AnswerRecord) -> int:
     return sum(d - a for t in record.turns if t.steps for d, a in zip(t.steps.depth, t.steps.accepted, strict=True))
 
 
+def steps(run: LoadedRun, methods: Sequence[str]) -> int:
+    """Steps that the answers of these methods took."""
+    entries = [entry for method in methods if (entry := plain(run, method))]
+    return sum(len(t.steps.gained) for e in entries for r in run.by_method[e.label] for t in r.turns if t.steps)
+
+
 def _figure5(runs: Runs) -> Section | None:
     return _scattered(runs, "Figure 5: time saved against wasted passes saved", "gunjur-5", BASELINE, _FIG5)
 
@@ -176,7 +185,8 @@ def _scattered(runs: Runs, title: str, name: str, base: str, methods: Sequence[s
         made.figure.supylabel("seconds saved")
     text = (
         f"Each point is a prompt: seconds saved over `{base}`, against drafted layers that were thrown away less than "
-        "by it. Above and right of the lines is better; the dashed line is the mean."
+        "by it. Above and right of the lines is better; the dashed line is the mean. They rest on "
+        f"{' and '.join(f'{steps(run, (base, *methods)):,} steps in `{run.path.name}`' for run in found)}."
     )
     return Section(title, [text], figure=(name, made.svg), runs=found)
 

@@ -83,6 +83,14 @@ GRID = ",".join(
     )
 )
 """The paper's settings of a dynamic width: W_S, t and W_min."""
+QUALITY = ",".join(
+    (
+        "chain:depth=3:verify=relaxed",
+        "beams:width=5:drafter=none",
+        *(f"beams:width={w}:draft={w}:drafter={{draft}}:depth=3:threshold=0.9" for w in (3, 5)),
+    )
+)
+"""What may change answers, or keep better ones: the lossy scheme, beam sampling, and DSBD with W_S 3 and 5."""
 EVERY = (
     "auto,chain,early-stop,naive-width,static,binary,eagle,sequoia:tree={sequoia}-25.json:nodes=25,dynamic-width,"
     "dynamic-width-budget,dynamic-width-depth,opt-tree,eagle2,hsddw,c2t"
@@ -98,6 +106,14 @@ _APART = 12
 DRAFTERS = "lookup,head,lookup+head,lookup>head"
 EDITS = "edits"
 """The suite that ``benchmarks.edits`` writes."""
+PROGRAMS = "programs"
+"""Tasks of MBPP's test part, whose answers begin with prose and not with a copy of the prompt."""
+_ASKED = (
+    "{} Explain the idea step by step first; then give the whole function with type hints and a docstring, and say "
+    "what it costs in time and memory."
+)
+MBPP_TESTS = range(11, 511)
+"""Numbers of MBPP's test tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +160,15 @@ def _both(name: str, suite: str, methods: str, smollm2: Size, coder: Size, **mor
 
 
 FIRST, PLAIN = ("--turns", "1"), ("--candidates", "plain")
+TOP_K, TOP_P = ("--top-k", "10"), ("--top-p", "0.9")
 _BEAMS: Mapping[str, Any] = {"drafters": "{draft}", "temperature": "0.7"}
 RUNS: Sequence[PlannedRun] = (
     *_both("who", "spec-bench", WHO, (39, 80, 3), (13, 80, 4), drafters="auto", options=FIRST),
     *_both("who-humaneval", "humaneval", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
     *_both("who-gsm8k", "gsm8k", WHO, (10, 96, 1), (10, 96, 3), drafters="auto"),
     *_both("who-edits", EDITS, WHO, (12, 150, 1), (12, 150, 4), drafters="auto", options=FIRST),
-    *_both("widths", "mbpp", DYNAMIC, (45, 64, 9), (12, 32, 6), drafters="{draft}", temperature="0.4", options=PLAIN),
+    PlannedRun("widths-smollm2", SMOLLM2, "mbpp", 45, 64, DYNAMIC, 9, temperature="0.4", options=PLAIN),
+    PlannedRun("programs-coder", CODER, PROGRAMS, 45, 128, DYNAMIC, 28, "{draft}", "0.4", PLAIN),
     *_both("trees", "mt-bench", TREES, (32, 128, 4), (12, 64, 5), options=FIRST),
     *_both("gsm8k", "gsm8k", TREES, (32, 64, 2), (10, 64, 3)),
     *_both("levels", "mt-bench", "hsddw:nodes=60", (16, 64, 1), (6, 64, 3), drafters="{levels}", options=FIRST),
@@ -160,7 +178,12 @@ RUNS: Sequence[PlannedRun] = (
     PlannedRun("spider-beams-coder", CODER, "spider", 8, 48, FOREST, 6, scored=True, **_BEAMS),
     PlannedRun("squad-beams-coder", CODER, "squad", 10, 32, FOREST, 3, scored=True, **_BEAMS),
     *_both("sizes", "mt-bench", SIZES, (12, 64, 3), (5, 48, 4), options=FIRST),
-    PlannedRun("spider-grid-coder", CODER, "spider", 5, 48, GRID, 4, scored=True, **_BEAMS),
+    PlannedRun("spider-widths-coder", CODER, "spider", 8, 64, GRID, 2, scored=True, **_BEAMS),
+    PlannedRun("spider-quality-coder", CODER, "spider", 16, 64, QUALITY, 2, scored=True, **_BEAMS),
+    PlannedRun("spider-top-k-coder", CODER, "spider", 16, 64, QUALITY, 2, options=TOP_K, scored=True, **_BEAMS),
+    PlannedRun("spider-top-p-coder", CODER, "spider", 16, 64, QUALITY, 2, options=TOP_P, scored=True, **_BEAMS),
+    PlannedRun("humaneval-quality-coder", CODER, "humaneval", 20, 256, QUALITY, 7, scored=True, **_BEAMS),
+    PlannedRun("gsm8k-quality-coder", CODER, "gsm8k", 12, 320, QUALITY, 6, scored=True, **_BEAMS),
     PlannedRun("mt-bench-beams-coder", CODER, "mt-bench", 3, 48, FOREST, 3, options=FIRST, **_BEAMS),
     PlannedRun("answers-coder", CODER, "gsm8k", 24, 320, "auto", 5, "lookup", scored=True),
     *_both("plain", "mt-bench", TREES, (32, 64, 2), (6, 48, 2), temperature="1", options=(*FIRST, *PLAIN)),
@@ -213,7 +236,7 @@ class Plan:
         found = {
             "sequoia": str(made / f"sequoia-{models}"),
             "delta": delta.read_text() if delta.is_file() else "auto",
-            "edits": str(made / f"{EDITS}.jsonl"),
+            **{suite: str(made / f"{suite}.jsonl") for suite in (EDITS, PROGRAMS)},
         }
         if models == CODER:
             found |= {key: f"{self._pair}/{file}" for key, file in FILES.items()}
@@ -241,7 +264,7 @@ class Plan:
         methods = ",".join(dict.fromkeys(split_names(run.methods.format(**names))))  # without the pair some are one
         drafters = run.drafters.format(**names).format(**names)
         return [
-            *("bench", "--suite", names["edits"] if run.suite == EDITS else run.suite, "--limit", str(run.limit)),
+            *("bench", "--suite", names.get(run.suite, run.suite), "--limit", str(run.limit)),
             *("--max-tokens", str(run.tokens), "--methods", methods, "--drafters", drafters),
             *("--temperature", run.temperature, "--target", names["target"], *run.options),
             *("--out", str(self.folder / run.name)),
@@ -279,8 +302,11 @@ class Plan:
         if not prompts.is_file():
             made.mkdir(parents=True, exist_ok=True)
             tasks = (data_folder() / "self_instruct" / "seed_tasks.jsonl").read_text().splitlines()[:_PROMPTS]
-            asked = [{"prompt": json.loads(task)["instruction"]} for task in tasks]
-            write_whole(prompts, "".join(json.dumps(one) + "\n" for one in asked))
+            _write(prompts, [json.loads(task)["instruction"] for task in tasks])
+        programs = made / f"{PROGRAMS}.jsonl"
+        if any(run.suite == PROGRAMS for run in self.runs) and not programs.is_file():
+            rows = map(json.loads, (data_folder() / "mbpp" / "mbpp.jsonl").read_text().splitlines())
+            _write(programs, [_ASKED.format(row["text"]) for row in rows if row["task_id"] in MBPP_TESTS])
         if not (made / f"{EDITS}.jsonl").is_file():
             _call("benchmarks.edits", ["suite", str(made / f"{EDITS}.jsonl"), "--limit", "6"])
         for file, command in self.artifacts():
@@ -305,6 +331,10 @@ class Plan:
                 if (over := found.table[e.label][ALL].speedup_decode)
             ]
             write_whole(file, max(speeds)[1])
+
+
+def _write(file: Path, prompts: Iterable[str]) -> None:
+    write_whole(file, "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
 
 
 def _call(module: str, arguments: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ from benchmarks.papers import agreement, confidence, dsbd, gunjur
 from benchmarks.papers.__main__ import CHAPTERS, build, main, needed, runs_of
 from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
 from benchmarks.papers.gunjur import over, wasted
-from benchmarks.papers.plan import CODER, EDITS, FILES, RUNS, SEQUOIAS, Plan, PlannedRun
-from benchmarks.papers.sections import Verdict, without_folders
+from benchmarks.papers.plan import CODER, EDITS, FILES, PROGRAMS, RUNS, SEQUOIAS, Plan, PlannedRun
+from benchmarks.papers.sections import Chapter, Part, Section, Verdict, without_folders
 from benchmarks.quality.answers import FILE, Scored
 from draftree.bench.entries import AR, Entry, entries
 from draftree.bench.results import Parts, Turn
@@ -64,7 +64,7 @@ def stored(folder: Path, planned: PlannedRun, slow: float = 1.0) -> LoadedRun:
             records.append(record(entry, prompt, own))
     path = save(folder / planned.name, made, records, planned.suite)
     if planned.scored:
-        measure = {"gsm8k": "exact", "squad": "exact", "spider": "execution"}[planned.suite]
+        measure = dsbd.MEASURES[planned.suite]
         scores = [
             Scored(r.prompt, r.method, {measure: float(n % 2)}, [0.2 + n / 100] if r.method == AR else None)
             for n, r in enumerate(records)
@@ -81,7 +81,8 @@ def answer(entry: Entry, seconds: float, layers: int = 10, drafted: int | None =
     """Ten tokens in nine passes; those that have a drafter drafted so many layers."""
     parts = Parts(seconds, 0.0, 0.0, seconds, 0.0)
     wide = None if entry.beams is None else layers
-    return Turn(5, list(range(10)), "x", "eos", parts, 9, layers=wide, drafted_layers=drafted if entry.drafter else 0)
+    made = Turn(5, list(range(10)), "x", "eos", parts, 9, layers=wide, drafted_layers=drafted if entry.drafter else 0)
+    return replace(made, cpu=2 * seconds, accepted_widths=[0, 2, 3, 3] if entry.beams and entry.drafter else None)
 
 
 @pytest.fixture(scope="module")
@@ -226,15 +227,96 @@ def test_equal_acceptance_lies_between_the_points_of_a_curve() -> None:
 
 
 def test_scores_that_are_all_equal_draw_no_front(tmp_path: Path) -> None:
-    planned = next(run for run in RUNS if run.name == "squad-beams-coder")
-    run = stored(tmp_path, planned)
+    run = stored(tmp_path, the_run("squad-beams-coder"))
     save_scores(run.path, [Scored(r.prompt, r.method, {"exact": 0.0}) for r in run.records])
     section = dsbd.CHAPTER.parts[0].make({run.path.name: run})
     assert section is not None and section.figure is None and "no front to draw" in section.text[0]
 
 
+def part(chapter: Chapter, name: str) -> Part:
+    return next(part for part in chapter.parts if part.name == name)
+
+
+def rows_of(section: Section | None) -> dict[str, Sequence[str]]:
+    """First cell -> the others."""
+    assert section is not None and section.grid is not None
+    return {row[0]: row[1:] for row in section.grid.rows}
+
+
+def the_run(name: str) -> PlannedRun:
+    return next(run for run in RUNS if run.name == name)
+
+
+def test_scores_and_processor_time_are_in_one_table(tmp_path: Path) -> None:
+    run = stored(tmp_path, the_run("humaneval-quality-coder"))
+    save_scores(run.path, [Scored(r.prompt, r.method, {"pass@1": float(r.method == AR)}) for r in run.records])
+    rows = rows_of(part(dsbd.CHAPTER, "quality").make({run.path.name: run}))
+    assert [*rows] == [f"humaneval-quality-coder: {e.label}" for e in run.entries]
+    ar, lossy, beams, *_ = rows.values()
+    assert [row[0] for row in (ar, lossy, beams)] == ["1.00 [1.00, 1.00]", *["0.00 [0.00, 0.00]"] * 2]
+    assert [row[4] for row in (ar, lossy, beams)] == ["2.000", "1.000", "0.667"]  # 20 / n seconds for ten tokens
+    assert [row[5][:4] for row in (ar, lossy, beams)] == ["0.33", "0.67", "1.00"]
+
+
+def test_processor_time_that_was_not_recorded_is_not_zero(tmp_path: Path) -> None:
+    run = stored(tmp_path, the_run("gsm8k-quality-coder"))
+    own = [replace(r, turns=[replace(t, cpu=None) for t in r.turns]) for r in run.records[:2]]
+    assert dsbd.cpu_a_token(own) is None
+    assert dsbd.cpu_a_token([own[0], run.records[0]]) is None
+    assert dsbd.cpu_a_token([run.records[0]]) == pytest.approx(2.0)
+
+
+def test_accepted_widths_are_shares_of_verified_layers(tmp_path: Path) -> None:
+    run = stored(tmp_path, the_run("spider-widths-coder"))
+    rows = rows_of(part(dsbd.CHAPTER, "widths").make({run.path.name: run}))
+    assert {name.partition(": ")[2] for name in rows} == {e.label for e in run.entries if e.beams and e.drafter}
+    assert {tuple(row) for row in rows.values()} == {("12", "2.00", "25%", "0%", "25%", "50%", "0%", "0%")}
+
+
+def test_the_claim_is_looked_at_in_long_answers_too(tmp_path: Path) -> None:
+    """The verdict was of answers of four to thirty tokens, where the prompt's second reading decides."""
+    made = [stored(tmp_path, the_run(name)) for name in ("squad-beams-coder", "humaneval-quality-coder")]
+    runs = {run.path.name: run for run in made}
+    found = dsbd.speedup(runs, "humaneval-quality-coder")
+    assert found is not None and found.mean == pytest.approx(5 / 3, rel=1e-5)  # the fifth contestant over the third
+    assert "1.67 [1.67, 1.67] in `humaneval-quality-coder`" in str(dsbd.CHAPTER.found(runs))
+    assert dsbd.CHAPTER.verdict(runs) is Verdict.HOLDS
+
+
+def test_figure_5_says_on_how_many_steps_it_rests(tmp_path: Path) -> None:
+    run = stored(tmp_path, the_run("programs-coder"))
+    assert gunjur.steps(run, ["chain"]) == 3 * 5
+    assert gunjur.steps(run, ["chain", "static", "hsddw"]) == 3 * (5 + 6)
+    section = part(gunjur.CHAPTER, "figure-5").make({run.path.name: run})
+    assert section is not None and "They rest on 78 steps in `programs-coder`." in section.text[0]
+
+
+def test_programs_are_test_tasks_that_are_to_be_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in FILES.values():
+        (tmp_path / file).write_bytes(b"GGUF")
+    made = tmp_path / "runs" / "made"
+    made.mkdir(parents=True)
+    for name in ("prompts.jsonl", "edits.jsonl", "delta-coder.txt"):
+        (made / name).write_text("0.1")
+    (tmp_path / "mbpp").mkdir()
+    rows = [{"task_id": n, "text": f"Write task {n}."} for n in (10, 11, 510, 511)]
+    (tmp_path / "mbpp" / "mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setenv("DRAFTREE_DATA", str(tmp_path))
+    Plan(tmp_path / "runs", tmp_path, quick=False, only={"programs-coder"})._prepare({CODER})
+    prompts = [json.loads(line)["prompt"] for line in (made / "programs.jsonl").read_text().splitlines()]
+    assert [prompt[:15] for prompt in prompts] == ["Write task 11. ", "Write task 510."]
+    assert all("step by step first" in prompt for prompt in prompts)
+
+
+def test_a_run_that_is_not_planned_any_more_is_left_out(folder: Path, tmp_path: Path) -> None:
+    """Its figures stood in the lines of all runs, though no table was made of them."""
+    for name in ("steps-smollm2", "spider-grid-coder"):
+        shutil.copytree(folder / "steps-smollm2", tmp_path / name)
+    assert [*runs_of(str(tmp_path))] == ["steps-smollm2"]
+
+
 def test_few_right_answers_are_no_figure(tmp_path: Path) -> None:
-    run = stored(tmp_path, next(run for run in RUNS if run.name == "answers-coder"))
+    run = stored(tmp_path, the_run("answers-coder"))
     section = gunjur.CHAPTER.parts[3].make({run.path.name: run})
     assert section is not None and section.figure is None and "too few for a figure" in section.text[0]
 
@@ -285,7 +367,8 @@ def test_plans_are_commands_that_parse(
     for planned in made.runs:
         assert draftree([*made.command(planned), "--data", str(tmp_path)]) == 2
         complaint = capsys.readouterr().err
-        name = {"humaneval": "HumanEval", EDITS: "edits.jsonl"}.get(planned.suite, planned.suite.replace("-", "_"))
+        files = {"humaneval": "HumanEval", EDITS: "edits.jsonl", PROGRAMS: "programs.jsonl"}
+        name = files.get(planned.suite, planned.suite.replace("-", "_"))
         assert name in complaint and str(tmp_path) in complaint, (planned.name, complaint)
     for made_file, command in made.artifacts():
         made_file.unlink()
