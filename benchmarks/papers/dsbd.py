@@ -248,8 +248,8 @@ def _widths(runs: Runs) -> Section | None:
                 mean = f"{sum(layers) / len(layers):.2f}"
                 rows.append([f"{run.path.name}: {_shown(e)}", str(len(layers)), mean, *shares])
     text = (
-        "How many drafted beams survive the verification of a layer: the mean, and the share of layers with 0 to 5. A "
-        "layer that accepts fewer than W_L is the last of its pass."
+        "How many drafted beams survive the verification of a layer: the mean, and the share of layers with 0 to 5. "
+        "W_L is at most the beams that still run; a layer that accepts fewer than W_L is the last of its pass."
     )
     grid = Grid(["run: contestant", "layers", "mean", *map(str, range(6))], rows)
     return Section("Accepted widths", [text], grid, runs=found) if rows else None
