@@ -142,7 +142,6 @@ PROCESSES = [
     ("others", "chat --target ./nowhere"),
     ("others", "info {empty}"),
     ("others", "info {text}.gguf"),
-    ("others", "profile {model} --sizes 1,{digits}"),
     ("generate", "cat --nodes 0"),
     ("generate", "cat --nodes ten"),
     ("generate", "cat --temperature nan"),

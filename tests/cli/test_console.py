@@ -106,11 +106,6 @@ def test_more_work_than_can_be_done_is_refused(model: str, tmp_path: Path, capsy
     prompts = tmp_path / "prompts"
     prompts.write_text("the cat\n")
     head = ["train", "head", "--prompts", str(prompts), "--target", model, "--out", str(tmp_path / "head")]
-    for arguments in (
-        [*head, "--rows", "1000000000"],
-        ["profile", model, "--repeats", "1000000000"],
-        ["profile", model, "--batches", "1,1000000000"],
-    ):
-        assert run(arguments) == 2
-        assert "1000" in capsys.readouterr().err
+    assert run([*head, "--rows", "1000000000"]) == 2
+    assert "1000" in capsys.readouterr().err
     assert not (tmp_path / "head").exists()

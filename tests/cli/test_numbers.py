@@ -113,12 +113,6 @@ def test_a_number_that_is_taken_works(option: str, place: Path, model: str, caps
         assert code == 0 or (code == 2 and _shows(complaint, option, value)), complaint
 
 
-def test_contexts_beyond_the_model_are_refused(place: Path, model: str, capsys: Captured) -> None:
-    """They were cut to the model's context, which took as long as it takes to fill it."""
-    assert run(["profile", model, "--contexts", "64,99999999"]) == 2
-    assert re.search(r"--contexts ends with 99999999: .* takes ", capsys.readouterr().err)
-
-
 @pytest.mark.parametrize("origin", ["x", "", "example.com", "https://example.com/page", "https://"])
 def test_an_origin_that_no_browser_sends_is_refused(origin: str, place: Path, capsys: Captured) -> None:
     assert run(["serve", _NOWHERE, "--origin", origin]) == 2

@@ -46,7 +46,7 @@ RUNS = {
     "info head-eagle3": "EAGLE-3",
     "chat --target tiny.gguf --max-tokens 4": "4 tokens",
     "batch in.jsonl out.jsonl --target tiny.gguf": "1 lines answered",
-    "profile tiny.gguf --sizes 1,2 --contexts 8 --batches 1 --repeats 1": "milliseconds",
+    "profile tiny.gguf": "milliseconds",
     "serve --help": "Serve a model",
 }
 """What each of these prints."""

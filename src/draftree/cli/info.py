@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from ..artifacts import user_path
-from ..config import option
 from ..drafters.registry import AUTO, DrafterSpec, is_head, resolved
-from ..errors import ConfigError, FieldError
 from ..models.base import Capabilities, LanguageModel
 from ..models.cost_profile import (
     FULL,
@@ -30,7 +28,7 @@ from ..models.protocols import FeatureModel
 from ..page.show import show as draw
 from ..policies.auto import AutoTree
 from ..progress import out
-from .options import ComputeOptions, numbers, with_options
+from .options import ComputeOptions, with_options
 
 _BAR = 40
 _CONTEXT = 100
@@ -40,39 +38,16 @@ _ACCEPTED = (0.5, 0.7, 0.9)
 _LONGEST = AutoTree().depth
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileOptions:
-    """What is measured; the grid checks it."""
-
-    sizes: str | None = option("Tokens a pass, from 1 on.", metavar="N,N,...")
-    contexts: str | None = option("Tokens before them.", metavar="N,N,...")
-    batches: str | None = option("Sequences a pass.", metavar="N,N,...")
-    repeats: int = option("Passes of each kind; the fastest counts.", FULL.repeats, metavar="N")
-
-
 @with_options
 def profile(
     *,
     model: Annotated[str, typer.Argument(help="A target or a draft model, named as for generate.")],
-    options: ProfileOptions,
     compute: ComputeOptions,
 ) -> None:
     """Measure what passes of a model cost on this machine, and keep it for the method auto."""
-    given = {name: getattr(options, name) for name in ("sizes", "contexts", "batches")}
-    chosen: dict[str, Any] = {name: numbers(f"--{name}", text, int) for name, text in given.items() if text is not None}
-    try:
-        grid = replace(FULL, **chosen, repeats=options.repeats)
-    except FieldError as error:
-        error.rename(f"--{error.field}")
-        raise
-    if len(grid.sizes) < 2:
-        raise ConfigError(f"--sizes is {options.sizes!r}: give at least two, such as 1,2,4,8")
     loaded = compute.load(model)
-    longest = loaded.capabilities.max_length
-    if options.contexts is not None and grid.contexts[-1] >= longest:
-        raise ConfigError(f"--contexts ends with {grid.contexts[-1]}: {model} takes {longest} with a pass")
     began = time.perf_counter()
-    measured = measure_and_keep(loaded, grid.fitting(longest) if options.sizes is None else grid)
+    measured = measure_and_keep(loaded, FULL)
     seconds = time.perf_counter() - began
     identity = measured.identity
     out.print(f"{identity.dtype}, weight format {identity.weight_format}, {identity.device}", markup=False)

@@ -16,10 +16,10 @@ from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
-from annotated_types import Ge, Interval, MinLen
+from annotated_types import Ge, MinLen
 
 from ..artifacts import JsonFormat, user_path
-from ..config import MAX_NODES, Count, Positive, check_fields
+from ..config import MAX_NODES, Count, Positive
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..tree import ROOT
 from .base import Capabilities, LanguageModel, Nodes, Row, prefill
@@ -196,44 +196,29 @@ def _warn(message: str) -> None:
     warnings.warn(message, DraftreeWarning, stacklevel=3)
 
 
-_MOST_REPEATS, _MOST_ROWS = 1000, 1024
-"""Beyond them a profile takes days, or more memory than any model's cache has."""
-
-
 @dataclass(frozen=True, slots=True)
 class Grid:
     """What to measure.
 
     Attributes:
         sizes: nodes a row and pass, the root included; ascends from 1.
-        contexts: tokens before them; longer than the model allows: shortened.
+        contexts: tokens before them.
         batches: rows a pass.
         repeats: passes of each kind, after one to warm up; the fastest counts, for other work only adds.
         patience: seconds; sizes whose pass takes longer are left out, but the first, and so are contexts, but the
             first, that take ``_READING`` times as long to read.
-
-    Raises:
-        ConfigError: a number is below 1, or the sizes do not start at 1.
     """
 
-    sizes: tuple[Annotated[int, Interval(ge=1, le=MAX_NODES + 1)], ...]
-    contexts: tuple[Count, ...]
-    batches: tuple[Annotated[int, Interval(ge=1, le=_MOST_ROWS)], ...]
-    repeats: Annotated[int, Interval(ge=1, le=_MOST_REPEATS)]
+    sizes: tuple[int, ...]
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+    repeats: int
     patience: float = math.inf
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name in ("sizes", "contexts", "batches"):
-            values = getattr(self, name)
-            if not values or not _ascend(values):
-                raise ConfigError(f"{name} are {values}: give ascending whole numbers from 1 on")
-        if self.sizes[0] != 1:
-            raise ConfigError(f"sizes are {self.sizes}: start at 1, the pass of AR decoding")
-
     def fitting(self, longest: int) -> Grid:
-        """The grid without sizes above half of the longest sequence."""
-        return replace(self, sizes=tuple(n for n in self.sizes if n == 1 or n <= longest // 2))
+        """The grid without sizes above half of the longest sequence, and with contexts that leave room for a pass."""
+        sizes = tuple(size for size in self.sizes if size == 1 or size <= longest // 2)
+        return replace(self, sizes=sizes, contexts=tuple(sorted({min(c, longest - sizes[-1]) for c in self.contexts})))
 
     @property
     def passes(self) -> int:
@@ -245,7 +230,7 @@ _READING = 10
 """A context is measured while reading it takes at most the time of so many of the longest passes."""
 
 SHORT = Grid((1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32), (64, 512), (1,), 4, patience=0.5)
-"""What is measured in idle time: some 120 passes, of the default model by the native engine under 2 s."""
+"""What is measured in idle time: some 120 passes."""
 FULL = Grid((*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 64), (64, 512, 1536), (1, 4), 9)
 """What ``draftree profile`` measures."""
 
@@ -258,13 +243,11 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
     another, as in AR decoding: behind one of another size llama.cpp builds its graph anew.
 
     Args:
+        grid: as far as the model's longest sequence allows.
         progress: called after each timed pass with how many have been made.
-
-    Raises:
-        ConfigError: the passes do not fit the model's longest sequence.
     """
     can, done, shuffled = model.capabilities, 0, Random(0)  # noqa: S311 - an order, not a secret
-    points, pace, grid = list[Point](), 0.0, _shortened(grid, model)
+    points, pace, grid = list[Point](), 0.0, grid.fitting(can.max_length)
     tokens = [(5 * i + 3) % can.vocab_size for i in range(grid.sizes[-1])]
     # Children of the last committed token: what any model takes in one pass, a draft head too.
     fans = {size: Nodes.of(tokens[:size], [ROOT] * size) for size in grid.sizes}
@@ -302,15 +285,6 @@ def _timed(model: LanguageModel, rows: Sequence[Row], fan: Nodes) -> float:
     for row in rows:
         model.commit(row, [])
     return seconds
-
-
-def _shortened(grid: Grid, model: LanguageModel) -> Grid:
-    """The grid with contexts that leave room for the largest pass."""
-    can = model.capabilities
-    room = can.max_length - grid.sizes[-1]
-    if room < 1:
-        raise ConfigError(f"passes over {grid.sizes[-1]} tokens do not fit {can.name}'s {can.max_length}: use fewer")
-    return replace(grid, contexts=tuple(sorted({min(c, room) for c in grid.contexts})))
 
 
 FOLDER = Path(__file__).parents[1] / "costs"
@@ -399,14 +373,14 @@ def estimated(model: LanguageModel) -> Profile:
 
 def kept_or_measured(model: LanguageModel) -> Profile:
     """The kept profile of a model or, where none can be read, a new one of ``SHORT``: for results that rest on it."""
-    return load_profile(model) or measure_and_keep(model, SHORT.fitting(model.capabilities.max_length))
+    return load_profile(model) or measure_and_keep(model, SHORT)
 
 
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
     """A new profile, measured with a progress bar and kept for later starts."""
     from ..progress import err, progress_reporter
 
-    grid = _shortened(grid, model)
+    grid = grid.fitting(model.capabilities.max_length)
     what = f"measuring passes of {model.capabilities.name}"
     if not err.is_terminal:  # a log shows no bar
         err.print(f"{what}: {grid.passes} of them, once")
@@ -445,6 +419,6 @@ def measure_missing(models: Iterable[LanguageModel], is_wanted: Callable[[], boo
     for model in models:
         if Identity.of(model) in _ESTIMATED:
             try:
-                _keep(measure(model, SHORT.fitting(model.capabilities.max_length), go_on))
+                _keep(measure(model, SHORT, go_on))
             except _GivenUpError:
                 return
