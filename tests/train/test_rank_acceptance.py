@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -20,7 +18,6 @@ from draftree.policies.fixed import Counts
 from draftree.sampling.warping import stream_key
 from draftree.train.rank_acceptance import (
     CalibrationOptions,
-    Tally,
     TruePath,
     measure,
     ranks_along,
@@ -34,14 +31,12 @@ PROMPTS = ((3, 14, 15, 9, 2, 6, 14, 15), (27, 1, 8), (31, 41, 5, 9, 26, 53, 58, 
 TOKENS = 24
 
 
-def counts(name: str, stride: int, at: Path) -> Counts:
-    model, policy = target(), TruePath()
+def counts(name: str, stride: int) -> Counts:
+    model, policy, done = target(), TruePath(), list[int]()
     options = CalibrationOptions(depth=4, stride=stride, max_tokens=TOKENS)
-    tally = Tally.load(at / "tally", "", 4)
-    assert [*measure(options, model, drafter(name, model, policy), policy, PROMPTS, 0, tally)] == [
-        *range(1, len(PROMPTS) + 1)
-    ]
-    return tally.counts
+    found = measure(options, model, drafter(name, model, policy), policy, PROMPTS, 0, done.append)
+    assert done == [*range(1, len(PROMPTS) + 1)]
+    return found
 
 
 def decoded(prompt: tuple[int, ...], temperature: float = 0.0) -> tuple[list[int], SamplingParams]:
@@ -55,8 +50,8 @@ def along(made: Drafter, policy: TruePath, stride: int, temperature: float = 0.0
 
 
 @pytest.mark.parametrize("stride", [1, 3, 4, 7])
-def test_a_drafter_that_is_the_target_is_always_right_at_rank_0(stride: int, tmp_path: Path) -> None:
-    found = counts("self", stride, tmp_path)
+def test_a_drafter_that_is_the_target_is_always_right_at_rank_0(stride: int) -> None:
+    found = counts("self", stride)
     assert found.acceptance.tolist() == [[1.0]] * 4
 
 
@@ -102,8 +97,8 @@ def test_the_drafter_is_left_without_sequences() -> None:
     assert prefill(drafting, list(PROMPTS[1])).slot == 0
 
 
-def test_what_is_accepted_at_rank_0_is_what_the_drafters_own_argmax_gets_right(tmp_path: Path) -> None:
-    found = counts("relative", 1, tmp_path)
+def test_what_is_accepted_at_rank_0_is_what_the_drafters_own_argmax_gets_right() -> None:
+    found = counts("relative", 1)
     model, policy = target(), TruePath()
     hits = total = 0
     for prompt in PROMPTS:
