@@ -171,25 +171,20 @@ def first_line(error: BaseException) -> str:
     return " ".join(lines[:shown]).rstrip(".: ") or type(error).__name__
 
 
-def raise_named(error: Exception, name: str) -> None:
-    """Turn an exception of what users plug in into a line with its name; draftree's own and want of memory pass.
-
-    To be called where it is handled, before a bare ``raise``: a context would cost each step calls where nothing fails.
+def call_named(name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call what users plug in; draftree's own exceptions and want of memory pass.
 
     Raises:
-        RunError: the exception is another one.
+        RunError: it raised another exception; the message has ``name``.
     """
-    if not isinstance(error, (DraftreeError, MemoryError)) and type(error).__name__ != "OutOfMemoryError":
-        raise RunError(f"{name} raised {type(error).__name__}: {first_line(error)}") from error
-
-
-def call_named(name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call what users plug in, with ``raise_named``; for what no step calls."""
     try:
         return function(*args, **kwargs)
-    except Exception as error:
-        raise_named(error, name)
+    except (DraftreeError, MemoryError):
         raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        raise RunError(f"{name} raised {type(error).__name__}: {first_line(error)}") from error
 
 
 def check_tokens(name: str, tokens: Sequence[int], vocab: int) -> None:

@@ -197,7 +197,7 @@ def test_a_setting_out_of_range_is_refused_by_name_and_value(make: Callable[[], 
 
 def test_a_function_that_gives_no_numbers_is_refused() -> None:
     policy = EntropyTree(lambda entropies: None)  # type: ignore[arg-type, return-value]
-    with pytest.raises(ConfigError, match="width function gave None"):
+    with pytest.raises(ConfigError, match="nats gave None"):
         trees_of(ScriptedScorer(lambda b, path: ([1], [-0.5], 0.5)), policy, [Budget(3)])
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ..config import Budget, check_fields
-from ..errors import ConfigError, call_named, raise_named
+from ..errors import ConfigError, call_named
 from ..models.base import LanguageModel
 from ..policies.base import Candidates, Child, Frontier, GrowthPolicy, Plan, Pool, best_per_row
 from ..request import Outcome, Request
@@ -109,11 +109,7 @@ class TreeDrafter(Drafter):
         began = time.perf_counter()
         self.source.observe(outcomes)
         if self._plan is not None:
-            try:
-                self.policy.observe(self._plan, outcomes)
-            except Exception as error:
-                raise_named(error, f"policy {_name(self.policy)}: observe")
-                raise
+            call_named(f"policy {_name(self.policy)}: observe", self.policy.observe, self._plan, outcomes)
         self._plan = None
         self._learning += time.perf_counter() - began
 
@@ -183,22 +179,14 @@ def planned(
     policy: GrowthPolicy, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0
 ) -> Plan:
     """The policy's plan; ConfigError unless it is one for these requests."""
-    try:
-        plan = policy.plan(requests, budgets, other_tokens)
-    except Exception as error:
-        raise_named(error, f"policy {_name(policy)}: plan")
-        raise
+    plan = call_named(f"policy {_name(policy)}: plan", policy.plan, requests, budgets, other_tokens)
     if not isinstance(plan, Plan) or len(plan.budgets) != len(budgets):
         raise ConfigError(f"policy {_name(policy)}: plan returned {plan!r}: return a Plan with a budget a request")
     return plan
 
 
 def _whole(policy: GrowthPolicy, method: str, nodes: int) -> int:
-    try:
-        value = getattr(policy, method)(nodes)
-    except Exception as error:
-        raise_named(error, f"policy {_name(policy)}: {method}")
-        raise
+    value = call_named(f"policy {_name(policy)}: {method}", getattr(policy, method), nodes)
     if not isinstance(value, int) or value < 1:
         raise ConfigError(f"policy {_name(policy)}: {method} returned {value!r}: return a whole number from 1 on")
     return value
@@ -206,11 +194,7 @@ def _whole(policy: GrowthPolicy, method: str, nodes: int) -> int:
 
 def _grown(policy: GrowthPolicy, frontier: Frontier) -> list[Child]:
     """The policy's children; ConfigError unless they are candidates of the frontier, in order and each once."""
-    try:
-        children = policy.grow(frontier)
-    except Exception as error:
-        raise_named(error, f"policy {_name(policy)}: grow")
-        raise
+    children = call_named(f"policy {_name(policy)}: grow", policy.grow, frontier)
     if not isinstance(children, list):
         raise ConfigError(f"policy {_name(policy)}: grow returned {children!r}: return a list of Child")
     counts, last = [len(found.tokens) for found in frontier.candidates], (ROOT, ROOT)
@@ -233,11 +217,7 @@ def _grown(policy: GrowthPolicy, frontier: Frontier) -> list[Child]:
 
 def _pruned(policy: GrowthPolicy, plan: Plan, pools: Sequence[Pool]) -> Sequence[Sequence[bool] | None]:
     """Which nodes the policy keeps; ConfigError unless it is a flag for each."""
-    try:
-        kept = policy.prune(plan, pools)
-    except Exception as error:
-        raise_named(error, f"policy {_name(policy)}: prune")
-        raise
+    kept = call_named(f"policy {_name(policy)}: prune", policy.prune, plan, pools)
     if (
         not isinstance(kept, (list, tuple))
         or [*map(_length, kept)]

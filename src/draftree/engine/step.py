@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ..config import Budget
 from ..drafters.base import Drafter
-from ..errors import ConfigError, RunError, call_named, check_tokens, raise_named
+from ..errors import ConfigError, RunError, call_named, check_tokens
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import WORTHWHILE, PrefixCache, common_prefix
 from ..request import DrafterStats, Logprobs, Outcome, Request, StepCost
@@ -225,11 +225,7 @@ class Stepper:
                 part.append(verdict)
 
     def _observe(self, drafter: Drafter, parts: Sequence[_Part], outcomes: Sequence[Outcome]) -> None:
-        try:
-            drafter.observe(outcomes)
-        except Exception as error:
-            raise_named(error, f"drafter {drafter.name}: observe")
-            raise
+        call_named(f"drafter {drafter.name}: observe", drafter.observe, outcomes)
         for outcome in outcomes:
             count(outcome, drafter)
         for observer in self._observers:
@@ -315,11 +311,7 @@ def _draft(parts: Sequence[_Part], reading: int | None, vocab: int) -> list[tupl
                 budgets.append(Budget(part.request.speculation.nodes, part.request.tokens_left - 1))
             drawing = requests[0].speculation.scheme.drawing
             name = f"drafter {drafter.name}"
-            try:
-                trees = drafter.propose(requests, budgets, drawing, other_tokens, reading)
-            except Exception as error:
-                raise_named(error, name)
-                raise
+            trees = call_named(name, drafter.propose, requests, budgets, drawing, other_tokens, reading)
             _check_each(name, "propose", trees, len(own), DraftTree, "request")
             for part, tree, budget in zip(own, trees, budgets, strict=True):
                 _check_tree(name, tree, budget, vocab)
@@ -381,12 +373,10 @@ def _verify(parts: Sequence[_Part], scores: Scores, vocab: int) -> None:
             trees.append(part.tree)
             draws.append(part.request.draws)
         name = f"verification {scheme.name}"
-        try:
+        if type(scheme) in _OWN_SCHEMES:  # they raise nothing but what a request's processors raise
             verdicts = scheme.verify(scores, firsts, trees, draws)
-        except Exception as error:
-            if type(scheme) not in _OWN_SCHEMES:  # ours raise nothing but what a request's processors raise
-                raise_named(error, name)
-            raise
+        else:
+            verdicts = call_named(name, scheme.verify, scores, firsts, trees, draws)
         _check_each(name, "verify", verdicts, len(own), Verdict, "tree")
         for part, verdict in zip(own, verdicts, strict=True):
             _check_verdict(name, verdict, part.tree, vocab)

@@ -17,7 +17,7 @@ import numpy as np
 from annotated_types import Ge
 
 from ..config import DEFAULT_NODES, MAX_NODES, Budget, Checked, Count, Entropy, Nodes, check_fields
-from ..errors import ConfigError, raise_named
+from ..errors import ConfigError, call_named
 from ..request import Outcome, Request
 from .base import Child, Frontier, GrowthPolicy, Plan, Width, descending, read_number
 from .fixed import StaticTree
@@ -92,15 +92,10 @@ class EntropyTree(Checked, GrowthPolicy):
 
 def _evaluate(function: EntropyFunction, what: str, entropy: float) -> int:
     """Run a user's function; ConfigError unless it gives a finite number from 0 on."""
-    try:
-        value = function(entropy)
-    except Exception as error:
-        raise_named(error, f"the {what} function at an entropy of {entropy:.4g} nats")
-        raise
+    name = f"the {what} function at an entropy of {entropy:.4g} nats"
+    value = call_named(name, function, entropy)
     if not isinstance(value, (int, float, np.number)) or not 0 <= value < math.inf:
-        raise ConfigError(
-            f"the {what} function gave {value!r} at an entropy of {entropy:.4g} nats: use a number from 0 on"
-        )
+        raise ConfigError(f"{name} gave {value!r}: use a number from 0 on")
     return math.floor(value)
 
 
