@@ -7,7 +7,6 @@ import errno
 import io
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -224,18 +223,6 @@ def make_folder(folder: Path, full: str = _MAKE_ROOM) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot make the folder {folder}: {error.strerror}: {way_out(error, full)}") from None
-
-
-def check_disk(folder: Path, needed: int, what: str, full: str) -> None:
-    """Make sure that the disk of a folder, which may be missing, has so many bytes left.
-
-    Raises:
-        ConfigError: it has fewer.
-    """
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    if needed > free:
-        raise ConfigError(f"{what} need {needed} bytes on disk and {folder.parent} has {free} free: {full}")
 
 
 def write_whole(path: Path, content: str | bytes | memoryview, full: str = _MAKE_ROOM) -> None:

@@ -216,5 +216,5 @@ class TraceOptions:
             return []
         from ..engine.trace import Trace
 
-        trace = Trace(self.trace, force=self.force, labels={"method": method}, warn=complain)
+        trace = Trace(self.trace, force=self.force, labels={"method": method})
         return [context.with_resource(trace)]

@@ -31,7 +31,6 @@ from ..train.c2t_samples import (
     SampleOptions,
     SampleRecipe,
     SampleStore,
-    check_room,
     collect,
     full_trees,
 )
@@ -212,7 +211,6 @@ def classifier(
     texts, files = source.read()
     check_split(len(texts), apart)
     folder = own_folder(sampling.data or f"{path}.samples", "--data", SAMPLES_RECIPE)
-    check_room(folder, sampling.samples)
     model = compute.load(target)
     drafts = load_drafter(spec, model, full_trees(), learning=False)
     tokens = encoded(model, texts, raw=source.raw)

@@ -11,7 +11,7 @@ import json
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib.metadata import version
@@ -87,7 +87,6 @@ class Trace(Observer):
         path: the file.
         force: overwrite a trace that exists.
         labels: what the caller calls things, kept in the first line beside the drafter's name.
-        warn: takes the warning; ``warnings.warn`` by default.
 
     Raises:
         ConfigError: the file exists, and is no trace or ``force`` is not given, or cannot be written; found at once.
@@ -100,11 +99,9 @@ class Trace(Observer):
         *,
         force: bool = False,
         labels: Mapping[str, str] | None = None,
-        warn: Callable[[str], None] | None = None,
     ) -> None:
         self.path = new_file(path, "trace", _owns, force=force)
         self._labels = dict(labels or {})
-        self._warn = warn or partial(warnings.warn, category=DraftreeWarning, stacklevel=2)
         self._file: IO[bytes] | None = None
         self._run = ""
         self._tokenizer: Tokenizer | None = None
@@ -170,7 +167,8 @@ class Trace(Observer):
         except OSError as late:
             error = error or late
         if error is not None:
-            self._warn(f"cannot write trace '{self.path}' any further ({error.strerror or error}): decoding goes on")
+            why = f"cannot write trace '{self.path}' any further ({error.strerror or error})"
+            warnings.warn(f"{why}: decoding goes on", DraftreeWarning, stacklevel=2)
 
 
 def _owns(path: Path) -> bool:

@@ -20,11 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..artifacts import check_disk, make_folder, read_bytes, write_whole
+from ..artifacts import make_folder, read_bytes, write_whole
 from ..config import Checked, Count, SamplingParams, option
 from ..drafters.base import Drafter
 from ..engine.replay import Replay, pass_maker
-from ..errors import ConfigError, ModelFileError, RunError
+from ..errors import ConfigError, ModelFileError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..models.huggingface.inspection import torch_dtype
 from ..policies.base import GrowthPolicy
@@ -239,31 +239,6 @@ def _read(path: Path) -> dict[str, Tensor]:
     return columns
 
 
-def check_room(folder: Path, samples: int) -> None:
-    """Make sure that the disk can hold so many samples.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    needed = samples * (4 * len(FEATURES) + 9)  # bytes of the columns
-    check_disk(folder, needed, f"{samples} samples", "ask for fewer --samples, or choose another folder with --data")
-
-
-def check_finite(samples: Samples) -> None:
-    """Make sure that all features are numbers.
-
-    Raises:
-        RunError: one is not; the message names it.
-    """
-    bad = ~samples.features.isfinite()
-    if bool(bad.any()):
-        row, column = bad.nonzero()[0].tolist()
-        raise RunError(
-            f"feature {list(FEATURES)[column]} of a draft for prompt {int(samples.numbers[row]) + 1} is "
-            f"{float(samples.features[row, column])}: the drafter's logits are no numbers, use another drafter or dtype"
-        )
-
-
 def collect(
     store: SampleStore,
     target: LanguageModel,
@@ -281,9 +256,6 @@ def collect(
         prompts: token ids of all prompts.
         rows: responses that the target gives together.
         progress: called with how many samples there are.
-
-    Raises:
-        RunError: a feature is not a number.
     """
     recipe, can = store.recipe, target.capabilities
 
@@ -309,6 +281,5 @@ def collect(
             read = replace(response, features=response.features.to(can.device, torch_dtype(can)))
             verifier = pass_maker(target, read.features if read.features.shape[1] else None)
             samples, trees = samples_along(drafter, read, recipe.seed, recipe.negatives, verifier, target.tracked)
-            check_finite(samples)
             store.add(response.number, samples, trees)
             progress(min(store.count, most))

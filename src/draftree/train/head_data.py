@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -15,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..artifacts import check_disk, is_bare, make_folder, read_bytes, write_whole
+from ..artifacts import is_bare, make_folder, read_bytes, write_whole
 from ..errors import ConfigError, ModelFileError, RunError
 from ..models.base import FINAL_STATE, FeatureSpec
 from ..models.protocols import FeatureModel
@@ -111,10 +112,13 @@ class HeadData:
         Raises:
             ConfigError: it cannot.
         """
-        needed = self.bytes_needed(tokens, hidden_size)
-        check_disk(
-            self.folder, needed, f"responses of {tokens} tokens", "ask for fewer --tokens, or choose another --out"
-        )
+        needed, place = self.bytes_needed(tokens, hidden_size), self.folder.absolute()
+        free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
+        if needed > free:
+            raise ConfigError(
+                f"responses of {tokens} tokens need {needed} bytes on disk and {self.folder.parent} has {free} free: "
+                "ask for fewer --tokens, or choose another --out"
+            )
 
     def collect(
         self,
