@@ -119,8 +119,8 @@ class _RecordingSource(DraftSource):
     def fit(self, request: Request, budget: Budget) -> Budget:
         return self._source.fit(request, budget)
 
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        self.recorder = _Recorder(self._source.begin(requests, drawing))
+    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+        self.recorder = _Recorder(self._source.scorer(requests, drawing))
         return self.recorder
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
@@ -240,7 +240,7 @@ class RecordedSource(DraftSource):
     def name(self) -> str:
         return "recorded"
 
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """One request at a time."""
         (request,) = requests
         return _RecordedScorer(self, len(request.ids) - len(self.known.prompt) - 1)

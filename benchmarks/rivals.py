@@ -30,9 +30,9 @@ from draftree.bench.run import encode_turns, fitting
 from draftree.bench.suites import choose, load_suite
 from draftree.bench.summary import markdown, ratio
 from draftree.errors import ConfigError, DraftreeError, UnknownNameError, first_line
+from draftree.models.cpu_threads import default_threads
 from draftree.models.loading import load
 from draftree.models.model_files import gguf_path
-from draftree.models.processors import default_threads
 from draftree.progress import err
 
 from . import rival_process

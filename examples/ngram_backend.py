@@ -26,7 +26,7 @@ class NgramModel(draftree.LanguageModel):
         for at in range(len(text)):
             for length in range(min(order, at) + 1):
                 self._counts.setdefault(text[at - length : at], Counter())[text[at]] += 1
-        self._order, self._slots = order, count()
+        self._order, self._numbers = order, count()
         self._ids: dict[draftree.Row, list[int]] = {}
         self._nodes: dict[draftree.Row, list[int]] = {}
         self.capabilities = draftree.Capabilities(
@@ -62,7 +62,7 @@ class NgramModel(draftree.LanguageModel):
         """Nothing to reserve."""
 
     def open(self) -> draftree.Row:
-        row = draftree.Row(slot=next(self._slots))
+        row = draftree.Row(number=next(self._numbers))
         self._ids[row], self._nodes[row] = [], []
         return row
 

@@ -22,7 +22,7 @@ class PhraseBook(draftree.DraftSource):
         for before, last, token in zip(ids, ids[1:], ids[2:], strict=False):
             self._counts.setdefault((before, last), Counter())[token] += 1
 
-    def begin(self, requests: Sequence[draftree.Request], drawing: draftree.Drawing) -> draftree.Scorer:
+    def scorer(self, requests: Sequence[draftree.Request], drawing: draftree.Drawing) -> draftree.Scorer:
         return Phrases(self._counts, requests)
 
 
@@ -35,10 +35,10 @@ class Phrases(draftree.Scorer):
 
     def score(self, nodes: Sequence[draftree.UnscoredNode], width: int) -> list[draftree.Candidates]:
         scored = list[draftree.Candidates]()
-        for row, node, parent, token in nodes:
-            before, last = self._requests[row].ids[-2:]
-            pair = (before, last) if node < 0 else (self._pairs[row, parent][1], token)  # -1 is the root
-            self._pairs[row, node] = pair
+        for b, node, parent, token in nodes:
+            before, last = self._requests[b].ids[-2:]
+            pair = (before, last) if node < 0 else (self._pairs[b, parent][1], token)  # -1 is the root
+            self._pairs[b, node] = pair
             found = self._counts.get(pair, Counter())
             logprobs = {token: math.log(count / found.total()) for token, count in found.most_common()}
             entropy = -sum(math.exp(logprob) * logprob for logprob in logprobs.values())

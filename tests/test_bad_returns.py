@@ -49,16 +49,16 @@ def _usual(nodes: Sequence[Any], width: int) -> list[Candidates]:
 class MySource(DraftSource):
     name = "mine"
 
-    def __init__(self, score: Returns = _usual, begin: Returns | None = None) -> None:
-        self._score, self._begin = score, begin
+    def __init__(self, score: Returns = _usual, scorer: Returns | None = None) -> None:
+        self._score, self._scorer = score, scorer
 
-    def begin(self, requests: Sequence[Any], drawing: Any) -> Scorer:
-        return Ranks(self._score) if self._begin is None else self._begin(requests, drawing)
+    def scorer(self, requests: Sequence[Any], drawing: Any) -> Scorer:
+        return Ranks(self._score) if self._scorer is None else self._scorer(requests, drawing)
 
 
 class MyPolicy(GrowthPolicy):
     def grow(self, frontier: Any) -> list[Child]:
-        return frontier.likeliest([1] * len(frontier.rows), [False] * len(frontier.rows))  # type: ignore[no-any-return]
+        return frontier.likeliest([1] * len(frontier.requests), [False] * len(frontier.requests))  # type: ignore[no-any-return]
 
 
 class MyDrafter(Drafter):
@@ -187,9 +187,9 @@ def test_a_source_that_scores_wrongly_is_named_with_the_rule(case: str) -> None:
     refused("drafter mine", rule, drafter=TreeDrafter(StaticTree(1, 2), MySource(returns)))
 
 
-@pytest.mark.parametrize(("begin", "rule"), [(_raises, "raised KeyError"), (_const(None), "begin returned None")])
-def test_a_source_that_begins_wrongly_is_named_with_the_rule(begin: Returns, rule: str) -> None:
-    refused("drafter mine", rule, drafter=TreeDrafter(StaticTree(1, 2), MySource(begin=begin)))
+@pytest.mark.parametrize(("scorer", "rule"), [(_raises, "raised KeyError"), (_const(None), "scorer returned None")])
+def test_a_source_that_begins_wrongly_is_named_with_the_rule(scorer: Returns, rule: str) -> None:
+    refused("drafter mine", rule, drafter=TreeDrafter(StaticTree(1, 2), MySource(scorer=scorer)))
 
 
 TREES: dict[str, tuple[Returns, str]] = {

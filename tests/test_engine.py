@@ -326,7 +326,7 @@ def test_a_sequence_that_fails_to_open_leaves_no_row_behind() -> None:
     bad = SamplingParams(max_tokens=9, processors=(_failing_at(len(PROMPTS[1])),))
     with pytest.raises(_Failing):
         Engine(model, Speculation(made)).generate(PROMPTS[:2], [SamplingParams(max_tokens=9), bad])
-    assert prefill(model, PROMPTS[1]).slot == prefill(drafting, PROMPTS[1]).slot == 0
+    assert prefill(model, PROMPTS[1]).number == prefill(drafting, PROMPTS[1]).number == 0
 
 
 def test_a_batch_goes_on_rightly_after_a_step_that_failed() -> None:
@@ -352,7 +352,7 @@ def test_a_batch_goes_on_rightly_after_a_step_that_failed() -> None:
 def test_a_stream_that_is_never_read_opens_no_row() -> None:
     model = target()
     Engine(model).stream(PROMPTS[0])
-    assert prefill(model, PROMPTS[1]).slot == 0
+    assert prefill(model, PROMPTS[1]).number == 0
     with pytest.raises(PromptError):
         Engine(model).stream([])
 
@@ -399,7 +399,7 @@ def test_an_observer_that_fails_leaves_no_row_open() -> None:
     engine = Engine(model, Speculation(TreeDrafter(StaticTree(), ModelSource(drafting, VOCAB))), observers=observers)
     with pytest.raises(_Failing):
         engine.generate(PROMPTS, [SamplingParams(max_tokens=n) for n in (3, 20, 20)])
-    assert prefill(model, PROMPTS[0]).slot == prefill(drafting, PROMPTS[0]).slot == 0
+    assert prefill(model, PROMPTS[0]).number == prefill(drafting, PROMPTS[0]).number == 0
     assert [len(o.told) for o in observers] == [3, 3]
 
 

@@ -157,7 +157,7 @@ def test_the_engine_refuses_arguments_of_wrong_types(value: Any) -> None:
         _ends_well(partial(_one_token, engine, {field.name: value}))
     for field in fields(d.BeamParams):
         _ends_well(partial(d.BeamParams, **{field.name: value}))
-    assert prefill(model, [1]).slot == 0
+    assert prefill(model, [1]).number == 0
 
 
 def _one_token(engine: d.Engine, settings: dict[str, Any]) -> None:

@@ -104,7 +104,7 @@ class ToyModel(LanguageModel):
         return self._add([])
 
     def _add(self, ids: list[int]) -> FeatureRow:
-        row = FeatureRow(slot=len(self._rows), length=len(ids))
+        row = FeatureRow(number=len(self._rows), length=len(ids))
         self._rows.append(row)
         self._ids[row], self._nodes[row] = ids, []
         return row
@@ -154,11 +154,11 @@ class ToyModel(LanguageModel):
         return self._add(self._ids[row][:length])
 
     def close(self, row: Row) -> None:
-        """See ``LanguageModel``; the last row takes the slot."""
+        """See ``LanguageModel``; the last row takes its number."""
         moved = self._rows.pop()
         if moved is not row:
-            self._rows[row.slot], moved.slot = moved, row.slot
-        row.slot = -1
+            self._rows[row.number], moved.number = moved, row.number
+        row.number = -1
         del self._ids[row], self._nodes[row]
 
 
@@ -279,7 +279,7 @@ class ScriptedScorer(Scorer):
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """See ``Scorer``."""
-        assert [n.row for n in nodes] == sorted(n.row for n in nodes)
+        assert [n.request for n in nodes] == sorted(n.request for n in nodes)
         asked = []
         for b, node, parent, token in nodes:
             self._paths[b, node] = () if node == ROOT else (*self._paths[b, parent], token)

@@ -130,7 +130,7 @@ MAX_NODES = 4096
 
 Count = Annotated[int, Ge(1)]
 Whole = Annotated[int, Ge(0)]
-Nodes = Annotated[int, Interval(ge=1, le=MAX_NODES)]
+NodeCount = Annotated[int, Interval(ge=1, le=MAX_NODES)]
 Entropy = Annotated[float, Ge(0)]
 """In nats."""
 Probability = Annotated[float, Interval(ge=0, le=1)]
@@ -144,7 +144,7 @@ RepetitionPenalty = Annotated[float, Interval(gt=0, le=10)]
 Bias = Annotated[float, Interval(ge=-100, le=100)]
 """As in OpenAI's API."""
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
-Logprobs = Annotated[int, Interval(ge=0, le=MOST_LOGPROBS)]
+LogprobCount = Annotated[int, Interval(ge=0, le=MOST_LOGPROBS)]
 Priority = Annotated[int, Interval(ge=-(10**6), le=10**6)]
 """The lower the sooner."""
 
@@ -243,8 +243,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     truncate_prompt_tokens: Annotated[int, Ge(-1)] | None = None
-    logprobs: Logprobs | None = None
-    prompt_logprobs: Logprobs | None = None
+    logprobs: LogprobCount | None = None
+    prompt_logprobs: LogprobCount | None = None
     constraint: Constraint | None = None
     processors: tuple[Processor, ...] = ()
     criteria: tuple[Criterion, ...] = ()

@@ -165,24 +165,24 @@ class NumpyScores(Scores):
 
     def _edited(self, slots: Slots, edits: Edits | None) -> list[NDArray[np.float32]]:
         rows = [self.rows[slot] for slot in slots]
-        return rows if edits is None else [edited(row, edit) for row, edit in zip(rows, edits, strict=True)]
+        return rows if edits is None else [edited(logits, edit) for logits, edit in zip(rows, edits, strict=True)]
 
     def argmax(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.int32]:
-        return np.array([row.argmax() for row in self._edited(slots, edits)], dtype=np.int32)
+        return np.array([logits.argmax() for logits in self._edited(slots, edits)], dtype=np.int32)
 
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
         count = min(count, self.rows.shape[1])
         tokens = np.empty((len(slots), count), dtype=np.int32)
         logprobs, entropies = np.empty((len(slots), count), np.float32), np.empty(len(slots), np.float32)
-        for i, row in enumerate(self._edited(slots, edits)):
+        for i, logits in enumerate(self._edited(slots, edits)):
             if draft is not None and (warping := draft.warpings[i]).temperature:
-                row = warp(row, warping)
+                logits = warp(logits, warping)
                 if draft.keys is not None:
-                    row = (row + gumbel_noise(draft.keys[i], len(row)).astype(np.float32)) * row.dtype.type(
+                    logits = (logits + gumbel_noise(draft.keys[i], len(logits)).astype(np.float32)) * logits.dtype.type(
                         warping.temperature
                     )
-            tokens[i] = largest(row, count)
-            x, total, mass = _exponentials(row)
+            tokens[i] = largest(logits, count)
+            x, total, mass = _exponentials(logits)
             logprobs[i] = x[tokens[i]] - np.log(total)
             # H = log sum exp x - sum p x, where 0 log 0 = 0
             entropies[i] = np.log(total) - float(np.dot(mass, np.maximum(x, np.finfo(np.float32).min))) / total
@@ -190,40 +190,37 @@ class NumpyScores(Scores):
 
     def log_probabilities(self, slots: Slots, tokens: Sequence[int]) -> NDArray[np.float32]:
         found = np.empty(len(slots), np.float32)
-        for i, (row, token) in enumerate(zip(self._edited(slots, None), tokens, strict=True)):
-            x, total, _ = _exponentials(row)
+        for i, (logits, token) in enumerate(zip(self._edited(slots, None), tokens, strict=True)):
+            x, total, _ = _exponentials(logits)
             found[i] = x[token] - np.log(total)
         return found
 
     def draw(
         self, slots: Slots, keys: Sequence[int], warpings: Sequence[Warping], edits: Edits | None = None
     ) -> NDArray[np.int32]:
-        rows = self._edited(slots, edits)
-        return np.array(
-            [draw_warped(row, key, warping) for row, key, warping in zip(rows, keys, warpings, strict=True)], np.int32
-        )
+        return np.array([*map(draw_warped, self._edited(slots, edits), keys, warpings)], np.int32)
 
     def logits(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.float32]:
         return np.stack(self._edited(slots, edits))
 
 
-def draw_warped(row: NDArray[np.float32], key: int, warping: Warping) -> int:
+def draw_warped(logits: NDArray[np.float32], key: int, warping: Warping) -> int:
     """The token that is drawn of [V] logits, by the noise of a key (``Scores.draw``)."""
-    return draw(warp(row, warping), key) if warping.temperature else int(row.argmax())
+    return draw(warp(logits, warping), key) if warping.temperature else int(logits.argmax())
 
 
-def edited(row: NDArray[np.float32], edit: Edit) -> NDArray[np.float32]:
+def edited(logits: NDArray[np.float32], edit: Edit) -> NDArray[np.float32]:
     """[V] logits, in new memory where they are changed."""
     changes, mask = edit
     if changes is not None:
-        row = row.copy()
-        x = row[changes.tokens]
-        row[changes.tokens] = x * np.where(x > 0, changes.positive, changes.negative) + changes.addend
+        logits = logits.copy()
+        x = logits[changes.tokens]
+        logits[changes.tokens] = x * np.where(x > 0, changes.positive, changes.negative) + changes.addend
     if mask is not None:
-        allowed = allowed_tokens(mask, len(row))
+        allowed = allowed_tokens(mask, len(logits))
         if allowed.any():
-            row = np.where(allowed, row, np.float32(-np.inf))
-    return row
+            logits = np.where(allowed, logits, np.float32(-np.inf))
+    return logits
 
 
 def allowed_tokens(mask: NDArray[np.uint32], vocab: int) -> NDArray[np.bool_]:
@@ -232,9 +229,9 @@ def allowed_tokens(mask: NDArray[np.uint32], vocab: int) -> NDArray[np.bool_]:
     return bits.view(np.bool_)
 
 
-def _exponentials(row: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, NDArray[np.float32]]:
+def _exponentials(logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, NDArray[np.float32]]:
     """x = logits - their largest, sum(exp(x)), exp(x)."""
-    x = row - row.max()
+    x = logits - logits.max()
     mass = np.exp(x)
     return x, float(mass.sum(dtype=np.float64)), mass
 

@@ -176,11 +176,11 @@ class Failing(ModelSource):
 
     calls = 0
 
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         Failing.calls += 1
         if Failing.calls == 3:
             raise RuntimeError("the drafter failed")
-        return super().begin(requests, drawing)
+        return super().scorer(requests, drawing)
 
 
 def test_a_failure_frees_all_rows() -> None:
@@ -280,7 +280,7 @@ def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens(drafter:
             assert node.parent is not None
             alone, fresh = Request(request.history(node.parent), SamplingParams(), 9, frozenset(), NoText()), made()
             alone.row = prefill(model, alone.ids[:-1])
-            found = fresh.begin([alone], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], VOCAB)[0]
+            found = fresh.scorer([alone], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], VOCAB)[0]
             want = found.logprobs[found.tokens.index(node.token)]
             assert node.score - node.parent.score == pytest.approx(want, abs=1e-4)
             fresh.close(alone)

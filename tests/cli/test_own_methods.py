@@ -33,7 +33,7 @@ class Mine(draftree.GrowthPolicy):
     flag: bool = False
 
     def grow(self, frontier):
-        return frontier.likeliest([self.width] * len(frontier.rows), [FURTHER] * len(frontier.rows))
+        return frontier.likeliest([self.width] * len(frontier.requests), [FURTHER] * len(frontier.requests))
 
 class Abstract(draftree.GrowthPolicy):
     pass

@@ -107,7 +107,7 @@ def test_a_draft_model_scores_each_depth_with_its_own_noise(drawing: Drawing) ->
     """With coupled candidates alone."""
     model, params = ToyModel(VOCAB, seed=2), LAWS[1]
     made = request(params)
-    scorer = ModelSource(model, VOCAB).begin([made], drawing)
+    scorer = ModelSource(model, VOCAB).scorer([made], drawing)
     below, text = [UnscoredNode(0, ROOT, ROOT, 0), UnscoredNode(0, 0, ROOT, 5), UnscoredNode(0, 1, 0, 9)], [*HISTORY]
     for depth, node in enumerate(below):
         text += [node.token] * (node.node != ROOT)
@@ -120,7 +120,7 @@ def test_a_draft_model_scores_each_depth_with_its_own_noise(drawing: Drawing) ->
 def test_a_draft_model_with_more_tokens_drafts_the_targets_alone(random: bool) -> None:
     model, made = ToyModel(VOCAB, seed=2), request(LAWS[1])
     drawing = Drawing.WITHOUT_REPLACEMENT if random else Drawing.TOP
-    scorer = ModelSource(model, 7).begin([made], drawing)
+    scorer = ModelSource(model, 7).scorer([made], drawing)
     found = scorer.score([UnscoredNode(0, ROOT, ROOT, 0)], WIDTH)[0]
     row = torch.from_numpy(prefill_scored(ToyModel(VOCAB, seed=2), HISTORY)[1].logits([0])[0])[:7].log_softmax(-1)
     assert found.tokens == row.topk(WIDTH).indices.tolist()

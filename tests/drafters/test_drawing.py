@@ -129,7 +129,7 @@ def test_the_layer_that_overflows_is_cut_before_its_children_are_drawn() -> None
 def test_a_policy_that_passes_over_candidates_cannot_have_them_drawn() -> None:
     class Second(GrowthPolicy):
         def grow(self, frontier: Frontier) -> list[Child]:
-            return [Child(parent, 1, extend=False) for parent in range(len(frontier.rows))]
+            return [Child(parent, 1, extend=False) for parent in range(len(frontier.requests))]
 
     with pytest.raises(ConfigError, match="keep the first ones"):
         model_tree(SamplingParams(temperature=1.0, seed=0), Drawing.WITHOUT_REPLACEMENT, Second())

@@ -62,7 +62,7 @@ class Says(DraftSource):
     def fit(self, request: Request, budget: Budget) -> Budget:
         return budget if self._depth is None else Budget(budget.nodes, self._depth)
 
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         return ScriptedScorer(self._script)
 
     def _script(self, row: int, path: Nodes) -> tuple[list[int], list[float], float]:
@@ -260,7 +260,7 @@ def test_closing_frees_the_models_rows() -> None:
     ensemble = source("lookup+self", model)
     Engine(model, Speculation(TreeDrafter(StaticTree(), ensemble))).generate(PROMPTS, SamplingParams(max_tokens=5))
     assert ensemble.parts[1].model is not None
-    assert prefill(ensemble.parts[1].model, PROMPTS[1]).slot == prefill(model, PROMPTS[1]).slot == 0
+    assert prefill(ensemble.parts[1].model, PROMPTS[1]).number == prefill(model, PROMPTS[1]).number == 0
 
 
 # names
@@ -318,7 +318,7 @@ def test_what_is_said_in_several_rounds_has_the_depth_of_its_node() -> None:
     ensemble = EnsembleSource((short, Says("other", {2: 0.3})))
     request = request_of()
     ensemble.fit(request, Budget(20))
-    scorer = ensemble.begin([request], Drawing.TOP)
+    scorer = ensemble.scorer([request], Drawing.TOP)
     scorer.score([UnscoredNode(0, ROOT, ROOT, 0)], 4)
     for number in range(4):  # four siblings, one after another: all of depth 1
         found = scorer.score([UnscoredNode(0, number, ROOT, number + 5)], 4)

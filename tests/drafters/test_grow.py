@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget
 from draftree.errors import ConfigError
-from draftree.policies.base import Child, Frontier, GrowthPolicy, Plan, Pool, best_per_row
+from draftree.policies.base import Child, Frontier, GrowthPolicy, Plan, Pool, best_per_request
 from draftree.policies.fixed import StaticTree
 from draftree.tree import ROOT, DraftTree
 
@@ -241,7 +241,7 @@ rows_of_scores = st.lists(st.lists(st.sampled_from([-2.0, -1.0, 0.0]), max_size=
 
 @given(scores=rows_of_scores, limits=st.lists(st.integers(0, 5), min_size=4, max_size=4))
 @examples
-def test_best_per_row_equals_sorting_each_row(scores: list[list[float]], limits: list[int]) -> None:
+def test_best_per_request_equals_sorting_each_row(scores: list[list[float]], limits: list[int]) -> None:
     limits = limits[: len(scores)]
     best = [
         i in sorted(range(len(row)), key=lambda j: (-row[j], j))[:limit]
@@ -249,7 +249,7 @@ def test_best_per_row_equals_sorting_each_row(scores: list[list[float]], limits:
         for i in range(len(row))
     ]
     flat, rows = [s for row in scores for s in row], [b for b, row in enumerate(scores) for _ in row]
-    assert best_per_row(flat, rows, limits) == best
+    assert best_per_request(flat, rows, limits) == best
 
 
 @pytest.mark.parametrize("keep", [[False, True, False], [True, False, True]])

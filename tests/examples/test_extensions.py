@@ -80,7 +80,7 @@ def test_the_policy_grows_by_entropy_and_changes_no_text(params: draftree.Sampli
 def test_the_phrase_book_scores_by_counts() -> None:
     made, _ = engine()
     request = made.submit([7, 1, 2], GREEDY).request
-    scorer = PhraseBook([1, 2, 3, 1, 2, 4, 2, 1, 2, 3, 5]).begin([request], draftree.Drawing.TOP)
+    scorer = PhraseBook([1, 2, 3, 1, 2, 4, 2, 1, 2, 3, 5]).scorer([request], draftree.Drawing.TOP)
     root, unknown = draftree.UnscoredNode(0, ROOT, ROOT, 0), draftree.UnscoredNode(0, 0, ROOT, 6)
     below = draftree.UnscoredNode(0, 1, ROOT, 3)
     for width, tokens in ((4, [3, 4]), (1, [3])):

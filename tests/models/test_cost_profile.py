@@ -93,7 +93,7 @@ def test_short_models_are_measured_with_fewer_tokens(monkeypatch: pytest.MonkeyP
 def test_no_rows_stay_open() -> None:
     model = ToyModel()
     measure(model, GRID)
-    assert prefill(model, [1]).slot == 0
+    assert prefill(model, [1]).number == 0
 
 
 def curve(batch: int, context: int, *seconds: float) -> Point:

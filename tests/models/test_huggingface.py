@@ -226,7 +226,7 @@ def test_a_refused_prompt_opens_no_row() -> None:
     model = fresh("llama")
     with pytest.raises(PromptError):
         prefill(model, [VOCAB])
-    assert prefill(model, [1, 2]).slot == 0
+    assert prefill(model, [1, 2]).number == 0
 
 
 def test_a_prompt_that_fills_the_context_is_taken() -> None:

@@ -144,7 +144,7 @@ def test_the_self_test_passes_in_other_precisions(kind: str, dtype: torch.dtype)
 def test_the_self_test_leaves_no_trace() -> None:
     model = HFModel(tiny("llama"))
     assert (model.pass_seconds, nbytes(model.cache)) == (0.0, 0)
-    assert prefill(model, [1]).slot == 0
+    assert prefill(model, [1]).number == 0
 
 
 def test_a_model_that_fails_the_self_test_can_be_loaded_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_of_a_row_that_holds_more_than_its_text_only_the_text_is_used() -> None:
     cache.keep(text, row)
     found = cache.find([*text, 1, 3])
     assert found.length == 20
-    assert row.slot == -1 and cache.lengths == []
+    assert row.number == -1 and cache.lengths == []
     cache.keep([*text, 2], found)
     assert cache.lengths == [20]
     assert cache.find([*text, 3]).length == 20

@@ -128,7 +128,7 @@ def test_open_rows_stay_side_by_side_when_one_closes() -> None:
     model = fresh("llama")
     rows = [prefill(model, [i + 1]) for i in range(4)]
     model.close(rows.pop(1))
-    assert sorted(row.slot for row in rows) == [0, 1, 2]
+    assert sorted(row.number for row in rows) == [0, 1, 2]
 
 
 @families
@@ -159,6 +159,6 @@ def test_a_twin_has_rows_and_a_cache_of_its_own() -> None:
     twin, (prompt, other) = model.twin(), (random_ids(rng, 8), random_ids(rng, 8))
     row, its = prefill(model, prompt), prefill(twin, other)
     assert twin.model is model.model
-    assert (row.slot, its.slot) == (0, 0)
+    assert (row.number, its.number) == (0, 0)
     assert_cached(model, "llama", row, prompt)
     assert_cached(twin, "llama", its, other)

@@ -101,8 +101,8 @@ def assert_cached(model: HFModel, kind: str, row: Row, committed: Sequence[int])
     assert row.length == len(committed)
     cache = reference(kind)(input_ids=torch.tensor([list(committed)]), use_cache=True).past_key_values
     for (keys, values), (true_keys, true_values) in zip(storage(model.cache), storage(cache), strict=True):
-        assert_close(keys[row.slot, :, : row.length], true_keys[0])
-        assert_close(values[row.slot, :, : row.length], true_values[0])
+        assert_close(keys[row.number, :, : row.length], true_keys[0])
+        assert_close(values[row.number, :, : row.length], true_values[0])
     if row.length < MAX_LENGTH:
         assert_close(extended(model, [row], [Nodes.chain([7])])[0], expected(kind, committed, Nodes.chain([7])))
         model.commit(row, [])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget
 from draftree.errors import ConfigError
-from draftree.policies.base import GrowthPolicy, Plan, best_per_row
+from draftree.policies.base import GrowthPolicy, Plan, best_per_request
 from draftree.policies.best_paths import Eagle2Tree, OptTree
 from draftree.request import Outcome, Request, Stats, StepCost
 from draftree.tree import DraftTree
@@ -180,7 +180,7 @@ def test_best_paths_are_closed_under_parents_when_scores_tie() -> None:
     sure: Script = lambda row, path: ([1, 2], [0.0, -math.inf], 0.0)  # noqa: E731
     tree = trees_of(ScriptedScorer(sure), OptTree(TINY, 10), [Budget(4)])[0]
     assert tree.parents.tolist() == [-1, 0, 1, 2]
-    assert best_per_row([0.0, 0.0, 0.0], [0, 0, 0], [2]) == [True, True, False]
+    assert best_per_request([0.0, 0.0, 0.0], [0, 0, 0], [2]) == [True, True, False]
 
 
 def best_first(script: Script, nodes: int) -> set[Path]:

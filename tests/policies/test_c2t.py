@@ -52,7 +52,7 @@ class Scripted:
         return Random(f"{self.seed} {row} {path}").random()
 
     def __call__(self, frontier: Frontier) -> list[list[float]]:
-        found = zip(frontier.rows, frontier.nodes, frontier.candidates, strict=True)
+        found = zip(frontier.requests, frontier.nodes, frontier.candidates, strict=True)
         return [[self.of(b, (*self.scorer._paths[b, node], t)) for t in own.tokens] for b, node, own in found]
 
 

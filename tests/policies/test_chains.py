@@ -32,7 +32,7 @@ class Unsure(DraftSource):
     def name(self) -> str:
         return "unsure"
 
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         logprobs = [math.log(0.5**rank) for rank in range(1, 9)]
         return ScriptedScorer(lambda row, path: (range(8), logprobs, self.entropy(path)))
 

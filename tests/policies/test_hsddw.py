@@ -46,7 +46,7 @@ class Scripted(DraftSource):
     def name(self) -> str:
         return "scripted"
 
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         def script(row: int, path: Nodes) -> tuple[list[int], list[float], float]:
             token, entropy = self.rule(path)
             return [token], [math.log(0.9)], entropy

@@ -51,7 +51,7 @@ class TwoTokens(DraftSource):
     def name(self) -> str:
         return "two tokens"
 
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         return ScriptedScorer(lambda row, path: ([1, 2], [math.log(0.7), math.log(0.3)], 0.61))
 
     def close(self, request: Request) -> None: ...

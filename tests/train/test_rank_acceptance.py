@@ -94,7 +94,7 @@ def test_the_drafter_is_left_without_sequences() -> None:
     policy, model = TruePath(), target()
     drafting = model.twin()
     along(TreeDrafter(policy, ModelSource(drafting, VOCAB)), policy, 3)
-    assert prefill(drafting, list(PROMPTS[1])).slot == 0
+    assert prefill(drafting, list(PROMPTS[1])).number == 0
 
 
 def test_what_is_accepted_at_rank_0_is_what_the_drafters_own_argmax_gets_right() -> None:

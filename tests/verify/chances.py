@@ -80,7 +80,7 @@ class DrawingScorer(Scorer):
         """See ``Scorer``."""
         for row, node, parent, token in nodes:
             self._paths[row, node] = () if node == ROOT else (*self._paths[row, parent], token)
-        return self._ask([self._paths[n.row, n.node] for n in nodes], width)
+        return self._ask([self._paths[n.request, n.node] for n in nodes], width)
 
     def _ask(self, paths: Sequence[Path], width: int) -> list[Candidates]:
         self._distributions = [self._model.after([*PROMPT, *path]).double().log_softmax(-1) for path in paths]

@@ -313,7 +313,7 @@ def grow(source: BeamSource, requests: Sequence[BeamRequest], draws: Sequence[Be
 def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
     sampled = any(g.draws for g in growing)
     drawing = Drawing.WITH_REPLACEMENT if sampled else Drawing.TOP
-    scorer = source.begin([g.request.trunk for g in growing], drawing)
+    scorer = source.scorer([g.request.trunk for g in growing], drawing)
     width = max(1 if g.draws else g.request.beams.drafted + len(g.request.eos_ids) for g in growing)
     while any(g.left > 0 and g.nodes for g in growing):
         new, ends = list[UnscoredNode](), list[tuple[_Growing, int]]()

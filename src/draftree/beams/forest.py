@@ -242,7 +242,7 @@ class TreeRow:
 def feed(model: LanguageModel, trees: Sequence[TreeRow], nodes: Sequence[Sequence[BeamNode]]) -> None:
     """One pass over new nodes, parents first; trees without any take no part."""
     fed = [(tree, new) for tree, new in zip(trees, nodes, strict=True) if new]
-    fed.sort(key=lambda pair: pair[0].row.slot)  # storage order
+    fed.sort(key=lambda pair: pair[0].row.number)  # storage order
     if fed:
         scores = model.extend([tree.row for tree, _ in fed], [tree.append(new) for tree, new in fed])
         logits = iter(scores.logits(range(scores.starts[-1])))

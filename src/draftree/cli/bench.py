@@ -29,8 +29,7 @@ from ..bench.run import RunPlan, ar_labels, compare, decode, fitting, read_diffe
 from ..bench.suites import SUITES, Item, choose, load_suite
 from ..bench.summary import READING, load_runs, overview, tabulate
 from ..bench.summary import report as of_run
-from ..config import DEFAULT_NODES, Checked, Count, SamplingParams, Seed, TopP, Whole, option
-from ..config import Nodes as NodeCount
+from ..config import DEFAULT_NODES, Checked, Count, NodeCount, SamplingParams, Seed, TopP, Whole, option
 from ..drafters.registry import DEFAULT_DRAFTER
 from ..models.cost_profile import processor
 from ..models.model_files import DEFAULT_MODEL

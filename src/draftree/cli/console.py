@@ -59,7 +59,7 @@ def as_json(stats: Stats) -> dict[str, object]:
 class Trees(Observer):
     """Prints every step's draft tree: each node's token and path probability, the accepted path in colour."""
 
-    def begin(self, setup: Setup) -> None:
+    def built(self, setup: Setup) -> None:
         """Learn how tokens are spelt."""
         self._tokenizer = setup.target.tokenizer
 

@@ -164,13 +164,13 @@ class UnscoredNode(NamedTuple):
     """A node to be scored.
 
     Attributes:
-        row: which request of the proposal.
+        request: which one of the proposal, from 0.
         node: its number; ROOT for the request's root.
         parent: number of its parent; ROOT for a root.
         token: its token; of a root it means nothing.
     """
 
-    row: int
+    request: int
     node: int
     parent: int
     token: int
@@ -183,7 +183,7 @@ class Scorer(ABC):
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """What may follow each of these nodes, at most ``width`` candidates.
 
-        Nodes come in the order of their rows, each after its parent, and a root first.
+        Nodes come in the order of their requests, each after its parent, and a root first.
         """
 
     def draw(self, counts: Sequence[int]) -> list[Drawn]:
@@ -212,13 +212,13 @@ class NodeStates:
         if not self._constrained:
             return [None] * len(nodes)
         found = []
-        for row, node, parent, token in nodes:
+        for b, node, parent, token in nodes:
             if node == ROOT:
-                state = self._requests[row].state
+                state = self._requests[b].state
             else:
-                above = self._states.get((row, parent))
+                above = self._states.get((b, parent))
                 state = None if above is None else above.after(token)
-            self._states[row, node] = state
+            self._states[b, node] = state
             found.append(state)
         return found
 
@@ -335,7 +335,7 @@ class DraftSource(ABC):
         return budget
 
     @abstractmethod
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """What scores the nodes of one proposal's trees, whose roots are the last tokens of ``request.ids``."""
 
     def enable(self, parts: Sequence[bool]) -> None:  # noqa: B027

@@ -86,38 +86,38 @@ class TokenTrie:
 
 
 TrieNode = tuple[int, int]
-"""Row of the request, and the node in its trie."""
+"""Which request of the proposal, from 0, and the node in its trie."""
 
 
 class _Stage:
     """Scores nodes of the tries by one source, each of them once.
 
     Attributes:
-        found: for each row, node -> what follows it.
+        found: for each request, node -> what follows it.
     """
 
     def __init__(self, source: DraftSource, requests: Sequence[Request], tries: Sequence[TokenTrie], drawing: Drawing):
-        self._tries, self._scorer = tries, source.begin(requests, drawing)
+        self._tries, self._scorer = tries, source.scorer(requests, drawing)
         self.found: list[dict[int, Candidates]] = [{} for _ in requests]
 
     def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
         """What follows these nodes; those above them that the source has not read are scored with them."""
-        if unread := list(dict.fromkeys(place for row, node in nodes for place in self._unread(row, node))):
-            scored = self._scorer.score([self._unscored(row, node) for row, node in unread], width)
-            for (row, node), candidates in zip(unread, scored, strict=True):
-                self.found[row][node] = candidates
-        return [self.found[row][node] for row, node in nodes]
+        if unread := list(dict.fromkeys(place for b, node in nodes for place in self._unread(b, node))):
+            scored = self._scorer.score([self._unscored(b, node) for b, node in unread], width)
+            for (b, node), candidates in zip(unread, scored, strict=True):
+                self.found[b][node] = candidates
+        return [self.found[b][node] for b, node in nodes]
 
-    def _unread(self, row: int, node: int) -> list[TrieNode]:
+    def _unread(self, b: int, node: int) -> list[TrieNode]:
         """The nodes from the first one that has to be scored down to this one."""
-        found = self.found[row]
-        return [(row, n) for n in (ROOT, *self._tries[row].path(node)) if n not in found]
+        found = self.found[b]
+        return [(b, n) for n in (ROOT, *self._tries[b].path(node)) if n not in found]
 
-    def _unscored(self, row: int, node: int) -> UnscoredNode:
+    def _unscored(self, b: int, node: int) -> UnscoredNode:
         if node == ROOT:
-            return UnscoredNode(row, ROOT, ROOT, 0)
-        trie = self._tries[row]
-        return UnscoredNode(row, node, trie.parents[node], trie.tokens[node])
+            return UnscoredNode(b, ROOT, ROOT, 0)
+        trie = self._tries[b]
+        return UnscoredNode(b, node, trie.parents[node], trie.tokens[node])
 
 
 class _TrieScorer(Scorer):
@@ -135,11 +135,11 @@ class _TrieScorer(Scorer):
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         places = []
         for tree, node, parent, token in nodes:
-            row, own = self._anchors[tree]
+            b, own = self._anchors[tree]
             if node != ROOT:
-                own = self._tries[row].child(self._nodes[tree, parent], token)
+                own = self._tries[b].child(self._nodes[tree, parent], token)
             self._nodes[tree, node] = own
-            places.append((row, own))
+            places.append((b, own))
         return self._predict(places, width)
 
 
@@ -147,13 +147,13 @@ class _Proposal(NamedTuple):
     """What A proposed below one node.
 
     Attributes:
-        row: the request's row in the batch.
+        request: which one of the batch, from 0.
         anchor: the node.
         tree: the proposal.
         nodes: of the tree, in the trie.
     """
 
-    row: int
+    request: int
     anchor: int
     tree: DraftTree
     nodes: list[int]
@@ -164,8 +164,8 @@ class _Rounds:
 
     Attributes:
         tries: the requests' tries.
-        proposed: for each row, the nodes whose tokens A proposed.
-        guessed: for each row, the nodes that A proposed tokens below.
+        proposed: for each request, the nodes whose tokens A proposed.
+        guessed: for each request, the nodes that A proposed tokens below.
     """
 
     def __init__(self, cascade: CascadeSource, requests: Sequence[Request], drawing: Drawing) -> None:
@@ -181,33 +181,33 @@ class _Rounds:
         """What follows nodes of one depth; nothing where the run ends."""
         found = self._upper.found
         wanted: dict[int, list[int]] = defaultdict(list)
-        for row, node in nodes:
-            if node not in found[row] and node not in self._ended[row]:
-                if node == ROOT or self._goes_on(row, node):
-                    wanted[row].append(node)
+        for b, node in nodes:
+            if node not in found[b] and node not in self._ended[b]:
+                if node == ROOT or self._goes_on(b, node):
+                    wanted[b].append(node)
                 else:
-                    self._ended[row].add(node)
+                    self._ended[b].add(node)
         if wanted:
             self._round(dict(sorted(wanted.items())), width)
-        return [found[row].get(node, NO_CANDIDATES) for row, node in nodes]
+        return [found[b].get(node, NO_CANDIDATES) for b, node in nodes]
 
-    def _goes_on(self, row: int, node: int) -> bool:
+    def _goes_on(self, b: int, node: int) -> bool:
         """Whether the run is drafted further below a token that B has chosen and not scored."""
-        trie, cascade = self.tries[row], self._cascade
-        above = self._upper.found[row].get(trie.parents[node])
+        trie, cascade = self.tries[b], self._cascade
+        above = self._upper.found[b].get(trie.parents[node])
         if above is None:
             return False
-        if cascade.settings.rejected == "end" and trie.parents[node] in self.guessed[row]:
+        if cascade.settings.rejected == "end" and trie.parents[node] in self.guessed[b]:
             return False
-        return cascade.goes_on(self._requests[row], trie.depth(node), above.entropy)
+        return cascade.goes_on(self._requests[b], trie.depth(node), above.entropy)
 
     def _round(self, wanted: Mapping[int, Sequence[int]], width: int) -> None:
         """Propose below the likeliest wanted node of each request, and score all of it."""
         lower, upper = self._cascade.lower, self._cascade.upper
         began, passes = time.perf_counter(), (lower.passes, upper.passes)
-        plan, proposals = self._propose({row: self._likeliest(row, nodes) for row, nodes in wanted.items()})
+        plan, proposals = self._propose({b: self._likeliest(b, nodes) for b, nodes in wanted.items()})
         proposed = time.perf_counter()
-        self._upper.predict([(p.row, node) for p in proposals for node in [*wanted[p.row], *p.nodes]], width)
+        self._upper.predict([(p.request, node) for p in proposals for node in [*wanted[p.request], *p.nodes]], width)
         verify = time.perf_counter() - proposed
         cost = StepCost(len(proposals), proposed - began, verify, 0.0, lower.passes - passes[0])
         outcomes = [self._outcome(p, cost) for p in proposals]
@@ -215,9 +215,9 @@ class _Rounds:
         for outcome in outcomes:
             _count(outcome, upper.passes - passes[1])
 
-    def _likeliest(self, row: int, wanted: Sequence[int]) -> int:
+    def _likeliest(self, b: int, wanted: Sequence[int]) -> int:
         """The node whose path from the root down B finds most probable."""
-        found, trie = self._upper.found[row], self.tries[row]
+        found, trie = self._upper.found[b], self.tries[b]
 
         def logprob(node: int) -> float:
             return sum(_logprob(found[trie.parents[n]], trie.tokens[n]) for n in trie.path(node))
@@ -227,37 +227,37 @@ class _Rounds:
     def _propose(self, anchors: Mapping[int, int]) -> tuple[Plan, list[_Proposal]]:
         """What A proposes below a node of each request, and the policy's plan of it."""
         policy = self._cascade.policy
-        requests = [self._requests[row] for row in anchors]
-        plan = policy.plan(requests, [self._budget(row, anchor) for row, anchor in anchors.items()])
+        requests = [self._requests[b] for b in anchors]
+        plan = policy.plan(requests, [self._budget(b, anchor) for b, anchor in anchors.items()])
         if plan.enabled is not None:
             self._cascade.lower.enable(plan.enabled)
         scorer = _TrieScorer(self._lower.predict, self.tries, list(anchors.items()))
         proposals = []
-        for (row, anchor), grown in zip(anchors.items(), grow(scorer, policy, plan, self._drawing), strict=True):
-            nodes = self.tries[row].nodes_of(grown.tree, anchor)
-            self.proposed[row].update(nodes)
-            self.guessed[row].update(self.tries[row].parents[node] for node in nodes)
-            proposals.append(_Proposal(row, anchor, grown.tree, nodes))
+        for (b, anchor), grown in zip(anchors.items(), grow(scorer, policy, plan, self._drawing), strict=True):
+            nodes = self.tries[b].nodes_of(grown.tree, anchor)
+            self.proposed[b].update(nodes)
+            self.guessed[b].update(self.tries[b].parents[node] for node in nodes)
+            proposals.append(_Proposal(b, anchor, grown.tree, nodes))
         return plan, proposals
 
-    def _budget(self, row: int, anchor: int) -> Budget:
+    def _budget(self, b: int, anchor: int) -> Budget:
         """What B can score below a node: nothing below the deepest layer, and no leaf of it."""
-        lower, upper = self._cascade.fits[self._requests[row]]
+        lower, upper = self._cascade.fits[self._requests[b]]
         most = upper.nodes if upper.depth is None else min(upper.nodes, upper.depth)
         if lower.depth is not None:
             most = min(most, lower.depth + 1)
-        return Budget(min(upper.nodes, lower.nodes), max(0, most - 1 - self.tries[row].depth(anchor)))
+        return Budget(min(upper.nodes, lower.nodes), max(0, most - 1 - self.tries[b].depth(anchor)))
 
     def _outcome(self, proposal: _Proposal, cost: StepCost) -> Outcome:
         """What B accepted of a proposal: its own most probable token after each node, while A had proposed it."""
-        row, node, tree, nodes = proposal
+        b, node, tree, nodes = proposal
         at, path, tokens = ROOT, list[int](), list[int]()
         while True:
-            found = self._upper.found[row][node].tokens
+            found = self._upper.found[b][node].tokens
             tokens.append(found[0] if found else -1)
             accepted = [child for child in tree.children(at) if int(tree.tokens[child]) == tokens[-1]]
             if not accepted:
-                return Outcome(self._requests[row], tree, path, tokens, len(tokens), cost)
+                return Outcome(self._requests[b], tree, path, tokens, len(tokens), cost)
             at = accepted[0]
             node = nodes[at]
             path.append(at)
@@ -360,9 +360,9 @@ class CascadeSource(DraftSource):
         self.fits[request] = self.lower.fit(request, budget), self.upper.fit(request, budget)
         return self.fits[request][1]
 
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         rounds = self._rounds = _Rounds(self, requests, drawing)
-        return _TrieScorer(rounds.predict, rounds.tries, [(row, ROOT) for row in range(len(requests))])
+        return _TrieScorer(rounds.predict, rounds.tries, [(b, ROOT) for b in range(len(requests))])
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Settle the trees on A and B, which know a node by its number in the trie."""
@@ -374,14 +374,14 @@ class CascadeSource(DraftSource):
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn from what the target has verified, and count whose tokens it accepted."""
         if (rounds := self._rounds) is not None:
-            for row, (outcome, trie) in enumerate(zip(outcomes, rounds.tries, strict=True)):
+            for b, (outcome, trie) in enumerate(zip(outcomes, rounds.tries, strict=True)):
                 nodes = trie.nodes_of(outcome.tree)
                 self.threshold(outcome.request).learn(outcome)
                 lower, upper = outcome.request.stats.stages
                 accepted = outcome.path[: outcome.taken]
                 upper.proposed += len(nodes)
                 upper.accepted += len(accepted)
-                proposed = sum(nodes[n] in rounds.proposed[row] for n in accepted)
+                proposed = sum(nodes[n] in rounds.proposed[b] for n in accepted)
                 lower.emitted += proposed
                 upper.emitted += len(accepted) - proposed
         self._rounds = None

@@ -41,20 +41,20 @@ class State:
 
     Attributes:
         row: its row in the model; ``row.length`` tokens of the request are committed there.
-        slots: node -> its index among the row's uncommitted nodes; ROOT where it is the last committed token.
+        numbers: node -> its number among the row's uncommitted nodes; ROOT where it is the last committed token.
         kept: uncommitted nodes, the first ones, that outlive a proposal: those of beams.
     """
 
     row: Row
-    slots: dict[int, int] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
     kept: int = 0
 
-    def settle(self, numbers: Sequence[int]) -> None:
-        """Node i of the finished tree was node ``numbers[i]`` while it grew."""
-        old, self.slots = self.slots, {}
-        for new, number in enumerate([ROOT, *numbers], start=ROOT):
-            if number in old:
-                self.slots[new] = old[number]
+    def settle(self, grown: Sequence[int]) -> None:
+        """Node i of the finished tree was node ``grown[i]`` while it grew."""
+        old, self.numbers = self.numbers, {}
+        for new, node in enumerate([ROOT, *grown], start=ROOT):
+            if node in old:
+                self.numbers[new] = old[node]
 
 
 @dataclass(slots=True)
@@ -160,7 +160,7 @@ class ModelSource(RowSource):
             return []  # it never will
         return [(self.model, len(request.ids) - 1 - (state.row.length if state else 0))]
 
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Drop what a failed step may have left behind; a new request's prompt is fed when its root is scored."""
         self._drop(requests)
         return ModelScorer(self, requests, drawing)
@@ -172,11 +172,11 @@ class ModelSource(RowSource):
                 self.model.prune(state.row, range(state.kept), 0)
             else:
                 self.model.commit(state.row, [])
-            state.slots = {node: slot for node, slot in state.slots.items() if slot < state.kept}
+            state.numbers = {node: number for node, number in state.numbers.items() if number < state.kept}
 
     def has_read(self, request: Request, node: int) -> bool:
         """Its model has been fed this node of the proposal."""
-        return request in self._states and node in self._states[request].slots
+        return request in self._states and node in self._states[request].numbers
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Follow the trees' pruning."""
@@ -190,23 +190,23 @@ class ModelSource(RowSource):
             state = self._states.get(outcome.request)
             if state is None:
                 continue
-            waiting = state.slots.get(ROOT, -1) + 1
-            path = [state.slots[n] for n in outcome.path if n in state.slots]
+            waiting = state.numbers.get(ROOT, -1) + 1
+            path = [state.numbers[n] for n in outcome.path if n in state.numbers]
             self.model.commit(state.row, [*range(waiting), *path])
-            state.slots.clear()
+            state.numbers.clear()
 
     def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:
         """Follow the target, as far as it has read."""
         if (state := self._states.get(request)) is None:
             return
-        old, waiting = state.slots, state.slots.get(ROOT, ROOT) + 1
+        old, waiting = state.numbers, state.numbers.get(ROOT, ROOT) + 1
         committed = [old[node] for node in keep[:trunk] if node in old]
         running = sorted((old[node], new) for new, node in enumerate(keep[trunk:]) if node in old)
-        kept = [*range(waiting), *committed, *(slot for slot, _ in running)]
+        kept = [*range(waiting), *committed, *(number for number, _ in running)]
         self.model.prune(state.row, kept, waiting + len(committed))
-        state.slots = {new: slot for slot, (_, new) in enumerate(running)}
+        state.numbers = {new: number for number, (_, new) in enumerate(running)}
         if (keep[trunk - 1] if trunk else ROOT) in old:
-            state.slots[ROOT] = ROOT
+            state.numbers[ROOT] = ROOT
         state.kept = len(running)
 
 
@@ -220,8 +220,8 @@ class ModelScorer(Scorer):
         self._scored: Sequence[UnscoredNode] = ()
         self._distributions: list[DraftDistribution] = []
 
-    def _state(self, row: int) -> State:
-        return self._source._states[self._requests[row]]
+    def _state(self, b: int) -> State:
+        return self._source._states[self._requests[b]]
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """Feed nodes, and the waiting tokens of requests whose roots are among them, in one pass."""
@@ -240,8 +240,8 @@ class ModelScorer(Scorer):
                 parents += range(ROOT, len(tokens) - 1)
             else:
                 tokens.append(token)
-                parents.append(state.slots[parent])
-            state.slots[node] = start + len(tokens) - 1
+                parents.append(state.numbers[parent])
+            state.numbers[node] = start + len(tokens) - 1
             depths[b, node] = 0 if node == ROOT else depths.get((b, parent), 0) + 1
             scored[-1] += 1
         new = [Nodes.of(*columns, wanted) for columns, wanted in zip(fed.values(), scored, strict=True)]
@@ -250,21 +250,21 @@ class ModelScorer(Scorer):
         return self._candidates(scores, nodes, width)
 
     def _candidates(self, scores: Scores, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
-        """What follows nodes, which come in the order of their rows, by the scores of a pass over them."""
+        """What follows nodes, which come in the order of their requests, by the scores of a pass over them."""
         slots, edits = range(len(nodes)), self._edits(nodes)
         requests = [self._requests[b] for b, *_ in nodes]
         draft = None
         if any([request.params.temperature for request in requests]):
             pairs = zip(requests, nodes, strict=True)
-            keys = [stream_key(r.seed, len(r.ids) + self._depths[n.row, n.node]) for r, n in pairs]
+            keys = [stream_key(r.seed, len(r.ids) + self._depths[n.request, n.node]) for r, n in pairs]
             warpings = [request.params.warping for request in requests]
             draft = Draft(warpings, keys if self._drawing is Drawing.COUPLED else None)
         found = scores.top(slots, min(width, self._source.vocab_size), edits, draft)
         self._scored, self._distributions = nodes, []
         if self._drawing.random:
             vocabularies = [self._source.vocabulary_of(self._state(b).row) for b, *_ in nodes]
-            for row, request, ids in zip(scores.logits(slots, edits), requests, vocabularies, strict=True):
-                own = row[: self._source.vocab_size if ids is None else len(ids)]
+            for logits, request, ids in zip(scores.logits(slots, edits), requests, vocabularies, strict=True):
+                own = logits[: self._source.vocab_size if ids is None else len(ids)]
                 own = warp(own, request.params.warping) if request.params.temperature else own
                 self._distributions.append(DraftDistribution(own - np.float32(log_sum_exp(own)), ids))
         return candidates_of_top(found, self._distributions)
@@ -324,7 +324,7 @@ class EagleSource(RowSource):
 
     model: DraftHead = field()
 
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """A request's new tokens are fed when its root is scored."""
         return _EagleScorer(self, requests, drawing)
 
@@ -349,7 +349,7 @@ class _EagleScorer(ModelScorer):
             score = super().score if wave else self._score_roots
             if len(order) == 1:
                 return score(nodes, width)
-            own = [i for i, n in enumerate(nodes) if waves[n.row, n.node] == wave]
+            own = [i for i, n in enumerate(nodes) if waves[n.request, n.node] == wave]
             scored = score([nodes[i] for i in own], width)
             found |= zip(own, scored, strict=True)
         return [found[i] for i in range(len(nodes))]
@@ -360,7 +360,7 @@ class _EagleScorer(ModelScorer):
         for b, *_ in nodes:
             request = self._requests[b]
             state = source.opened(request)
-            state.slots = {ROOT: ROOT}
+            state.numbers = {ROOT: ROOT}
             rows.append(state.row)
             texts.append(request.ids[state.row.length + 1 :])
             targets.append(self._target(b))

@@ -85,10 +85,10 @@ class EnsembleSource(DraftSource):
         deepest = max(depths)
         return Budget(budget.nodes, budget.depth if deepest == math.inf else int(deepest))
 
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Score by the parts that are enabled."""
         order = sorted(range(len(self.parts)), key=lambda part: self.parts[part].model is not None)
-        scorers = {part: self.parts[part].begin(requests, drawing) for part in order if self._enabled[part]}
+        scorers = {part: self.parts[part].scorer(requests, drawing) for part in order if self._enabled[part]}
         self._scorer = _EnsembleScorer(scorers, [self._limits[s] for s in requests], len(self.parts))
         return self._scorer
 
@@ -118,18 +118,18 @@ class _EnsembleScorer(Scorer):
         self._scorers, self._limits = scorers, limits
         self.seconds = [0.0] * parts
         self._part: dict[int, int] = {}
-        """Which one drafts for a row."""
+        """Request -> the one that drafts for it."""
         self._depths: dict[tuple[int, int], int] = {}
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         found = self._choose([n for n in nodes if n.node == ROOT], width)
         groups: dict[int, list[UnscoredNode]] = {}
         for node in nodes:
-            row, number, parent, _ = node
+            request, number, parent, _ = node
             if number != ROOT:
-                depth = self._depths[row, number] = self._depths.get((row, parent), 0) + 1
-                part = self._part.get(row)
-                if part is not None and depth < self._limits[row][part]:
+                depth = self._depths[request, number] = self._depths.get((request, parent), 0) + 1
+                part = self._part.get(request)
+                if part is not None and depth < self._limits[request][part]:
                     groups.setdefault(part, []).append(node)
         for part, own in groups.items():
             found |= zip(own, self._score(part, own, width), strict=True)
@@ -139,10 +139,10 @@ class _EnsembleScorer(Scorer):
         """Choose who drafts: a part that is sure, or the last one that has candidates."""
         found: dict[UnscoredNode, Candidates] = {}
         for part in self._scorers:
-            open_ = [n for n in roots if self._limits[n.row][part] and not _is_sure(found.get(n, NO_CANDIDATES))]
+            open_ = [n for n in roots if self._limits[n.request][part] and not _is_sure(found.get(n, NO_CANDIDATES))]
             for root, candidates in zip(open_, self._score(part, open_, width), strict=True):
                 if candidates.tokens:
-                    found[root], self._part[root.row] = candidates, part
+                    found[root], self._part[root.request] = candidates, part
         return found
 
     def _score(self, part: int, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:

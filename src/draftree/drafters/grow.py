@@ -28,7 +28,7 @@ import numpy as np
 from ..config import Budget, check_fields
 from ..errors import ConfigError, call_named
 from ..models.base import LanguageModel
-from ..policies.base import Candidates, Child, Frontier, GrowthPolicy, Plan, Pool, best_per_row
+from ..policies.base import Candidates, Child, Frontier, GrowthPolicy, Plan, Pool, best_per_request
 from ..request import Outcome, Request
 from ..tree import ROOT, DraftDistribution, DraftTree, Drawing
 from .base import NOTHING_GROWN, AllowedScorer, Drafter, DraftSource, Drawn, Grown, Scorer, UnscoredNode
@@ -95,9 +95,9 @@ class TreeDrafter(Drafter):
             fits.append(Budget(0) if reads else fit)
             constrained |= request.state is not None
         plan.budgets = fits
-        scorer = self.source.begin(requests, drawing)
+        scorer = self.source.scorer(requests, drawing)
         if not isinstance(scorer, Scorer):
-            raise ConfigError(f"drafter {self.name}: begin returned {scorer!r}: return a Scorer")
+            raise ConfigError(f"drafter {self.name}: scorer returned {scorer!r}: return a Scorer")
         if constrained:
             scorer = AllowedScorer(scorer, requests)
         grown = grow(scorer, self.policy, plan, drawing, f"drafter {self.name}")
@@ -130,41 +130,41 @@ def grow(
             without its parent, or children to be drawn other than by their number.
     """
     budgets, trees, pools = plan.budgets, list[_Draft](), list[Pool]()
-    nodes, limits, rows = list[int](), list[int](), list[int]()
-    for row, budget in enumerate(budgets):
+    nodes, limits, requests = list[int](), list[int](), list[int]()
+    for request, budget in enumerate(budgets):
         trees.append(_Draft())
-        pools.append(trees[row].pool)
+        pools.append(trees[request].pool)
         nodes.append(budget.nodes)
         limits.append(budget.nodes if budget.depth is None else budget.depth)
-        if nodes[row] and limits[row]:
-            rows.append(row)
-    if not rows:
+        if nodes[request] and limits[request]:
+            requests.append(request)
+    if not requests:
         return [NOTHING_GROWN] * len(budgets)
     width = _whole(policy, "width_for", max(nodes))
     most = [_whole(policy, "pool", count) if count else 0 for count in nodes]
-    found = _scored(name, scorer, [UnscoredNode(row, ROOT, ROOT, 0) for row in rows], width)
-    for row, candidates in zip(rows, found, strict=True):
-        trees[row].part = candidates.part
-    roots, zeros = [ROOT] * len(rows), [0] * len(rows)
-    frontier = Frontier(plan, 0, rows, roots, zeros, zeros, found, nodes, limits, pools)
+    found = _scored(name, scorer, [UnscoredNode(request, ROOT, ROOT, 0) for request in requests], width)
+    for request, candidates in zip(requests, found, strict=True):
+        trees[request].part = candidates.part
+    roots, zeros = [ROOT] * len(requests), [0] * len(requests)
+    frontier = Frontier(plan, 0, requests, roots, zeros, zeros, found, nodes, limits, pools)
     while True:
         children = _fitting(frontier, _grown(policy, frontier), most)
         added = _add(trees, frontier, children, scorer if drawing.random else None)
         depth = frontier.depth + 1
-        unscored, rows, numbers = list[UnscoredNode](), list[int](), list[int]()
+        unscored, requests, numbers = list[UnscoredNode](), list[int](), list[int]()
         paths, tags = list[float](), list[Any]()
         for node in added:
-            row, number, pool = node.row, node.node, pools[node.row]
-            if limits[row] > depth and most[row] > len(pool.tokens):
+            request, number, pool = node.request, node.node, pools[node.request]
+            if limits[request] > depth and most[request] > len(pool.tokens):
                 unscored.append(node)
-                rows.append(row)
+                requests.append(request)
                 numbers.append(number)
                 paths.append(pool.path_logprobs[number])
                 tags.append(pool.tags[number])
         if not unscored:
             break
         found = _scored(name, scorer, unscored, width)
-        frontier = Frontier(plan, depth, rows, numbers, paths, tags, found, nodes, limits, pools)
+        frontier = Frontier(plan, depth, requests, numbers, paths, tags, found, nodes, limits, pools)
     if not any(pool.tokens for pool in pools):
         return [NOTHING_GROWN] * len(budgets)
     kept = _pruned(policy, plan, pools)
@@ -288,11 +288,11 @@ class _Draft:
 
 def _fitting(frontier: Frontier, children: list[Child], most: Sequence[int]) -> list[Child]:
     """The children that fit into the pools of ``most`` nodes: of each request the most probable ones."""
-    if len(children) <= min([most[row] - len(frontier.pools[row].tokens) for row in frontier.rows]):
+    if len(children) <= min([most[request] - len(frontier.pools[request].tokens) for request in frontier.requests]):
         return children
     left = [count - len(pool.tokens) for count, pool in zip(most, frontier.pools, strict=True)]
-    paths, rows = [*map(frontier.path_logprob, children)], [frontier.rows[child.parent] for child in children]
-    return [*compress(children, best_per_row(paths, rows, left))]
+    paths, requests = [*map(frontier.path_logprob, children)], [frontier.requests[child.parent] for child in children]
+    return [*compress(children, best_per_request(paths, requests, left))]
 
 
 def _add(
@@ -302,16 +302,16 @@ def _add(
     found: Sequence[Candidates | Drawn] = frontier.candidates
     if drawing and children:
         found = drawn = drawing.draw(_counted(children, len(found)))
-        for row, node, (_, _, q) in zip(frontier.rows, frontier.nodes, drawn, strict=True):
+        for request, node, (_, _, q) in zip(frontier.requests, frontier.nodes, drawn, strict=True):
             if q is not None:
-                trees[row].distributions[node] = q
+                trees[request].distributions[node] = q
     added = []
     for parent, rank, extend, tag in children:
-        row, above, candidates = frontier.rows[parent], frontier.nodes[parent], frontier.candidates[parent]
-        tree, token = trees[row], found[parent].tokens[rank]
+        request, above, candidates = frontier.requests[parent], frontier.nodes[parent], frontier.candidates[parent]
+        tree, token = trees[request], found[parent].tokens[rank]
         tokens, parents, depths, paths, entropies, tags = tree.pool
         if extend:
-            added.append(UnscoredNode(row, len(tokens), above, token))
+            added.append(UnscoredNode(request, len(tokens), above, token))
         tokens.append(token)
         parents.append(above)
         depths.append(frontier.depth + 1)

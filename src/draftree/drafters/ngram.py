@@ -37,7 +37,7 @@ from .base import (
 )
 
 SHORTEST, LONGEST = 2, 16
-"""Match lengths, in tokens."""
+"""Lengths of matches, in tokens."""
 MATCHES = 16
 """Most matches of a path."""
 _UNSEEN = 3.0
@@ -48,12 +48,12 @@ _BREAK = -1
 """In place of a token before each text."""
 
 
-Match = tuple[Sequence[int], int, int]
+NgramMatch = tuple[Sequence[int], int, int]
 """A text that has the last tokens of a path, the position of what follows them there, and how many they are, at most
 ``LONGEST``."""
 
 
-def followed(matches: Sequence[Match], token: int) -> list[Match]:
+def followed(matches: Sequence[NgramMatch], token: int) -> list[NgramMatch]:
     """The matches of a path that goes on with ``token``."""
     return [
         (text, at + 1, min(length + 1, LONGEST))
@@ -62,7 +62,7 @@ def followed(matches: Sequence[Match], token: int) -> list[Match]:
     ]
 
 
-def probabilities(matches: Sequence[Match]) -> dict[int, float]:
+def probabilities(matches: Sequence[NgramMatch]) -> dict[int, float]:
     """Probabilities of the next tokens in descending order; of equal ones that of the earlier match comes first."""
     votes: dict[int, float] = {}
     for text, at, length in matches:
@@ -96,7 +96,7 @@ class NgramIndex:
         """n-gram -> the position behind where it stood last."""
         self._earlier = [0] * shortest
         """For each token the position behind where the n-gram that it ends stood before; 0: nowhere."""
-        self._matches: list[Match] | None = None
+        self._matches: list[NgramMatch] | None = None
 
     @classmethod
     def begun(cls, ids: Sequence[int], prediction: Sequence[int], shortest: int = SHORTEST) -> NgramIndex:
@@ -134,18 +134,18 @@ class NgramIndex:
         """The one that grows."""
         return self._text[self._begin :]
 
-    def latest(self) -> list[Match]:
+    def latest(self) -> list[NgramMatch]:
         """Matches of the text's own end; from now on they follow it."""
         if self._matches is None:
             self._matches = self._search()
         return self._matches
 
-    def _search(self) -> list[Match]:
+    def _search(self) -> list[NgramMatch]:
         return self.matches(self._text[max(self._begin, len(self._text) - LONGEST) :])
 
-    def matches(self, tail: Sequence[int]) -> list[Match]:
+    def matches(self, tail: Sequence[int]) -> list[NgramMatch]:
         """The latest matches, the last one first."""
-        text, found = self._text, list[Match]()
+        text, found = self._text, list[NgramMatch]()
         at = self._latest.get(tuple(tail[-self._shortest :]), 0)
         while at and len(found) < MATCHES:
             if at < len(text) and text[at] != _BREAK:
@@ -171,14 +171,14 @@ class NgramScorer(Scorer):
 
     def __init__(self, indexes: Sequence[NgramIndex], requests: Sequence[Request], drawing: Drawing) -> None:
         self._indexes, self._requests, self._drawing = indexes, requests, drawing
-        self._matches = {(row, ROOT): index.latest() for row, index in enumerate(indexes)}
-        self._tails = {(row, ROOT): request.ids[-LONGEST:] for row, request in enumerate(requests)}
+        self._matches = {(b, ROOT): index.latest() for b, index in enumerate(indexes)}
+        self._tails = {(b, ROOT): request.ids[-LONGEST:] for b, request in enumerate(requests)}
         self._states = NodeStates(requests)
         self._scored: list[tuple[int, int, dict[int, float]]] = []
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         self._scored = [
-            (n.row, n.node, self._predict(n, state)) for n, state in zip(nodes, self._states.of(nodes), strict=True)
+            (n.request, n.node, self._predict(n, state)) for n, state in zip(nodes, self._states.of(nodes), strict=True)
         ]
         return [candidates_of(found, width) for _, _, found in self._scored]
 
@@ -194,13 +194,13 @@ class NgramScorer(Scorer):
         allowed = state.allows(np.array(list(found))).tolist()
         return {token: p for (token, p), open_ in zip(found.items(), allowed, strict=True) if open_}
 
-    def _matches_of(self, node: UnscoredNode) -> list[Match]:
-        row, number, parent, token = node
+    def _matches_of(self, node: UnscoredNode) -> list[NgramMatch]:
+        b, number, parent, token = node
         if number == ROOT:
-            return self._matches[row, ROOT]
-        tail = self._tails[row, number] = [*self._tails[row, parent], token][-LONGEST:]
-        found = followed(self._matches[row, parent], token) or self._indexes[row].matches(tail)
-        self._matches[row, number] = found
+            return self._matches[b, ROOT]
+        tail = self._tails[b, number] = [*self._tails[b, parent], token][-LONGEST:]
+        found = followed(self._matches[b, parent], token) or self._indexes[b].matches(tail)
+        self._matches[b, number] = found
         return found
 
     def draw(self, counts: Sequence[int]) -> list[Drawn]:
@@ -238,7 +238,7 @@ class NgramSource(BeamSource):
     def open(self, request: Request) -> None:
         self._indexes[request] = NgramIndex.begun(request.ids, request.prediction, self.shortest)
 
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         indexes = [self._indexes[r] for r in requests]
         for index, request in zip(indexes, requests, strict=True):
             index.extend(request.ids[len(index) :])

@@ -142,7 +142,7 @@ class Engine:
         self._worker: int | None = None  # the thread that works on the models
         self.setup = Setup(target, self.speculation)
         for observer in observers:
-            observer.begin(self.setup)
+            observer.built(self.setup)
 
     @property
     def grammars(self) -> Grammars:
@@ -213,7 +213,7 @@ class Engine:
     def _submit(
         self, request: EngineRequest, priority: int = 0, timeout: float | None = None, *, bounded: bool = True
     ) -> Handle:
-        job = Job(request, self.stepper.slots(request, most=True), priority, timeout)
+        job = Job(request, self.stepper.row_length(request, most=True), priority, timeout)
         with self._changed:
             self.scheduler.add(job, bounded=bounded)
             self._changed.notify_all()
@@ -408,8 +408,8 @@ class Engine:
         for job in admitted:
             try:  # the cache grows once for all
                 kept = len(self.stepper.prefixes.lengths)
-                self.target.reserve(len(jobs) + kept, max(self.stepper.slots(each.request) for each in jobs))
-                self.stepper.begin(job.request)
+                self.target.reserve(len(jobs) + kept, max(self.stepper.row_length(each.request) for each in jobs))
+                self.stepper.open_row(job.request)
             except Exception as error:  # noqa: BLE001
                 job.request.fail(error)
         return [job.request for job in jobs if job.request.finish_reason is None]

@@ -85,14 +85,14 @@ class Job:
     """A request with what decides when it runs.
 
     Attributes:
-        slots: most cache slots that it may come to need.
+        length: most tokens that its row may come to hold.
         priority: lower runs sooner, by ten seconds of waiting a step.
         timeout: seconds from its arrival in which it has to end; None: any.
         cancelled: it is to end.
     """
 
     request: EngineRequest
-    slots: int
+    length: int
     priority: int = 0
     timeout: float | None = None
     arrival: float = field(default_factory=time.monotonic)
@@ -155,10 +155,10 @@ class Scheduler:
             FieldError: it needs more cache than there is.
             QueueFullError: the queue is full; it says when to come back.
         """
-        if not self._holds([job.slots]):
+        if not self._holds([job.length]):
             raise FieldError(
                 "max_tokens",
-                f"the request needs {job.slots} cache slots, more than the memory of the cache has: lower max_tokens, "
+                f"the request needs {job.length} cache slots, more than the memory of the cache has: lower max_tokens, "
                 "shorten the prompt, or give the cache more memory",
             )
         if bounded and len(self._waiting) >= self._params.queue:
@@ -194,7 +194,7 @@ class Scheduler:
         admitted = list[Job]()
         while self._waiting and len(self.running) < self._params.rows:
             job = self._waiting[0][2]
-            lengths = [*(other.slots for other in self.running), job.slots]
+            lengths = [*(other.length for other in self.running), job.length]
             while not self._holds([*lengths, *self._kept.lengths]) and self._kept.lengths:
                 self._kept.evict()
             if not self._holds([*lengths, *self._kept.lengths]):

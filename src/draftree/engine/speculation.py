@@ -180,7 +180,7 @@ class Setup:
 class Observer:
     """An object that is notified of what an engine does; a subclass overrides what it observes."""
 
-    def begin(self, setup: Setup) -> None:
+    def built(self, setup: Setup) -> None:
         """An engine has been built with this observer."""
 
     def opened(self, request: EngineRequest) -> None:

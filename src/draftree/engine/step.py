@@ -1,6 +1,6 @@
 """One step for the requests that run together: draft, verify in one target pass, commit, append.
 
-    begin -> [ draft -> extend -> verify -> commit -> append ] * -> close
+    open_row -> [ draft -> extend -> verify -> commit -> append ] * -> close
 
 Joins drafting and verification, which know nothing of each other. A request whose prompt is not read yet takes part
 with the next tokens of it in place of a tree; when the last of them is read, its first token is drawn.
@@ -27,7 +27,7 @@ from .speculation import EngineRequest, Observer
 
 _OWN_SCHEMES = {type(scheme) for scheme in SCHEMES.values()}
 _RESERVED = 256
-"""Most slots that are reserved for the drafted nodes of a request."""
+"""Most drafted nodes of a request that cache is reserved for."""
 _SCORED = 64
 """Most tokens of a prompt that a step reads where their log-probabilities are wanted: it computes all their logits."""
 
@@ -117,26 +117,26 @@ class Stepper:
     def __init__(self, target: LanguageModel, observers: Sequence[Observer] = (), prefixes: int = 0) -> None:
         self.prefixes = PrefixCache(target, prefixes)
         self._target, self._observers = target, tuple(observers)
-        self._begun: dict[EngineRequest, None] = {}
+        self._open: dict[EngineRequest, None] = {}
         """Requests with a row, in the order in which they came."""
         self._leaders: dict[EngineRequest, tuple[EngineRequest, int]] = {}
         """Request that waits -> the one that reads the beginning of both texts, and how many tokens that has."""
 
-    def begin(self, request: EngineRequest) -> None:
+    def open_row(self, request: EngineRequest) -> None:
         """Give a request its row in the target, with what is kept of its prompt; steps read the rest."""
-        self._target.reserve(1, self.slots(request))
+        self._target.reserve(1, self.row_length(request))
         scored = request.params.prompt_logprobs is not None
-        readers = [] if scored else [other for other in self._begun if not other.decodes]
+        readers = [] if scored else [other for other in self._open if not other.decodes]
         shared = [common_prefix(other.ids, request.ids[:-1]) for other in readers]
         if (longest := max(shared, default=0)) >= WORTHWHILE:
             self._leaders[request] = readers[shared.index(longest)], longest
         request.row = self._target.open() if scored or longest >= WORTHWHILE else self._found(request)
         request.stats.reused = request.row.length
-        self._begun[request] = None
+        self._open[request] = None
 
     def _found(self, request: EngineRequest) -> Row:
         """A row with what rows hold of a text: those that are kept, and those of other requests."""
-        live = [(other.ids, other.row) for other in self._begun if other.row is not None and other is not request]
+        live = [(other.ids, other.row) for other in self._open if other.row is not None and other is not request]
         return self.prefixes.find(request.ids, live)
 
     def _waits(self, request: EngineRequest, requests: Sequence[EngineRequest]) -> bool:
@@ -155,7 +155,7 @@ class Stepper:
 
     def open(self, request: EngineRequest) -> EngineRequest:
         """Begin a request, read its prompt and draw its first token."""
-        self.begin(request)
+        self.open_row(request)
         try:
             self.step([request])
         except BaseException:
@@ -240,7 +240,7 @@ class Stepper:
         All observers are notified, even where one of them fails.
         """
         if (row := request.row) is not None:
-            self._begun.pop(request, None)
+            self._open.pop(request, None)
             self._leaders.pop(request, None)
             with ExitStack() as closing:  # from the last to the first
                 closing.callback(setattr, request, "row", None)  # last: it is done when its observers know
@@ -250,8 +250,8 @@ class Stepper:
                 closing.callback(call_named, f"drafter {drafter.name}: close", drafter.close, request)
                 self.prefixes.keep(request.ids, row)
 
-    def slots(self, request: EngineRequest, *, most: bool = False) -> int:
-        """Cache slots to reserve for a request, or all that it may come to need.
+    def row_length(self, request: EngineRequest, *, most: bool = False) -> int:
+        """Tokens of a row to reserve for a request, or the most that it may come to need.
 
         Of a large node budget only a part: most trees stay far below it, and the cache grows for one that does not.
         """
@@ -283,7 +283,7 @@ def _parts(requests: Sequence[EngineRequest], prompt_tokens: int | None) -> list
             head = request.ids[row.length : row.length + unread]
             ends = row.length + unread == len(request.ids)
             parts.append(_Part(request, row, head, decodes, ends))
-    return sorted(parts, key=lambda part: part.row.slot) if len(parts) > 1 else parts
+    return sorted(parts, key=lambda part: part.row.number) if len(parts) > 1 else parts
 
 
 def _row(request: EngineRequest) -> Row:

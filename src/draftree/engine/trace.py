@@ -119,7 +119,7 @@ class Trace(Observer):
         """End the trace; what the engine does from now on is not traced."""
         self._stop(None)
 
-    def begin(self, setup: Setup) -> None:
+    def built(self, setup: Setup) -> None:
         """Describe the run.
 
         Raises:

@@ -121,12 +121,12 @@ class Row:
     """A sequence inside a model, which owns it: its committed tokens and the nodes that wait for a commit.
 
     Attributes:
-        slot: the model's number for it; changes when other rows close.
+        number: the model's for it; changes when other rows close.
         length: committed tokens.
         parents: [u], parents of the uncommitted nodes, ROOT for children of the last committed token.
     """
 
-    slot: int = -1
+    number: int = -1
     length: int = 0
     parents: Ints = field(default_factory=lambda: NO_NODES)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..config import Count, Logprobs
+from ..config import Count, LogprobCount
 from ..errors import FieldError
 from ..text.encoding import Conversation
 from .schema import Body, ResponseFormat, Sent
@@ -107,7 +107,7 @@ class ChatRequest(WithTools):
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
     logprobs: bool | None = None
-    top_logprobs: Logprobs | None = None
+    top_logprobs: LogprobCount | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 

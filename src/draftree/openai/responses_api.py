@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..config import Count, Logprobs
+from ..config import Count, LogprobCount
 from ..errors import FieldError
 from ..request import Chunk, Request
 from ..text.encoding import Conversation
@@ -70,7 +70,7 @@ class ResponsesRequest(WithTools):
     instructions: str | None = None
     max_output_tokens: Count | None = None
     text: TextOptions = TextOptions()
-    top_logprobs: Logprobs | None = None
+    top_logprobs: LogprobCount | None = None
     previous_response_id: None = None
     background: Literal[False] | None = None
     metadata: dict[str, str] | None = None

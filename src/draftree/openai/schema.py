@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ..config import (
     Bias,
     Count,
-    Logprobs,
+    LogprobCount,
     Penalty,
     Positive,
     Priority,
@@ -360,7 +360,7 @@ class CompletionRequest(Sampled):
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: Whole | None = None  # not sent: _TOKENS
     echo: bool = False
-    logprobs: Logprobs | None = None
+    logprobs: LogprobCount | None = None
 
     @property
     def wanted_logprobs(self) -> int | None:

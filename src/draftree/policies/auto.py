@@ -138,7 +138,7 @@ class AutoTree(GrowthPolicy):
         ar = ARPass(max([len(request.ids) for request in requests]), len(requests), other_tokens)
         nodes = [budget.nodes for budget in budgets]
         curve = self._costs.curve(min(sum(nodes), max(*nodes, MOST_NODES)), ar)
-        price = self._selection.begin(requests, curve, ar)
+        price = self._selection.choose(requests, curve, ar)
         self._rest = 0 if any(price.enabled) else _REST - 1
         drafts = any(price.enabled) and any([budget.depth != 0 for budget in budgets])
         within = budgets if drafts else [Budget(0, budget.depth) for budget in budgets]
@@ -169,19 +169,21 @@ class AutoTree(GrowthPolicy):
     def prune(self, plan: Plan, pools: Sequence[Pool]) -> Sequence[Sequence[bool] | None]:
         """The number of nodes that gains most, and the best nodes of all requests: they share the pass."""
         plan = cast(AutoPlan, plan)
-        ranked = sorted((-path, row, node) for row, pool in enumerate(pools) for node, path in enumerate(pool.tags))
+        ranked = sorted(
+            (-path, request, node) for request, pool in enumerate(pools) for node, path in enumerate(pool.tags)
+        )
         left, chosen = [budget.nodes for budget in plan.budgets], list[tuple[int, int]]()
         seconds, expected = plan.price.curve.seconds, [float(plan.price.ar.tokens)]
-        for minus, row, node in ranked:
-            if left[row] and len(expected) < len(seconds):
-                left[row] -= 1
-                chosen.append((row, node))
+        for minus, request, node in ranked:
+            if left[request] and len(expected) < len(seconds):
+                left[request] -= 1
+                chosen.append((request, node))
                 expected.append(expected[-1] - minus)
         # where the rate of the last steps is more than any size can reach, all lose against it, the smallest least
         rate = min(plan.price.rate, max(map(truediv, expected, seconds)))
         size = max(range(len(expected)), key=lambda size: expected[size] - rate * seconds[size])
         best = set(chosen[:size])
-        return [[(row, node) in best for node in range(len(pool.tags))] for row, pool in enumerate(pools)]
+        return [[(request, node) in best for node in range(len(pool.tags))] for request, pool in enumerate(pools)]
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
@@ -190,22 +192,22 @@ class AutoTree(GrowthPolicy):
             self.report.add(0, outcomes, 1.0)
             return
         nodes = sum([len(outcome.tree) for outcome in outcomes])
-        for row, outcome in enumerate(outcomes):
-            self._calibrate(plan, row, outcome.tokens[: outcome.taken])
+        for request, outcome in enumerate(outcomes):
+            self._calibrate(plan, request, outcome.tokens[: outcome.taken])
         took = self._selection.learn(plan.price, max(1, len(plan.proposed)), nodes, outcomes)
         self._costs.learn(nodes, plan.price.ar, outcomes[0].step.verify)
         self.report.add(nodes, outcomes, took)
 
-    def _calibrate(self, plan: AutoPlan, row: int, tokens: Sequence[int]) -> None:
+    def _calibrate(self, plan: AutoPlan, request: int, tokens: Sequence[int]) -> None:
         """Walk down what was proposed along the target's tokens; candidates count whether they became nodes or not."""
         node: int | None = ROOT
         for token, frontier in zip(tokens, plan.proposed, strict=False):
-            numbered = zip(frontier.rows, frontier.nodes, frontier.candidates, strict=True)
-            found = next((candidates for r, n, candidates in numbered if (r, n) == (row, node)), NO_CANDIDATES)
+            numbered = zip(frontier.requests, frontier.nodes, frontier.candidates, strict=True)
+            found = next((candidates for r, n, candidates in numbered if (r, n) == (request, node)), NO_CANDIDATES)
             if not found.tokens:
                 return
             self._trust[found.part].learn(found, token)
-            children = enumerate(zip(frontier.pools[row].parents, frontier.pools[row].tokens, strict=True))
+            children = enumerate(zip(frontier.pools[request].parents, frontier.pools[request].tokens, strict=True))
             node = next((number for number, child in children if child == (node, token)), None)
 
 

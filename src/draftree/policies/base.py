@@ -11,7 +11,7 @@ import numpy as np
 from annotated_types import Interval
 from numpy.typing import NDArray
 
-from ..config import DEFAULT_NODES, MAX_NODES, Budget, Nodes, check_type
+from ..config import DEFAULT_NODES, MAX_NODES, Budget, NodeCount, check_type
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..request import Outcome, Request
@@ -95,7 +95,7 @@ class Frontier(NamedTuple):
     Attributes:
         plan: of the proposal.
         depth: 0 for the roots.
-        rows: [F] which request.
+        requests: [F] which one, from 0.
         nodes: [F] number in the request's pool, ROOT (-1) for roots.
         path_logprobs: [F] 0 for roots.
         tags: [F] the policy's tags of them (``Child.tag``); 0 for roots.
@@ -107,7 +107,7 @@ class Frontier(NamedTuple):
 
     plan: Plan
     depth: int
-    rows: Sequence[int]
+    requests: Sequence[int]
     nodes: Sequence[int]
     path_logprobs: Sequence[float]
     tags: Sequence[Any]
@@ -255,7 +255,7 @@ def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:
     if nodes is None:
         name = f"policy {type(policy).__name__}: default_nodes"
         nodes = DEFAULT_NODES if policy is None else policy.default_nodes
-    check_type(name, nodes, Nodes)
+    check_type(name, nodes, NodeCount)
     return nodes
 
 
@@ -282,16 +282,16 @@ def descending(scores: Sequence[float]) -> list[int]:
 def highest_in_budget(scores: Sequence[Sequence[float]], budgets: Sequence[Budget]) -> list[list[bool] | None]:
     """What ``GrowthPolicy.prune`` returns where the nodes of highest scores are verified; [P] scores a pool."""
     return [
-        None if len(own) <= budget.nodes else best_per_row(own, [0] * len(own), [budget.nodes])
+        None if len(own) <= budget.nodes else best_per_request(own, [0] * len(own), [budget.nodes])
         for own, budget in zip(scores, budgets, strict=True)
     ]
 
 
-def best_per_row(scores: Sequence[float], rows: Sequence[int], limits: Sequence[int]) -> list[bool]:
-    """[N] the ``limits[row]`` highest scores of each row; ties go to the earlier entry."""
+def best_per_request(scores: Sequence[float], requests: Sequence[int], limits: Sequence[int]) -> list[bool]:
+    """[N] the ``limits[request]`` highest scores of each request; ties go to the earlier entry."""
     left, keep = list(limits), [False] * len(scores)
     for at in descending(scores):
-        row = rows[at]
-        keep[at] = left[row] > 0
-        left[row] -= 1
+        request = requests[at]
+        keep[at] = left[request] > 0
+        left[request] -= 1
     return keep

@@ -13,7 +13,7 @@ from annotated_types import Interval
 
 from ..config import MAX_NODES, Budget, Checked, Count
 from ..request import Outcome, Request
-from .base import Child, Frontier, GrowthPolicy, Plan, Pool, best_per_row, highest_in_budget
+from .base import Child, Frontier, GrowthPolicy, Plan, Pool, best_per_request, highest_in_budget
 
 _DECAY = 0.9
 """Exponential decay of the averages behind the automatic threshold, per step."""
@@ -72,24 +72,24 @@ class OptTree(Checked, BestPaths):
 
     def grow(self, frontier: Frontier) -> list[Child]:
         """Keep the nodes that are among the best n so far; go on where E(A) has gained more than the threshold."""
-        plan, rows = cast(_BestSoFar, frontier.plan), frontier.rows
+        plan, requests = cast(_BestSoFar, frontier.plan), frontier.requests
         scores, gain = list[tuple[float, int, int]](), [0.0] * len(plan.best)
         for parent, found in enumerate(frontier.candidates):
-            path, least = frontier.path_logprobs[parent], plan.least(rows[parent])
+            path, least = frontier.path_logprobs[parent], plan.least(requests[parent])
             for rank, logprob in enumerate(found.logprobs):
                 if path + logprob <= least:
                     break
                 scores.append((-path - logprob, parent, rank))
         entered = list[tuple[int, int, float]]()
         for negative, parent, rank in sorted(scores):  # of equal paths the earlier one stays
-            row, score = rows[parent], -negative
-            if score > plan.least(row):
-                gain[row] += plan.enter(row, score)
+            request, score = requests[parent], -negative
+            if score > plan.least(request):
+                gain[request] += plan.enter(request, score)
                 entered.append((parent, rank, score))
         threshold = self.threshold if frontier.depth + 1 < self.depth else math.inf
         return [
             # children of the least probable node of n are no more probable
-            Child(parent, rank, gain[rows[parent]] > threshold and score > plan.least(rows[parent]))
+            Child(parent, rank, gain[requests[parent]] > threshold and score > plan.least(requests[parent]))
             for parent, rank, score in sorted(entered)
         ]
 
@@ -120,15 +120,15 @@ class _BestSoFar(Plan):
 
     best: list[list[float]] = field(default_factory=list)
 
-    def least(self, row: int) -> float:
+    def least(self, request: int) -> float:
         """Only paths above it come in."""
-        own = self.best[row]
-        return own[0] if len(own) == self.budgets[row].nodes else -math.inf
+        own = self.best[request]
+        return own[0] if len(own) == self.budgets[request].nodes else -math.inf
 
-    def enter(self, row: int, score: float) -> float:
+    def enter(self, request: int, score: float) -> float:
         """Take a path in; returns what E(A) gains."""
-        own = self.best[row]
-        if len(own) < self.budgets[row].nodes:
+        own = self.best[request]
+        if len(own) < self.budgets[request].nodes:
             heappush(own, score)
             return math.exp(score)
         return math.exp(score) - math.exp(heapreplace(own, score))
@@ -153,10 +153,10 @@ class Eagle2Tree(Checked, BestPaths):
 
     def grow(self, frontier: Frontier) -> list[Child]:
         scores = frontier.scores
-        paths, rows = list[float](), list[int]()
-        for row, own in zip(frontier.rows, scores, strict=True):
+        paths, requests = list[float](), list[int]()
+        for request, own in zip(frontier.requests, scores, strict=True):
             paths += own
-            rows += [row] * len(own)
+            requests += [request] * len(own)
         width = self.width if frontier.depth + 1 < self.depth else 0
-        beam = iter(best_per_row(paths, rows, [width] * len(frontier.budgets)))
+        beam = iter(best_per_request(paths, requests, [width] * len(frontier.budgets)))
         return [Child(parent, rank, next(beam)) for parent, own in enumerate(scores) for rank in range(len(own))]

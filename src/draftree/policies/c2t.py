@@ -15,7 +15,7 @@ from ..artifacts import JsonFormat, user_path
 from ..config import Checked, Count, Probability, typed
 from ..errors import ConfigError, UnknownNameError
 from ..tree import DraftTree, Floats
-from .base import Child, Frontier, GrowthPolicy, Plan, Pool, Provenance, Width, best_per_row, highest_in_budget
+from .base import Child, Frontier, GrowthPolicy, Plan, Pool, Provenance, Width, best_per_request, highest_in_budget
 
 
 class Columns(NamedTuple):
@@ -248,12 +248,12 @@ class ClassifierTree(Checked, GrowthPolicy):
                     layer.append(Child(parent, rank, extend, min(score, above)))
                     scores.append(score)
         if self.top is not None:
-            rows = [frontier.rows[child.parent] for child in layer]
-            layer = [*compress(layer, best_per_row(scores, rows, [self.top] * len(frontier.budgets)))]
-        rows = [row for row, pool in enumerate(frontier.pools) for _ in pool.tags]
-        rows += [frontier.rows[child.parent] for child in layer]
+            requests = [frontier.requests[child.parent] for child in layer]
+            layer = [*compress(layer, best_per_request(scores, requests, [self.top] * len(frontier.budgets)))]
+        requests = [request for request, pool in enumerate(frontier.pools) for _ in pool.tags]
+        requests += [frontier.requests[child.parent] for child in layer]
         tags = [*chain.from_iterable(pool.tags for pool in frontier.pools), *(child.tag for child in layer)]
-        stay = best_per_row(tags, rows, frontier.budgets)
+        stay = best_per_request(tags, requests, frontier.budgets)
         return [*compress(layer, stay[len(stay) - len(layer) :])]
 
     def prune(self, plan: Plan, pools: Sequence[Pool]) -> list[list[bool] | None]:

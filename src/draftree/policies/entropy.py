@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from annotated_types import Ge
 
-from ..config import DEFAULT_NODES, MAX_NODES, Budget, Checked, Count, Entropy, Nodes, check_fields
+from ..config import DEFAULT_NODES, MAX_NODES, Budget, Checked, Count, Entropy, NodeCount, check_fields
 from ..errors import ConfigError, call_named
 from ..request import Outcome, Request
 from .base import Child, Frontier, GrowthPolicy, Plan, Width, descending, read_number
@@ -118,10 +118,10 @@ class BudgetTree(EntropyTree):
         pairs = zip(EntropyTree.children(self, frontier), frontier.candidates, strict=True)
         counts = [max(0, min(count, self.width, len(found.tokens))) for count, found in pairs]
         order = descending(frontier.path_logprobs)
-        for row in {*frontier.rows}:
-            left = frontier.budgets[row] - len(frontier.pools[row].tokens)
-            below = max(0, min(frontier.limits[row], self.depth) - (frontier.depth + 1))
-            own = [node for node in order if frontier.rows[node] == row]
+        for request in {*frontier.requests}:
+            left = frontier.budgets[request] - len(frontier.pools[request].tokens)
+            below = max(0, min(frontier.limits[request], self.depth) - (frontier.depth + 1))
+            own = [node for node in order if frontier.requests[node] == request]
             for node, count in zip(
                 own, fit([counts[node] for node in own], min(max(1, left - below), left)), strict=True
             ):
@@ -216,7 +216,7 @@ class Window:
     start: Entropy | None = None
     keep: bool = True
     floor: Count = 1
-    cap: Nodes = 10
+    cap: NodeCount = 10
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -267,8 +267,8 @@ class DynamicWindow(Checked, GrowthPolicy):
         """The most probable token, unless tau is crossed beyond the floor."""
         plan, depth, window = cast(WindowPlan, frontier.plan), frontier.depth + 1, self.window
         counts, extend = list[int](), list[bool]()
-        for row, found in zip(frontier.rows, frontier.candidates, strict=True):
-            tau = np.float32(plan.thresholds[row].value)  # a mean of a tree's entropies, which are float32
+        for request, found in zip(frontier.requests, frontier.candidates, strict=True):
+            tau = np.float32(plan.thresholds[request].value)  # a mean of a tree's entropies, which are float32
             crossed = depth >= window.floor and bool(np.float32(found.entropy) > tau)
             counts.append(int(window.keep or depth == window.floor or not crossed))
             extend.append(not crossed and depth < window.cap)

@@ -45,7 +45,7 @@ class StaticTree(Checked, GrowthPolicy):
         return min(self.width, nodes)
 
     def grow(self, frontier: Frontier) -> list[Child]:
-        count = len(frontier.rows)
+        count = len(frontier.requests)
         return frontier.likeliest([self.width] * count, [frontier.depth + 1 < self.depth] * count)
 
 
@@ -84,8 +84,10 @@ class RankTree(GrowthPolicy):
     def grow(self, frontier: Frontier) -> list[Child]:
         """The tree's children of each node; its tag is its number."""
         grown = []
-        for parent, (row, tag, found) in enumerate(zip(frontier.rows, frontier.tags, frontier.candidates, strict=True)):
-            budget = frontier.budgets[row]
+        for parent, (request, tag, found) in enumerate(
+            zip(frontier.requests, frontier.tags, frontier.candidates, strict=True)
+        ):
+            budget = frontier.budgets[request]
             for rank, number in enumerate(self._children[tag][: len(found.tokens)]):
                 if number <= budget:
                     extend = any(below <= budget for below in self._children[number][:1])

@@ -275,7 +275,7 @@ class Selection:
     def pace(self) -> float:
         return max(1.0, self._tokens / self._passes)
 
-    def begin(self, requests: Sequence[Request], curve: Curve, ar: ARPass) -> Price:
+    def choose(self, requests: Sequence[Request], curve: Curve, ar: ARPass) -> Price:
         """Settle which drafters draft, and what they cost."""
         pace, left = self.pace, max([request.tokens_left for request in requests])
         new = sum([request.stats.steps == 0 for request in requests]) / len(requests)

@@ -119,18 +119,18 @@ class Draws:
         changes = None if self._penalties is None else self._penalties.after(drawn)
         return Edit(changes, None if self.state is None else followed(self.state, drawn).mask)
 
-    def processed(self, row: NDArray[np.float32], drawn: Sequence[int]) -> NDArray[np.float32]:
+    def processed(self, logits: NDArray[np.float32], drawn: Sequence[int]) -> NDArray[np.float32]:
         """[V] edited logits by the request's processors."""
         if self.params.processors:
             ids = np.array([*self.history, *drawn], dtype=np.int64)
             for processor in self.params.processors:
-                row = np.asarray(processor(ids, row), dtype=np.float32)
-        return row
+                logits = np.asarray(processor(ids, logits), dtype=np.float32)
+        return logits
 
     def warped(self, scores: Scores, slot: int, drawn: Sequence[int]) -> NDArray[np.float32]:
         """[V] warped logits after tokens of this step; only edited and processed at temperature 0."""
-        row = self.processed(scores.logits([slot], [self.edit(drawn)])[0], drawn)
-        return warp(row, self.params.warping) if self.params.temperature else row
+        logits = self.processed(scores.logits([slot], [self.edit(drawn)])[0], drawn)
+        return warp(logits, self.params.warping) if self.params.temperature else logits
 
     def accepts(self, chance: float) -> bool:
         """A new acceptance draw at each call."""
@@ -176,5 +176,5 @@ def draw_at(scores: Scores, places: Sequence[DrawPlace]) -> list[int]:
 
 def _draw_processed(scores: Scores, place: DrawPlace) -> int:
     draws, slot, drawn = place
-    row = draws.processed(scores.logits([slot], [draws.edit(drawn)])[0], drawn)
-    return draw_warped(row, draws.key(len(drawn)), draws.params.warping)
+    logits = draws.processed(scores.logits([slot], [draws.edit(drawn)])[0], drawn)
+    return draw_warped(logits, draws.key(len(drawn)), draws.params.warping)

@@ -15,7 +15,7 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from ..config import Checked, Count, Nodes, SamplingParams, Temperature, option
+from ..config import Checked, Count, NodeCount, SamplingParams, Temperature, option
 from ..drafters.base import Drafter
 from ..engine.engine import Engine
 from ..engine.replay import Replay, pass_maker
@@ -85,7 +85,7 @@ def ranks_along(
 class CalibrationOptions(Checked):
     """What is measured along how much text, and how large a tree is made of it."""
 
-    nodes: Nodes = option("Most nodes of the tree.", 64, metavar="N")
+    nodes: NodeCount = option("Most nodes of the tree.", 64, metavar="N")
     depth: Annotated[int, Interval(ge=1, le=64)] = option("Deepest level of the tree.", 8, metavar="D")
     stride: Count = option("Tokens from one start of a draft to the next; 1 measures most.", 4, metavar="N")
     max_tokens: Annotated[int, Ge(2)] = option("Most tokens to decode after each prompt.", 128, metavar="N")

@@ -23,7 +23,7 @@ FLAT = Curve([1.0] * 9, [1.0] * 9)
 
 def step(selection: Selection, accepted: int, seconds: float, drafted: int = 4) -> bool:
     """One step in which the first drafter took so many AR passes, if it drafted."""
-    price = selection.begin([Fake()], FLAT, ARPass(64, 1))
+    price = selection.choose([Fake()], FLAT, ARPass(64, 1))
     on = any(price.enabled)
     tree, path = (chain_tree([1] * drafted), list(range(accepted))) if on else (DraftTree.empty(), [])
     tokens = [1] * (len(path) + 1)

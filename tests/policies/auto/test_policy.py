@@ -263,7 +263,7 @@ class TestWithADraftingModel:
             target, Speculation(TreeDrafter(AutoTree(target=flat, drafter=costs(lambda n: 2.0)), ModelSource(model, 5)))
         )
         engine.generate([[1, 2, 3]])
-        assert prefill(model, [1]).slot == 0
+        assert prefill(model, [1]).number == 0
         assert not model._nodes[model._rows[0]]
         assert engine.speculation.drafter.passes == 0
 

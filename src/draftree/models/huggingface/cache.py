@@ -255,7 +255,7 @@ R = TypeVar("R", bound=Row)
 
 
 class Rows(Generic[R]):
-    """Open rows of a model and their keys and values; each row has a slot in the cache, and none between is empty."""
+    """Open rows of a model and their keys and values; rows are numbered without a gap, as they lie in the cache."""
 
     def __init__(self, layers: int, former: TreeCache | None = None) -> None:
         self.cache = TreeCache(layers, former)
@@ -265,17 +265,17 @@ class Rows(Generic[R]):
         return len(self._open)
 
     def add(self, row: R) -> None:
-        """Give a row the slot behind the others."""
-        row.slot = len(self._open)
+        """Give a row the number behind the others."""
+        row.number = len(self._open)
         self._open.append(row)
 
-    def at(self, slot: int) -> R:
-        """The open row in a slot."""
-        return self._open[slot]
+    def at(self, number: int) -> R:
+        """The open row of a number."""
+        return self._open[number]
 
     def own(self, row: Row) -> R:
         """``row``, if it is open and this model's; else a ``CacheError``."""
-        if 0 <= row.slot < len(self._open) and (found := self._open[row.slot]) is row:
+        if 0 <= row.number < len(self._open) and (found := self._open[row.number]) is row:
             return found
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
@@ -292,18 +292,18 @@ class Rows(Generic[R]):
         for parents in grown:
             if (parents >= np.arange(len(parents))).any():
                 raise CacheError(f"parents {parents.tolist()} are not in order: a parent comes before its child")
-        first, last = min(r.slot for r in rows), max(r.slot for r in rows) + 1
+        first, last = min(r.number for r in rows), max(r.number for r in rows) + 1
         starts = [r.length + len(r.parents) for r in self._open[first:last]]
         fresh = [0] * len(starts)
         for row, new in zip(rows, nodes, strict=True):
-            fresh[row.slot - first] = len(new.tokens)
-        places = self.cache.place(first, starts, fresh, [row.slot - first for row in rows])
+            fresh[row.number - first] = len(new.tokens)
+        places = self.cache.place(first, starts, fresh, [row.number - first for row in rows])
         return grown, PassInputs.of(rows, nodes, grown, places)
 
     def commit(self, row: R, path: Sequence[int]) -> Tensor | None:
         """Keep the uncommitted nodes of ``path``, drop the others (``TreeCache.compact`` for what it returns)."""
         row.check_path(path)
-        kept = self.cache.compact(row.slot, row.length, path)
+        kept = self.cache.compact(row.number, row.length, path)
         row.length += len(path)
         row.parents = NO_NODES
         return kept
@@ -311,7 +311,7 @@ class Rows(Generic[R]):
     def prune(self, row: R, keep: Sequence[int], trunk: int) -> Tensor | None:
         """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         parents = row.pruned(keep, trunk)
-        kept = self.cache.compact(row.slot, row.length, keep)
+        kept = self.cache.compact(row.number, row.length, keep)
         row.length += trunk
         row.parents = parents
         return kept
@@ -319,16 +319,16 @@ class Rows(Generic[R]):
     def fork(self, row: R, other: R) -> None:
         """Add a row with the first ``other.length`` of another's committed tokens."""
         self.add(other)
-        self.cache.copy_row(row.slot, other.slot, other.length)
+        self.cache.copy_row(row.number, other.number, other.length)
 
     def close(self, row: R) -> None:
         """Forget a row; the last one in storage takes its place, so that open rows stay side by side."""
         moved = self._open.pop()
         if moved is not row:
-            self.cache.copy_row(moved.slot, row.slot, moved.length + len(moved.parents))
-            moved.slot = row.slot
-            self._open[row.slot] = moved
-        row.slot = -1
+            self.cache.copy_row(moved.number, row.number, moved.length + len(moved.parents))
+            moved.number = row.number
+            self._open[row.number] = moved
+        row.number = -1
 
 
 _PIECES = 64

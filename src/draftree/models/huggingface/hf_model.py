@@ -260,9 +260,9 @@ class HFModel(LanguageModel):
         """``row``, if it is open and this model's; else a ``CacheError``."""
         return self._rows.own(row)
 
-    def row_at(self, slot: int) -> Row:
-        """The open row with this ``Row.slot``."""
-        return self._rows.at(slot)
+    def row_at(self, number: int) -> Row:
+        """The open row with this ``Row.number``."""
+        return self._rows.at(number)
 
     @exclusive
     def open(self) -> Row:

@@ -127,9 +127,9 @@ def _follow(rank: int, load: Part) -> int:
                     name, options = given
                     parts.append(load(name, **options))
                 else:
-                    number, slots, arguments = given
+                    number, rows, arguments = given
                     model = parts[number]
-                    _make(model, what, [model.row_at(slot) for slot in slots], arguments)
+                    _make(model, what, [model.row_at(row) for row in rows], arguments)
     except RuntimeError as error:  # of this part, or because another process is gone
         err.quiet = False
         why = (str(error).strip() or repr(error)).splitlines()[0]
@@ -229,10 +229,10 @@ class ParallelModel(LanguageModel):
         self._made("close", (row,))
 
     def _made(self, method: str, rows: Sequence[Row], *arguments: Any) -> Any:
-        """A call by all ranks on rows, which have the same slots everywhere; what rank 0's part returns."""
+        """A call by all ranks on rows, which have the same numbers everywhere; what rank 0's part returns."""
         with self._lock:
-            slots = [self._part.own(row).slot for row in rows]
-            with self._ranks.call(method, self._number, slots, arguments):
+            numbers = [self._part.own(row).number for row in rows]
+            with self._ranks.call(method, self._number, numbers, arguments):
                 made = _make(self._part, method, rows, arguments)
             self.pass_seconds = self._part.pass_seconds
             return made

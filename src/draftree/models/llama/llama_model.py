@@ -34,9 +34,9 @@ from ..base import (
     free_memory,
     prefill,
 )
+from ..cpu_threads import default_threads
 from ..gguf.gguf_checks import capabilities
 from ..gguf.gguf_file import slot_bytes
-from ..processors import default_threads
 from .branches import Branches
 from .library import IDS, Context, Tokens, Weights, open_library
 from .llama_tokenizer import read_tokenizer
@@ -53,7 +53,7 @@ _RESERVED = 4096
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LlamaRow(Row):
-    """A sequence inside a ``LlamaModel``; ``slot`` is its sequence id.
+    """A sequence inside a ``LlamaModel``; ``number`` is its sequence id.
 
     Attributes:
         branches: its uncommitted nodes.
@@ -157,13 +157,13 @@ class LlamaModel(LanguageModel):
             self._give_up({})
         if not self._free:
             raise CacheError(f"{len(self._open)} rows are open in {self.capabilities.name}: close one first")
-        row.slot = self._free.pop()
-        row.branches = Branches(row.slot)
-        self._open[row.slot] = row
+        row.number = self._free.pop()
+        row.branches = Branches(row.number)
+        self._open[row.number] = row
         return row
 
     def _own(self, row: Row) -> LlamaRow:
-        if (found := self._open.get(row.slot)) is row:
+        if (found := self._open.get(row.number)) is row:
             return found
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
@@ -210,40 +210,40 @@ class LlamaModel(LanguageModel):
 
     def _read(self, added: Sequence[_Node]) -> NDArray[np.float32]:
         """[w, V] logits of the wanted ones of some nodes."""
-        parents = {(row.slot, row.branches.parents[node]) for row, node, _ in added}
-        ends = sum((row.slot, node) not in parents for row, node, _ in added)
+        parents = {(row.number, row.branches.parents[node]) for row, node, _ in added}
+        ends = sum((row.number, node) not in parents for row, node, _ in added)
         if ends > _TRASH - len(self._open):  # they have more paths than there are ids
             half = len(added) // 2
             return np.concatenate([self._read(added[:half]), self._read(added[half:])])
         by_row: dict[int, list[int]] = {}
         for row, node, _ in added:
-            by_row.setdefault(row.slot, []).append(node)
+            by_row.setdefault(row.number, []).append(node)
         again = list[_Node]()
-        for slot, nodes in by_row.items():
-            row, fresh = self._open[slot], set(nodes)
-            by_row[slot] = row.branches.missing(nodes)
-            again += [(row, node, False) for node in by_row[slot] if node not in fresh]
-        if sum(self._open[slot].branches.needed(nodes) for slot, nodes in by_row.items()) > len(self._free):
+        for number, nodes in by_row.items():
+            row, fresh = self._open[number], set(nodes)
+            by_row[number] = row.branches.missing(nodes)
+            again += [(row, node, False) for node in by_row[number] if node not in fresh]
+        if sum(self._open[number].branches.needed(nodes) for number, nodes in by_row.items()) > len(self._free):
             self._give_up(by_row)
         carried: dict[tuple[int, int], Sequence[int]] = {}
-        for slot, nodes in by_row.items():
-            row = self._open[slot]
+        for number, nodes in by_row.items():
+            row = self._open[number]
             sequences, copies = row.branches.carry(nodes, self._free)
-            carried.update({(slot, node): ids for node, ids in zip(nodes, sequences, strict=True)})
+            carried.update({(number, node): ids for node, ids in zip(nodes, sequences, strict=True)})
             for source, target, depth in copies:
                 self._context.copy(source, target, 0, row.length + depth + 1)
         tokens = Tokens()
         for row, node, wanted in [*again, *added]:
             tokens.ids.append(row.branches.tokens[node])
             tokens.positions.append(row.length + row.branches.depths[node])
-            tokens.sequences.append(carried[row.slot, node])
+            tokens.sequences.append(carried[row.number, node])
             tokens.wanted.append(wanted)
         began = time.perf_counter()
         try:
             logits = self._decode(tokens)
         except BaseException:
-            for slot in by_row:
-                self._forget(self._open[slot], *self._open[slot].branches.give_up(()))
+            for number in by_row:
+                self._forget(self._open[number], *self._open[number].branches.give_up(()))
             raise
         if any(row.length for row, *_ in added):
             self.pass_seconds += time.perf_counter() - began
@@ -280,9 +280,9 @@ class LlamaModel(LanguageModel):
         self._context.restore(state)
 
     def _give_up(self, needed: Mapping[int, Sequence[int]]) -> None:
-        """Let all nodes lose their cells that nothing in ``needed`` lies below, by slot of a row."""
-        for slot, row in self._open.items():
-            used = [row.branches.parents[node] for node in needed.get(slot, ())]
+        """Let all nodes lose their cells that nothing in ``needed`` lies below, by the number of a row."""
+        for number, row in self._open.items():
+            used = [row.branches.parents[node] for node in needed.get(number, ())]
             self._forget(row, *row.branches.give_up(used))
 
     def _forget(self, row: LlamaRow, given: Sequence[int], shorter: Sequence[tuple[int, int]]) -> None:
@@ -327,7 +327,7 @@ class LlamaModel(LanguageModel):
         """A new row with the first committed tokens of another, whose cells they share (``LanguageModel.fork``)."""
         own, length = self._own(row), row.prefix(length)
         other = self._add(replace(own, length=length, parents=NO_NODES))
-        self._context.copy(own.slot, other.slot, 0, length)
+        self._context.copy(own.number, other.number, 0, length)
         return other
 
     def close(self, row: Row) -> None:
@@ -338,8 +338,8 @@ class LlamaModel(LanguageModel):
                 self._context.copy(each, _TRASH, 0, -1)
                 self._context.drop(each, 0)
                 self._free.append(each)
-            del self._open[own.slot]
-            row.slot = -1
+            del self._open[own.number]
+            row.number = -1
             if not self._open:
                 self._context.clear()
 

@@ -131,10 +131,10 @@ def tiers() -> list[str]:
     return found.decode().split()
 
 
-Numbers = Sequence[int] | NDArray[np.integer]
+IntsLike = Sequence[int] | NDArray[np.integer]
 
 
-def _ints(values: Numbers) -> NDArray[np.int32]:
+def _ints(values: IntsLike) -> NDArray[np.int32]:
     return np.ascontiguousarray(values, dtype=np.int32)
 
 
@@ -145,7 +145,7 @@ class Scratch:
         self._numbers = np.empty(64, kind)
         self._address: int = self._numbers.ctypes.data
 
-    def filled(self, numbers: Numbers) -> int:
+    def filled(self, numbers: IntsLike) -> int:
         """Address of these numbers, valid until the next call."""
         address = self.sized(len(numbers))
         self._numbers[: len(numbers)] = numbers
@@ -244,13 +244,13 @@ class Loaded:
 
     def extend(
         self,
-        rows: Numbers,
-        counts: Numbers,
-        tokens: Numbers,
-        parents: Numbers,
-        wanted: Numbers,
-        target_rows: Numbers = (),
-        sources: Numbers = (),
+        rows: IntsLike,
+        counts: IntsLike,
+        tokens: IntsLike,
+        parents: IntsLike,
+        wanted: IntsLike,
+        target_rows: IntsLike = (),
+        sources: IntsLike = (),
     ) -> None:
         """One pass over new nodes of rows: ``counts`` of each, [N] tokens, parents and whether scores are wanted.
 
@@ -273,11 +273,11 @@ class Loaded:
             )
         )
 
-    def commit(self, row: int, path: Numbers) -> None:
+    def commit(self, row: int, path: IntsLike) -> None:
         """Keep uncommitted nodes, a path from the last committed token down."""
         self._check(self._library.draftree_commit(self._pointer, row, self._slots.filled(path), len(path)))
 
-    def prune(self, row: int, keep: Numbers, trunk: int) -> None:
+    def prune(self, row: int, keep: IntsLike, trunk: int) -> None:
         """Keep uncommitted nodes and commit the first ``trunk`` of them."""
         nodes = _ints(keep)
         self._check(self._library.draftree_prune(self._pointer, row, nodes.ctypes.data, len(nodes), trunk))
@@ -288,7 +288,7 @@ class Loaded:
         self._check(self._library.draftree_states(self._pointer, row, first, count, states.ctypes.data))
         return states
 
-    def argmax(self, slots: Numbers, edits: CEdits | None = None) -> NDArray[np.int32]:
+    def argmax(self, slots: IntsLike, edits: CEdits | None = None) -> NDArray[np.int32]:
         """[w] the most probable token of each slot."""
         count = len(slots)
         arguments = self._slots.filled(slots), None if edits is None else byref(edits), self._found.sized(count)
@@ -297,7 +297,7 @@ class Loaded:
 
     def top(
         self,
-        slots: Numbers,
+        slots: IntsLike,
         count: int,
         edits: CEdits | None = None,
         warpings: NDArray[np.void] | None = None,
@@ -326,7 +326,7 @@ class Loaded:
         tokens, logprobs = self._found.first(rows * count), self._values.first(rows * count)
         return tokens.reshape(rows, count), logprobs.reshape(rows, count), self._entropies.first(rows)
 
-    def log_probabilities(self, slots: Numbers, tokens: Numbers) -> NDArray[np.float32]:
+    def log_probabilities(self, slots: IntsLike, tokens: IntsLike) -> NDArray[np.float32]:
         """[w] log-probability (nats) of one token of each slot."""
         count = len(slots)
         arguments = self._slots.filled(slots), self._tokens.filled(tokens), self._values.sized(count)
@@ -334,7 +334,7 @@ class Loaded:
         return self._values.first(count)
 
     def draw(
-        self, slots: Numbers, keys: NDArray[np.uint64], warpings: NDArray[np.void], edits: CEdits | None = None
+        self, slots: IntsLike, keys: NDArray[np.uint64], warpings: NDArray[np.void], edits: CEdits | None = None
     ) -> NDArray[np.int32]:
         """[w] a token of each slot by the noise of its key; ``warpings``: [w] of ``WARPING``."""
         count = len(slots)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import UnsupportedModelError
 from .architecture import Hyperparameters
-from .binding import Loaded, LoadedModel, Numbers, c_architecture
+from .binding import IntsLike, Loaded, LoadedModel, c_architecture
 
 LAST_STATE, NO_STATE = -1, -2
 """Sources of a state: what the head predicted at the parent, and zeros; others are cells of the target's row."""
@@ -87,7 +87,7 @@ class LoadedHead(Loaded):
         self._check(code)
         self.token_bytes = self._library.draftree_token_bytes(self._pointer)
 
-    def learn(self, row: int, tokens: Numbers) -> None:
+    def learn(self, row: int, tokens: IntsLike) -> None:
         """Let a row score these tokens too, which are committed to it next."""
         self._check(self._library.draftree_learn(self._pointer, row, self._tokens.filled(tokens), len(tokens)))
 

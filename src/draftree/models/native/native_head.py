@@ -209,7 +209,7 @@ class NativeHeadScores(NativeScores):
     def _outputs(self, slots: Slots) -> list[NDArray[np.int32]]:
         """The tokens of each slot's logits."""
         rows = [row for row, count in zip(self._rows, self._counts, strict=True) for _ in range(count)]
-        return [self._head.outputs(rows[slot].slot) for slot in slots]
+        return [self._head.outputs(rows[slot].number) for slot in slots]
 
     def logits(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.float32]:
         """[w, K] logits of the tokens that their rows score, -inf past the last."""
@@ -269,7 +269,7 @@ class NativeHead(NativeRows[NativeHeadRow]):
 
     def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
         """[K] the tokens of a row's logits (``DraftHead.vocabulary_of``)."""
-        return self._loaded.outputs(self.own(row).slot).astype(np.int64)
+        return self._loaded.outputs(self.own(row).number).astype(np.int64)
 
     @exclusive
     def open(self) -> NativeHeadRow:
@@ -312,17 +312,17 @@ class NativeHead(NativeRows[NativeHeadRow]):
         The children of a row's last token read the target's hidden states there, if it has read that token.
         """
         own, read = [*map(self.own, rows)], [*map(self._target.own, targets)]
-        nodes, counts, slots, sources = list[Nodes](), list[int](), list[int](), list[int]()
+        nodes, counts, numbers, sources = list[Nodes](), list[int](), list[int](), list[int]()
         for row, text, target in zip(own, texts, read, strict=True):
             fed = self._begin(row, text)
             nodes.append(Nodes.chain(fed or [0], 1))
             counts.append(len(fed))
-            slots.append(target.slot)
+            numbers.append(target.number)
             sources += range(row.length, row.length + len(fed)) or [NO_STATE]  # before a text of no token are zeros
-        scores = self._scored(own, nodes, slots, sources)
+        scores = self._scored(own, nodes, numbers, sources)
         for row, count, target in zip(own, counts, read, strict=True):
             self.commit(row, range(count))
-            row.root = (target.slot, row.length) if target.length > row.length else None
+            row.root = (target.number, row.length) if target.length > row.length else None
         return scores
 
     def _begin(self, row: NativeHeadRow, text: Sequence[int]) -> Sequence[int]:
@@ -332,13 +332,13 @@ class NativeHead(NativeRows[NativeHeadRow]):
         """
         if not text and row.length:
             text = [row.last]
-            self._loaded.cut(row.slot, row.length - 1)
+            self._loaded.cut(row.number, row.length - 1)
             row.length, row.parents = row.length - 1, NO_NODES
             row.drafted = []
         else:
             self.commit(row, [])
         if text:
-            self._loaded.learn(row.slot, text)
+            self._loaded.learn(row.number, text)
         return text
 
     @exclusive
@@ -361,7 +361,7 @@ class NativeHead(NativeRows[NativeHeadRow]):
         own, sources = [*map(self.own, rows)], list[int]()
         for row, new, (target, read) in zip(own, nodes, targets, strict=True):
             sources += self._sources(row, new, read, target.length)
-        return self._scored(own, nodes, [self._target.own(target).slot for target, _ in targets], sources)
+        return self._scored(own, nodes, [self._target.own(target).number for target, _ in targets], sources)
 
     def _sources(self, row: NativeHeadRow, new: Nodes, read: Sequence[int], length: int) -> list[int]:
         """Where the states before nodes are: in the target's row of so many tokens for parents that it has read."""

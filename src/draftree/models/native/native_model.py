@@ -35,12 +35,12 @@ from ..base import (
     exclusive,
     free_memory,
 )
+from ..cpu_threads import default_threads
 from ..gguf.gguf_checks import capabilities, check
 from ..gguf.gguf_file import EMBEDDINGS, OUTPUT, PackedRows, packed_rows
-from ..processors import default_threads
 from ..protocols import LayerSizes
 from .architecture import Description, describe
-from .binding import VERSION, WARPING, CEdits, Loaded, LoadedModel, Numbers
+from .binding import VERSION, WARPING, CEdits, IntsLike, Loaded, LoadedModel
 from .vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
@@ -102,22 +102,22 @@ class NativeRows(LanguageModel, Generic[R]):
         return sum(lengths) * self._loaded.token_bytes <= self.cache_bytes
 
     def _add(self, row: R) -> R:
-        self._open[row.slot] = row
+        self._open[row.number] = row
         return row
 
     def own(self, row: Row) -> R:
         """``row``, if it is open and this model's."""
-        if (found := self._open.get(row.slot)) is row and found is not None:
+        if (found := self._open.get(row.number)) is row and found is not None:
             return found
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
-    def _pass(self, rows: Sequence[R], nodes: Sequence[Nodes], *sources: Numbers) -> list[int]:
+    def _pass(self, rows: Sequence[R], nodes: Sequence[Nodes], *sources: IntsLike) -> list[int]:
         """One pass over new nodes of rows; of how many of each the scores are wanted."""
-        slots, counts, scored, wanted, goes_on = list[int](), list[int](), list[int](), list[int](), False
+        numbers, counts, scored, wanted, goes_on = list[int](), list[int](), list[int](), list[int](), False
         for row, new in zip(rows, nodes, strict=True):
             count = len(new.tokens)
             last = count if new.wanted is None else new.wanted
-            slots.append(row.slot)
+            numbers.append(row.number)
             counts.append(count)
             scored.append(last)
             wanted += [0] * (count - last) + [1] * last
@@ -130,7 +130,7 @@ class NativeRows(LanguageModel, Generic[R]):
             tokens = np.concatenate([new.tokens for new in nodes])
             parents = np.concatenate([new.parents for new in nodes])
         began = time.perf_counter()
-        self._loaded.extend(slots, counts, tokens, parents, wanted, *sources)
+        self._loaded.extend(numbers, counts, tokens, parents, wanted, *sources)
         if goes_on:
             self.pass_seconds += time.perf_counter() - began
         for row, new in zip(rows, nodes, strict=True):
@@ -149,15 +149,15 @@ class NativeRows(LanguageModel, Generic[R]):
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
-        self._loaded.commit(self.own(row).slot, path)
+        self._loaded.commit(self.own(row).number, path)
         row.length += len(path)
         row.parents = NO_NODES
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
-        slot, parents = self.own(row).slot, row.pruned(keep, trunk)
-        self._loaded.prune(slot, keep, trunk)
+        number, parents = self.own(row).number, row.pruned(keep, trunk)
+        self._loaded.prune(number, keep, trunk)
         row.length += trunk
         row.parents = parents
 
@@ -165,14 +165,14 @@ class NativeRows(LanguageModel, Generic[R]):
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another, whose pages they share (``LanguageModel.fork``)."""
         own, length = self.own(row), row.prefix(length)
-        return self._add(replace(own, slot=self._loaded.fork(own.slot, length), length=length, parents=NO_NODES))
+        return self._add(replace(own, number=self._loaded.fork(own.number, length), length=length, parents=NO_NODES))
 
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
-            self._loaded.close(self.own(row).slot)
-            del self._open[row.slot]
-            row.slot = -1
+            self._loaded.close(self.own(row).number)
+            del self._open[row.number]
+            row.number = -1
 
 
 MOST_TOP = 1024
@@ -347,7 +347,7 @@ class NativeModel(NativeRows[NativeRow]):
     @exclusive
     def saved(self, row: Row) -> NDArray[np.uint8]:
         """What a row holds (``SavingModel.saved``)."""
-        return self._loaded.save(self.own(row).slot)
+        return self._loaded.save(self.own(row).number)
 
     @exclusive
     def restored(self, length: int, content: NDArray[np.uint8]) -> Row:
@@ -359,7 +359,7 @@ class NativeModel(NativeRows[NativeRow]):
     def states(self, row: Row, first: int, count: int) -> NDArray[np.float32]:
         """[count, F] hidden states that a row keeps of its tokens, and behind them of its nodes, from ``first`` on."""
         own = self.own(row)
-        return self._loaded.states(own.slot, first, count, len(own.kept.layers)).reshape(count, -1)
+        return self._loaded.states(own.number, first, count, len(own.kept.layers)).reshape(count, -1)
 
     @exclusive
     def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.models.processors import default_threads
+from draftree.models.cpu_threads import default_threads
 
 
 def _system(root: Path, siblings: list[str], files: dict[str, str]) -> Path:
