@@ -119,7 +119,11 @@ class Scores(ABC):
 
     @abstractmethod
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
-        """The most probable tokens after each slot, at most V; of warped distributions where ``draft`` is given."""
+        """The most probable tokens after each slot; of warped distributions where ``draft`` is given.
+
+        Args:
+            count: at most V are given, and no more than the engine sorts (1024 of the native one).
+        """
 
     @abstractmethod
     def log_probabilities(self, slots: Slots, tokens: Sequence[int]) -> NDArray[np.float32]:

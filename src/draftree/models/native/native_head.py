@@ -16,14 +16,14 @@ from gguf.constants import GGMLQuantizationType as Format
 from numpy.typing import NDArray
 
 from ...errors import UnsupportedModelError
-from ...scores import Draft, Edit, Edits, NumpyScores, Scores, Slots, Top, allowed_tokens
+from ...scores import Draft, Edit, Edits, Scores, Slots, Top, allowed_tokens
 from ...tree import ROOT
 from ..base import NO_NODES, FeatureSpec, Nodes, Row, exclusive
 from ..gguf.gguf_file import OUTPUT
 from ..heads.head_format import Array, EagleConfig, HeadArrays, fingerprint_of
 from .architecture import PLACE, Hyperparameters, frequencies, yarn, yarn_magnitude
 from .head_binding import LAST_STATE, NO_STATE, CHead, HeadDescription, LoadedHead, places
-from .native_model import MOST_TOP, NativeModel, NativeRow, NativeRows, NativeScores
+from .native_model import NativeModel, NativeRow, NativeRows, NativeScores
 
 FORMAT = Format.Q8_0
 """What the matrices of a head are packed in; rows of the target's output layer stay as they are."""
@@ -199,12 +199,7 @@ class NativeHeadScores(NativeScores):
         self._rows, self._counts = rows, counts
 
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
-        if count <= MOST_TOP:
-            return super().top(slots, count, edits and masks_of(edits), draft)
-        wide = np.full((len(slots), self._tokens), -np.inf, np.float32)  # noise is that of the target's tokens
-        for row, outputs, own in zip(wide, self._outputs(slots), self.logits(slots, edits), strict=True):
-            row[outputs] = own[: len(outputs)]
-        return NumpyScores(wide, [len(slots)]).top(range(len(slots)), min(count, self._vocab), None, draft)
+        return super().top(slots, count, edits and masks_of(edits), draft)
 
     def _outputs(self, slots: Slots) -> list[NDArray[np.int32]]:
         """The tokens of each slot's logits."""

@@ -23,7 +23,7 @@ from ...config import typed
 from ...errors import CacheError, ConfigError, UnsupportedModelError
 from ...progress import progress_reporter
 from ...sampling.warping import Warping
-from ...scores import Draft, Edits, LastScores, NumpyScores, Scores, Slots, Top, edited
+from ...scores import Draft, Edits, LastScores, Scores, Slots, Top, edited
 from ..base import (
     FINAL,
     FINAL_STATE,
@@ -176,7 +176,7 @@ class NativeRows(LanguageModel, Generic[R]):
 
 
 MOST_TOP = 1024
-"""Tokens that C sorts for one slot."""
+"""Most tokens that C sorts for one slot."""
 _SILENT = 1.0
 """Seconds of loading after which its progress is shown."""
 
@@ -199,9 +199,7 @@ class NativeScores(Scores):
 
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
         self.check()
-        count = min(count, self._vocab)
-        if count > MOST_TOP:
-            return NumpyScores(self.logits(slots, edits), [len(slots)]).top(range(len(slots)), count, None, draft)
+        count = min(count, self._vocab, MOST_TOP)
         if draft is None:
             return Top(*self._loaded.top(slots, count, _c_edits(edits)))
         keys = None if draft.keys is None else np.array(draft.keys, np.uint64)
