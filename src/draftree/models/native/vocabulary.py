@@ -64,9 +64,6 @@ _PATHS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = "|".join([_CONTRACTIONS, _WORDS, r"\p{N}{1,3}", _SYMBOLS, _SPACES])
 _QWEN2 = "|".join([_CONTRACTIONS, _WORDS, r"\p{N}", _SYMBOLS, _SPACES])
-_QWEN35 = "|".join(
-    [_CONTRACTIONS, r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", _SPACES]
-)
 _TEKKEN = "|".join(
     [f"{_OPENED}{_UPPER}*{_LOWER}+", f"{_OPENED}{_UPPER}+{_LOWER}*", r"\p{N}", _PATHS, _SPACES],
 )
@@ -81,14 +78,6 @@ _GPT4O = "|".join(
 )
 _SEED = "|".join([_CONTRACTIONS, _WORDS, r"\p{N}", r" ?[^\s\p{L}\p{N}\r\n]+", _SPACES])
 _MINICPM5 = "|".join([_CONTRACTIONS, _WORDS, r"\p{N}+", _SYMBOLS, _SPACES])
-_DEEPSEEK3 = "|".join(
-    [
-        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
-        r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
-        r" ?[\p{P}\p{S}]+[\r\n]*",
-        _SPACES,
-    ]
-)
 _CJK = "[一-龥ࠀ-一가-퟿]+"
 
 
@@ -119,7 +108,6 @@ PRE_TOKENIZERS = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), _OF_LLAMA3),
     **dict.fromkeys(("smaug-bpe", "dbrx"), PreTokenizer((_LLAMA3,))),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo", "stablelm2"), PreTokenizer((_QWEN2,))),
-    "qwen35": PreTokenizer((_QWEN35,)),
     "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, adds_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), PreTokenizer((_GPT4O,))),
     "seed-coder": PreTokenizer((_SEED,)),
@@ -128,9 +116,8 @@ PRE_TOKENIZERS = {
         (r"[\r\n]", r"\s?[\p{Lu}\p{Ll}\p{Lt}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"(?<!\s)\s+$", _CJK, r"\p{N}+")
     ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
-    "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
 }
-"""By their names in GGUF files."""
+"""By their names in GGUF files of the architectures that the engine runs (``FAMILIES``)."""
 
 
 _WORD, _KEPT = 64, 1 << 14
