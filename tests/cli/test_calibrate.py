@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from draftree.cli import train as command
 from draftree.cli.main import run
 from draftree.policies.fixed import read_tree
+from draftree.train.rank_acceptance import measure
 from draftree.train.responses import read_prompts
 
 from ..pairs import save_tree
@@ -73,6 +76,29 @@ def test_the_tree_of_a_drafter_that_is_always_right_is_a_chain(model: str, promp
     assert found.tree == ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))
     assert found.expected_acceptance_length == 5
     assert found.counts.acceptance.tolist() == [[1.0]] * 4
+
+
+def test_what_an_interrupted_calibration_has_measured_is_kept(
+    model: str, prompts: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out, sampled = tmp_path / "whole.json", tmp_path / "tree.json", ("--temperature", "1", "--drafter", "self")
+    assert run(asked(model, prompts, whole, *sampled)) == 0
+
+    def interrupted(*arguments: object) -> Iterator[int]:
+        yield next(measure(*arguments))  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "measure", interrupted)
+        assert run(asked(model, prompts, out, *sampled)) == 130
+    assert "interrupted after 1 of 3 prompts: the same command goes on from there" in complaint(capsys)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.txt", "tree.json.part", "whole.json"]
+    assert run(asked(model, prompts, out, *sampled, "--stride", "2")) == 2
+    assert "of a calibration with other models, prompts or settings" in complaint(capsys)
+    assert run(asked(model, prompts, out, *sampled)) == 0
+    assert out.read_text() == whole.read_text()
+    assert not (tmp_path / "tree.json.part").exists()
 
 
 def test_a_drafter_that_is_never_right_leaves_nothing_behind(model: str, tmp_path: Path, capsys: Captured) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from draftree.policies.fixed import Counts
 from draftree.sampling.warping import stream_key
 from draftree.train.rank_acceptance import (
     CalibrationOptions,
+    Tally,
     TruePath,
     measure,
     ranks_along,
@@ -31,12 +34,14 @@ PROMPTS = ((3, 14, 15, 9, 2, 6, 14, 15), (27, 1, 8), (31, 41, 5, 9, 26, 53, 58, 
 TOKENS = 24
 
 
-def counts(name: str, stride: int) -> Counts:
-    model, policy, done = target(), TruePath(), list[int]()
+def counts(name: str, stride: int, at: Path) -> Counts:
+    model, policy = target(), TruePath()
     options = CalibrationOptions(depth=4, stride=stride, max_tokens=TOKENS)
-    found = measure(options, model, drafter(name, model, policy), policy, PROMPTS, 0, done.append)
-    assert done == [*range(1, len(PROMPTS) + 1)]
-    return found
+    tally = Tally.load(at / "tally", "", 4)
+    assert [*measure(options, model, drafter(name, model, policy), policy, PROMPTS, 0, tally)] == [
+        *range(1, len(PROMPTS) + 1)
+    ]
+    return tally.counts
 
 
 def decoded(prompt: tuple[int, ...], temperature: float = 0.0) -> tuple[list[int], SamplingParams]:
@@ -50,8 +55,8 @@ def along(made: Drafter, policy: TruePath, stride: int, temperature: float = 0.0
 
 
 @pytest.mark.parametrize("stride", [1, 3, 4, 7])
-def test_a_drafter_that_is_the_target_is_always_right_at_rank_0(stride: int) -> None:
-    found = counts("self", stride)
+def test_a_drafter_that_is_the_target_is_always_right_at_rank_0(stride: int, tmp_path: Path) -> None:
+    found = counts("self", stride, tmp_path)
     assert found.acceptance.tolist() == [[1.0]] * 4
 
 
@@ -97,8 +102,8 @@ def test_the_drafter_is_left_without_sequences() -> None:
     assert prefill(drafting, list(PROMPTS[1])).number == 0
 
 
-def test_what_is_accepted_at_rank_0_is_what_the_drafters_own_argmax_gets_right() -> None:
-    found = counts("relative", 1)
+def test_what_is_accepted_at_rank_0_is_what_the_drafters_own_argmax_gets_right(tmp_path: Path) -> None:
+    found = counts("relative", 1, tmp_path)
     model, policy = target(), TruePath()
     hits = total = 0
     for prompt in PROMPTS:

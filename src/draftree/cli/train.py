@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -38,7 +39,7 @@ from ..train.eagle_fit import FitRecipe, HeadFigures, fast_in_bf16
 from ..train.eagle_training import HeadTraining, TrainingLimits
 from ..train.head_architectures import ARCHITECTURES, Architecture, is_trained, read_trained
 from ..train.head_data import HeadData
-from ..train.rank_acceptance import CalibrationOptions, TruePath, measure
+from ..train.rank_acceptance import CalibrationOptions, Tally, TruePath, measure
 from ..train.responses import (
     LONGEST_PROMPT,
     TEMPERATURES,
@@ -287,6 +288,7 @@ def _report_classifier(found: Classifier, figures: ClassifierFigures, path: Path
 @partial(with_options, without=("licence",))
 def calibrate(
     *,
+    context: typer.Context,
     source: PromptOptions,
     out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the tree.")],
     target: Target = DEFAULT_MODEL,
@@ -295,7 +297,10 @@ def calibrate(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing tree file.")] = False,
     compute: ComputeOptions,
 ) -> None:
-    """Measure how often a drafter is right, and write the best fixed tree for it (--method sequoia --set tree=FILE)."""
+    """Measure how often a drafter is right, and write the best fixed tree for it (--method sequoia --set tree=FILE).
+
+    Ctrl-C keeps what is measured: the same command goes on from there.
+    """
     path = new_file(out, "--out", TREE_FILE.owns, force=force)
     spec = _drafting(drafter)
     if learns(spec):
@@ -306,8 +311,18 @@ def calibrate(
     model, policy = compute.load(target), TruePath()
     drafts = load_drafter(spec, model, policy, learning=False)
     prompts = encoded(model, texts, raw=source.raw)
-    with progress_reporter("calibrating", len(prompts)) as progress:
-        counts = measure(options, model, drafts, policy, prompts, source.seed, progress)
+    can, measured = model.capabilities, path.with_name(f"{path.name}.part")
+    settings = {**asdict(options), "nodes": None, "seed": source.seed}
+    identity = json.dumps([can.name, can.dtype, can.weight_format, drafts.name, settings, prompts])
+    context.with_resource(locked(measured, "--out", folder=False))
+    key = hashlib.sha256(identity.encode()).hexdigest()
+    tally = Tally.load(measured, key, options.depth, force=force)
+    with on_interrupt(lambda: f"interrupted after {tally.done} of {len(prompts)} prompts: {GO_ON}"):
+        with progress_reporter("calibrating", len(prompts), tally.done) as progress:
+            for done in measure(options, model, drafts, policy, prompts, source.seed, tally):
+                progress(done)
+    counts = tally.counts
+    measured.unlink(missing_ok=True)
     acceptance = counts.acceptance
     tree = best_tree(acceptance, options.nodes)
     if not tree:

@@ -7,19 +7,23 @@ although no tree had it, and no target pass is spent on drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
+from ..artifacts import read_bytes, write_whole
 from ..config import Checked, Count, NodeCount, SamplingParams, Temperature, option
 from ..drafters.base import Drafter
 from ..engine.engine import Engine
 from ..engine.replay import Replay, pass_maker
 from ..engine.speculation import Speculation
+from ..errors import ConfigError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..policies.base import MAX_WIDTH, Child, Frontier, GrowthPolicy
 from ..policies.fixed import Counts
@@ -92,6 +96,63 @@ class CalibrationOptions(Checked):
     temperature: Temperature = option("0 is greedy decoding.", 0.0, metavar="T")
 
 
+@dataclass(slots=True)
+class Tally:
+    """Counts of the first prompts, in a file until all are done.
+
+    Attributes:
+        key: of what is measured.
+        trials, accepted: as in ``Counts``, with ``MAX_WIDTH`` ranks.
+        done: prompts that are counted.
+    """
+
+    path: Path
+    key: str
+    trials: list[int]
+    accepted: list[list[int]]
+    done: int = 0
+
+    @classmethod
+    def load(cls, path: Path, key: str, depth: int, *, force: bool = False) -> Tally:
+        """What is in the file; a fresh start where there is none, or with ``force`` where another key is.
+
+        Raises:
+            ConfigError: the file is of another calibration, or of none.
+        """
+        fresh = cls(path, key, [0] * depth, [[0] * MAX_WIDTH for _ in range(depth)])
+        try:
+            found = json.loads(read_bytes(path))
+            Counts(tuple(found["trials"]), tuple(map(tuple, found["accepted"])))
+            if found["key"] == key:
+                return cls(path, key, found["trials"], found["accepted"], int(found["done"]))
+        except FileNotFoundError:
+            return fresh
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            raise ConfigError(f"{path} is of no calibration: remove it, or give --out another file") from None
+        if not force:
+            raise ConfigError(
+                f"{path} is of a calibration with other models, prompts or settings: repeat that one to finish it, "
+                "or start afresh with --force"
+            )
+        return fresh
+
+    def add(self, ranks: Sequence[int | None]) -> None:
+        for depth, rank in enumerate(ranks):
+            self.trials[depth] += 1
+            if rank is not None:
+                self.accepted[depth][rank] += 1
+
+    def save(self) -> None:
+        fields = {"key": self.key, "done": self.done, "trials": self.trials, "accepted": self.accepted}
+        write_whole(self.path, json.dumps(fields) + "\n")
+
+    @property
+    def counts(self) -> Counts:
+        """Without the ranks that were never right."""
+        used = max((rank + 1 for row in self.accepted for rank, count in enumerate(row) if count), default=1)
+        return Counts(tuple(self.trials), tuple(tuple(row[:used]) for row in self.accepted))
+
+
 def measure(
     options: CalibrationOptions,
     target: LanguageModel,
@@ -99,19 +160,18 @@ def measure(
     policy: TruePath,
     prompts: Sequence[Sequence[int]],
     seed: int,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Counts:
-    """At which ranks the drafter has what the target says after prompts, without the ranks that were never right.
+    tally: Tally,
+) -> Iterator[int]:
+    """Count at which ranks the drafter has what the target says after the prompts that are left; gives out how many are
+    done.
 
     Args:
         drafter: with ``policy``.
         prompts: token ids.
         seed: of the first prompt; each has its own.
-        progress: called with how many prompts are done.
     """
     engine = Engine(target, Speculation(Drafter()))
-    trials, accepted = [0] * options.depth, [[0] * MAX_WIDTH for _ in range(options.depth)]
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts[tally.done :], start=tally.done):
         most = min(options.max_tokens, target.capabilities.max_length - len(prompt))
         params = SamplingParams(max_tokens=most, temperature=options.temperature, seed=seed + number)
         request, features = decoded(engine, prompt, params)
@@ -127,13 +187,10 @@ def measure(
             target=pass_maker(target, features),
             kept=target.tracked,
         ):
-            for depth, rank in enumerate(ranks):
-                trials[depth] += 1
-                if rank is not None:
-                    accepted[depth][rank] += 1
-        progress(number + 1)
-    used = max((rank + 1 for row in accepted for rank, count in enumerate(row) if count), default=1)
-    return Counts(tuple(trials), tuple(tuple(row[:used]) for row in accepted))
+            tally.add(ranks)
+        tally.done = number + 1
+        tally.save()
+        yield tally.done
 
 
 def decoded(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[Request, Tensor | None]:
