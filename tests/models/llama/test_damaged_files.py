@@ -83,3 +83,28 @@ def test_what_is_wrong_is_named(tmp_path: Path, change: Change, named: str) -> N
     reader.data.flush()
     with pytest.raises(ModelFileError, match=named):
         check(path)
+
+
+@pytest.mark.parametrize("weights", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_weight_that_is_no_number_is_found_in_any_tensor(tmp_path: Path, weights: str, value: float) -> None:
+    """A NaN in one matrix reached no logits: llama.cpp rounds activations to blocks of integers in between."""
+    path = write(tmp_path / "tiny.gguf", weights=weights, layers=1)
+    check(path)
+    for tensor in gguf.GGUFReader(path).tensors:
+        reader = gguf.GGUFReader(path, "r+")
+        _, block = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
+        at = tensor.data_offset + tensor.n_bytes // block // 2 * block
+        number = np.array([value], np.float32)
+        if tensor.tensor_type == gguf.GGMLQuantizationType.BF16:
+            number = (number.view(np.uint32) >> 16).astype(np.uint16)
+        elif tensor.tensor_type != gguf.GGMLQuantizationType.F32:
+            number = number.astype(np.float16)
+        before = reader.data[at : at + number.nbytes].copy()
+        reader.data[at : at + number.nbytes] = number.view(np.uint8)
+        reader.data.flush()
+        with pytest.raises(ModelFileError, match=f"tensor {tensor.name} has weights that are NaN or infinite"):
+            check(path)
+        reader.data[at : at + number.nbytes] = before
+        reader.data.flush()
+    check(path)

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from gguf.constants import GGMLQuantizationType as Format
 from gguf.constants import GGUFValueType, Keys
+from numpy.typing import NDArray
 
 from ...errors import ModelFileError
 from ..base import Capabilities
-from .gguf_file import AGAIN, GGUFHeader, fingerprint, read, unreadable
+from .gguf_file import AGAIN, GGUFHeader, StoredTensor, fingerprint, read, unreadable
 
 _NO_MODELS = {"adapter": "a LoRA adapter", "imatrix": "an importance matrix", "mmproj": "a multi-modal projector"}
 _MOST = {Keys.LLM.CONTEXT_LENGTH: 2**31 - 1, Keys.LLM.EMBEDDING_LENGTH: 2**31 - 1, Keys.LLM.BLOCK_COUNT: 512}
@@ -33,6 +36,21 @@ _VOCABULARY = {
 """Arrays of the vocabulary, and the types of their entries, which llama.cpp takes for granted."""
 _EACH = (Keys.Tokenizer.SCORES, Keys.Tokenizer.TOKEN_TYPE)
 """Those with an entry a token."""
+_SCALES: Mapping[int, tuple[int, ...]] = {
+    **dict.fromkeys((Format.Q4_0, Format.Q5_0, Format.Q8_0, Format.IQ4_NL, Format.IQ4_XS), (0,)),
+    **dict.fromkeys((Format.IQ2_XXS, Format.IQ2_XS, Format.IQ2_S, Format.IQ3_XXS, Format.IQ3_S, Format.IQ1_S), (0,)),
+    **dict.fromkeys((Format.Q4_1, Format.Q5_1, Format.Q4_K, Format.Q5_K), (0, 2)),
+    Format.Q2_K: (80, 82),
+    Format.Q3_K: (108,),
+    Format.Q6_K: (208,),
+    Format.TQ1_0: (52,),
+    Format.TQ2_0: (64,),
+}
+"""Where a block has its scales and minima, each a float16: in bytes from its start."""
+_INFINITE = {Format.F16: 0x7C00, Format.BF16: 0x7F80}
+"""Bits of infinity in 16 bits; those of NaN are above, apart from the sign."""
+_PIECE = 1 << 16
+"""Numbers that are looked at together: as many as processors keep in their caches."""
 
 
 def check(path: Path) -> GGUFHeader:
@@ -142,7 +160,28 @@ def _flaw_of_tensors(header: GGUFHeader) -> str | None:
         if kind in _NO_WEIGHTS or (vector and kind != Format.F32):
             wanted = "F32" if vector else "a type of weights"
             return f"tensor {name} is of type {Format(kind).name}, not {wanted}"
-    return None
+    infinite = (tensor.name for tensor in header.tensors if tensor.size and not _finite(tensor))
+    return next((f"tensor {name} has weights that are NaN or infinite" for name in infinite), None)
+
+
+def _finite(tensor: StoredTensor) -> bool:
+    """All weights of a tensor are numbers, or all scales of its blocks.
+
+    Passes do not show it: llama.cpp rounds activations that are NaN to numbers.
+    """
+    data = np.memmap(tensor.file, np.uint8, "r", tensor.begin, (tensor.size,))
+    if tensor.kind == Format.F32:
+        return all(np.isfinite(part).all() for part in _pieces(data.view(np.float32)))
+    infinite, columns = _INFINITE.get(Format(tensor.kind)), [data.view(np.uint16)]
+    if infinite is None:
+        blocks = data.reshape(-1, tensor.block_size)
+        infinite = _INFINITE[Format.F16]
+        columns = [blocks[:, at : at + 2].view(np.uint16)[:, 0] for at in _SCALES.get(tensor.kind, ())]
+    return all((part & 0x7FFF).max() < infinite for column in columns for part in _pieces(column))
+
+
+def _pieces(values: NDArray[np.generic]) -> Iterable[NDArray[Any]]:
+    return (values[begin : begin + _PIECE] for begin in range(0, len(values), _PIECE))
 
 
 def capabilities(header: GGUFHeader, name: str, threads: int, **given: Any) -> Capabilities:

@@ -59,6 +59,7 @@ class StoredTensor:
         kind: ggml's number of its type.
         begin: in bytes, in ``file``.
         size: in bytes; 0: of a type that the package ``gguf`` does not know.
+        block_size: of its blocks, in bytes; 1 where ``size`` is 0.
     """
 
     name: str
@@ -67,6 +68,10 @@ class StoredTensor:
     file: Path
     begin: int
     size: int
+
+    @property
+    def block_size(self) -> int:
+        return _SIZES.get(self.kind, (1, 1))[1]
 
 
 class StoredArray(NamedTuple):
