@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,10 @@ from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
 from draftree.errors import ConfigError
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.llama.llama_model import LlamaModel
+from draftree.models.native.native_model import NativeModel
 
+from . import tiny_gguf
 from .tiny import causal_logits, tiny
 
 PROMPTS = [[1, 5, 6, 5, 6, 5, 6, 5], [1, 7, 8, 9]]
@@ -59,6 +63,23 @@ def test_they_are_there_where_they_are_asked_for(model: HFModel) -> None:
     assert [chunk.logprobs for chunk in none.chunks] == [None] * 4
     assert all(chunk.logprobs is not None and chunk.logprobs.best == [] for chunk in own.chunks)
     assert torch.tensor([chunk.logprobs.token for chunk in own.chunks if chunk.logprobs]).le(0).all()
+
+
+@pytest.mark.parametrize("backend", [NativeModel, LlamaModel])
+def test_they_are_the_same_with_however_many_of_the_best(
+    backend: type[LlamaModel | NativeModel], tmp_path: Path
+) -> None:
+    """None of the best were refused by the native engine: each answer with logprobs alone ended with an error."""
+    engine = Engine(backend(tiny_gguf.write(tmp_path / "tiny.gguf", weights="Q8_0")))
+    found = list[list[float]]()
+    for count in (0, 1, MOST_LOGPROBS):
+        handle = engine.submit(PROMPTS[0], SamplingParams(max_tokens=4, logprobs=count, prompt_logprobs=count))
+        own = [chunk.logprobs for chunk in handle.result().chunks if chunk.logprobs]
+        assert len(own) == 4 and len(handle.request.prompt_logprobs) == len(PROMPTS[0]) - 1
+        every = [*handle.request.prompt_logprobs, *own]
+        assert {len(one.best) for one in every} == {count}
+        found.append([one.token for one in every])
+    assert found[1] == pytest.approx(found[0], abs=1e-5) and found[2] == pytest.approx(found[0], abs=1e-5)
 
 
 LONG = [1 + (7 * i) % 60 for i in range(100)]

@@ -137,7 +137,10 @@ class Logprobs:
     @classmethod
     def of(cls, scores: Scores, slots: Sequence[int], tokens: Sequence[int], count: int) -> list[Logprobs]:
         """Those of tokens, one after each slot, and of ``count`` most probable ones beside each."""
-        own, best = scores.log_probabilities(slots, tokens).tolist(), scores.top(slots, count)
+        own = scores.log_probabilities(slots, tokens).tolist()
+        if not count:
+            return [cls(logprob, []) for logprob in own]
+        best = scores.top(slots, count)
         pairs = zip(best.tokens.tolist(), best.logprobs.tolist(), strict=True)
         return [cls(logprob, list(zip(*row, strict=True))) for logprob, row in zip(own, pairs, strict=True)]
 

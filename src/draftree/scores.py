@@ -122,7 +122,7 @@ class Scores(ABC):
         """The most probable tokens after each slot; of warped distributions where ``draft`` is given.
 
         Args:
-            count: at most V are given, and no more than the engine sorts (1024 of the native one).
+            count: at least 1; at most V are given, and no more than the engine sorts (1024 of the native one).
         """
 
     @abstractmethod
