@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from draftree.models.huggingface.hf_model import HFModel
 from draftree.text.encoding import user
 
-from ..tiny import MAX_LENGTH
-from .running import TEXT, Running, bytes_target, posted, running, streamed
+from ..tiny import MAX_LENGTH, bytes_tokenizer, tiny
+from .running import NAME, TEXT, Running, bytes_target, fetched, posted, running, streamed
 
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
@@ -132,3 +133,15 @@ def test_what_a_remote_tokenizer_asks(spelling: Running) -> None:
     ids = posted(spelling, "/tokenize", {"prompt": info["eos_token"], "add_special_tokens": False})[1]["tokens"]
     assert len(ids) == 1 and posted(spelling, "/detokenize", {"tokens": ids})[1]["prompt"] == info["eos_token"]
     assert isinstance(info["chat_template"], str)
+
+
+def test_special_tokens_are_those_that_the_tokenizer_names() -> None:
+    """lm-eval scores whole texts behind the first of them: it was the lowest id that ends a text, and no beginning."""
+    model, tokenizer = tiny("llama_bytes"), bytes_tokenizer()
+    assert model.generation_config is not None and tokenizer.eos_token_id > 0
+    model.generation_config.eos_token_id = [0, tokenizer.eos_token_id]
+    with running(HFModel(model, tokenizer, name=NAME, self_test=False)) as served:
+        info = json.loads(fetched(served, "/tokenizer_info")[1])
+    named = {name: info[name] for name in ("bos_token", "eos_token", "pad_token") if info[name] is not None}
+    assert named == {name: tokenizer.special_tokens_map[name] for name in named} and not info["add_bos_token"]
+    assert {"bos_token", "eos_token"} <= named.keys()

@@ -22,7 +22,7 @@ from ..engine.trace import RequestTrace
 from ..errors import DraftreeError, FieldError, QueueFullError
 from ..openai.bad_bodies import UnknownModelError, UnsupportedError
 from ..openai.chat_api import ChatRequest, TokenizeRequest
-from ..openai.request_mapping import Choices, decoded, find_choices
+from ..openai.request_mapping import Choices, decoded, find_choices, tokenizer_of
 from ..openai.responses_api import ResponsesRequest, answer_builder
 from ..openai.schema import CompletionRequest, DetokenizeRequest, Sampled
 from ..text.encoding import Prompt
@@ -212,16 +212,13 @@ class Server:
 
     async def tokenizer_info(self) -> dict[str, Any]:
         """Facts about the tokenizer for clients that count tokens: special tokens, chat template."""
-        engine, can = self._engine, self._engine.target.capabilities
-        first, template = engine.inputs.encode("a")[0], getattr(engine.inputs.tokenizer, "chat_template", None)
-        begins = first not in engine.inputs.spelled("a")
+        inputs, can, tokenizer = self._engine.inputs, self._engine.target.capabilities, tokenizer_of(self._engine)
+        template, named = tokenizer.chat_template, tokenizer.special_tokens_map
         return {
-            "tokenizer_class": type(engine.inputs.tokenizer).__name__,
+            "tokenizer_class": type(tokenizer).__name__,
             "chat_template": template.get("default") if isinstance(template, dict) else template,
-            "bos_token": self._text([first]) if begins else None,
-            "eos_token": self._text([min(can.eos_ids)]) if can.eos_ids else None,
-            "pad_token": None,
-            "add_bos_token": begins,
+            **{name: named.get(name) for name in ("bos_token", "eos_token", "pad_token")},
+            "add_bos_token": inputs.encode("a")[0] not in inputs.spelled("a"),
             "vocab_size": can.vocab_size,
             "model_max_length": can.max_length,
         }
