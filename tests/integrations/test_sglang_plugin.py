@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 
 from draftree.errors import ConfigError
-from draftree.integrations.other_engines import NAME, FixedTrees, Ints, laid_out
+from draftree.integrations.other_engines import NAME, FixedTrees, Ints, Proposer, laid_out, register
 
 ROOT = Path(__file__).parents[2]
 SIZE = 6
@@ -215,3 +219,30 @@ def test_requests_that_left_are_forgotten() -> None:
     trees.draft({"a": [1, 2, 3], "b": [4, 5]}, 4)
     trees.draft({"b": [4, 5, 6]}, 4)
     assert list(trees._proposers) == ["b"]
+
+
+@pytest.mark.filterwarnings("ignore")  # that there is no GPU
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is missing: see docs/scale.md")
+def test_sglangs_own_classes_take_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels, which load on no CPU, are stand-ins; the links of a tree are those that it makes of our mask."""
+    for name in ("sgl_kernel", "sgl_kernel.speculative"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    register()
+    algorithm = import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm.from_string(NAME)
+    assert algorithm.is_ngram() and not algorithm.has_draft_kv() and algorithm.supports_overlap
+    ngram, made = import_module("sglang.srt.speculative.ngram_worker"), algorithm.factory(None)
+    for name in ("_prepare_draft_tokens", "_update_ngram_corpus", "add_external_corpus"):
+        theirs, ours = (signature(getattr(owner, name)).parameters for owner in (ngram.NGRAMWorker, made))
+        assert [*theirs] == [*ours]
+    worker, text = object.__new__(made), [1, 2, 3, 4, 1, 2, 5, 1, 2]
+    worker.trees, worker.enable_overlap, worker.draft_token_num = FixedTrees(), False, SIZE
+    tokens, mask = worker._prepare_draft_tokens(SimpleNamespace(reqs=[_Request("a", text[:5], text[5:])]))
+    drafted, parents = Proposer().propose(text, SIZE - 1)
+    assert tokens.tolist() == [text[-1], *drafted] and parents.count(-1) == 2
+    children, siblings = (links[0].tolist() for links in ngram._derive_tree_links(mask, 1, SIZE))
+    for node in range(SIZE):
+        found, child = list[int](), children[node]
+        while child >= 0:
+            found.append(child)
+            child = siblings[child]
+        assert found == [number for number, parent in enumerate(parents, start=1) if parent + 1 == node]

@@ -5,7 +5,8 @@
 
 Drafts are continuations of earlier occurrences in the text itself and in a predicted output: what drafter ``lookup``
 knows, by the same index. The tree has the n most probable paths, which of all trees of n nodes has the largest
-expected acceptance length (OPT-Tree, Theorem 3.1).
+expected acceptance length (OPT-Tree, Theorem 3.1). The drafters' growth loop gives the same trees and takes three times
+as long (docs/scale.md), which a batch would wait for once a request: so this is a loop of its own, over the same index.
 
 SGLang (0.5.23) finds ``register`` by the entry point group ``sglang.srt.plugins``:
 
