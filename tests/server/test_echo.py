@@ -8,6 +8,7 @@ import openai
 import pytest
 import torch
 
+from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 
 from ..tiny import causal_logits, tiny
@@ -45,3 +46,12 @@ def test_a_prompt_alone_has_no_answer(served: Running) -> None:
     assert [(choice["text"], choice["finish_reason"]) for choice in found["choices"]] == [(TEXT, "length")] * 2
     assert found["usage"]["completion_tokens"] == 0 < found["usage"]["prompt_tokens"]
     assert found["choices"][0]["logprobs"] == found["choices"][1]["logprobs"]
+
+
+def test_a_token_that_is_the_best_has_the_very_number_of_the_best(client: openai.OpenAI, alone: Engine) -> None:
+    """lm-eval compares the two to see whether a choice is what greedy decoding gives."""
+    prompt = alone.inputs.encode(TEXT)
+    (greedy,) = alone.generate([prompt], SamplingParams(max_tokens=12))
+    (choice,) = _told(client, prompt=[*prompt, *greedy.token_ids], max_tokens=1, logprobs=1)
+    own, best = choice.logprobs.token_logprobs[len(prompt) :], choice.logprobs.top_logprobs[len(prompt) :]
+    assert own == [max(each.values()) for each in best] and len(own) == 13
