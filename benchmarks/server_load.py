@@ -387,7 +387,7 @@ def _serve_by_llama(path: str, rows: int, threads: int, pipe: Connection) -> Non
     library: Any = importlib.import_module("xllamacpp")
     params = library.CommonParams()
     params.model.path, params.port, params.cache_prompt, params.cache_ram_mib = path, 0, False, 0
-    params.n_parallel, params.n_ctx = rows, 4096 * rows
+    params.n_parallel, params.n_ctx, params.verbosity = rows, 4096 * rows, 1  # errors
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     server = library.Server(params)  # it ends with its last name
     pipe.send(server.listening_address)
