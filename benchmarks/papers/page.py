@@ -80,6 +80,12 @@ def systems(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+ELSEWHERE = (
+    "On a GPU: [an NVIDIA H100](scale.md#gpus). Behind a server, beside llama.cpp's: [measurements]"
+    "(measurements.md#the-server)."
+)
+
+
 def verdicts(chapters: Sequence[Chapter], runs: Runs) -> list[str]:
     """A row a paper, and what was found below them."""
     rows, found = list[list[str]](), list[str]()
@@ -117,7 +123,7 @@ def page(chapters: Sequence[Chapter], runs: Runs, rivals: Sequence[Sequence[str]
         rivals: rows of ``benchmarks.rivals.table``.
     """
     own = of(runs, (*WHO, "every-smollm2", "schemes-smollm2", "drafters-smollm2"))
-    parts = ["# Results", *who(runs), *systems(rivals), *verdicts(chapters, runs), *every(runs), *made_of(own)]
+    parts = ["# Results", *who(runs), *systems(rivals), ELSEWHERE, *verdicts(chapters, runs), *every(runs), *made_of(own)]
     return "\n\n".join(parts) + "\n"
 
 

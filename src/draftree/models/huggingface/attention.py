@@ -105,7 +105,8 @@ def attend_as_one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     group = heads // key.shape[1]
     asked = query.unflatten(1, (-1, group)).flatten(2, 3)  # [B, kv_heads, group x n, D]
     shared = mask if mask is None or mask.shape[2] == 1 else mask.repeat(1, 1, group, 1)
-    if query.is_cuda and shared is not None and asked.shape[2] <= _FEW:
+    few = asked.shape[2] <= _FEW and asked.shape[:3].numel() * key.shape[2] <= _MOST_SCORES
+    if query.is_cuda and shared is not None and few:
         found = by_products(asked, key, value, shared, scaling)
     else:
         found = scaled_dot_product_attention(asked, key, value, attn_mask=shared, scale=scaling)
@@ -113,8 +114,8 @@ def attend_as_one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     return apart.flatten(2, 3)
 
 
-_FEW = 128
-"""Most queries a key head that attend by products: each has as many float32 scores as there are slots."""
+_FEW, _MOST_SCORES = 128, 1 << 24
+"""Most queries a key head that attend by products, and most scores, which take four bytes each."""
 _PIECE = 64
 """Slots of values that are summed together, and apart from others."""
 
