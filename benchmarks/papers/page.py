@@ -123,7 +123,15 @@ def page(chapters: Sequence[Chapter], runs: Runs, rivals: Sequence[Sequence[str]
         rivals: rows of ``benchmarks.rivals.table``.
     """
     own = of(runs, (*WHO, "every-smollm2", "schemes-smollm2", "drafters-smollm2"))
-    parts = ["# Results", *who(runs), *systems(rivals), ELSEWHERE, *verdicts(chapters, runs), *every(runs), *made_of(own)]
+    parts = [
+        "# Results",
+        *who(runs),
+        *systems(rivals),
+        ELSEWHERE,
+        *verdicts(chapters, runs),
+        *every(runs),
+        *made_of(own),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
