@@ -222,6 +222,7 @@ def test_requests_that_left_are_forgotten() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # that there is no GPU
+@pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is missing: see docs/scale.md")
 def test_sglangs_own_classes_take_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels, which load on no CPU, are stand-ins; the links of a tree are those that it makes of our mask."""
