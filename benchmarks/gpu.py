@@ -345,7 +345,7 @@ def commands(part: str, options: Options) -> list[list[str]]:
     if part == "native":
         return [["-m", "benchmarks.native", "--models", options.target, "--passes", str(options.repeats)]]
     if part == "methods":
-        methods = "auto,opt-tree:nodes=16,eagle2:nodes=16,dynamic-width:nodes=16,chain:depth=4,peer:hf-generate"
+        methods = "auto,opt-tree:nodes=4,eagle2:nodes=16,dynamic-width:nodes=16,chain:depth=4,peer:hf-generate"
         of_suite = ["--suite", options.suite, "--limit", str(options.prompts), "--max-tokens", str(options.tokens)]
         backend = ["--backend", "transformers", "--dtype", options.dtype, "--turns", "1", "--methods", methods]
         return [["-m", "draftree", "bench", *of_suite, *backend, *where]]

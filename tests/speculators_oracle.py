@@ -141,7 +141,7 @@ def worst(head: HeadModel, target: HFModel, model: Any) -> float:
     want = logits_of(model, features)
     for cut in range(1, len(tokens) - STEPS + 1):
         row = head.open()
-        found = [head.advance([row], [tokens[:cut]], [features[:cut]])[0]]
+        found = [head.advance([row], [TEXT[1 : 1 + cut]], [features[:cut]]).tensor[0]]
         for k in range(STEPS - 1):
             found.append(extended(head, [row], [Nodes.of(tokens[cut + k, None], torch.tensor([k - 1]))])[0, 0])
         head.close(row)

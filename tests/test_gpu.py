@@ -13,7 +13,7 @@ from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.forest import BeamParams
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter
-from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
@@ -21,10 +21,12 @@ from draftree.engine.speculation import Speculation
 from draftree.models.huggingface.attention import by_products
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import GraphRunner, StockRunner
+from draftree.policies.best_paths import OptTree
 from draftree.policies.entropy import EntropyTree
 from draftree.train.responses import respond, seed_of
 from draftree.verify.schemes import find_scheme
 
+from .heads import random_head
 from .pairs import relative
 from .tiny import VOCAB, tiny
 
@@ -117,6 +119,19 @@ def test_a_model_that_was_tested_and_outgrows_its_storage_keeps_to_graphs() -> N
     for tokens in (20, 90):
         Engine(model).generate(PROMPTS[1:2], SamplingParams(max_tokens=tokens, ignore_eos=True))
         assert model.passes == "CUDA graphs"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_head_drafts_in_graphs(temperature: float) -> None:
+    """Its passes are captured, the candidates of greedy drafts with them, and ids are those of AR decoding."""
+    target = _on_gpu(tiny())
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
+    want = [Engine(target).generate([p], params)[0].token_ids for p in PROMPTS]
+    head = random_head(target)
+    found = Engine(target, Speculation(TreeDrafter(OptTree(), EagleSource(head, VOCAB)), 8)).generate(PROMPTS, params)
+    assert [g.token_ids for g in found] == want
+    assert sum(g.stats.draft_passes for g in found) > 20
+    assert isinstance(head._runner, GraphRunner) and head._runner.uncaptured == ""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

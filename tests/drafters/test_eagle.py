@@ -105,9 +105,9 @@ def test_entropies_are_of_the_distribution_over_the_draft_vocabulary(target: HFM
     tree = made.stepper.step([request])[0].tree
     made.stepper.close(request)
     row = head.open()
-    ids = torch.tensor([*PROMPTS[0], request.output_ids[0]])
+    ids = [*PROMPTS[0], request.output_ids[0]]
     opened = prefill(target, PROMPTS[0])
-    distribution = head.advance([row], [ids[1:]], [feature_row(opened).last_features()])[0].softmax(-1)
+    distribution = head.advance([row], [ids[1:]], [feature_row(opened).last_features()]).tensor[0].softmax(-1)
     assert float(tree.entropies[0]) == pytest.approx(float(torch.special.entr(distribution).sum()), abs=1e-4)
     assert float(tree.path_logprobs[0]) == pytest.approx(float(distribution.max().log()), abs=1e-4)
 

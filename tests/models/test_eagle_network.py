@@ -31,9 +31,7 @@ def target() -> HFModel:
 def fed(head: HeadModel, target: HFModel, prompt: list[int]) -> tuple[HeadRow, Tensor]:
     """A row with all of a prompt, and the logits after it."""
     row, new = prefill(target, prompt), head.open()
-    logits = head.advance(
-        [new], [torch.tensor(prompt[1:])], [feature_row(row).last_features(wanted=head.features)[:-1]]
-    )[0]
+    logits = head.advance([new], [prompt[1:]], [feature_row(row).last_features(wanted=head.features)[:-1]]).tensor[0]
     target.close(row)
     return new, logits
 
@@ -59,7 +57,7 @@ def check(recipe: Recipe, folder: Path, target: HFModel) -> None:
     assert got[:, want.shape[1] :].eq(float("-inf")).all()
     torch.testing.assert_close(got[:, : want.shape[1]], want, atol=1e-5, rtol=1e-5)
     drafted = recipe.drafted or range(VOCAB)
-    assert row.tokens.tolist() == list(drafted)
+    assert head.vocabulary_of(row).tolist() == list(drafted)
 
 
 @pytest.mark.parametrize("style", ["speculators", "midlayer"])
@@ -107,7 +105,7 @@ def test_trees_equal_chains_and_batches_equal_single_rows(kind: str, target: HFM
     opened = [prefill(target, prompt) for prompt in prompts]
     rows = [head.open() for _ in prompts]
     features = [feature_row(row).last_features(wanted=head.features)[:-1] for row in opened]
-    after = head.advance(rows, [torch.tensor(prompt[1:]) for prompt in prompts], features)
+    after = head.advance(rows, [prompt[1:] for prompt in prompts], features).tensor
     logits = torch.cat([extended(head, rows, [tree] * 3), extended(head, rows, [below] * 3)], dim=1)
     paths = {0: [2], 1: [8], 2: [4], 3: [2, 6], 4: [4, 10], 5: [8, 12]}
     for b, prompt in enumerate(prompts):
@@ -122,13 +120,13 @@ def test_trees_equal_chains_and_batches_equal_single_rows(kind: str, target: HFM
 def test_tokens_in_pieces_equal_tokens_at_once(kind: str, target: HFModel, tmp_path: Path) -> None:
     head = eagle_head(saved(KINDS[kind], tmp_path), target)
     row, new = prefill(target, PROMPT), head.open()
-    features, tokens = feature_row(row).last_features(wanted=head.features)[:-1], torch.tensor(PROMPT[1:])
+    features, tokens = feature_row(row).last_features(wanted=head.features)[:-1], PROMPT[1:]
     target.close(row)
     head.advance([new], [tokens[:4]], [features[:4]])
     head.extend([new], [Nodes.chain([9])])  # what was drafted is forgotten
-    logits = head.advance([new], [tokens[4:]], [features[4:]])[0]
+    logits = head.advance([new], [tokens[4:]], [features[4:]]).tensor[0]
     torch.testing.assert_close(logits, fed(head, target, PROMPT)[1], atol=1e-4, rtol=1e-4)
-    again = head.advance([new], [tokens[:0]], [features[:0]])[0]
+    again = head.advance([new], [[]], [features[:0]]).tensor[0]
     assert torch.equal(again, logits)
 
 
@@ -159,7 +157,7 @@ def test_its_own_embeddings_are_dropped_where_they_are_the_targets(target: HFMod
 def test_only_its_own_tokens_are_drafted_whatever_the_text_has(target: HFModel, tmp_path: Path) -> None:
     head = eagle_head(Recipe().save(tmp_path), target)
     row, _ = fed(head, target, PROMPT)
-    assert row.tokens.tolist() == list(range(0, 61, 2))
+    assert head.vocabulary_of(row).tolist() == list(range(0, 61, 2))
 
 
 def test_what_it_takes_in_a_cache_is_that_of_all_its_layers(target: HFModel, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from copy import deepcopy
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,12 +17,15 @@ from draftree.models.heads.eagle_model import HeadModel, HeadPasses, HeadRow
 from draftree.models.heads.head_folder import load_head
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import GraphRunner
+from draftree.models.huggingface.torch_scores import HeadScores
+from draftree.sampling.warping import Warping
+from draftree.scores import Draft, Edit, Top
 from draftree.tree import ROOT
 
 from ..heads import DRAFTED, random_network
 from ..published import KINDS, saved
 from ..references import extended
-from ..tiny import tiny
+from ..tiny import VOCAB, tiny
 from .test_graph_runner import Frozen
 from .trees import random_ids
 
@@ -70,9 +74,10 @@ class Both:
 
     def advance(self, some: list[int], counts: list[int]) -> None:
         """Tokens that the target has committed."""
-        tokens = [torch.tensor(random_ids(self.rng, n), dtype=torch.int64) for n in counts]
+        texts = [random_ids(self.rng, n) for n in counts]
         features = [torch.randn((n, self.heads[0].network.sizes[1]), generator=self.noise) for n in counts]
-        self._compare([h.advance([self.rows[i][k] for i in some], tokens, features) for k, h in enumerate(self.heads)])
+        rows = [[self.rows[i][k] for i in some] for k in range(2)]
+        self._compare([h.advance(own, texts, features).tensor for h, own in zip(self.heads, rows, strict=True)])
 
     def extend(self, some: list[int], parents: list[list[int]]) -> None:
         """Nodes below others that are there."""
@@ -114,7 +119,7 @@ def test_what_was_captured_is_right_wherever_it_is_replayed(kind: str, heads: He
     pair = heads(kind)
     head = pair[1]
     capture = Frozen(lambda: head._rows.cache)
-    head._runner = GraphRunner(HeadPasses(head.network, head._target, torch.device(head.capabilities.device)), capture)
+    head._runner = GraphRunner(head.passes, capture)
     both = Both(pair, seed=1)
     both.drive(24)
     assert capture.replayed > capture.made > 0
@@ -127,8 +132,7 @@ def test_what_was_captured_is_bit_equal_to_the_same_passes_without(kind: str, he
     pair = heads(kind)
     capture = Frozen(lambda: pair[1]._rows.cache)
     for head, how in zip(pair, (None, capture), strict=True):
-        passes = HeadPasses(head.network, head._target, torch.device(head.capabilities.device))
-        head._runner = GraphRunner(passes, how)
+        head._runner = GraphRunner(head.passes, how)
     both = Both(pair, seed=4)
     both.drive(24)
     assert capture.replayed > capture.made > 0
@@ -158,3 +162,31 @@ def test_a_head_of_an_eager_target_is_eager(heads: Heads) -> None:
     eager, graph = heads("draftree's")
     assert isinstance(eager._runner, HeadPasses)
     assert graphs(graph).uncaptured == "device cpu has no CUDA graphs"
+
+
+@pytest.mark.parametrize("kind", KIND_OF)
+def test_candidates_that_are_found_in_a_pass_are_those_of_its_logits(kind: str, heads: Heads) -> None:
+    """Whichever are asked for; others than a greedy draft's are found of the logits."""
+    both = Both(heads(kind), seed=5)
+    for length in (9, 40):
+        both.open(length)
+    head, rows = both.heads[1], [graph for _, graph in both.rows]
+    scores = head.extend(rows, [Nodes.of([3, 9, 11], [ROOT] * 3), Nodes.of([7, 5], [ROOT] * 2)])
+    assert isinstance(scores, HeadScores) and scores._best is not None
+    found = HeadScores(scores.tensor, [3, 2], scores._ids)
+    most = scores._best.shape[1] // 2
+    mask = np.full(-(-VOCAB // 32), 0x0F0F0F0F, np.uint32)
+    drafts = [Draft([Warping(temperature)] * 5, [3, 1, 4, 1, 5]) for temperature in (0.0, 0.7)]
+    for slots in ([*range(5)], [3, 1]):
+        some = [None, [Edit()] * len(slots), [Edit(mask=mask)] * len(slots)]
+        for count, edits in [(1, some[0]), (most, some[1]), (most + 4, some[0]), (4, some[2])]:
+            _equal(scores.top(slots, count, edits), found.top(slots, count, edits))
+    for draft in drafts:
+        _equal(scores.top(range(5), 4, None, draft), found.top(range(5), 4, None, draft))
+    head.close(rows[0])
+
+
+def _equal(one: Top, other: Top) -> None:
+    assert np.array_equal(one.tokens, other.tokens)
+    np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-6)
+    np.testing.assert_allclose(one.entropies, other.entropies, atol=1e-5)

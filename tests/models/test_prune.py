@@ -106,14 +106,12 @@ def test_a_heads_beams_are_fed_as_text_is() -> None:
     hidden = feature_row(prefill(target, [*prompt, 2, 8, 6])).last_features()
     other = feature_row(prefill(target, [*prompt, 2, 4])).last_features()
     row = head.open()
-    head.advance([row], [torch.tensor(prompt[1:])], [hidden[:3]])
+    head.advance([row], [prompt[1:]], [hidden[:3]])
     features = torch.stack([hidden[3], hidden[4], other[4], hidden[5]])
     logits = extended(head, [row], [TREE], [features])[0]
     for node, path in enumerate([[2], [2, 8], [2, 4], [2, 8, 6]]):
         alone = head.open()
-        want = head.advance(
-            [alone], [torch.tensor([*prompt[1:], *path])], [(other if 4 in path else hidden)[: 3 + len(path)]]
-        )
+        want = head.advance([alone], [[*prompt[1:], *path]], [(other if 4 in path else hidden)[: 3 + len(path)]]).tensor
         size = min(want.shape[1], logits.shape[1])
         assert torch.allclose(logits[node, :size], want[0, :size], atol=1e-4), path
         head.close(alone)

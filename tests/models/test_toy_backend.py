@@ -138,9 +138,10 @@ def test_a_head_scores_its_vocabulary_and_the_texts_tokens_with_their_biases() -
     target = ToyFeatureModel()
     head, row = head_of(target), prefill(target, [1, 2, 4])
     fed = head.open()
-    logits = head.advance([fed], [torch.tensor([2, 4])], [feature_row(row).last_features()[:-1]])[0]
-    assert fed.tokens.tolist() == [*DRAFTED.tolist(), 4]
-    assert torch.allclose(logits[:5], (fed.predicted[0] + target.bias)[fed.tokens], atol=1e-5)
+    logits = head.advance([fed], [[2, 4]], [feature_row(row).last_features()[:-1]]).tensor[0]
+    tokens = head.vocabulary_of(fed)
+    assert tokens.tolist() == [*DRAFTED.tolist(), 4]
+    assert torch.allclose(logits[:5], (fed.predicted[0] + target.bias)[tokens], atol=1e-5)
     assert bool((logits[5:] == float("-inf")).all())
 
 

@@ -236,7 +236,7 @@ def test_it_drafts_what_the_format_makes_of_its_file(trained: Trained, target: H
     prompt, further = PROMPTS[2], [38, 4, 6]
     head, row = eagle_head(trained.folder, target), prefill(target, prompt)
     features, own = feature_row(row).last_features(wanted=head.features)[:-1], head.open()
-    found = [head.advance([own], [torch.tensor(prompt[1:])], [features])[0]]
+    found = [head.advance([own], [prompt[1:]], [features]).tensor[0]]
     for i, token in enumerate(further):
         found.append(extended(head, [own], [Nodes.of([token], [i - 1])])[0, 0])
     matrices = target.embeddings(torch.arange(VOCAB)), target.output_rows(torch.arange(VOCAB))[0]

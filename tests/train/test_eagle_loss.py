@@ -51,7 +51,7 @@ def test_unrolled_steps_equal_drafting(kind: str, target: HFModel, tmp_path: Pat
     predicted = unrolled(head.network, target.embeddings(torch.arange(VOCAB)), batch, STEPS)
     for root in range(5, 9):
         row = head.open()
-        head.advance([row], [learned.tokens[1 : root + 1]], [features[:root]])
+        head.advance([row], [learned.tokens[1 : root + 1].tolist()], [features[:root]])
         for depth in range(1, STEPS):
             head.extend([row], [Nodes.of(learned.tokens[root + depth, None], torch.tensor([depth - 2]))])
         for depth in range(STEPS):

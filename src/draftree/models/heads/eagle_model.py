@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
 from ...errors import CacheError
 from ...scores import LastScores, Scores
@@ -24,14 +24,16 @@ from ..base import NO_NODES, STOCK, FeatureSpec, LanguageModel, Nodes, Row
 from ..huggingface.attention import attend_as_one
 from ..huggingface.cache import Rows, TreeCache, bytes_of, feature_row, packed, padded
 from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
-from ..huggingface.pass_inputs import BEFORE, Longs
-from ..huggingface.runner import DevicePass, EagerRunner, Made, Pass, runner_of
-from ..huggingface.torch_scores import HeadScores
+from ..huggingface.pass_inputs import BEFORE, Longs, on_device, wanted_of
+from ..huggingface.runner import GRAPH, DevicePass, EagerRunner, Made, Pass, runner_of
+from ..huggingface.torch_scores import HeadScores, ranked
 from ..protocols import FeatureModel, feature_model
 from .eagle_network import EagleNetwork
 
 _GRAIN = 64
-"""Logits come in multiples of this, filled up with -inf: their largest are found faster, chunk by chunk."""
+"""Least room for tokens of a row that are not in the head's own vocabulary; there is a power of two of it."""
+_BEST = 16
+"""Most probable tokens that are found in the graph of a pass: trees seldom ask for more."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -41,26 +43,21 @@ class HeadRow(Row):
     Attributes:
         predicted: [1 + u, H] predicted states: of the last committed token, then of the uncommitted nodes.
         scored: [1, H] state of the last committed token from which its logits are computed.
-        tokens: [K] int64 ids of its draft vocabulary.
-        extra, extra_bias: [K - D, H] and [K - D] output weights and biases of those that are not in the head's own;
-            None: there are no biases.
-        known: [V] bool, which ids are in ``tokens``.
+        further: tokens of its draft vocabulary that are not in the head's own.
+        known: [V] bool, which tokens are in either.
     """
 
     predicted: Tensor
     scored: Tensor
-    tokens: Tensor
-    extra: Tensor
-    extra_bias: Tensor | None
-    known: Tensor
+    further: list[int]
+    known: NDArray[np.bool_]
 
 
 class HeadModel(LanguageModel):
     """A head that drafts for one target, as a ``LanguageModel``.
 
     The network is the model's own from then on: it moves to the target's device and dtype. Its passes are made as the
-    target's are (``Capabilities.runner``), in graphs where those are, but for the output layer, whose vocabulary grows
-    with the text.
+    target's are (``Capabilities.runner``); where those are graphs, the candidates of a greedy draft are in its own.
 
     Attributes:
         vocabulary: [D] int64 ids that it always drafts from.
@@ -77,9 +74,10 @@ class HeadModel(LanguageModel):
         self._target, self.network = feature_model(target), network
         self._target.track_features(network.features)
         can, config, layers = target.capabilities, network.config, len(network.layers)
-        self.vocabulary = vocabulary.to(can.device)
+        self.vocabulary = vocabulary.numpy(force=True)
         parameters, weights = sum(p.numel() for p in network.parameters()), fingerprint(network.parameters())
-        self._extends, output = network.lm_head is None, network.lm_head or output_for(self._target, self.vocabulary)
+        self._extends = network.lm_head is None
+        output = network.lm_head or output_for(self._target, vocabulary.to(can.device))
         network.lm_head = None
         self.layers = nn.ModuleDict({"network": network, "output": output})
         self.layers.to(can.device, torch_dtype(can)).eval().requires_grad_(False)
@@ -95,9 +93,10 @@ class HeadModel(LanguageModel):
             slot_bytes=2 * layers * config.kv_heads * config.head_size * torch_dtype(can).itemsize,
             fingerprint=weights,
         )
-        self._known = torch.zeros(can.vocab_size, dtype=torch.bool)
-        self._known[vocabulary] = True
-        self._runner = runner_of(can.runner, HeadPasses(network, self._target, torch.device(can.device)))
+        self._known = np.zeros(can.vocab_size, np.bool_)
+        self._known[self.vocabulary] = True
+        self.passes = HeadPasses(network, output, self.vocabulary, self._target, _BEST if can.runner == GRAPH else 0)
+        self._runner = runner_of(can.runner, self.passes)
         self._rows: Rows[HeadRow] = Rows(layers)
         self._scores = LastScores()
         self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
@@ -124,10 +123,8 @@ class HeadModel(LanguageModel):
         row = HeadRow(
             predicted=self._zeros(1, self.network.sizes[0]),
             scored=self._zeros(1, self.network.sizes[0]),
-            tokens=self.vocabulary,
-            extra=self._zeros(0, self.network.sizes[0]),
-            extra_bias=None if self.layers["output"].bias is None else self._zeros(0),
-            known=self._known.clone(),
+            further=[],
+            known=self._known.copy(),
         )
         self._rows.add(row)
         return row
@@ -139,7 +136,7 @@ class HeadModel(LanguageModel):
 
     def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
         """[K] the tokens of a row's logits (``DraftHead.vocabulary_of``)."""
-        return self.own(row).tokens.cpu().numpy()
+        return np.array([*self.vocabulary, *self.own(row).further])
 
     @torch.inference_mode()
     def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
@@ -155,49 +152,54 @@ class HeadModel(LanguageModel):
             )
             features.append(states[: len(text)])
             last.append(states[len(text) :])
-        logits = self.advance(own, [torch.tensor(text, dtype=torch.int64) for text in texts], features)
+        scores = self.advance(own, texts, features)
         for row, states in zip(own, last, strict=True):
             if len(states):  # nodes below read them; the next proposal may begin there again
                 row.predicted = self.fused(states)
                 if self.network.predicts_features:
                     row.scored = row.predicted
-        return self._kept(logits, own, [1] * len(own))
+        return scores
 
-    def _kept(self, logits: Tensor, rows: Sequence[HeadRow], counts: Sequence[int]) -> Scores:
-        width = logits.shape[1]
-        each = [
-            pad(row.tokens, (0, width - len(row.tokens))).expand(n, -1) for row, n in zip(rows, counts, strict=True)
-        ]
-        return self._scores.keep(HeadScores(logits, counts, each[0] if len(each) == 1 else torch.cat(each)))
+    def _kept(self, found: Made, counts: Sequence[int]) -> HeadScores:
+        assert found.ids is not None  # noqa: S101
+        return self._scores.keep(HeadScores(found.logits, counts, found.ids, found.best))
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch_dtype(self.capabilities), device=self.capabilities.device)
 
     @torch.inference_mode()
-    def advance(self, rows: Sequence[HeadRow], tokens: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
+    def advance(
+        self, rows: Sequence[HeadRow], texts: Sequence[Sequence[int]], features: Sequence[Tensor]
+    ) -> HeadScores:
         """Commit tokens of the target, in one pass; uncommitted nodes are dropped.
 
         Args:
             rows: open rows.
-            tokens: for each row [n] int64; none for a row whose last token is scored again.
+            texts: the tokens of each row; none for a row whose last token is scored again.
             features: for each row [n, F], the target's hidden states at the tokens before each of them.
 
         Returns:
-            [B, K] logits after each row's last token, over its draft vocabulary; -inf beyond its tokens.
+            after each row's last token; -inf beyond its draft vocabulary.
         """
         began = time.perf_counter()
         for row in rows:
             self.commit(row, [])
-        fresh = [b for b, new in enumerate(tokens) if len(new)]
+        fresh, found = [b for b, text in enumerate(texts) if len(text)], None
         if fresh:
-            own, texts = [rows[b] for b in fresh], [Nodes.chain(tokens[b].tolist()) for b in fresh]
-            self._append(own, texts, self.fused(torch.cat([features[b] for b in fresh])))
-            for row, text in zip(own, texts, strict=True):
-                self.commit(row, range(len(text.tokens)))
+            own, new = [rows[b] for b in fresh], [Nodes.chain(texts[b], 1) for b in fresh]
+            for row, text in zip(own, new, strict=True):
                 self._learn(row, text)
-        logits = self._logits(rows, [row.scored for row in rows])
+            found = self._append(own, new, self.fused(torch.cat([features[b] for b in fresh])))
+            for row, text in zip(own, new, strict=True):
+                self.commit(row, range(len(text.tokens)))
+        if found is None or len(fresh) < len(rows):
+            further = self._further(rows)
+            device, numbers = self.capabilities.device, (further, np.arange(len(rows)))
+            tokens, each = on_device(device, *numbers)
+            found = self.passes.scored(torch.cat([row.scored for row in rows]), tokens.view(further.shape), each)
+        scores = self._kept(found, [1] * len(rows))
         self.pass_seconds += time.perf_counter() - began
-        return logits
+        return scores
 
     @torch.inference_mode()
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Scores:
@@ -218,33 +220,42 @@ class HeadModel(LanguageModel):
                     raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
                 before.append(new.parents.astype(np.int64) + (first + 1))
                 first += len(row.predicted)
-        fresh = self._append(own, nodes, torch.cat(list(states)), np.concatenate(before) if before else None)
         if are_text:
             for row, new in zip(own, nodes, strict=True):
                 self._learn(row, new)
-        logits = self._logits(own, [part[len(part) - new.scored :] for part, new in zip(fresh, nodes, strict=True)])
+        found = self._append(own, nodes, torch.cat(list(states)), np.concatenate(before) if before else None)
+        scores = self._kept(found, [new.scored for new in nodes])
         self.pass_seconds += time.perf_counter() - began
-        return self._kept(logits, own, [new.scored for new in nodes])
+        return scores
 
     def _append(
         self, rows: Sequence[HeadRow], nodes: Sequence[Nodes], states: Tensor, before: Longs | None = None
-    ) -> Sequence[Tensor]:
+    ) -> Made:
         """Append nodes to each row in one pass.
 
         Args:
             states: [P, H].
             before: [T] which of them is that of the token before each node; None: they come in the order of the nodes.
-
-        Returns:
-            for each row [n, H] what is predicted at its nodes.
         """
         grown, inputs = self._rows.place(rows, nodes)
         inputs.table[BEFORE] = np.arange(inputs.count) if before is None else before
-        predicted = self._runner.forward(Pass(inputs, inputs.count, states=states), self._rows.cache)[1]
-        fresh: Sequence[Tensor] = predicted.split([len(new.tokens) for new in nodes])
-        for row, parents, part in zip(rows, grown, fresh, strict=True):
+        at = self._rows.cache.placement
+        inputs = replace(inputs, further=self._further([*map(self._rows.at, range(at.first, at.first + at.count))]))
+        found = self._runner.forward(Pass(inputs, wanted_of(nodes), states=states), self._rows.cache)
+        assert found.states is not None  # noqa: S101
+        for row, parents, part in zip(rows, grown, found.states.split([len(new.tokens) for new in nodes]), strict=True):
             row.parents, row.predicted = parents, torch.cat([row.predicted, part])
-        return fresh
+        return found
+
+    def _further(self, rows: Sequence[HeadRow]) -> Longs:
+        """[B, X] their ``further`` tokens; -1 fills lines up."""
+        if not self._extends:
+            return np.zeros((len(rows), 0), np.int64)
+        most = max(len(row.further) for row in rows)
+        found = np.full((len(rows), max(_GRAIN, 1 << max(0, most - 1).bit_length())), -1, np.int64)
+        for line, row in zip(found, rows, strict=True):
+            line[: len(row.further)] = row.further
+        return found
 
     @torch.inference_mode()
     def extend_below(
@@ -263,33 +274,12 @@ class HeadModel(LanguageModel):
             states.append(torch.stack(each))
         return self.extend(rows, nodes, states)
 
-    def _logits(self, rows: Sequence[HeadRow], predicted: Sequence[Tensor]) -> Tensor:
-        """[W, K] logits of the rows' [n, H] states, each over its row's draft vocabulary; -inf beyond it."""
-        width, output = max(row.tokens.shape[0] for row in rows), self.layers["output"].forward
-        width = -(-width // _GRAIN) * _GRAIN
-        parts = []
-        for row, states in zip(rows, predicted, strict=True):
-            states = self.network.readout(states)
-            logits = output(states)
-            if row.extra.shape[0]:
-                logits = torch.cat([logits, linear(states, row.extra, row.extra_bias)], dim=-1)
-            parts.append(pad(logits, (0, width - logits.shape[1]), value=float("-inf")))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
     def _learn(self, row: HeadRow, text: Nodes) -> None:
         """Add a text's tokens to its row's draft vocabulary, where they have rows in the output layer."""
-        if not self._extends:
-            return
-        tokens = torch.from_numpy(text.tokens.astype(np.int64))
-        new = tokens[~row.known[tokens]].unique()
-        if len(new):
+        if self._extends:
+            new = np.unique(text.tokens[~row.known[text.tokens]])
             row.known[new] = True
-            ids = new.to(self.capabilities.device)
-            row.tokens = torch.cat([row.tokens, ids])
-            weight, bias = self._target.output_rows(ids)
-            row.extra = torch.cat([row.extra, weight.to(row.extra)])
-            if bias is not None and row.extra_bias is not None:
-                row.extra_bias = torch.cat([row.extra_bias, bias.to(row.extra)])
+            row.further += new.tolist()
 
     @torch.inference_mode()
     def commit(self, row: Row, path: Sequence[int]) -> None:
@@ -321,7 +311,9 @@ class HeadModel(LanguageModel):
         own = self.own(row)
         if length not in (None, own.length):
             raise CacheError(f"cannot fork {length} tokens of a row of {own.length} in a head: read them again")
-        other = replace(own, parents=NO_NODES, predicted=own.predicted[:1], known=own.known.clone())
+        other = replace(
+            own, parents=NO_NODES, predicted=own.predicted[:1], further=[*own.further], known=own.known.copy()
+        )
         self._rows.fork(own, other)
         return other
 
@@ -332,20 +324,26 @@ class HeadModel(LanguageModel):
 
 
 class HeadPasses(EagerRunner):
-    """Makes the passes of one head: of each token they give the state that it predicts.
+    """Makes the passes of one head: of each token the state that it predicts, and logits.
 
     Args:
         network: the head's network.
-        target: whose embeddings it reads where it has none of its own.
-        device: the device that it computes on.
+        output: its output layer, or the target's for the vocabulary.
+        vocabulary: [D] int64 tokens of ``output``.
+        target: whose embeddings it reads where it has none of its own, and whose output layer further tokens have.
+        best: how many of the most probable tokens are found with the logits.
     """
 
-    def __init__(self, network: EagleNetwork, target: FeatureModel, device: torch.device) -> None:
-        self._network, self._target, self.device = network, target, device
+    def __init__(
+        self, network: EagleNetwork, output: nn.Linear, vocabulary: Longs, target: FeatureModel, best: int
+    ) -> None:
+        self._network, self._output, self._target, self._best = network, output, target, best
+        self.device = output.weight.device
+        (self._vocabulary,) = on_device(self.device, vocabulary)
         self._turns: Tensor | None = None
 
     def make(self, step: DevicePass, cache: TreeCache) -> Made:
-        """One pass (``EagerRunner.make``); [T, H] states."""
+        """One pass (``EagerRunner.make``)."""
         network, at = self._network, cache.placement
         if self._turns is None or self._turns.shape[0] < at.slots:
             self._turns = network.turns(torch.arange(at.slots, device=self.device))
@@ -359,7 +357,36 @@ class HeadPasses(EagerRunner):
             lines = padded(queries.transpose(1, 2), at.count, at.sources)
             found = packed(attend_as_one(lines, *every, mask, None), at.index, at.sources)
             states = block.finish(states, found.flatten(2))
-        return None, network.predicted(states)[0]
+        predicted, rows = network.predicted(states)[0], step.inputs.rows
+        if isinstance(step.wanted, int):
+            last = len(predicted) - step.wanted
+            wanted, of = predicted[last:], rows[last:]
+        else:
+            wanted, of = predicted.index_select(0, step.wanted), rows.index_select(0, step.wanted)
+        return replace(self.scored(wanted, step.inputs.further, of), states=predicted)
+
+    def scored(self, states: Tensor, further: Tensor, rows: Tensor) -> Made:
+        """Logits after [W, H] states, each over its row's draft vocabulary.
+
+        Args:
+            further: [B, X] tokens of the rows that are not in the head's own vocabulary; -1 fills lines up.
+            rows: [W] the row of each state among the B.
+        """
+        states, ids = self._network.readout(states), self._vocabulary.expand(len(states), -1)
+        logits = self._output.forward(states)
+        count, room = further.shape
+        if room:
+            weight, bias = self._target.output_rows(further.flatten().clamp(min=0))
+            others = linear(states, weight.to(states.dtype), None if bias is None else bias.to(states.dtype))
+            if count > 1:  # of all rows' tokens those of the own row
+                others = others.view(-1, count, room).gather(1, rows[:, None, None].expand(-1, 1, room))[:, 0]
+            own = further.index_select(0, rows)
+            logits = torch.cat([logits, others.masked_fill(own < 0, float("-inf"))], dim=-1)
+            ids = torch.cat([ids, own.clamp(min=0)], dim=-1)
+        if not self._best:
+            return Made(None, logits, ids)
+        places, found = ranked(logits.float(), self._best)
+        return Made(None, logits, ids, torch.cat([ids.gather(1, places), found], dim=1))
 
 
 def output_for(target: FeatureModel, vocabulary: Tensor) -> nn.Linear:

@@ -371,15 +371,14 @@ class FeatureRow(Row):
         Raises:
             CacheError: the model does not track them, or fewer are kept.
         """
-        there = sum(map(len, self.features))
-        count = there if count is None else count
-        if not 0 < count <= there:
-            raise CacheError("hidden states are missing: call the model's track_features before the row is opened")
-        pieces, left = list[Tensor](), count
+        pieces, left = list[Tensor](), self.length if count is None else count
         for piece in reversed(self.features):
-            if left > 0:
-                pieces.append(piece[-left:])
+            if left <= 0:
+                break
+            pieces.append(piece[-left:])
             left -= len(piece)
+        if not pieces or (left > 0 and count is not None):
+            raise CacheError("hidden states are missing: call the model's track_features before the row is opened")
         return feature_part(self.kept, torch.cat(pieces[::-1]), wanted or self.kept)
 
     def pending_feature(self, node: int, wanted: FeatureSpec | None = None) -> Tensor:

@@ -40,9 +40,9 @@ from ..base import (
     prefill_scored,
 )
 from ..protocols import LayerSizes
-from . import attention, inspection
+from . import attention, inspection, norms
 from .cache import FeatureRow, Rows, TreeCache, bytes_of, feature_row, long_row
-from .pass_inputs import POSITION, Longs
+from .pass_inputs import POSITION, wanted_of
 from .runner import GraphRunner, Pass, Runner, StockRunner, chosen_runner, exclusive, runner_of
 from .torch_scores import scores_of
 
@@ -106,6 +106,8 @@ class HFModel(LanguageModel):
         can = inspection.capabilities(model, name)
         self.capabilities: Capabilities = replace(can, runner=chosen_runner(runner, can.device))
         self._lock = shared.lock
+        if can.device.startswith("cuda"):
+            norms.fuse(model)
         self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
         self._tracked = FeatureSpec()
         self._run_with(None)
@@ -283,7 +285,7 @@ class HFModel(LanguageModel):
             passes = [[b for b in every if b != alone], [alone]]
         else:
             passes = [[*every]]
-        made = [self._pass([own[b] for b in some], [nodes[b] for b in some]) for some in passes]
+        made = [self._pass([own[b] for b in some], [nodes[b] for b in some], len(passes) > 1) for some in passes]
         logits: dict[int, Tensor] = {}
         for some, (grown, states, found) in zip(passes, made, strict=True):
             logits.update(zip(some, found.split([nodes[b].scored for b in some]), strict=True))
@@ -295,8 +297,13 @@ class HFModel(LanguageModel):
         whole = made[0][2] if len(made) == 1 else torch.cat([logits[b] for b in every])
         return self._scores.keep(scores_of(whole, [new.scored for new in nodes]))
 
-    def _pass(self, rows: Sequence[FeatureRow], nodes: Sequence[Nodes]) -> tuple[Sequence[Ints], Tensor | None, Tensor]:
+    def _pass(
+        self, rows: Sequence[FeatureRow], nodes: Sequence[Nodes], another: bool
+    ) -> tuple[Sequence[Ints], Tensor | None, Tensor]:
         """Parents of the uncommitted nodes of each row then, hidden states of the new ones, logits of the wanted ones.
+
+        Args:
+            another: pass comes before the logits are read.
 
         Raises:
             CacheError: as ``extend``.
@@ -308,10 +315,11 @@ class HFModel(LanguageModel):
                 f"a node at position {last} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
             )
         began = time.perf_counter()
-        states, logits = self._runner.forward(Pass(inputs, _wanted(nodes), self._tracked), self.cache)
+        made = self._runner.forward(Pass(inputs, wanted_of(nodes), self._tracked), self.cache)
         if not inputs.is_causal:
             self.pass_seconds += time.perf_counter() - began
-        return grown, states, logits
+        states = None if made.states is None else made.states.clone()
+        return grown, states, made.logits.clone() if another else made.logits
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
@@ -338,15 +346,3 @@ class HFModel(LanguageModel):
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
             self._rows.close(self._rows.own(row))
-
-
-def _wanted(nodes: Sequence[Nodes]) -> int | Longs:
-    """Of the packed tokens of all rows those whose logits are wanted (``Pass.wanted``)."""
-    total, logits = sum(len(new.tokens) for new in nodes), sum(new.scored for new in nodes)
-    if len(nodes) == 1 or logits in (0, total):
-        return logits
-    found, end = list[int](), 0
-    for new in nodes:
-        end += len(new.tokens)
-        found += range(end - new.scored, end)
-    return np.array(found, np.int64)

@@ -61,7 +61,8 @@ _MASKED = ("sdpa", "eager", attention.NAME, attention.EAGER)
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 _SLOT_POSITIONS = {"bloom", "mpt", "gpt_neo", "doge"}
 _TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-5}
-_HALF_TOLERANCE = 0.2
+_HALF_TOLERANCE = 0.5
+"""In bfloat16 SmolLM2's right passes differ by up to 0.22, and passes with wrong masks or positions by 1 and more."""
 
 
 def computing(weights: Iterable[Tensor], device: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -63,6 +63,7 @@ class Shape(NamedTuple):
         slots: S that it may attend to.
         wanted: W tokens whose logits are wanted.
         words: lines of the table from ``SEEN`` on.
+        further: X tokens of a row that a draft head drafts from besides its own.
     """
 
     tokens: int
@@ -71,11 +72,13 @@ class Shape(NamedTuple):
     slots: int
     wanted: int
     words: int
+    further: int
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of the table, of ``wanted`` and of ``Placement.sources``."""
-        return [(SEEN + self.words) * self.tokens, self.wanted, self.rows * self.width if self.rows > 1 else 0]
+        """Numbers of the table, of ``wanted``, of ``further`` and of ``Placement.sources``."""
+        sources = self.rows * self.width if self.rows > 1 else 0
+        return [(SEEN + self.words) * self.tokens, self.wanted, self.rows * self.further, sources]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,10 +91,12 @@ class PassInputs:
             from line ``SEEN`` on bits, of which bit j % 64 of line j // 64 is set where it attends to the slot j behind
             those first ones. The last line is zero.
         is_causal: one row that was empty reads a chain.
+        further: [B, X] tokens that a draft head drafts from besides its own; -1 fills lines up.
     """
 
     table: Longs
     is_causal: bool = False
+    further: Longs = field(default_factory=lambda: np.zeros((0, 0), np.int64))
 
     @classmethod
     def of(cls, rows: Sequence[Row], nodes: Sequence[Nodes], grown: Sequence[Ints], places: Longs) -> PassInputs:
@@ -136,14 +141,26 @@ class PassInputs:
         Tokens that fill it up write to the slot behind all others, and attend to the first.
         """
         flat = np.zeros(sum(shape.sizes), np.int64)
-        numbers, some, sources = np.split(flat, np.cumsum(shape.sizes)[:-1])
+        numbers, some, further, sources = np.split(flat, np.cumsum(shape.sizes)[:-1])
         table = numbers.reshape(-1, shape.tokens)
         table[: len(self.table), : self.count] = self.table
         table[SLOT, self.count :], table[PREFIX, self.count :] = shape.slots, 1
-        some[: len(wanted)] = wanted
+        some[: len(wanted)], further[:] = wanted, self.further.ravel()
         if len(sources):
             sources[self.table[ROW] * shape.width + self.table[COLUMN]] = np.arange(self.count)
         return flat
+
+
+def wanted_of(nodes: Sequence[Nodes]) -> int | Longs:
+    """Of the packed tokens of all rows those whose logits are wanted: so many last ones, or [W] of them."""
+    total, logits = sum(len(new.tokens) for new in nodes), sum(new.scored for new in nodes)
+    if len(nodes) == 1 or logits in (0, total):
+        return logits
+    found, end = list[int](), 0
+    for new in nodes:
+        end += len(new.tokens)
+        found += range(end - new.scored, end)
+    return np.array(found, np.int64)
 
 
 def _bits(seen: NDArray[np.bool_]) -> Longs:
@@ -162,7 +179,9 @@ class DeviceInputs:
         shape: of the pass.
         tokens, positions: [T].
         before: [T] which states a draft head reads.
+        rows: [T] the row of each token among the B.
         wanted: [W] of which tokens the logits are wanted.
+        further: [B, X] as ``PassInputs.further``.
         index, sources: as the placement's.
     """
 
@@ -170,9 +189,11 @@ class DeviceInputs:
         self.numbers, self.shape = numbers, shape
         parts: Sequence[Tensor] = numbers.split(shape.sizes)
         table: Tensor = parts[0].view(-1, shape.tokens)
-        self.wanted, self.sources = parts[1], parts[2] if len(parts[2]) else None
+        self.wanted, self.further = parts[1], parts[2].view(shape.rows, shape.further)
+        self.sources = parts[3] if len(parts[3]) else None
         self.tokens, self.positions, self.before = table[TOKEN], table[POSITION], table[BEFORE]
-        self.index, self._prefix, self._bits = table[ROW : COLUMN + 1], table[PREFIX], table[SEEN:]
+        self.rows, self.index = table[ROW], table[ROW : COLUMN + 1]
+        self._prefix, self._bits = table[PREFIX], table[SEEN:]
 
     def mask(self) -> Tensor:
         """[B, 1, width, S] bool, the slots that each token attends to; padding attends as the first token does."""

@@ -71,19 +71,34 @@ class DevicePass:
     is_causal: bool
 
 
-Made = tuple[Tensor | None, Tensor]
-"""What a pass makes: hidden states and logits (``Runner.forward``)."""
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a pass makes, valid until the runner's next pass.
+
+    Attributes:
+        states: [T, F] hidden states, of a draft head [T, H] those that it predicts; None: none are wanted.
+        logits: [W, V].
+        ids: of a draft head [W, V] the tokens of the logits.
+        best: of a draft head [W, 2k + 1], as of ``HeadScores``; None: they are not looked for in the pass.
+    """
+
+    states: Tensor | None
+    logits: Tensor
+    ids: Tensor | None = None
+    best: Tensor | None = None
+
+    def first(self, tokens: int, wanted: int) -> Made:
+        """Of so many tokens, and of so many wanted ones."""
+        states = None if self.states is None else self.states[:tokens]
+        found = (None if each is None else each[:wanted] for each in (self.ids, self.best))
+        return Made(states, self.logits[:wanted], *found)
 
 
 class Runner(Protocol):
     """Makes passes of one model."""
 
     def forward(self, step: Pass, cache: TreeCache) -> Made:
-        """Make a pass; its keys and values go to where the cache is placed.
-
-        Returns:
-            [T, F] hidden states, None where none are wanted; [W, V] logits, of a draft head [W, H] states.
-        """
+        """Make a pass; its keys and values go to where the cache is placed."""
 
     def slots(self, tokens: int) -> int:
         """Slots to allot for a row of so many tokens, so that storage need not grow while they come."""
@@ -102,7 +117,7 @@ class EagerRunner(ABC):
         """One pass (``Runner.forward``)."""
         at, own = cache.placement, step.inputs
         some = np.zeros(0, np.int64) if isinstance(step.wanted, int) else step.wanted
-        shape = Shape(own.count, at.count, at.width, at.end, len(some), own.words)
+        shape = Shape(own.count, at.count, at.width, at.end, len(some), own.words, own.further.shape[1])
         (numbers,) = on_device(self.device, own.filled(shape, some))
         inputs = DeviceInputs(numbers, shape)
         at.index, at.sources = (None, None) if at.aligned else (inputs.index, inputs.sources)
@@ -148,7 +163,7 @@ class StockRunner(EagerRunner):
             logits = logits[len(logits) - last :]
         elif not self._selects:
             logits = logits[step.wanted]
-        return self.hidden.read(step.features) if self.hidden and step.features else None, logits
+        return Made(self.hidden.read(step.features) if self.hidden and step.features else None, logits)
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -200,7 +215,7 @@ class GraphRunner:
         wanted = np.arange(total - step.wanted, total) if isinstance(step.wanted, int) else step.wanted
         tokens, slots = _filled(total), _slots(at.end)
         width, words = tokens if at.count == 1 else _filled(at.width), max(_WORDS, _filled(step.inputs.words))
-        shape = Shape(tokens, at.count, width, slots, _filled(len(wanted)), words)
+        shape = Shape(tokens, at.count, width, slots, _filled(len(wanted)), words, step.inputs.further.shape[1])
         cache.reserve(at.first + at.count, self.slots(at.end))
         if shape not in self._inputs:
             numbers = torch.zeros(sum(shape.sizes), dtype=torch.int64, device=self._eager.device)
@@ -209,12 +224,12 @@ class GraphRunner:
         inputs, states = self._inputs[shape]
         inputs.numbers.copy_(staged(step.inputs.filled(shape, wanted), self._eager.device), non_blocking=True)
         if states is not None and step.states is not None:
-            states[:total] = step.states.index_select(0, inputs.before[:total])
+            torch.index_select(step.states, 0, inputs.before[:total], out=states[:total])
         at.width, at.end, at.index, at.sources = width, slots, inputs.index, inputs.sources
         filled = DevicePass(inputs, inputs.wanted, step.features, states, is_causal=False)
         key = *shape, at.first, *step.features.layers
-        hidden, found = self._replayed(key, lambda: self._eager.make(filled, cache), cache)
-        return None if hidden is None else hidden[:total], found[: len(wanted)]
+        made = self._replayed(key, lambda: self._eager.make(filled, cache), cache)
+        return made.first(total, len(wanted))
 
     def slots(self, tokens: int) -> int:
         """Those of a pass over the last of them, and one for what fills it up: graphs live as long as the storage."""
@@ -237,11 +252,10 @@ class GraphRunner:
             except RuntimeError as error:
                 graphs.refused.add(key)
                 graphs.capture = self._captures()  # what began a capture that failed may take no other
-                self._complain(f"a pass of shape {key[:6]} cannot be captured: {error}")
+                self._complain(f"a pass of shape {key[:7]} cannot be captured: {error}")
                 return make()
             graphs.keep(key, replay)
-        states, logits = replay()
-        return None if states is None else states.clone(), logits.clone()  # the next replay writes over them
+        return replay()
 
     def _complain(self, why: str) -> None:
         if not self.uncaptured:

@@ -132,6 +132,21 @@ def largest(logits: Tensor, count: int) -> Tensor:
     return where.gather(-1, at // chunk) * chunk + at % chunk
 
 
+def ranked(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Of [R, V] float32 logits [R, count] where the largest are, and [R, count + 1] their log-probabilities and the
+    entropy."""
+    best, logprobs = largest(rows, min(count, rows.shape[1])), rows.log_softmax(-1)
+    entropy = torch.special.entr(logprobs.exp()).sum(-1, keepdim=True)
+    return best, torch.cat((logprobs.gather(-1, best), entropy), dim=1)
+
+
+def _top_of(found: Tensor) -> Top:
+    """[R, 2k + 1] tokens, log-probabilities and an entropy, in float32, in which ids are whole numbers as far as 2^24:
+    one tensor is one transfer."""
+    ids, logprobs, entropies = np.split(found.cpu().numpy(), [found.shape[1] // 2, found.shape[1] - 1], axis=1)
+    return Top(ids.astype(np.int32), logprobs, entropies[:, 0])
+
+
 _ROWS = 8
 """Slots that are looked at together: bounds what is allocated beyond the logits."""
 
@@ -182,15 +197,10 @@ class TorchScores(Scores):
         for at, (rows, noise) in enumerate(zip(chunks, noises, strict=True)):
             if draft is not None:
                 rows = warp_rows(rows, draft.warpings[at * _ROWS :][:_ROWS], noise)
-            best, logprobs = largest(rows, min(count, rows.shape[1])), rows.log_softmax(-1)
-            entropy = torch.special.entr(logprobs.exp()).sum(-1, keepdim=True)
+            best, found = ranked(rows, count)
             places.append(best)
-            values.append(torch.cat((logprobs.gather(-1, best), entropy), dim=1))
-        tokens = self._tokens(slots, _joined(places))
-        # as float32, in which ids are whole numbers as far as 2^24: one tensor is one transfer
-        found = torch.cat((tokens, _joined(values)), dim=1).cpu().numpy()
-        ids, logprobs, entropies = np.split(found, [found.shape[1] // 2, found.shape[1] - 1], axis=1)
-        return Top(ids.astype(np.int32), logprobs, entropies[:, 0])
+            values.append(found)
+        return _top_of(torch.cat((self._tokens(slots, _joined(places)), _joined(values)), dim=1))
 
     @torch.inference_mode()
     def log_probabilities(self, slots: Slots, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -266,11 +276,22 @@ class HeadScores(TorchScores):
     Args:
         tensor: [W, K] logits by slot.
         ids: [W, K] int64, the tokens of the logits.
+        best: [W, 2k + 1] the most probable tokens, their log-probabilities and the entropy; None: not known yet.
     """
 
-    def __init__(self, tensor: Tensor, counts: Sequence[int], ids: Tensor) -> None:
+    def __init__(self, tensor: Tensor, counts: Sequence[int], ids: Tensor, best: Tensor | None = None) -> None:
         super().__init__(tensor, counts)
-        self._ids = ids
+        self._ids, self._best = ids, best
+
+    @torch.inference_mode()
+    def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
+        self.check()
+        warped = draft is not None and any(own.temperature for own in draft.warpings)
+        masked = any(one.mask is not None for one in edits or ())
+        if warped or masked or self._best is None or count > self._best.shape[1] // 2:
+            return super().top(slots, count, edits, draft)
+        ids, logprobs, entropies = _top_of(self._at(self._best, slots))
+        return Top(ids[:, :count], logprobs[:, :count], entropies)
 
     def _edited(self, slots: Slots, edits: Edits | None) -> Tensor:
         rows = super()._edited(slots, None)
