@@ -119,7 +119,7 @@ def test_what_was_captured_is_right_wherever_it_is_replayed(kind: str, heads: He
     pair = heads(kind)
     head = pair[1]
     capture = Frozen(lambda: head._rows.cache)
-    head._runner = GraphRunner(head.passes, capture)
+    head._runner = GraphRunner(head._passes, capture)
     both = Both(pair, seed=1)
     both.drive(24)
     assert capture.replayed > capture.made > 0
@@ -132,7 +132,7 @@ def test_what_was_captured_is_bit_equal_to_the_same_passes_without(kind: str, he
     pair = heads(kind)
     capture = Frozen(lambda: pair[1]._rows.cache)
     for head, how in zip(pair, (None, capture), strict=True):
-        head._runner = GraphRunner(head.passes, how)
+        head._runner = GraphRunner(head._passes, how)
     both = Both(pair, seed=4)
     both.drive(24)
     assert capture.replayed > capture.made > 0

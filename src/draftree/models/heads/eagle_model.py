@@ -95,8 +95,8 @@ class HeadModel(LanguageModel):
         )
         self._known = np.zeros(can.vocab_size, np.bool_)
         self._known[self.vocabulary] = True
-        self.passes = HeadPasses(network, output, self.vocabulary, self._target, _BEST if can.runner == GRAPH else 0)
-        self._runner = runner_of(can.runner, self.passes)
+        self._passes = HeadPasses(network, output, self.vocabulary, self._target, _BEST if can.runner == GRAPH else 0)
+        self._runner = runner_of(can.runner, self._passes)
         self._rows: Rows[HeadRow] = Rows(layers)
         self._scores = LastScores()
         self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
@@ -194,9 +194,8 @@ class HeadModel(LanguageModel):
                 self.commit(row, range(len(text.tokens)))
         if found is None or len(fresh) < len(rows):
             further = self._further(rows)
-            device, numbers = self.capabilities.device, (further, np.arange(len(rows)))
-            tokens, each = on_device(device, *numbers)
-            found = self.passes.scored(torch.cat([row.scored for row in rows]), tokens.view(further.shape), each)
+            tokens, each = on_device(self.capabilities.device, further, np.arange(len(rows)))
+            found = self._passes.scored(torch.cat([row.scored for row in rows]), tokens.view(further.shape), each)
         scores = self._kept(found, [1] * len(rows))
         self.pass_seconds += time.perf_counter() - began
         return scores
