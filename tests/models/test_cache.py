@@ -39,13 +39,8 @@ def place(
     places, at = cache.place(first, starts, counts, order), cache.placement
     table = np.zeros((SEEN + 1, places.shape[1]), np.int64)
     table[ROW : COLUMN + 1] = places
-    shape = Shape(places.shape[1], at.count, at.width, at.end, 0, 1, 0)
-    inputs = DeviceInputs(
-        torch.from_numpy(
-            PassInputs(table, further=np.zeros((at.count, 0), np.int64)).filled(shape, np.zeros(0, np.int64))
-        ),
-        shape,
-    )
+    shape = Shape(places.shape[1], at.count, at.width, at.end, 0, 1)
+    inputs = DeviceInputs(torch.from_numpy(PassInputs(table).filled(shape, np.zeros(0, np.int64))), shape)
     at.index, at.sources = (None, None) if at.aligned else (inputs.index, inputs.sources)
 
 

@@ -16,7 +16,7 @@ from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.models.base import FeatureSpec, Nodes, prefill
 from draftree.models.huggingface import runner
-from draftree.models.huggingface.cache import TreeCache, feature_row
+from draftree.models.huggingface.cache import Storage, TreeCache, feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.pass_inputs import Placement, Shape
 from draftree.models.huggingface.runner import GraphRunner, Made, StockRunner, chosen_runner
@@ -120,7 +120,7 @@ def test_another_runner_is_refused() -> None:
 
 
 class Frozen:
-    """Stands for CUDA's capture: a pass is made again where it was placed when it was captured.
+    """Stands for CUDA's capture: a pass is made again where it was placed when it was captured, into the same memory.
 
     Attributes:
         made, replayed: passes that were captured, and how often they were made again.
@@ -132,13 +132,15 @@ class Frozen:
 
     def __init__(self, cache: Callable[[], TreeCache], refused: str = "") -> None:
         self._cache, self._refused, self.made, self.replayed = cache, refused, 0, 0
+        self._given = list[Made]()
 
     def __call__(self, make: Callable[[], Made]) -> Callable[[], Made]:
         if self._refused:
             raise RuntimeError(self._refused)
         at = replace(self._cache().placement)
-        storage = self._storage()
+        storage, made = self._storage(), make()
         self.made += 1
+        self._given.append(made)
 
         def again() -> Made:
             assert all(a is b for a, b in zip(storage, self._storage(), strict=True)), "the storage has moved"
@@ -147,14 +149,25 @@ class Frozen:
             wanted = replace(now)
             _set(now, at)
             try:
-                return make()
+                fresh = make()
             finally:
                 _set(now, wanted)
+            for former in self._given:  # graphs share memory: a replay may write over what any of them has made
+                for tensor in _tensors(former):
+                    tensor.fill_(7)
+            for tensor, new in zip(_tensors(made), _tensors(fresh), strict=True):
+                tensor.copy_(new)
+            return made
 
         return again
 
     def _storage(self) -> list[Tensor]:
         return [*self._cache().storage.blocks]
+
+
+def _tensors(made: Made) -> list[Tensor]:
+    """What it has computed; ids may be the head's own vocabulary, which stays where it is."""
+    return [tensor for tensor in (made.states, made.logits, made.best) if tensor is not None]
 
 
 def _set(placement: Placement, to: Placement) -> None:
@@ -235,14 +248,59 @@ def test_a_replay_writes_over_nothing_that_was_given_away() -> None:
     model, capture = frozen()
     model.track_features()
     model._runner = GraphRunner(StockRunner(model.model, model._hidden), capture)
-    row = prefill(model, random_ids(rng, 5))
-    first = [extended(model, [row], [random_tree(rng, 4)]) for _ in range(1)]
-    model.commit(row, [])
-    for _ in range(3):
-        first.append(extended(model, [row], [random_tree(rng, 4)]))
+    row, other = (prefill(model, random_ids(rng, 5)) for _ in range(2))
+    held = list[tuple[Tensor, Tensor]]()
+    for _ in range(4):
+        for own in (row, other):
+            model.extend([own], [random_tree(rng, 4)])
+            pending = feature_row(own).pending
+            assert pending is not None
+            held.append((pending, pending.clone()))
         model.commit(row, [])
-    assert capture.replayed >= 2
-    assert len({logits.data_ptr() for logits in first}) == len(first)
+        model.commit(other, [])
+    assert capture.replayed >= 4
+    assert all(torch.equal(states, before) for states, before in held)
+
+
+def test_two_passes_of_a_call_keep_the_logits_of_both() -> None:
+    """A row with far more tokens than the others has a pass of its own, which may write to where theirs did."""
+    rng = Random(8)
+    model, capture = frozen()
+    rows = [prefill(model, random_ids(rng, 5)) for _ in range(3)]
+    for _ in range(4):
+        ids = [random_ids(rng, count) for count in (1, 1, 40)]
+        found = extended(model, rows, [Nodes.chain(own, 1) for own in ids])[:, 0]
+        for row in rows:
+            model.commit(row, [])
+        for row, own, logits in zip(rows, ids, found, strict=True):
+            assert_close(logits, extended(model, [row], [Nodes.chain(own, 1)])[0, 0])
+            model.commit(row, [])
+    assert capture.replayed >= 4
+
+
+def test_graphs_are_lost_where_storage_has_moved_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory ends while it grows: some keys and values have moved, and by its numbers it is as large as before."""
+    model, capture = frozen()
+    row, calls, zeros = prefill(model, [3, 1, 4]), 0, Storage._zeros
+    for _ in range(3):
+        model.extend([row], [Nodes.chain([5])])
+        model.commit(row, [])
+
+    def failing(self: Storage, like: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("out of memory")
+        return zeros(self, like)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
+        patch.setattr(Storage, "_zeros", failing)
+        model.reserve(1, 400)
+    made, wanted = capture.made, prefilled(HFModel(tiny(), self_test=False), [3, 1, 4, 5])[1]
+    for _ in range(3):
+        assert_close(extended(model, [row], [Nodes.chain([5])])[0, 0], wanted)
+        model.commit(row, [])
+    assert capture.made > made
 
 
 def test_a_pass_that_keeps_other_hidden_states_is_another_graph() -> None:

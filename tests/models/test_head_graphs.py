@@ -24,7 +24,7 @@ from draftree.tree import ROOT
 
 from ..heads import DRAFTED, random_network
 from ..published import KINDS, saved
-from ..references import extended
+from ..references import tensor_of
 from ..tiny import VOCAB, tiny
 from .test_graph_runner import Frozen
 from .trees import random_ids
@@ -82,7 +82,11 @@ class Both:
     def extend(self, some: list[int], parents: list[list[int]]) -> None:
         """Nodes below others that are there."""
         new = [Nodes.of(torch.tensor(random_ids(self.rng, len(own))), torch.tensor(own)) for own in parents]
-        self._compare([extended(h, [self.rows[i][k] for i in some], new) for k, h in enumerate(self.heads)])
+        scores = [h.extend([self.rows[i][k] for i in some], new) for k, h in enumerate(self.heads)]
+        wanted, found = (own.top(range(own.starts[-1]), 3) for own in scores)
+        assert np.array_equal(wanted.tokens, found.tokens)
+        np.testing.assert_allclose(wanted.logprobs, found.logprobs, atol=1e-4)
+        self._compare([tensor_of(own) for own in scores])
 
     def _compare(self, logits: list[Tensor]) -> None:
         eager, graph = logits

@@ -59,18 +59,50 @@ def test_a_norm_that_computes_something_else_stays_as_it_is() -> None:
     assert torch.equal(made(IDS).logits, wanted)
 
 
+class OwnRMSNorm(torch.nn.Module):
+    """One of somebody's own, which may compute something else."""
+
+    def __init__(self, fault: str, weight: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.fault, self.eps = fault, 1e-6
+        self.weight = torch.nn.Parameter(torch.full((32,), weight, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        wide = wide - wide.mean(-1, keepdim=True) if self.fault == "mean" else wide
+        eps = 1e-5 if self.fault == "epsilon" else self.eps
+        found = wide * (wide.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
+        return (found.double() if self.fault == "dtype" else found.to(x.dtype)) * self.weight
+
+
+class GatedRMSNorm(OwnRMSNorm):
+    """One that takes a gate."""
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x) * gate
+
+
+class Norms(PreTrainedModel):
+    """A model of one norm."""
+
+    config_class = LlamaConfig
+
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__(LlamaConfig())
+        self.norm = norm
+
+
 @torch.inference_mode()
-@pytest.mark.parametrize("fault", ["epsilon", "mean", "dtype"])
-def test_what_a_norm_computes_is_looked_at_and_not_its_name(fault: str) -> None:
-    class OwnRMSNorm(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.eps = torch.nn.Parameter(torch.full((32,), 1.5)), 1e-6
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weight", [1.5, 0.01])
+@pytest.mark.parametrize("fault", ["", "epsilon", "mean", "dtype"])
+def test_what_a_norm_computes_is_looked_at_and_not_its_name(fault: str, weight: float, dtype: torch.dtype) -> None:
+    assert fuse(Norms(OwnRMSNorm(fault, weight, dtype))) == (not fault)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = x - x.mean(-1, keepdim=True) if fault == "mean" else x
-            eps = 1e-5 if fault == "epsilon" else self.eps
-            found = x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * self.weight
-            return found.double() if fault == "dtype" else found
 
-    assert fuse(torch.nn.Sequential(OwnRMSNorm())) == 0
+@torch.inference_mode()
+def test_a_norm_that_takes_more_or_has_a_forward_of_its_own_stays_as_it_is() -> None:
+    assert fuse(Norms(GatedRMSNorm("", 1.5, torch.float32))) == 0
+    hooked = OwnRMSNorm("", 1.5, torch.float32)
+    hooked.forward = hooked.forward  # type: ignore[method-assign]
+    assert fuse(Norms(hooked)) == 0

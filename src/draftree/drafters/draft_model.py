@@ -262,8 +262,9 @@ class ModelScorer(Scorer):
         found = scores.top(slots, min(width, self._source.vocab_size), edits, draft)
         self._scored, self._distributions = nodes, []
         if self._drawing.random:
-            vocabularies = [self._source.vocabulary_of(self._state(b).row) for b, *_ in nodes]
-            for logits, request, ids in zip(scores.logits(slots, edits), requests, vocabularies, strict=True):
+            ids_of = {b: self._source.vocabulary_of(self._state(b).row) for b, *_ in nodes}
+            for logits, request, node in zip(scores.logits(slots, edits), requests, nodes, strict=True):
+                ids = ids_of[node.request]
                 own = logits[: self._source.vocab_size if ids is None else len(ids)]
                 own = warp(own, request.params.warping) if request.params.temperature else own
                 self._distributions.append(DraftDistribution(own - np.float32(log_sum_exp(own)), ids))

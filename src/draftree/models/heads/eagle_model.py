@@ -8,7 +8,7 @@ target's what other tokens the row has seen, for a text repeats itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,14 +24,12 @@ from ..base import NO_NODES, STOCK, FeatureSpec, LanguageModel, Nodes, Row
 from ..huggingface.attention import attend_as_one
 from ..huggingface.cache import Rows, TreeCache, bytes_of, feature_row, packed, padded
 from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
-from ..huggingface.pass_inputs import BEFORE, Longs, on_device, wanted_of
+from ..huggingface.pass_inputs import BEFORE, NOTHING_FURTHER, Further, Longs, on_device, wanted_of
 from ..huggingface.runner import GRAPH, DevicePass, EagerRunner, Made, Pass, runner_of
 from ..huggingface.torch_scores import HeadScores, ranked
 from ..protocols import FeatureModel, feature_model
 from .eagle_network import EagleNetwork
 
-_GRAIN = 64
-"""Least room for tokens of a row that are not in the head's own vocabulary; there is a power of two of it."""
 _BEST = 16
 """Most probable tokens that are found in the graph of a pass: trees seldom ask for more."""
 
@@ -136,7 +134,7 @@ class HeadModel(LanguageModel):
 
     def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
         """[K] the tokens of a row's logits (``DraftHead.vocabulary_of``)."""
-        return np.array([*self.vocabulary, *self.own(row).further])
+        return np.concatenate([self.vocabulary, np.array(self.own(row).further, np.int64)])
 
     @torch.inference_mode()
     def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
@@ -182,6 +180,7 @@ class HeadModel(LanguageModel):
             after each row's last token; -inf beyond its draft vocabulary.
         """
         began = time.perf_counter()
+        self._scores.expire()
         for row in rows:
             self.commit(row, [])
         fresh, found = [b for b, text in enumerate(texts) if len(text)], None
@@ -193,9 +192,10 @@ class HeadModel(LanguageModel):
             for row, text in zip(own, new, strict=True):
                 self.commit(row, range(len(text.tokens)))
         if found is None or len(fresh) < len(rows):
-            further = self._further(rows)
-            tokens, each = on_device(self.capabilities.device, further, np.arange(len(rows)))
-            found = self._passes.scored(torch.cat([row.scored for row in rows]), tokens.view(further.shape), each)
+            further = self._further(rows, rows)
+            numbers = on_device(self.capabilities.device, *further, np.arange(len(rows)))
+            states = torch.cat([row.scored for row in rows])
+            found = self._passes.scored(states, numbers[0], numbers[1].view(further.places.shape), numbers[2])
         scores = self._kept(found, [1] * len(rows))
         self.pass_seconds += time.perf_counter() - began
         return scores
@@ -207,8 +207,11 @@ class HeadModel(LanguageModel):
         Args:
             states: for each row [n, H], of the tokens before the nodes; None: what was predicted there, and zeros in
                 rows that are empty: to measure passes.
+
+        Tokens of a text are in the row's draft vocabulary from then on, also where the pass fails.
         """
         began = time.perf_counter()
+        self._scores.expire()
         own, are_text, before = [self.own(row) for row in rows], states is not None, list[Longs]()
         if states is None and not any(row.length for row in own):
             states = [self._zeros(len(new.tokens), self.network.sizes[0]) for new in nodes]
@@ -239,22 +242,19 @@ class HeadModel(LanguageModel):
         grown, inputs = self._rows.place(rows, nodes)
         inputs.table[BEFORE] = np.arange(inputs.count) if before is None else before
         at = self._rows.cache.placement
-        inputs = replace(inputs, further=self._further([*map(self._rows.at, range(at.first, at.first + at.count))]))
+        inputs = replace(inputs, further=self._further(map(self._rows.at, range(at.first, at.first + at.count)), rows))
         found = self._runner.forward(Pass(inputs, wanted_of(nodes), states=states), self._rows.cache)
         assert found.states is not None  # noqa: S101
         for row, parents, part in zip(rows, grown, found.states.split([len(new.tokens) for new in nodes]), strict=True):
             row.parents, row.predicted = parents, torch.cat([row.predicted, part])
         return found
 
-    def _further(self, rows: Sequence[HeadRow]) -> Longs:
-        """[B, X] their ``further`` tokens; -1 fills lines up."""
+    def _further(self, rows: Iterable[HeadRow], taking_part: Sequence[HeadRow]) -> Further:
+        """What rows draft from besides the head's own vocabulary; nothing of those that take no part."""
         if not self._extends:
-            return np.zeros((len(rows), 0), np.int64)
-        most = max(len(row.further) for row in rows)
-        found = np.full((len(rows), max(_GRAIN, 1 << max(0, most - 1).bit_length())), -1, np.int64)
-        for line, row in zip(found, rows, strict=True):
-            line[: len(row.further)] = row.further
-        return found
+            return NOTHING_FURTHER
+        own = {row.number for row in taking_part}
+        return Further.of([row.further if row.number in own else () for row in rows])
 
     @torch.inference_mode()
     def extend_below(
@@ -362,26 +362,24 @@ class HeadPasses(EagerRunner):
             wanted, of = predicted[last:], rows[last:]
         else:
             wanted, of = predicted.index_select(0, step.wanted), rows.index_select(0, step.wanted)
-        return replace(self.scored(wanted, step.inputs.further, of), states=predicted)
+        return replace(self.scored(wanted, step.inputs.further, step.inputs.places, of), states=predicted)
 
-    def scored(self, states: Tensor, further: Tensor, rows: Tensor) -> Made:
+    def scored(self, states: Tensor, further: Tensor, places: Tensor, rows: Tensor) -> Made:
         """Logits after [W, H] states, each over its row's draft vocabulary.
 
         Args:
-            further: [B, X] tokens of the rows that are not in the head's own vocabulary; -1 fills lines up.
+            further, places: [U] and [B, X] (``Further``).
             rows: [W] the row of each state among the B.
         """
         states, ids = self._network.readout(states), self._vocabulary.expand(len(states), -1)
         logits = self._output.forward(states)
-        count, room = further.shape
-        if room:
-            weight, bias = self._target.output_rows(further.flatten().clamp(min=0))
+        if len(further):
+            weight, bias = self._target.output_rows(further)
             others = linear(states, weight.to(states.dtype), None if bias is None else bias.to(states.dtype))
-            if count > 1:  # of all rows' tokens those of the own row
-                others = others.view(-1, count, room).gather(1, rows[:, None, None].expand(-1, 1, room))[:, 0]
-            own = further.index_select(0, rows)
-            logits = torch.cat([logits, others.masked_fill(own < 0, float("-inf"))], dim=-1)
-            ids = torch.cat([ids, own.clamp(min=0)], dim=-1)
+            own = places.index_select(0, rows)
+            there = own.clamp(min=0)
+            others = others.gather(1, there).masked_fill(own < 0, float("-inf"))
+            logits, ids = torch.cat([logits, others], dim=-1), torch.cat([ids, further[there]], dim=-1)
         if not self._best:
             return Made(None, logits, ids)
         places, found = ranked(logits.float(), self._best)

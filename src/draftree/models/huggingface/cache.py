@@ -63,11 +63,13 @@ class Storage:
     Attributes:
         blocks: [n, rows, heads, slots, head_dim] each.
         expected: how many keys and values of each kind will come, as far as it is known.
+        moves: how often a block has moved.
     """
 
     def __init__(self, placement: Placement, expected: Mapping[Kind, int]) -> None:
         self._placement, self.expected = placement, expected
         self.blocks: list[Tensor] = []
+        self.moves = 0
         self._kinds: Counter[Kind] = Counter()
         self._places: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -110,6 +112,7 @@ class Storage:
             _, rows, _, slots, _ = old.shape
             if rows < self._placement.rows or slots < self._placement.slots:
                 self.blocks[number] = self._zeros(old)
+                self.moves += 1
                 self.blocks[number][:, :rows, :, :slots] = old
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -63,7 +63,7 @@ class Shape(NamedTuple):
         slots: S that it may attend to.
         wanted: W tokens whose logits are wanted.
         words: lines of the table from ``SEEN`` on.
-        further: X tokens of a row that a draft head drafts from besides its own.
+        further, room: U tokens that a draft head drafts from besides its own, and X of them a row's.
     """
 
     tokens: int
@@ -72,13 +72,44 @@ class Shape(NamedTuple):
     slots: int
     wanted: int
     words: int
-    further: int
+    further: int = 0
+    room: int = 0
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of the table, of ``wanted``, of ``further`` and of ``Placement.sources``."""
+        """Numbers of the table, of ``wanted``, of ``Further.tokens`` and ``places``, and of ``Placement.sources``."""
         sources = self.rows * self.width if self.rows > 1 else 0
-        return [(SEEN + self.words) * self.tokens, self.wanted, self.rows * self.further, sources]
+        return [(SEEN + self.words) * self.tokens, self.wanted, self.further, self.rows * self.room, sources]
+
+
+class Further(NamedTuple):
+    """Tokens that a draft head drafts from besides its own vocabulary.
+
+    Attributes:
+        tokens: [U] those of all rows.
+        places: [B, X] where each row's are among them; -1 fills lines up.
+    """
+
+    tokens: Longs
+    places: Longs
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Further:
+        """Of each row's tokens: U and X are powers of two from ``GRAIN`` on."""
+        different = np.unique(np.array([token for own in rows for token in own], np.int64))
+        tokens = np.zeros(_rounded(len(different)), np.int64)
+        tokens[: len(different)] = different
+        places = np.full((len(rows), _rounded(max(map(len, rows)))), -1, np.int64)
+        for line, own in zip(places, rows, strict=True):
+            line[: len(own)] = np.searchsorted(different, own)
+        return cls(tokens, places)
+
+
+def _rounded(count: int) -> int:
+    return max(GRAIN, 1 << max(0, count - 1).bit_length())
+
+
+NOTHING_FURTHER = Further(np.zeros(0, np.int64), np.zeros((0, 0), np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,12 +122,12 @@ class PassInputs:
             from line ``SEEN`` on bits, of which bit j % 64 of line j // 64 is set where it attends to the slot j behind
             those first ones. The last line is zero.
         is_causal: one row that was empty reads a chain.
-        further: [B, X] tokens that a draft head drafts from besides its own; -1 fills lines up.
+        further: of a draft head.
     """
 
     table: Longs
     is_causal: bool = False
-    further: Longs = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    further: Further = NOTHING_FURTHER
 
     @classmethod
     def of(cls, rows: Sequence[Row], nodes: Sequence[Nodes], grown: Sequence[Ints], places: Longs) -> PassInputs:
@@ -141,11 +172,11 @@ class PassInputs:
         Tokens that fill it up write to the slot behind all others, and attend to the first.
         """
         flat = np.zeros(sum(shape.sizes), np.int64)
-        numbers, some, further, sources = np.split(flat, np.cumsum(shape.sizes)[:-1])
+        numbers, some, tokens, places, sources = np.split(flat, np.cumsum(shape.sizes)[:-1])
         table = numbers.reshape(-1, shape.tokens)
         table[: len(self.table), : self.count] = self.table
         table[SLOT, self.count :], table[PREFIX, self.count :] = shape.slots, 1
-        some[: len(wanted)], further[:] = wanted, self.further.ravel()
+        some[: len(wanted)], tokens[:], places[:] = wanted, self.further.tokens, self.further.places.ravel()
         if len(sources):
             sources[self.table[ROW] * shape.width + self.table[COLUMN]] = np.arange(self.count)
         return flat
@@ -181,7 +212,7 @@ class DeviceInputs:
         before: [T] which states a draft head reads.
         rows: [T] the row of each token among the B.
         wanted: [W] of which tokens the logits are wanted.
-        further: [B, X] as ``PassInputs.further``.
+        further, places: [U] and [B, X] (``Further``).
         index, sources: as the placement's.
     """
 
@@ -189,8 +220,8 @@ class DeviceInputs:
         self.numbers, self.shape = numbers, shape
         parts: Sequence[Tensor] = numbers.split(shape.sizes)
         table: Tensor = parts[0].view(-1, shape.tokens)
-        self.wanted, self.further = parts[1], parts[2].view(shape.rows, shape.further)
-        self.sources = parts[3] if len(parts[3]) else None
+        self.wanted, self.further, self.places = parts[1], parts[2], parts[3].view(shape.rows, shape.room)
+        self.sources = parts[4] if len(parts[4]) else None
         self.tokens, self.positions, self.before = table[TOKEN], table[POSITION], table[BEFORE]
         self.rows, self.index = table[ROW], table[ROW : COLUMN + 1]
         self._prefix, self._bits = table[PREFIX], table[SEEN:]

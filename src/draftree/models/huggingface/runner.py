@@ -117,7 +117,8 @@ class EagerRunner(ABC):
         """One pass (``Runner.forward``)."""
         at, own = cache.placement, step.inputs
         some = np.zeros(0, np.int64) if isinstance(step.wanted, int) else step.wanted
-        shape = Shape(own.count, at.count, at.width, at.end, len(some), own.words, own.further.shape[1])
+        further = len(own.further.tokens), own.further.places.shape[1]
+        shape = Shape(own.count, at.count, at.width, at.end, len(some), own.words, *further)
         (numbers,) = on_device(self.device, own.filled(shape, some))
         inputs = DeviceInputs(numbers, shape)
         at.index, at.sources = (None, None) if at.aligned else (inputs.index, inputs.sources)
@@ -215,7 +216,8 @@ class GraphRunner:
         wanted = np.arange(total - step.wanted, total) if isinstance(step.wanted, int) else step.wanted
         tokens, slots = _filled(total), _slots(at.end)
         width, words = tokens if at.count == 1 else _filled(at.width), max(_WORDS, _filled(step.inputs.words))
-        shape = Shape(tokens, at.count, width, slots, _filled(len(wanted)), words, step.inputs.further.shape[1])
+        further = len(step.inputs.further.tokens), step.inputs.further.places.shape[1]
+        shape = Shape(tokens, at.count, width, slots, _filled(len(wanted)), words, *further)
         cache.reserve(at.first + at.count, self.slots(at.end))
         if shape not in self._inputs:
             numbers = torch.zeros(sum(shape.sizes), dtype=torch.int64, device=self._eager.device)
@@ -239,10 +241,9 @@ class GraphRunner:
         """A pass of a shape, from a row on, with some hidden states, by its graph where there is one."""
         if self._captures is None:
             return make()
-        size = cache.placement.rows, cache.placement.slots
-        graphs = self._graphs.get(cache)
-        if graphs is None or graphs.size != size:  # the storage that they write to is gone
-            graphs = self._graphs[cache] = _Graphs(size, self._captures())
+        moves, graphs = cache.storage.moves, self._graphs.get(cache)
+        if graphs is None or graphs.moves != moves:  # the storage that they write to is gone
+            graphs = self._graphs[cache] = _Graphs(moves, self._captures())
         if key in graphs.refused or graphs.first_time(key):
             return make()
         replay = graphs.by_key.get(key)
@@ -252,7 +253,7 @@ class GraphRunner:
             except RuntimeError as error:
                 graphs.refused.add(key)
                 graphs.capture = self._captures()  # what began a capture that failed may take no other
-                self._complain(f"a pass of shape {key[:7]} cannot be captured: {error}")
+                self._complain(f"a pass of shape {key[:8]} cannot be captured: {error}")
                 return make()
             graphs.keep(key, replay)
         return replay()
@@ -271,14 +272,14 @@ _KEPT = 64
 
 @dataclass(slots=True)
 class _Graphs:
-    """Of one cache, while its storage is of one size: shape, first row, hidden states -> what makes the pass again.
+    """Of one cache, while its storage lies where it is: shape, first row, hidden states -> what makes the pass again.
 
     Attributes:
         capture: makes them.
         refused: of which passes no graph can be made.
     """
 
-    size: tuple[int, int]
+    moves: int
     capture: Capture
     refused: set[tuple[int, ...]] = field(default_factory=set)
     by_key: dict[tuple[int, ...], Callable[[], Made]] = field(default_factory=dict)
