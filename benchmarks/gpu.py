@@ -9,13 +9,13 @@ cut off goes on where it was, and tries again what failed. ``--dry-run`` makes a
 ``tests``: those marked gpu. ``passes``: milliseconds of a pass over n tokens by both runners in float32 (medians, the
 device waited for), and what share of the device's memory bandwidth reads the weights. ``kernels``: what a pass
 launches, and what takes longest. ``methods``: ``draftree bench`` of ``auto`` and four methods over AR decoding by
-graphs, and of transformers' generate, in ``--dtype``. ``1b``, ``8b``: the passes of Llama's shapes with random weights
-made on the device. ``exactness``: greedy answers that differ between the eager and the graph runner, in float32; then,
-in ``--dtype``, the places of greedy answers where the two highest logits are closer than the logits of passes over 1
-and over 16 tokens, and those where the choice differs: what lossless decoding can change in 16 bits. ``attention``: one
-layer's over a tree, by PyTorch's SDPA and as passes make it, as graphs where there are any. ``compile``: passes of the
-stock forward with parts of it fused by ``torch.compile``. ``batches``: tokens a second of 1, 8 and 32 requests
-(``benchmarks.serving``). ``native``: the native engine on this machine's CPUs beside llama.cpp (``benchmarks.native``).
+graphs, and of transformers' generate, in ``--dtype``. ``1b``, ``8b``, ``135m``: passes of such shapes with random
+weights made on the device. ``exactness``: greedy answers that differ between the eager and the graph runner, in
+float32; then, in ``--dtype``, the places of greedy answers where the two highest logits are closer than the logits of
+passes over 1 and over 16 tokens, and those where the choice differs: what lossless decoding can change in 16 bits.
+``attention``: one layer's over a tree, by PyTorch's SDPA and as passes make it, as graphs where there are any.
+``compile``: passes of the stock forward with parts of it fused by ``torch.compile``. ``batches``: tokens a second of 1,
+8 and 32 requests (``benchmarks.serving``). ``native``: the native engine on its CPUs (``benchmarks.native``).
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def _llama(hidden: int, layers: int, heads: int, key_heads: int, inner: int, voc
 
 
 SHAPES = {"1b": _llama(2048, 16, 32, 8, 8192, 128256), "8b": _llama(4096, 32, 32, 8, 14336, 128256)}
-"""Of Llama 3.2 1B and Llama 3.1 8B."""
+SHAPES["135m"] = _llama(576, 30, 9, 3, 1536, 49152)
+"""Of Llama 3.2 1B, Llama 3.1 8B and SmolLM2 135M."""
 HEADS = {"SmolLM2-135M": (9, 3, 64), "Llama 3.1 8B": (32, 8, 128)}
 """Query heads, key heads, and the size of a head."""
 _TINY = _llama(32, 2, 4, 2, 64, 256)
@@ -326,14 +327,13 @@ def kernels(options: Options) -> Iterator[str]:
 MEASURED: dict[str, Callable[[Options], Iterator[str]]] = {
     "exactness": exactness,
     "passes": passes,
-    "1b": shape(SHAPES["1b"]),
-    "8b": shape(SHAPES["8b"]),
+    **{name: shape(config) for name, config in SHAPES.items()},
     "attention": attention,
     "kernels": kernels,
     "compile": compiled,
 }
 """Parts that are made here; others are commands."""
-PARTS = ("tests", "passes", "kernels", "methods", "8b", "exactness", "attention", "compile", "batches", "1b", "native")
+PARTS = tuple("tests passes kernels methods batches exactness 8b native attention compile 1b 135m".split())
 """The most valuable ones first."""
 
 

@@ -68,8 +68,7 @@ class Storage:
 
     def __init__(self, placement: Placement, expected: Mapping[Kind, int]) -> None:
         self._placement, self.expected = placement, expected
-        self.blocks: list[Tensor] = []
-        self.moves = 0
+        self.blocks, self.moves = list[Tensor](), 0
         self._kinds: Counter[Kind] = Counter()
         self._places: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -183,8 +182,7 @@ class TreeCache(Cache):
         at = self.placement
         if rows <= at.rows and slots <= at.slots:
             return
-        used = bool(self.storage.blocks)
-        size = at.rows, at.slots
+        used, size = bool(self.storage.blocks), (at.rows, at.slots)
         if rows > at.rows:
             at.rows = max(rows, 2 * at.rows) if used else rows
         if slots > at.slots:
