@@ -16,6 +16,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from examples import vllm_proposer
 from examples.vllm_proposer import ChainProposer
 
 from ..tiny import MAX_LENGTH, VOCAB, tiny_tokenizer
@@ -43,10 +44,12 @@ def config(tokens: int, longest: int = 100) -> SimpleNamespace:
     return SimpleNamespace(speculative_config=speculative, model_config=SimpleNamespace(max_model_len=longest))
 
 
-def test_rows_get_chains_of_their_own_lengths() -> None:
+def test_rows_get_chains_of_their_own_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = np.array([[1, 2, 3, 4, 5, 1, 2, 0], [5, 6, 7, 8, 9, 0, 0, 0], [1, 2, 3, 4, 5, 1, 2, 0]])
     proposer = ChainProposer(config(3))
-    assert proposer.propose([[2], [9], []], np.array([7, 5, 7]), texts, slot_mappings=None) == [[3, 4], [], []]
+    assert proposer.propose([[2], [9], []], np.array([7, 5, 7]), texts, slot_mappings=None) == [[3, 4, 5], [], []]
+    monkeypatch.setattr(vllm_proposer, "COST", 0.4)
+    assert proposer.propose([[2], [9], []], np.array([7, 5, 7]), texts) == [[3], [], []]
     texts[0, 6:8] = 9, 9
     assert proposer.propose([[9], [9], []], np.array([8, 5, 7]), texts) == [[], [], []]
 

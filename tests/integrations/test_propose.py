@@ -85,12 +85,22 @@ def test_a_text_is_read_on_where_it_goes_on_and_anew_where_it_is_another(
         assert proposer.propose(other, 6) == Proposer().propose(other, 6)
 
 
-def test_a_chain_follows_what_was_there_as_long_as_it_is_probable() -> None:
+@given(ids=texts, cost=st.floats(0, 2), width=st.sampled_from([None, 1]))
+@examples
+def test_a_tree_is_as_large_as_makes_most_tokens_a_second(ids: list[int], cost: float, width: int | None) -> None:
+    whole = Proposer().propose(ids, 9, width=width)
+    gains = sorted(map(math.exp, path_logprobs(ids, [], whole)), reverse=True)
+    rates = [(1 + sum(gains[:nodes])) / (1 + cost * nodes) for nodes in range(len(gains) + 1)]
+    found = Proposer().propose(ids, 9, width=width, cost=cost)
+    assert rates[len(found[0])] == pytest.approx(max(rates), rel=1e-9)
+
+
+def test_a_chain_follows_what_was_there_as_long_as_it_pays() -> None:
     ids = [1, 2, 3, 4, 5, 6, 1, 2]
     tokens, parents = Proposer().propose(ids, 4, width=1)
     assert tokens == [3, 4, 5, 6] and parents == [-1, 0, 1, 2]
-    assert Proposer().propose(ids, 4, width=1, least=0.4) == ([3], [-1])
-    assert Proposer().propose(ids, 4, least=0.6) == ([], [])
+    assert Proposer().propose(ids, 4, width=1, cost=0.4) == ([3], [-1])
+    assert Proposer().propose(ids, 4, cost=0.6) == ([], [])
 
 
 def test_a_prediction_is_drafted_from_the_first_token_on() -> None:
@@ -101,6 +111,9 @@ def test_a_prediction_is_drafted_from_the_first_token_on() -> None:
 def test_a_bound_below_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="budget is -1"):
         Proposer().propose([1], -1)
+    for cost in (-0.1, math.nan, math.inf):
+        with pytest.raises(ConfigError, match=f"cost is {cost}: use a number, 0 or more"):
+            Proposer().propose([1], 1, cost=cost)
 
 
 def test_no_torch_is_loaded() -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count, islice
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,9 +59,12 @@ class Proposer:
         self._index: NgramIndex | None = None
 
     def propose(
-        self, ids: Sequence[int], budget: int, *, depth: int | None = None, width: int | None = None, least: float = 0.0
+        self, ids: Sequence[int], budget: int, *, depth: int | None = None, width: int | None = None, cost: float = 0.0
     ) -> tuple[list[int], list[int]]:
-        """Draft a tree below the last token of a text.
+        """Draft a tree below the last token of a text, as large as pays.
+
+        A node pays, as in ``auto``, where what it is expected to gain, the probability of its path, exceeds the tokens
+        that its time makes otherwise: cost x (1 + sum of the paths' probabilities) / (1 + cost x nodes).
 
         Args:
             ids: the text so far. It is read on from where the last call's ended; where it is another text, from its
@@ -68,11 +72,11 @@ class Proposer:
             budget: most nodes.
             depth: deepest node; the root's children have depth 1. None: any.
             width: most children of a node; 1 gives a chain. None: any.
-            least: probability of its path that a node must have.
+            cost: what one more node adds to a pass, over the time of a pass over one token.
 
         Returns:
             tokens [N] and the numbers of their parents [N], -1 for children of the root, in level order: a parent comes
-            before its child. Fewer nodes than the budget where no more is known.
+            before its child. Fewer nodes than the budget where no more is known, or pays.
 
         Raises:
             ConfigError: a bound is out of range.
@@ -80,22 +84,26 @@ class Proposer:
         for name, value in (("budget", budget), ("depth", depth), ("width", width)):
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}: use a whole number, 0 or more")
+        if not 0 <= cost < inf:
+            raise ConfigError(f"cost is {cost}: use a number, 0 or more")
         own = self._read(list(ids))
         most = budget if width is None else min(width, budget)
         tails = [list(ids[-LONGEST:])]  # that of node i is tails[i + 1], the root's the first
         matches = [own.latest()]  # as the tails
         drafted: list[_Candidate] = []
-        ages, candidates = count(), list[_Candidate]()
+        ages, candidates, expected = count(), list[_Candidate](), 1.0
 
         def extend(node: int, probability: float, level: int) -> None:
             if depth is None or level < depth:
                 for token, p in islice(probabilities(matches[node + 1]).items(), most):
-                    if probability * p >= least:
-                        heappush(candidates, _Candidate(-probability * p, level + 1, next(ages), node, token))
+                    heappush(candidates, _Candidate(-probability * p, level + 1, next(ages), node, token))
 
         extend(ROOT, 1.0, 0)
         while candidates and len(drafted) < budget:
             best = heappop(candidates)
+            if -best.order <= cost * expected / (1 + cost * len(drafted)):
+                break
+            expected -= best.order
             drafted.append(best)
             tails.append([*tails[best.parent + 1], best.token][-LONGEST:])
             found = followed(matches[best.parent + 1], best.token)
