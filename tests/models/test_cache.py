@@ -40,7 +40,7 @@ def place(
     table = np.zeros((SEEN + 1, places.shape[1]), np.int64)
     table[ROW : COLUMN + 1] = places
     shape = Shape(places.shape[1], at.count, at.width, at.end, 0, 1)
-    inputs = DeviceInputs(torch.from_numpy(PassInputs(table).filled(shape, np.zeros(0, np.int64))), shape)
+    inputs = DeviceInputs(torch.from_numpy(PassInputs(table, np.zeros(0, np.int64)).filled(shape)), shape)
     at.index, at.sources = (None, None) if at.aligned else (inputs.index, inputs.sources)
 
 

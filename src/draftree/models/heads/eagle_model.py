@@ -8,7 +8,7 @@ target's what other tokens the row has seen, for a text repeats itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from ..base import NO_NODES, STOCK, FeatureSpec, LanguageModel, Nodes, Row
 from ..huggingface.attention import attend_as_one
 from ..huggingface.cache import Rows, TreeCache, bytes_of, feature_row, packed, padded
 from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
-from ..huggingface.pass_inputs import BEFORE, NOTHING_FURTHER, Further, Longs, on_device, wanted_of
+from ..huggingface.pass_inputs import BEFORE, NOTHING_FURTHER, Further, Longs, on_device
 from ..huggingface.runner import GRAPH, DevicePass, EagerRunner, Made, Pass, runner_of
 from ..huggingface.torch_scores import HeadScores, ranked
 from ..protocols import FeatureModel, feature_model
@@ -41,13 +41,13 @@ class HeadRow(Row):
     Attributes:
         predicted: [1 + u, H] predicted states: of the last committed token, then of the uncommitted nodes.
         scored: [1, H] state of the last committed token from which its logits are computed.
-        further: tokens of its draft vocabulary that are not in the head's own.
+        further: [K - D] tokens of its draft vocabulary that are not in the head's own.
         known: [V] bool, which tokens are in either.
     """
 
     predicted: Tensor
     scored: Tensor
-    further: list[int]
+    further: Longs
     known: NDArray[np.bool_]
 
 
@@ -121,7 +121,7 @@ class HeadModel(LanguageModel):
         row = HeadRow(
             predicted=self._zeros(1, self.network.sizes[0]),
             scored=self._zeros(1, self.network.sizes[0]),
-            further=[],
+            further=NOTHING_FURTHER.tokens,
             known=self._known.copy(),
         )
         self._rows.add(row)
@@ -134,7 +134,7 @@ class HeadModel(LanguageModel):
 
     def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
         """[K] the tokens of a row's logits (``DraftHead.vocabulary_of``)."""
-        return np.concatenate([self.vocabulary, np.array(self.own(row).further, np.int64)])
+        return np.concatenate([self.vocabulary, self.own(row).further])
 
     @torch.inference_mode()
     def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
@@ -192,7 +192,7 @@ class HeadModel(LanguageModel):
             for row, text in zip(own, new, strict=True):
                 self.commit(row, range(len(text.tokens)))
         if found is None or len(fresh) < len(rows):
-            further = self._further(rows, rows)
+            further = self._further(rows)
             numbers = on_device(self.capabilities.device, *further, np.arange(len(rows)))
             states = torch.cat([row.scored for row in rows])
             found = self._passes.scored(states, numbers[0], numbers[1].view(further.places.shape), numbers[2])
@@ -242,19 +242,16 @@ class HeadModel(LanguageModel):
         grown, inputs = self._rows.place(rows, nodes)
         inputs.table[BEFORE] = np.arange(inputs.count) if before is None else before
         at = self._rows.cache.placement
-        inputs = replace(inputs, further=self._further(map(self._rows.at, range(at.first, at.first + at.count)), rows))
-        found = self._runner.forward(Pass(inputs, wanted_of(nodes), states=states), self._rows.cache)
+        inputs = replace(inputs, further=self._further([*map(self._rows.at, range(at.first, at.first + at.count))]))
+        found = self._runner.forward(Pass(inputs, states=states), self._rows.cache)
         assert found.states is not None  # noqa: S101
         for row, parents, part in zip(rows, grown, found.states.split([len(new.tokens) for new in nodes]), strict=True):
             row.parents, row.predicted = parents, torch.cat([row.predicted, part])
         return found
 
-    def _further(self, rows: Iterable[HeadRow], taking_part: Sequence[HeadRow]) -> Further:
-        """What rows draft from besides the head's own vocabulary; nothing of those that take no part."""
-        if not self._extends:
-            return NOTHING_FURTHER
-        own = {row.number for row in taking_part}
-        return Further.of([row.further if row.number in own else () for row in rows])
+    def _further(self, rows: Sequence[HeadRow]) -> Further:
+        """What rows draft from besides the head's own vocabulary."""
+        return Further.of([row.further for row in rows]) if self._extends else NOTHING_FURTHER
 
     @torch.inference_mode()
     def extend_below(
@@ -278,7 +275,7 @@ class HeadModel(LanguageModel):
         if self._extends:
             new = np.unique(text.tokens[~row.known[text.tokens]])
             row.known[new] = True
-            row.further += new.tolist()
+            row.further = np.concatenate([row.further, new])
 
     @torch.inference_mode()
     def commit(self, row: Row, path: Sequence[int]) -> None:
@@ -310,9 +307,7 @@ class HeadModel(LanguageModel):
         own = self.own(row)
         if length not in (None, own.length):
             raise CacheError(f"cannot fork {length} tokens of a row of {own.length} in a head: read them again")
-        other = replace(
-            own, parents=NO_NODES, predicted=own.predicted[:1], further=[*own.further], known=own.known.copy()
-        )
+        other = replace(own, parents=NO_NODES, predicted=own.predicted[:1], known=own.known.copy())
         self._rows.fork(own, other)
         return other
 
@@ -356,13 +351,9 @@ class HeadPasses(EagerRunner):
             lines = padded(queries.transpose(1, 2), at.count, at.sources)
             found = packed(attend_as_one(lines, *every, mask, None), at.index, at.sources)
             states = block.finish(states, found.flatten(2))
-        predicted, rows = network.predicted(states)[0], step.inputs.rows
-        if isinstance(step.wanted, int):
-            last = len(predicted) - step.wanted
-            wanted, of = predicted[last:], rows[last:]
-        else:
-            wanted, of = predicted.index_select(0, step.wanted), rows.index_select(0, step.wanted)
-        return replace(self.scored(wanted, step.inputs.further, step.inputs.places, of), states=predicted)
+        own, predicted = step.inputs, network.predicted(states)[0]
+        wanted, rows = (each.index_select(0, own.wanted) for each in (predicted, own.rows))
+        return replace(self.scored(wanted, own.further, own.places, rows), states=predicted)
 
     def scored(self, states: Tensor, further: Tensor, places: Tensor, rows: Tensor) -> Made:
         """Logits after [W, H] states, each over its row's draft vocabulary.

@@ -42,7 +42,7 @@ from ..base import (
 from ..protocols import LayerSizes
 from . import attention, inspection, norms
 from .cache import FeatureRow, Rows, TreeCache, bytes_of, feature_row, long_row
-from .pass_inputs import POSITION, wanted_of
+from .pass_inputs import POSITION
 from .runner import GraphRunner, Pass, Runner, StockRunner, chosen_runner, exclusive, runner_of
 from .torch_scores import scores_of
 
@@ -315,7 +315,7 @@ class HFModel(LanguageModel):
                 f"a node at position {last} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
             )
         began = time.perf_counter()
-        made = self._runner.forward(Pass(inputs, wanted_of(nodes), self._tracked), self.cache)
+        made = self._runner.forward(Pass(inputs, self._tracked), self.cache)
         if not inputs.is_causal:
             self.pass_seconds += time.perf_counter() - began
         states = None if made.states is None else made.states.clone()

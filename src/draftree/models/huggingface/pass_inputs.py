@@ -94,18 +94,24 @@ class Further(NamedTuple):
     places: Longs
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int]]) -> Further:
+    def of(cls, rows: Sequence[Longs]) -> Further:
         """Of each row's tokens: U and X are powers of two from ``GRAIN`` on."""
-        different = np.unique(np.array([token for own in rows for token in own], np.int64))
-        tokens = np.zeros(_rounded(len(different)), np.int64)
-        tokens[: len(different)] = different
-        places = np.full((len(rows), _rounded(max(map(len, rows)))), -1, np.int64)
-        for line, own in zip(places, rows, strict=True):
-            line[: len(own)] = np.searchsorted(different, own)
+        distinct, where = np.unique(np.concatenate(rows), return_inverse=True)
+        counts = np.array([len(own) for own in rows])
+        tokens = np.zeros(rounded(len(distinct)), np.int64)
+        tokens[: len(distinct)] = distinct
+        places = np.full((len(rows), rounded(int(counts.max()))), -1, np.int64)
+        places[np.arange(places.shape[1]) < counts[:, None]] = where
         return cls(tokens, places)
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """U and X."""
+        return len(self.tokens), self.places.shape[1]
 
-def _rounded(count: int) -> int:
+
+def rounded(count: int) -> int:
+    """The least power of two from ``GRAIN`` on that holds so many."""
     return max(GRAIN, 1 << max(0, count - 1).bit_length())
 
 
@@ -121,11 +127,13 @@ class PassInputs:
             [B, width]; how many of its row's first slots it attends to; of a draft head, which state it reads; and
             from line ``SEEN`` on bits, of which bit j % 64 of line j // 64 is set where it attends to the slot j behind
             those first ones. The last line is zero.
+        wanted: [W] of which tokens the logits are wanted.
         is_causal: one row that was empty reads a chain.
         further: of a draft head.
     """
 
     table: Longs
+    wanted: Longs
     is_causal: bool = False
     further: Further = NOTHING_FURTHER
 
@@ -137,9 +145,11 @@ class PassInputs:
             grown: of each row the parents of its uncommitted nodes, the new ones included.
             places: [3, T] of each token its row among the B, its slot and its column.
         """
-        parts, chains = list[tuple[int, Ints, Ints, Longs | int, Longs]](), 0
+        parts, chains, wanted, end = list[tuple[int, Ints, Ints, Longs | int, Longs]](), 0, list[int](), 0
         for row, new, parents in zip(rows, nodes, grown, strict=True):
             count = len(new.tokens)
+            end += count
+            wanted += range(end - new.scored, end)
             if len(parents) == count and np.array_equal(parents, np.arange(ROOT, count + ROOT)):
                 depths, bits = np.arange(1, count + 1, dtype=np.int32), np.zeros((0, count), np.int64)
                 prefix: Longs | int = depths.astype(np.int64) + row.length
@@ -154,7 +164,7 @@ class PassInputs:
         for count, tokens, positions, prefix, bits in parts:
             own, at = table[:, at : at + count], at + count
             own[TOKEN], own[POSITION], own[PREFIX], own[SEEN : SEEN + len(bits)] = tokens, positions, prefix, bits
-        return cls(table, is_causal=len(rows) == chains == 1)
+        return cls(table, np.array(wanted, np.int64), is_causal=len(rows) == chains == 1)
 
     @property
     def count(self) -> int:
@@ -166,7 +176,7 @@ class PassInputs:
         """Lines of bits."""
         return len(self.table) - SEEN
 
-    def filled(self, shape: Shape, wanted: Longs) -> Longs:
+    def filled(self, shape: Shape) -> Longs:
         """All numbers of a pass of a shape, behind one another (``Shape.sizes``).
 
         Tokens that fill it up write to the slot behind all others, and attend to the first.
@@ -176,22 +186,11 @@ class PassInputs:
         table = numbers.reshape(-1, shape.tokens)
         table[: len(self.table), : self.count] = self.table
         table[SLOT, self.count :], table[PREFIX, self.count :] = shape.slots, 1
-        some[: len(wanted)], tokens[:], places[:] = wanted, self.further.tokens, self.further.places.ravel()
+        some[: len(self.wanted)] = self.wanted
+        tokens[:], places[:] = self.further.tokens, self.further.places.ravel()
         if len(sources):
             sources[self.table[ROW] * shape.width + self.table[COLUMN]] = np.arange(self.count)
         return flat
-
-
-def wanted_of(nodes: Sequence[Nodes]) -> int | Longs:
-    """Of the packed tokens of all rows those whose logits are wanted: so many last ones, or [W] of them."""
-    total, logits = sum(len(new.tokens) for new in nodes), sum(new.scored for new in nodes)
-    if len(nodes) == 1 or logits in (0, total):
-        return logits
-    found, end = list[int](), 0
-    for new in nodes:
-        end += len(new.tokens)
-        found += range(end - new.scored, end)
-    return np.array(found, np.int64)
 
 
 def _bits(seen: NDArray[np.bool_]) -> Longs:

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, Concatenate, Protocol
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -26,7 +25,7 @@ from ..base import exclusive as one_thread
 from .attention import laid_out
 from .cache import TreeCache
 from .inspection import HiddenStates
-from .pass_inputs import GRAIN, DeviceInputs, Longs, PassInputs, Shape, on_device, staged
+from .pass_inputs import DeviceInputs, PassInputs, Shape, on_device, rounded, staged
 
 
 def exclusive(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:
@@ -43,13 +42,11 @@ class Pass:
 
     Attributes:
         inputs: its new tokens.
-        wanted: of which tokens the logits are wanted: so many last ones, or [W] of them.
         features: which hidden states are wanted, of all tokens.
         states: [P, H] of a draft head: line ``BEFORE`` of the inputs' table has which of them each token reads.
     """
 
     inputs: PassInputs
-    wanted: int | Longs
     features: FeatureSpec = NO_FEATURES
     states: Tensor | None = None
 
@@ -59,13 +56,11 @@ class DevicePass:
     """A pass whose inputs are on the device.
 
     Attributes:
-        wanted: so many last tokens, or those of ``inputs``.
         states: [T, H] of a draft head: what it reads of the token before each.
         is_causal: attention needs no mask.
     """
 
     inputs: DeviceInputs
-    wanted: int | Tensor
     features: FeatureSpec
     states: Tensor | None
     is_causal: bool
@@ -116,15 +111,12 @@ class EagerRunner(ABC):
     def forward(self, step: Pass, cache: TreeCache) -> Made:
         """One pass (``Runner.forward``)."""
         at, own = cache.placement, step.inputs
-        some = np.zeros(0, np.int64) if isinstance(step.wanted, int) else step.wanted
-        further = len(own.further.tokens), own.further.places.shape[1]
-        shape = Shape(own.count, at.count, at.width, at.end, len(some), own.words, *further)
-        (numbers,) = on_device(self.device, own.filled(shape, some))
+        shape = Shape(own.count, at.count, at.width, at.end, len(own.wanted), own.words, *own.further.sizes)
+        (numbers,) = on_device(self.device, own.filled(shape))
         inputs = DeviceInputs(numbers, shape)
         at.index, at.sources = (None, None) if at.aligned else (inputs.index, inputs.sources)
-        wanted = step.wanted if isinstance(step.wanted, int) else inputs.wanted
         states = None if step.states is None else step.states.index_select(0, inputs.before)
-        return self.make(DevicePass(inputs, wanted, step.features, states, own.is_causal), cache)
+        return self.make(DevicePass(inputs, step.features, states, own.is_causal), cache)
 
     def slots(self, tokens: int) -> int:
         """One a token."""
@@ -148,8 +140,7 @@ class StockRunner(EagerRunner):
 
     def make(self, step: DevicePass, cache: TreeCache) -> Made:
         """One pass (``EagerRunner.make``)."""
-        last = step.wanted if isinstance(step.wanted, int) else None
-        options = {"logits_to_keep": step.wanted if last is None else last or 1} if self._selects else {}
+        options = {"logits_to_keep": step.inputs.wanted} if self._selects else {}
         with laid_out(cache.placement):
             out = self._model(
                 input_ids=step.inputs.tokens[None],
@@ -159,11 +150,7 @@ class StockRunner(EagerRunner):
                 use_cache=True,
                 **options,
             )
-        logits: Tensor = out.logits[0]
-        if last is not None:
-            logits = logits[len(logits) - last :]
-        elif not self._selects:
-            logits = logits[step.wanted]
+        logits: Tensor = out.logits[0] if self._selects else out.logits[0, step.inputs.wanted]
         return Made(self.hidden.read(step.features) if self.hidden and step.features else None, logits)
 
 
@@ -212,30 +199,28 @@ class GraphRunner:
 
     def forward(self, step: Pass, cache: TreeCache) -> Made:
         """One pass (``Runner.forward``)."""
-        at, total = cache.placement, step.inputs.count
-        wanted = np.arange(total - step.wanted, total) if isinstance(step.wanted, int) else step.wanted
-        tokens, slots = _filled(total), _slots(at.end)
-        width, words = tokens if at.count == 1 else _filled(at.width), max(_WORDS, _filled(step.inputs.words))
-        further = len(step.inputs.further.tokens), step.inputs.further.places.shape[1]
-        shape = Shape(tokens, at.count, width, slots, _filled(len(wanted)), words, *further)
+        at, own, total = cache.placement, step.inputs, step.inputs.count
+        tokens, slots = _filled(total), rounded(at.end)
+        width, words = tokens if at.count == 1 else _filled(at.width), max(_WORDS, _filled(own.words))
+        shape = Shape(tokens, at.count, width, slots, _filled(len(own.wanted)), words, *own.further.sizes)
         cache.reserve(at.first + at.count, self.slots(at.end))
         if shape not in self._inputs:
             numbers = torch.zeros(sum(shape.sizes), dtype=torch.int64, device=self._eager.device)
             kept = None if step.states is None else step.states.new_zeros(tokens, step.states.shape[1])
             self._inputs[shape] = DeviceInputs(numbers, shape), kept
         inputs, states = self._inputs[shape]
-        inputs.numbers.copy_(staged(step.inputs.filled(shape, wanted), self._eager.device), non_blocking=True)
+        inputs.numbers.copy_(staged(own.filled(shape), self._eager.device), non_blocking=True)
         if states is not None and step.states is not None:
             torch.index_select(step.states, 0, inputs.before[:total], out=states[:total])
         at.width, at.end, at.index, at.sources = width, slots, inputs.index, inputs.sources
-        filled = DevicePass(inputs, inputs.wanted, step.features, states, is_causal=False)
+        filled = DevicePass(inputs, step.features, states, is_causal=False)
         key = *shape, at.first, *step.features.layers
         made = self._replayed(key, lambda: self._eager.make(filled, cache), cache)
-        return made.first(total, len(wanted))
+        return made.first(total, len(own.wanted))
 
     def slots(self, tokens: int) -> int:
         """Those of a pass over the last of them, and one for what fills it up: graphs live as long as the storage."""
-        return _slots(tokens) + 1
+        return rounded(tokens) + 1
 
     def _replayed(self, key: tuple[int, ...], make: Callable[[], Made], cache: TreeCache) -> Made:
         """A pass of a shape, from a row on, with some hidden states, by its graph where there is one."""
@@ -325,11 +310,6 @@ def cuda_graph(pool: Any, make: Callable[[], T]) -> Callable[[], T]:
         return made
 
     return replay
-
-
-def _slots(tokens: int) -> int:
-    """Slots that a static pass attends to."""
-    return max(GRAIN, 1 << max(0, tokens - 1).bit_length())
 
 
 def _filled(count: int) -> int:

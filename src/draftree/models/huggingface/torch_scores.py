@@ -133,8 +133,7 @@ def largest(logits: Tensor, count: int) -> Tensor:
 
 
 def ranked(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Of [R, V] float32 logits [R, count] where the largest are, and [R, count + 1] their log-probabilities and the
-    entropy."""
+    """[R, count] where the largest of [R, V] logits are; [R, count + 1] their log-probabilities, and the entropies."""
     best, logprobs = largest(rows, min(count, rows.shape[1])), rows.log_softmax(-1)
     entropy = torch.special.entr(logprobs.exp()).sum(-1, keepdim=True)
     return best, torch.cat((logprobs.gather(-1, best), entropy), dim=1)
