@@ -172,17 +172,14 @@ class Drawing:
     shape: Shape
 
 
-NESTED = JsonFormat("drawing", 1, "drawing", "draw another", content=Drawing)
-FLAT = JsonFormat("drawing", 1, "drawing", "draw another", content=Drawing, flat=True)
+DRAWINGS = JsonFormat("drawing", 1, "drawing", "draw another", Drawing)
 DRAWING = Drawing("a", Shape(((1, 2), (3,)), 0.1))
 
 
-@pytest.mark.parametrize("kind", [NESTED, FLAT])
-def test_a_versioned_file_comes_back(kind: JsonFormat[Drawing], tmp_path: Path) -> None:
-    kind.write(tmp_path / "x", DRAWING)
-    assert kind.read(tmp_path / "x") == DRAWING
-    keys = ["format", "version", "name", *(["rows", "scale"] if kind.flat else ["shape"])]
-    assert list(json.loads((tmp_path / "x").read_text())) == keys
+def test_a_versioned_file_comes_back(tmp_path: Path) -> None:
+    DRAWINGS.write(tmp_path / "x", DRAWING)
+    assert DRAWINGS.read(tmp_path / "x") == DRAWING
+    assert list(json.loads((tmp_path / "x").read_text())) == ["format", "version", "name", "rows", "scale"]
 
 
 @pytest.mark.parametrize(
@@ -197,17 +194,17 @@ def test_a_versioned_file_comes_back(kind: JsonFormat[Drawing], tmp_path: Path) 
     ],
 )
 def test_a_versioned_file_that_is_wrong_names_the_key(change: dict[str, object], named: str, tmp_path: Path) -> None:
-    FLAT.write(tmp_path / "x", DRAWING)
+    DRAWINGS.write(tmp_path / "x", DRAWING)
     (tmp_path / "x").write_text(json.dumps(json.loads((tmp_path / "x").read_text()) | change))
     with pytest.raises(ConfigError, match=named) as found:
-        FLAT.read(tmp_path / "x")
+        DRAWINGS.read(tmp_path / "x")
     assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "-1e999"])
 def test_a_number_that_is_not_finite_is_refused(number: str, tmp_path: Path) -> None:
-    FLAT.write(tmp_path / "x", DRAWING)
+    DRAWINGS.write(tmp_path / "x", DRAWING)
     text = (tmp_path / "x").read_text()
     (tmp_path / "x").write_text(text.replace("0.1", number))
     with pytest.raises(ConfigError, match="no finite number"):
-        FLAT.read(tmp_path / "x")
+        DRAWINGS.read(tmp_path / "x")

@@ -283,7 +283,7 @@ class JsonFormat(Generic[T]):
         version: value of "version"; files of other versions are not read.
         what: the file in messages.
         way_out: ends messages of files that cannot be read.
-        content: the dataclass; fields that are dataclasses are written as objects, or beside the others where ``flat``.
+        content: the dataclass; those of fields that are dataclasses are written beside the others.
     """
 
     name: str
@@ -291,7 +291,6 @@ class JsonFormat(Generic[T]):
     what: str
     way_out: str
     content: type[T]
-    flat: bool = False
 
     def write(self, path: Path, content: T) -> None:
         """Write a file, one line a field and one line a row of a table.
@@ -301,7 +300,7 @@ class JsonFormat(Generic[T]):
         """
         own = {"format": self.name, "version": self.version}
         for key, value in _fields(content).items():
-            own |= _fields(value) if self.flat and is_dataclass(value) else {key: value}
+            own |= _fields(value) if is_dataclass(value) else {key: value}
         lines = ",\n".join(f"  {json.dumps(key)}: {_lines(value)}" for key, value in own.items())
         write_whole(path, f"{{\n{lines}\n}}\n")
 
@@ -340,7 +339,7 @@ class JsonFormat(Generic[T]):
         if document.get("version") != self.version:
             raise wrong(f"has version {document.get('version')}, not {self.version}")
         kinds = get_type_hints(self.content)
-        nested = {name: kinds[name] for name in kinds if self.flat and is_dataclass(kinds[name])}
+        nested = {name: kinds[name] for name in kinds if is_dataclass(kinds[name])}
         known = {"format", "version", *kinds, *(f.name for kind in nested.values() for f in fields(kind))}
         if unknown := sorted(document.keys() - known):
             raise wrong(f"is corrupt: no key {unknown[0]!r} is known")

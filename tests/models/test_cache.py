@@ -41,7 +41,7 @@ def place(
     table[ROW : COLUMN + 1] = places
     shape = Shape(places.shape[1], at.count, at.width, at.end, 0, 1)
     inputs = DeviceInputs(torch.from_numpy(PassInputs(table, np.zeros(0, np.int64)).filled(shape)), shape)
-    at.index, at.sources = (None, None) if at.aligned else (inputs.index, inputs.sources)
+    at.index, at.sources = inputs.index, inputs.sources
 
 
 def snapshot(cache: TreeCache) -> list[tuple[Tensor, Tensor]]:
@@ -165,7 +165,7 @@ def test_what_is_padded_is_packed_again(order: list[int], counts: list[int]) -> 
     lines = padded(given, at.count, at.sources)
     for b, own in zip(order, given.split([counts[b] for b in order], dim=2), strict=True):
         assert torch.equal(lines[b, :, : counts[b]], own[0])
-    assert torch.equal(packed(lines.transpose(1, 2), at.index, at.sources), given.transpose(1, 2))
+    assert torch.equal(packed(lines.transpose(1, 2), at.index), given.transpose(1, 2))
 
 
 @pytest.mark.parametrize("starts", [[3, 3], [0, 7]], ids=["uniform", "ragged"])
@@ -185,10 +185,8 @@ def test_a_pass_gets_views_and_no_copies() -> None:
     assert values.data_ptr() == storage(cache)[0][1].data_ptr()
 
 
-def test_a_uniform_pass_needs_no_index() -> None:
+def test_each_token_has_a_row_a_slot_and_a_column() -> None:
     cache = TreeCache(LAYERS)
-    place(cache, 0, [4, 4], [3, 3])
-    assert cache.placement.index is None
     place(cache, 0, [4, 6], [3, 2])
     assert cache.placement.index is not None
     assert cache.placement.index.tolist() == [[0, 0, 0, 1, 1], [4, 5, 6, 6, 7], [0, 1, 2, 0, 1]]

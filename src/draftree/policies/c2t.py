@@ -164,12 +164,7 @@ class ClassifierFile:
 
 
 CLASSIFIER_FILE = JsonFormat(
-    "draftree classifier",
-    2,
-    "classifier file",
-    "give a file that 'draftree train classifier' wrote",
-    content=ClassifierFile,
-    flat=True,
+    "draftree classifier", 2, "classifier file", "give a file that 'draftree train classifier' wrote", ClassifierFile
 )
 
 

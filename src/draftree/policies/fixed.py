@@ -244,9 +244,7 @@ class TreeFile:
         return RankTree(self.tree, self.made_for)
 
 
-TREE_FILE = JsonFormat(
-    "draftree static tree", 1, "tree file", "give a file that 'draftree calibrate' wrote", content=TreeFile, flat=True
-)
+TREE_FILE = JsonFormat("draftree static tree", 1, "tree file", "give a file that 'draftree calibrate' wrote", TreeFile)
 
 
 def read_tree(name: str) -> TreeFile:

@@ -349,7 +349,7 @@ class HeadPasses(EagerRunner):
             queries, keys, values = block.attend_with(states, turns)
             every = cache.update(keys.transpose(1, 2), values.transpose(1, 2), number)
             lines = padded(queries.transpose(1, 2), at.count, at.sources)
-            found = packed(attend_as_one(lines, *every, mask, None), at.index, at.sources)
+            found = packed(attend_as_one(lines, *every, mask, None), at.index)
             states = block.finish(states, found.flatten(2))
         own, predicted = step.inputs, network.predicted(states)[0]
         wanted, rows = (each.index_select(0, own.wanted) for each in (predicted, own.rows))

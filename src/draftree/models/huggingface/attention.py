@@ -59,7 +59,7 @@ def by_rows(attention: Attention) -> Attention:
         if at is None or at.count == 1:
             return attention(module, query, key, value, mask, **options)
         lines, _ = attention(module, padded(query, at.count, at.sources), key, value, mask, **options)
-        return packed(lines, at.index, at.sources), None
+        return packed(lines, at.index), None
 
     return run
 

@@ -25,21 +25,15 @@ from .pass_inputs import GRAIN, Longs, PassInputs, Placement, on_device
 
 def padded(states: Tensor, count: int, sources: Tensor | None) -> Tensor:
     """[1, heads, T, head_dim] of packed queries, keys or values -> [B, heads, width, head_dim] (``Placement``)."""
-    if count == 1:
+    if sources is None:
         return states
-    if sources is not None:
-        states = states.index_select(2, sources)
-    lines: Tensor = states[0].unflatten(1, (count, -1))
+    lines: Tensor = states.index_select(2, sources)[0].unflatten(1, (count, -1))
     return lines.transpose(0, 1)
 
 
-def packed(states: Tensor, index: Tensor | None, sources: Tensor | None) -> Tensor:
+def packed(states: Tensor, index: Tensor | None) -> Tensor:
     """[B, width, heads, head_dim] -> [1, T, heads, head_dim], what ``padded`` has laid out."""
-    if states.shape[0] == 1:
-        return states
-    if sources is None or index is None:
-        return states.flatten(0, 1)[None]
-    return states[index[0], index[2]][None]
+    return states if states.shape[0] == 1 or index is None else states[index[0], index[2]][None]
 
 
 class Kind(NamedTuple):
@@ -145,10 +139,8 @@ class TreeLayer(CacheLayerMixin):
         """[B, heads, end, head_dim] of one storage."""
         at = self.placement
         rows = storage.narrow(0, at.first, at.count)
-        if at.index is None:
-            rows.narrow(2, at.start, at.width).copy_(padded(states, at.count, None))
-        else:
-            rows[at.index[0], :, at.index[1]] = states[0].transpose(0, 1)
+        assert at.index is not None  # noqa: S101
+        rows[at.index[0], :, at.index[1]] = states[0].transpose(0, 1)
         return rows.narrow(2, 0, at.end)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -210,8 +202,6 @@ class TreeCache(Cache):
         at.first, at.count, at.width = first, len(starts), max(counts)
         at.start, at.end = min(starts[b] for b in own), max(starts[b] + counts[b] for b in own)
         self.reserve(first + len(starts), at.end)
-        even = own == list(range(len(starts))) and min(counts) == at.width
-        at.aligned = even and (len(own) == 1 or at.start + at.width == at.end)
         rows, columns = [b for b in own for _ in range(counts[b])], [i for b in own for i in range(counts[b])]
         return np.array([rows, [starts[b] + i for b, i in zip(rows, columns, strict=True)], columns], np.int64)
 

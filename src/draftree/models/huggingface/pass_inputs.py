@@ -37,10 +37,9 @@ class Placement:
         width: most new tokens of a row.
         start: slot of the first new token, the least of all rows'.
         end: slots that the pass may attend to.
-        aligned: all rows have ``width`` tokens, from slot ``start`` on: a pass needs no ``index``.
         index: [3, T] int64 on the device: of each token its row among the B, its slot, and its column of [B, width].
-        sources: [B x width] int64 on the device, the token in each entry of [B, width]; padding has the first one;
-            None: the tokens lie in the order of these entries, and there is no padding.
+        sources: [B x width] int64 on the device, the token in each entry of [B, width]; padding has the first one.
+            None: there is one row.
     """
 
     rows: int = 1
@@ -50,7 +49,6 @@ class Placement:
     width: int = 1
     start: int = 0
     end: int = 0
-    aligned: bool = True
     index: Tensor | None = None
     sources: Tensor | None = None
 

@@ -114,7 +114,7 @@ class EagerRunner(ABC):
         shape = Shape(own.count, at.count, at.width, at.end, len(own.wanted), own.words, *own.further.sizes)
         (numbers,) = on_device(self.device, own.filled(shape))
         inputs = DeviceInputs(numbers, shape)
-        at.index, at.sources = (None, None) if at.aligned else (inputs.index, inputs.sources)
+        at.index, at.sources = inputs.index, inputs.sources
         states = None if step.states is None else step.states.index_select(0, inputs.before)
         return self.make(DevicePass(inputs, step.features, states, own.is_causal), cache)
 
