@@ -5,7 +5,6 @@ Noise and warping are those of ``sampling``, on rows of tensors.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby, repeat
@@ -18,9 +17,6 @@ from torch import Tensor
 from ...sampling.warping import GOLDEN, MASK64, MIX1, MIX2, Warping
 from ...scores import Draft, Edits, NumpyScores, Scores, Slots, Top
 from .pass_inputs import on_device
-
-_CHUNK = 256
-"""Most tokens whose largest logit is found at once."""
 
 
 def warp(logits: Tensor, warping: Warping) -> Tensor:
@@ -115,26 +111,9 @@ def _gumbel(keys: Tensor, counters: Tensor) -> Tensor:
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
-def largest(logits: Tensor, count: int) -> Tensor:
-    """[R, count] int64 where the largest of [R, V] logits are, the largest first.
-
-    All of them are in the chunks with the ``count`` largest maxima, which a processor finds faster; on a GPU each
-    operation more is a launch more.
-    """
-    if logits.is_cuda:
-        return logits.topk(count).indices
-    chunk = math.gcd(logits.shape[-1], _CHUNK)
-    if min(chunk, logits.shape[-1] // chunk) <= 2 * count:
-        return logits.topk(count).indices
-    chunks = logits.reshape(len(logits), -1, chunk)
-    where = chunks.amax(-1).topk(count).indices
-    at = chunks.gather(1, where[..., None].expand(-1, -1, chunk)).flatten(1).topk(count).indices
-    return where.gather(-1, at // chunk) * chunk + at % chunk
-
-
 def ranked(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """[R, count] where the largest of [R, V] logits are; [R, count + 1] their log-probabilities, and the entropies."""
-    best, logprobs = largest(rows, min(count, rows.shape[1])), rows.log_softmax(-1)
+    best, logprobs = rows.topk(min(count, rows.shape[1])).indices, rows.log_softmax(-1)
     entropy = torch.special.entr(logprobs.exp()).sum(-1, keepdim=True)
     return best, torch.cat((logprobs.gather(-1, best), entropy), dim=1)
 
