@@ -149,9 +149,11 @@ def test_the_noise_is_the_same_in_torch() -> None:
     seeds, positions = [5, 0, 2**63 - 1, 5], [7, 0, 4000, 8]
     keys = [stream_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
     noise = gumbel_noise(seeds, positions, 500)
-    torch.testing.assert_close(torch_scores.gumbel_noise(keys, 500), noise, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        torch_scores.gumbel_noise(keys, torch.arange(500).expand(4, -1)), noise, rtol=1e-12, atol=1e-12
+    )
     tokens = torch.tensor([[4, 0, 499, 7], [7, 7, 3, 1], [1, 2, 3, 4], [9, 8, 7, 6]])
-    torch.testing.assert_close(torch_scores.gumbel_noise_of(keys, tokens), noise.gather(1, tokens), rtol=1e-12, atol=0)
+    torch.testing.assert_close(torch_scores.gumbel_noise(keys, tokens), noise.gather(1, tokens), rtol=1e-12, atol=0)
 
 
 def splitmix64(state: int) -> Iterator[int]:
@@ -200,7 +202,7 @@ def along(axis: str) -> Tensor:
     if axis == "tokens":
         return gumbel_noise([1], [2], n)
     keys = [stream_key(1, i) if axis == "positions" else stream_key(i, 9) for i in range(n)]
-    return torch_scores.gumbel_noise(keys, 2)[:, 1]
+    return torch_scores.gumbel_noise(keys, torch.ones(n, 1, dtype=torch.int64))[:, 0]
 
 
 axes = pytest.mark.parametrize("axis", ["tokens", "positions", "seeds"])

@@ -41,7 +41,7 @@ def picks(row: Tensor, params: SamplingParams, position: int) -> Tensor:
     """[V] the distribution of the target's pick, by the module's formula."""
     if not params.temperature:
         return row.log_softmax(-1)
-    noise = gumbel_noise([stream_key(params.seed or 0, position)], VOCAB)[0].float()
+    noise = gumbel_noise([stream_key(params.seed or 0, position)], torch.arange(VOCAB)[None])[0].float()
     return (params.temperature * (warp(row[None], params.warping)[0] + noise)).log_softmax(-1)
 
 
@@ -136,7 +136,9 @@ def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:
         params = SamplingParams(temperature=1.0, seed=seed)
         guess = logits(VOCAB, seed=seed)
         error = -torch.empty(VOCAB).exponential_(generator=torch.Generator().manual_seed(seed + count)).log()
-        said = int((guess + error + gumbel_noise([stream_key(seed, len(HISTORY))], VOCAB)[0]).argmax())
+        said = int(
+            (guess + error + gumbel_noise([stream_key(seed, len(HISTORY))], torch.arange(VOCAB)[None])[0]).argmax()
+        )
         draft = Draft([params.warping], [stream_key(seed, len(HISTORY))])
         found = NumpyScores(guess[None].numpy(), [1]).top([0], 1, None, draft)
         hits += int(found.tokens[0, 0]) == said

@@ -70,7 +70,8 @@ def test_the_ranks_of_a_model_are_those_of_a_plain_forward(stride: int, temperat
     logits = causal_logits(weights, [*PROMPTS[0], *output])[len(PROMPTS[0]) - 1 : -1]
     if temperature:  # the drafter foresees the target's noise
         positions = range(len(PROMPTS[0]), len(PROMPTS[0]) + len(output))
-        logits = logits + gumbel_noise([stream_key(5, position) for position in positions], logits.shape[1])
+        every = torch.arange(logits.shape[1]).expand(logits.shape)
+        logits = logits + gumbel_noise([stream_key(5, position) for position in positions], every)
     ranks = [int((row > row[token]).sum()) for row, token in zip(logits, output, strict=True)]
     want = [ranks[start : start + 4] for start in range(1, len(output), stride)]
     assert along(made, policy, stride, temperature) == want

@@ -92,18 +92,10 @@ def _counters(vocab: int, device: torch.device) -> Tensor:
     return torch.arange(vocab, device=device) * signed(GOLDEN)
 
 
-def gumbel_noise(keys: Sequence[int], vocab: int, device: torch.device | str = "cpu") -> Tensor:
-    """[R, vocab] float64 noise of keys (``sampling.warping.gumbel_noise``)."""
-    return _gumbel(_on(keys, torch.device(device)), _counters(vocab, torch.device(device)))
-
-
-def gumbel_noise_of(keys: Sequence[int], tokens: Tensor) -> Tensor:
-    """[R, K] of ``gumbel_noise`` that of some tokens alone, [R, K] int64."""
-    return _gumbel(_on(keys, tokens.device), tokens * signed(GOLDEN))
-
-
-def _on(keys: Sequence[int], device: torch.device) -> Tensor:
-    return on_device(device, np.array(keys, np.uint64).view(np.int64))[0]
+def gumbel_noise(keys: Sequence[int], tokens: Tensor) -> Tensor:
+    """[R, K] float64 noise of keys (``sampling.warping.gumbel_noise``), that of [R, K] int64 tokens."""
+    (numbers,) = on_device(tokens.device, np.array(keys, np.uint64).view(np.int64))
+    return _gumbel(numbers, tokens * signed(GOLDEN))
 
 
 def _gumbel(keys: Tensor, counters: Tensor) -> Tensor:
@@ -283,7 +275,7 @@ class HeadScores(TorchScores):
         return rows.index_copy(0, own, some.masked_fill(~(allowed | allows_none), float("-inf")))
 
     def _noise(self, slots: Slots, keys: Sequence[int]) -> Iterator[Tensor]:
-        return iter(gumbel_noise_of(keys, self._at(self._ids, slots)).split(_ROWS))
+        return iter(gumbel_noise(keys, self._at(self._ids, slots)).split(_ROWS))
 
     def _tokens(self, slots: Slots, entries: Tensor) -> Tensor:
         return self._at(self._ids, slots).gather(1, entries)
