@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import gpu, serving
+from benchmarks import gpu, gpu_parts, serving
 from draftree.cli.main import run as run_cli
 from draftree.models.base import Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.scores import NumpyScores, Scores
 
+from ..published import KINDS, saved
 from ..tiny import save_tiny, tiny
 
 
 @pytest.mark.parametrize("runner", ["eager", "graph"])
 def test_passes_are_timed_and_leave_no_row(runner: str) -> None:
     model = HFModel(tiny(), runner=runner, self_test=False)
-    times = gpu.pass_times(model, 20, (1, 4), repeats=2)
+    times = gpu_parts.pass_times(model, 20, (1, 4), repeats=2)
     assert len(times) == 2 and all(t > 0 for t in times)
     assert model.rows == 0
 
@@ -46,18 +47,21 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ("passes", r"(?s)GB/s.*float32.*eager .*T\(32\)/T\(1\).*graph .*of the memory bandwidth"),
         ("attention", r"(\n(Smol|Llama)[^\n]* SDPA [0-9.]+, passes [0-9.]+; ([0-9]e-0[6-9]|0e[+]00)){12}\n"),
         ("kernels", r"(?s)float32, +1 tokens: [1-9][0-9]* kernels.* us .*bfloat16, 16 tokens: "),
+        ("layers", r"bfloat16, a round trip a layer: [0-9.]+ ms a .*\nbfloat16, layers drafted ahead: [0-9.]+ ms .*\n"),
         ("8b", r"(?s)GB/s.*bfloat16.*eager .*graph "),
     ],
 )
 def test_a_part_prints_its_figures(
-    part: str, said: str, settings: list[str], capsys: pytest.CaptureFixture[str]
+    part: str, said: str, settings: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    if part == "layers":
+        settings = [*settings, "--drafter", str(saved(KINDS["eagle3"], tmp_path))]
     gpu.main(["OUT", *settings, "--only", part])
     assert re.search(said, capsys.readouterr().out)
 
 
 def test_the_commands_of_parts_run(settings: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    options = gpu.Options(settings[2], "lookup", settings[-1], "cpu", prompts=2, tokens=4)
+    options = gpu_parts.Options(settings[2], "lookup", settings[-1], "cpu", prompts=2, tokens=4)
     (bench,) = gpu.commands("methods", options)
     assert bench[:2] == ["-m", "draftree"] and run_cli([*bench[2:], "--out", str(tmp_path / "bench")]) == 0
     first, *others = gpu.commands("batches", options)
@@ -114,10 +118,10 @@ class Shaken(HFModel):
 
 
 def test_near_ties_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "encode", lambda tokenizer, text: [3, 14, 15, 9])
-    exact = gpu.near_ties(HFModel(tiny(), self_test=False), ["a", "b"], tokens=8, width=4)
+    monkeypatch.setattr(gpu_parts, "encode", lambda tokenizer, text: [3, 14, 15, 9])
+    exact = gpu_parts.near_ties(HFModel(tiny(), self_test=False), ["a", "b"], tokens=8, width=4)
     assert (exact.places, exact.choices) == (16, 0) and exact.difference < 1e-4
-    shaken = gpu.near_ties(Shaken(tiny(), self_test=False), ["a"], tokens=8, width=4)
+    shaken = gpu_parts.near_ties(Shaken(tiny(), self_test=False), ["a"], tokens=8, width=4)
     assert (shaken.places, shaken.choices) == (8, 2), "one place of each pass over four tokens"
     assert shaken.ties >= 2 and shaken.difference > exact.difference
 
@@ -125,4 +129,4 @@ def test_near_ties_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gpu.main(["OUT", "pases"])
-    assert "pases is no part: choose from tests, passes" in capsys.readouterr().err
+    assert "pases is no part: choose from tests, layers" in capsys.readouterr().err

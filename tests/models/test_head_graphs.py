@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from draftree.models.base import Nodes
-from draftree.models.heads.eagle_model import HeadModel, HeadPasses, HeadRow
+from draftree.models.heads.eagle_model import HeadModel, HeadRow
 from draftree.models.heads.head_folder import load_head
+from draftree.models.heads.head_passes import HeadPasses
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import GraphRunner
 from draftree.models.huggingface.torch_scores import HeadScores
@@ -77,7 +78,7 @@ class Both:
         texts = [random_ids(self.rng, n) for n in counts]
         features = [torch.randn((n, self.heads[0].network.sizes[1]), generator=self.noise) for n in counts]
         rows = [[self.rows[i][k] for i in some] for k in range(2)]
-        self._compare([h.advance(own, texts, features).tensor for h, own in zip(self.heads, rows, strict=True)])
+        self._compare([tensor_of(h.advance(own, texts, features)) for h, own in zip(self.heads, rows, strict=True)])
 
     def extend(self, some: list[int], parents: list[list[int]]) -> None:
         """Nodes below others that are there."""

@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from ...errors import CacheError
 from ...scores import LastScores, Scores
 from ...tree import ROOT
 from ..base import NO_NODES, STOCK, FeatureSpec, LanguageModel, Nodes, Row
-from ..huggingface.attention import attend_as_one
-from ..huggingface.cache import Rows, TreeCache, bytes_of, feature_row, packed, padded
+from ..huggingface.cache import Rows, bytes_of, feature_row
 from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
-from ..huggingface.pass_inputs import BEFORE, NOTHING_FURTHER, Further, Longs, on_device
-from ..huggingface.runner import GRAPH, DevicePass, EagerRunner, Made, Pass, runner_of
-from ..huggingface.torch_scores import HeadScores, ranked
+from ..huggingface.pass_inputs import BEFORE, NOTHING_FURTHER, PREFIX, Further, Longs, on_device
+from ..huggingface.runner import GRAPH, NO_CHOICE, NO_FEATURES, Made, Pass, runner_of
+from ..huggingface.torch_scores import HeadScores
 from ..protocols import FeatureModel, feature_model
+from .ahead import NOTHING_NEW, Ahead, Demand, Drafted, scores_ahead
 from .eagle_network import EagleNetwork
+from .head_passes import HeadPasses
 
 _BEST = 16
 """Most probable tokens that are found in the graph of a pass: trees seldom ask for more."""
@@ -43,12 +43,14 @@ class HeadRow(Row):
         scored: [1, H] state of the last committed token from which its logits are computed.
         further: [K - D] tokens of its draft vocabulary that are not in the head's own.
         known: [V] bool, which tokens are in either.
+        ahead: what is drafted ahead; ``predicted`` has the last committed token's alone then.
     """
 
     predicted: Tensor
     scored: Tensor
     further: Longs
     known: NDArray[np.bool_]
+    ahead: Ahead | None = None
 
 
 class HeadModel(LanguageModel):
@@ -96,7 +98,8 @@ class HeadModel(LanguageModel):
         self._passes = HeadPasses(network, output, self.vocabulary, self._target, _BEST if can.runner == GRAPH else 0)
         self._runner = runner_of(can.runner, self._passes)
         self._rows: Rows[HeadRow] = Rows(layers)
-        self._scores = LastScores()
+        self._scores, self._demand = LastScores(), Demand()
+        self._last: HeadScores | None = None
         self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
 
     @property
@@ -150,6 +153,8 @@ class HeadModel(LanguageModel):
             )
             features.append(states[: len(text)])
             last.append(states[len(text) :])
+        if any(map(len, last)):  # beams: the nodes below follow no prediction
+            self._demand = Demand()
         scores = self.advance(own, texts, features)
         for row, states in zip(own, last, strict=True):
             if len(states):  # nodes below read them; the next proposal may begin there again
@@ -158,9 +163,15 @@ class HeadModel(LanguageModel):
                     row.scored = row.predicted
         return scores
 
-    def _kept(self, found: Made, counts: Sequence[int]) -> HeadScores:
-        assert found.ids is not None  # noqa: S101
-        return self._scores.keep(HeadScores(found.logits, counts, found.ids, found.best))
+    def _begin(self) -> None:
+        """A pass begins, or takes what is drafted ahead."""
+        self._demand.drawn |= self._last is not None and not self._last.sufficed
+        self._scores.expire()
+
+    def _kept(self, scores: HeadScores, began: float) -> HeadScores:
+        self._last = self._scores.keep(scores)
+        self.pass_seconds += time.perf_counter() - began
+        return scores
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch_dtype(self.capabilities), device=self.capabilities.device)
@@ -180,15 +191,18 @@ class HeadModel(LanguageModel):
             after each row's last token; -inf beyond its draft vocabulary.
         """
         began = time.perf_counter()
-        self._scores.expire()
+        self._begin()
+        demand, self._demand = self._demand, Demand()
         for row in rows:
             self.commit(row, [])
         fresh, found = [b for b, text in enumerate(texts) if len(text)], None
+        layers, width = demand.expected(self._passes.best if len(fresh) == len(rows) else 0)
         if fresh:
             own, new = [rows[b] for b in fresh], [Nodes.chain(texts[b], 1) for b in fresh]
             for row, text in zip(own, new, strict=True):
                 self._learn(row, text)
-            found = self._append(own, new, self.fused(torch.cat([features[b] for b in fresh])))
+            states = self.fused(torch.cat([features[b] for b in fresh]))
+            found = self._append(own, new, states, choice=(len(rows), 1, width) if layers else NO_CHOICE)
             for row, text in zip(own, new, strict=True):
                 self.commit(row, range(len(text.tokens)))
         if found is None or len(fresh) < len(rows):
@@ -196,9 +210,34 @@ class HeadModel(LanguageModel):
             numbers = on_device(self.capabilities.device, *further, np.arange(len(rows)))
             states = torch.cat([row.scored for row in rows])
             found = self._passes.scored(states, numbers[0], numbers[1].view(further.places.shape), numbers[2])
-        scores = self._kept(found, [1] * len(rows))
-        self.pass_seconds += time.perf_counter() - began
-        return scores
+        if not layers:
+            return self._kept(_scores(found, [1] * len(rows)), began)
+        drafted = self._draft_ahead(rows, found, layers, width)
+        for number, row in enumerate(rows):
+            row.ahead = Ahead(drafted, number)
+        return self._kept(drafted.scores(np.arange(len(rows)), [1] * len(rows)), began)
+
+    def _draft_ahead(self, rows: Sequence[HeadRow], found: Made, layers: int, width: int) -> Drafted:
+        """Passes over nodes that follow the most probable paths, layer by layer, before the host knows their tokens.
+
+        Args:
+            found: by the pass over the roots, which has chosen the first layer.
+        """
+        roots, made = torch.cat([row.predicted for row in rows]), [found.copy()]
+        further = self._further(self._placed())
+        for layer in range(layers):
+            parent = (layer - 1) * width if layer else ROOT  # any of the layer above: it gives positions alone
+            grown, inputs = self._rows.place(rows, [Nodes.of([0] * width, [parent] * width)] * len(rows))
+            inputs.table[PREFIX] = np.repeat([row.length for row in rows], width)
+            choice = len(rows), width, width
+            step = Pass(replace(inputs, further=further), NO_FEATURES, found.states, found.chosen, choice)
+            found = self._runner.forward(step, self._rows.cache)
+            made.append(found.copy())
+            for row, parents in zip(rows, grown, strict=True):
+                row.parents = parents
+        for row in rows:
+            row.parents = NO_NODES
+        return Drafted(roots, made, width)
 
     @torch.inference_mode()
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Scores:
@@ -211,43 +250,71 @@ class HeadModel(LanguageModel):
         Tokens of a text are in the row's draft vocabulary from then on, also where the pass fails.
         """
         began = time.perf_counter()
-        self._scores.expire()
-        own, are_text, before = [self.own(row) for row in rows], states is not None, list[Longs]()
-        if states is None and not any(row.length for row in own):
-            states = [self._zeros(len(new.tokens), self.network.sizes[0]) for new in nodes]
+        self._begin()
+        own = [self.own(row) for row in rows]
+        if states is None and any(row.length for row in own):
+            self._demand.add(nodes)
+            if (scores := scores_ahead([row.ahead for row in own], nodes)) is not None:
+                for row, new in zip(own, nodes, strict=True):
+                    row.parents = np.append(row.parents, new.parents)
+                return self._kept(scores, began)
+            found = self._append_below(own, nodes)
         elif states is None:
-            states, first = [row.predicted for row in own], 0
-            for row, new in zip(own, nodes, strict=True):
-                if (new.parents >= len(row.parents)).any():
-                    raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
-                before.append(new.parents.astype(np.int64) + (first + 1))
-                first += len(row.predicted)
-        if are_text:
+            found = self._append(own, nodes, self._zeros(sum(len(new.tokens) for new in nodes), self.network.sizes[0]))
+        else:
             for row, new in zip(own, nodes, strict=True):
                 self._learn(row, new)
-        found = self._append(own, nodes, torch.cat(list(states)), np.concatenate(before) if before else None)
-        scores = self._kept(found, [new.scored for new in nodes])
-        self.pass_seconds += time.perf_counter() - began
-        return scores
+            found = self._append(own, nodes, torch.cat([*states]))
+        return self._kept(_scores(found, [new.scored for new in nodes]), began)
+
+    def _append_below(self, rows: Sequence[HeadRow], nodes: Sequence[Nodes]) -> Made:
+        """Append nodes to each row, whose parents' states are predicted; what was asked of nodes ahead comes again."""
+        for row, new in zip(rows, nodes, strict=True):
+            if (new.parents >= len(row.parents)).any():
+                raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
+        every, states, before, first = list[Nodes](), list[Tensor](), list[Longs](), 0
+        for row, new in zip(rows, nodes, strict=True):
+            ahead, row.ahead = row.ahead, None
+            if ahead is None:
+                every.append(new)
+                states.append(row.predicted)
+                before.append(new.parents.astype(np.int64) + (first + 1))
+            else:
+                every.append(ahead.asked_and(new, row.parents))
+                states.append(ahead.drafted.states)
+                before.append(ahead.above(every[-1].parents) + first)
+                row.parents = NO_NODES
+            first += len(states[-1])
+        return self._append(rows, every, torch.cat(states), np.concatenate(before))
 
     def _append(
-        self, rows: Sequence[HeadRow], nodes: Sequence[Nodes], states: Tensor, before: Longs | None = None
+        self,
+        rows: Sequence[HeadRow],
+        nodes: Sequence[Nodes],
+        states: Tensor,
+        before: Longs | None = None,
+        choice: tuple[int, int, int] = NO_CHOICE,
     ) -> Made:
         """Append nodes to each row in one pass.
 
         Args:
             states: [P, H].
             before: [T] which of them is that of the token before each node; None: they come in the order of the nodes.
+            choice: as of ``Pass``.
         """
         grown, inputs = self._rows.place(rows, nodes)
         inputs.table[BEFORE] = np.arange(inputs.count) if before is None else before
-        at = self._rows.cache.placement
-        inputs = replace(inputs, further=self._further([*map(self._rows.at, range(at.first, at.first + at.count))]))
-        found = self._runner.forward(Pass(inputs, states=states), self._rows.cache)
+        inputs = replace(inputs, further=self._further(self._placed()))
+        found = self._runner.forward(Pass(inputs, states=states, choice=choice), self._rows.cache)
         assert found.states is not None  # noqa: S101
         for row, parents, part in zip(rows, grown, found.states.split([len(new.tokens) for new in nodes]), strict=True):
             row.parents, row.predicted = parents, torch.cat([row.predicted, part])
         return found
+
+    def _placed(self) -> Sequence[HeadRow]:
+        """The rows that the next pass covers."""
+        at = self._rows.cache.placement
+        return [*map(self._rows.at, range(at.first, at.first + at.count))]
 
     def _further(self, rows: Sequence[HeadRow]) -> Further:
         """What rows draft from besides the head's own vocabulary."""
@@ -261,6 +328,7 @@ class HeadModel(LanguageModel):
         states = []
         for row, new, (target, read) in zip(map(self.own, rows), nodes, targets, strict=True):
             each = []
+            self._settle(row)
             for parent, node in zip(new.parents.tolist(), read, strict=True):
                 if node == ROOT:
                     each.append(row.predicted[parent + 1])
@@ -281,11 +349,20 @@ class HeadModel(LanguageModel):
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
         own = self.own(row)
+        if len(path):
+            self._settle(own)
+        own.ahead = None
         self._rows.commit(own, path)
         last = path[-1] if len(path) else ROOT
         if last != ROOT:
             own.scored = own.predicted[last + 1 : last + 2]
         own.predicted = own.predicted[last + 1 : last + 2]
+
+    def _settle(self, row: HeadRow) -> None:
+        """Let a pass over what has been asked for replace what was drafted ahead."""
+        if row.ahead is not None and row.ahead.asked:
+            self._append_below([row], [NOTHING_NEW])
+        row.ahead = None
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Commit a path (``LanguageModel.prune``): no drafted node outlives a proposal.
@@ -307,7 +384,7 @@ class HeadModel(LanguageModel):
         own = self.own(row)
         if length not in (None, own.length):
             raise CacheError(f"cannot fork {length} tokens of a row of {own.length} in a head: read them again")
-        other = replace(own, parents=NO_NODES, predicted=own.predicted[:1], known=own.known.copy())
+        other = replace(own, parents=NO_NODES, predicted=own.predicted[:1], known=own.known.copy(), ahead=None)
         self._rows.fork(own, other)
         return other
 
@@ -317,64 +394,10 @@ class HeadModel(LanguageModel):
         self._rows.close(self.own(row))
 
 
-class HeadPasses(EagerRunner):
-    """Makes the passes of one head: of each token the state that it predicts, and logits.
-
-    Args:
-        network: the head's network.
-        output: its output layer, or the target's for the vocabulary.
-        vocabulary: [D] int64 tokens of ``output``.
-        target: whose embeddings it reads where it has none of its own, and whose output layer further tokens have.
-        best: how many of the most probable tokens are found with the logits.
-    """
-
-    def __init__(
-        self, network: EagleNetwork, output: nn.Linear, vocabulary: Longs, target: FeatureModel, best: int
-    ) -> None:
-        self._network, self._output, self._target, self._best = network, output, target, best
-        self.device = output.weight.device
-        (self._vocabulary,) = on_device(self.device, vocabulary)
-        self._turns: Tensor | None = None
-
-    def make(self, step: DevicePass, cache: TreeCache) -> Made:
-        """One pass (``EagerRunner.make``)."""
-        network, at = self._network, cache.placement
-        if self._turns is None or self._turns.shape[0] < at.slots:
-            self._turns = network.turns(torch.arange(at.slots, device=self.device))
-        tokens, mask, embed = step.inputs.tokens, step.inputs.mask(), network.embed_tokens
-        embedded = self._target.embeddings(tokens) if embed is None else embed.forward(tokens)
-        turns = self._turns[step.inputs.positions[None]]
-        states = network.read(embedded[None], step.states[None])  # type: ignore[index]
-        for number, block in enumerate(network.blocks):
-            queries, keys, values = block.attend_with(states, turns)
-            every = cache.update(keys.transpose(1, 2), values.transpose(1, 2), number)
-            lines = padded(queries.transpose(1, 2), at.count, at.sources)
-            found = packed(attend_as_one(lines, *every, mask, None), at.index)
-            states = block.finish(states, found.flatten(2))
-        own, predicted = step.inputs, network.predicted(states)[0]
-        wanted, rows = (each.index_select(0, own.wanted) for each in (predicted, own.rows))
-        return replace(self.scored(wanted, own.further, own.places, rows), states=predicted)
-
-    def scored(self, states: Tensor, further: Tensor, places: Tensor, rows: Tensor) -> Made:
-        """Logits after [W, H] states, each over its row's draft vocabulary.
-
-        Args:
-            further, places: [U] and [B, X] (``Further``).
-            rows: [W] the row of each state among the B.
-        """
-        states, ids = self._network.readout(states), self._vocabulary.expand(len(states), -1)
-        logits = self._output.forward(states)
-        if len(further):
-            weight, bias = self._target.output_rows(further)
-            others = linear(states, weight.to(states.dtype), None if bias is None else bias.to(states.dtype))
-            own = places.index_select(0, rows)
-            there = own.clamp(min=0)
-            others = others.gather(1, there).masked_fill(own < 0, float("-inf"))
-            logits, ids = torch.cat([logits, others], dim=-1), torch.cat([ids, further[there]], dim=-1)
-        if not self._best:
-            return Made(None, logits, ids)
-        places, found = ranked(logits.float(), self._best)
-        return Made(None, logits, ids, torch.cat([ids.gather(1, places), found], dim=1))
+def _scores(found: Made, counts: Sequence[int]) -> HeadScores:
+    """Scores of what a pass has found, ``counts`` of each row."""
+    assert found.ids is not None  # noqa: S101
+    return HeadScores(found.logits, counts, found.ids, found.best)
 
 
 def output_for(target: FeatureModel, vocabulary: Tensor) -> nn.Linear:

@@ -247,11 +247,25 @@ class HeadScores(TorchScores):
         tensor: [W, K] logits by slot.
         ids: [W, K] int64, the tokens of the logits.
         best: [W, 2k + 1] the most probable tokens, their log-probabilities and the entropy; None: not known yet.
+        places: [W] which rows of ``tensor`` and ``ids`` the slots have; None: as they come.
+
+    Attributes:
+        sufficed: ``best`` has had all that was asked for.
     """
 
-    def __init__(self, tensor: Tensor, counts: Sequence[int], ids: Tensor, best: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        tensor: Tensor,
+        counts: Sequence[int],
+        ids: Tensor,
+        best: Tensor | None = None,
+        places: NDArray[np.int64] | None = None,
+    ) -> None:
         super().__init__(tensor, counts)
-        self._ids, self._best = ids, best
+        self._ids, self._best, self._places, self.sufficed = ids, best, places, True
+
+    def _at(self, rows: Tensor, slots: Slots) -> Tensor:
+        return super()._at(rows, slots if self._places is None else self._places[np.asarray(slots, np.int64)])
 
     @torch.inference_mode()
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
@@ -259,8 +273,9 @@ class HeadScores(TorchScores):
         warped = draft is not None and any(own.temperature for own in draft.warpings)
         masked = any(one.mask is not None for one in edits or ())
         if warped or masked or self._best is None or count > self._best.shape[1] // 2:
+            self.sufficed = False
             return super().top(slots, count, edits, draft)
-        ids, logprobs, entropies = _top_of(self._at(self._best, slots))
+        ids, logprobs, entropies = _top_of(super()._at(self._best, slots))
         return Top(ids[:, :count], logprobs[:, :count], entropies)
 
     def _edited(self, slots: Slots, edits: Edits | None) -> Tensor:
