@@ -184,8 +184,7 @@ def distribution_of(
 
 
 def states(request: BeamRequest) -> State:
-    beams = [tuple(f.node.tokens) for f in request.finished]
-    return tuple(sorted([*beams, *(tuple(b.node.tokens) for b in request.running for _ in range(b.count))]))
+    return tuple(sorted(tuple(n.tokens) for n in (*request.finished, *Counter(request.running).elements())))
 
 
 def one_step(

@@ -54,7 +54,6 @@ def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
         ("beams:threshold=0.9", 0.0, "is for sampled beams"),
         ("beams:warp=token", 0.0, "is for sampled beams"),
         ("beams:warp=beams", 1.0, "warp is 'beams': choose from"),
-        ("beams:drafter=lookup", 1.0, "gives no probabilities"),
         ("beams:drafter=lookup+self", 0.0, "one sequence, not beams"),
         ("peer:hf-beam-search:speed=1", 0.0, "no setting 'speed'"),
         ("peer:hf-beam-search:single=yes", 1.0, "no setting 'single': choose from width, penalty, early"),

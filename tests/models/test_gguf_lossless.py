@@ -98,9 +98,7 @@ def test_a_text_has_the_log_probabilities_as_a_prompt_that_it_had_when_it_was_ge
 def test_beams_are_those_of_beams_without_drafts(temperature: float, folder: Path, backend: str) -> None:
     found = []
     for drafter in ("none", str(folder / "near.gguf")):
-        engine = load_beam_engine(
-            str(folder / "target.gguf"), drafter=drafter, sampled=temperature > 0, backend=backend
-        )
+        engine = load_beam_engine(str(folder / "target.gguf"), drafter=drafter, backend=backend)
         found.append(engine.generate([PROMPTS[0]], params(temperature), BeamParams(width=3, returned=3))[0])
     plain, drafted = ([beam.token_ids for beam in result.hypotheses] for result in found)
     assert temperature or plain == drafted

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Unpack
 
@@ -24,7 +24,7 @@ from ..policies.base import Candidates, descending
 from ..request import Stats
 from ..text.encoding import Prompt, encode
 from ..tree import ROOT, Drawing
-from .forest import Beam, BeamNode, BeamParams, BeamRequest, TreeRow, check_memory, feed
+from .forest import BeamNode, BeamParams, BeamRequest, TreeRow, check_memory, feed
 from .speculative import (
     BeamDraws,
     DraftForest,
@@ -75,6 +75,9 @@ class BeamGeneration:
     accepted_widths: list[int]
 
 
+_ONE_SEQUENCE = "drafts one sequence, not beams: use a draft model, a head, none or, for beam search, lookup"
+
+
 class BeamEngine:
     """Decodes prompts with beams, drafted or not.
 
@@ -83,27 +86,17 @@ class BeamEngine:
     Attributes:
         target: the model whose beams are given.
         source: what drafts; None: nothing does.
-        name: what people call what drafts; by default the source's.
 
     Raises:
         ConfigError: the source drafts one sequence.
     """
 
     @typed
-    def __init__(
-        self,
-        target: LanguageModel,
-        source: DraftSource | None = None,
-        *,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, target: LanguageModel, source: DraftSource | None = None) -> None:
         if source is not None and not isinstance(source, BeamSource):
-            raise ConfigError(
-                f"drafter {source.name} drafts one sequence, not beams: use a draft model, a head, lookup or none"
-            )
+            raise ConfigError(f"drafter {source.name} {_ONE_SEQUENCE}")
         self.target = target
         self.source: BeamSource | None = source
-        self.name = name or (source.name if source is not None else "none")
         self.tokenizer = target.tokenizer
         if source is not None:
             source.prepare(target)
@@ -165,7 +158,7 @@ class BeamEngine:
         drafts = beams.nodes if self.source else 0
         self.target.reserve(1, len(request.ids) + (request.params.max_tokens or 0) + beams.width + drafts)
         request.trunk.row, scores = prefill_scored(self.target, request.ids)
-        request.tree = TreeRow(request.trunk.row, request.root, scores.logits([0])[0])
+        request.tree = TreeRow(request.trunk.row, request.ends[0], scores.logits([0])[0])
         if self.source is not None:
             self.source.open(request.trunk)
         self._advance(request, DraftForest(), self._draws(request))
@@ -173,21 +166,12 @@ class BeamEngine:
 
     def step(self, requests: Sequence[BeamRequest]) -> None:
         """Draft, verify and go on once with each of these open requests, together."""
-        if not requests:
-            return
         clock = [time.perf_counter()]
         passes = self.source.passes if self.source else 0
         draws = [self._draws(request) for request in requests]
-        forests = [DraftForest() for _ in requests]
-        if self.source is not None:
-            forests = grow(self.source, requests, draws)
+        forests = grow(self.source, requests, draws)
         clock.append(time.perf_counter())
-        trees = [request.open_tree for request in requests]
-        fresh = [
-            tree.unfed([*request.ends, *forest.drafted.values()])
-            for tree, request, forest in zip(trees, requests, forests, strict=True)
-        ]
-        feed(self.target, trees, fresh)
+        feed(self.target, [request.open_tree for request in requests])
         clock.append(time.perf_counter())
         for request, forest, own in zip(requests, forests, draws, strict=True):
             request.peak_slots = max(request.peak_slots, request.open_tree.slots)
@@ -237,7 +221,7 @@ class BeamEngine:
             depth += 1
         if request.beams.single_cache:
             # of one length, the beam of lowest perplexity is the most probable one
-            request.running = [Beam(max(request.ends, key=lambda node: node.score))]
+            request.running = {max(request.ends, key=lambda node: node.score): 1}
         kept, committed = tree.keep(self.target, request.ends)
         request.trunk.ids += [node.token for node in committed]
         if self.source is not None:
@@ -245,11 +229,16 @@ class BeamEngine:
 
     def _generation(self, request: BeamRequest) -> BeamGeneration:
         best = request.finished[: request.beams.returned]
-        ids, plain = [found.node.tokens for found in best], request.params.skip_special_tokens
         return BeamGeneration(
             [
-                Hypothesis(self._text(tokens, plain), tokens, found.score, found.node.score, found.reason)
-                for found, tokens in zip(best, ids, strict=True)
+                Hypothesis(
+                    text=self._text(node.tokens, request.params.skip_special_tokens),
+                    token_ids=node.tokens,
+                    score=request.rank(node),
+                    logprob=node.score,
+                    finish_reason=request.ended(node) or "length",
+                )
+                for node in best
             ],
             request.seed,
             request.stats,
@@ -274,40 +263,36 @@ def layers_left(source: BeamSource, request: BeamRequest) -> int:
     return left if depth is None else max(0, min(left, depth - uncommitted))
 
 
-@dataclass(slots=True)
-class _Growing:
+@dataclass(slots=True, kw_only=True)
+class _Growing(DraftForest):
     """The forest of one request while it grows.
 
     Attributes:
         request: whose.
         draws: of the drafts; None: the most probable are taken.
-        nodes: those whose children come next.
-        counts: how often each of them was drawn.
+        nodes: those whose children come next, and how often each of them was drawn.
         left: layers to go.
-        numbers: of nodes in the target's row, of new ones those that they will have there.
     """
 
     request: BeamRequest
     draws: BeamDraws | None
-    nodes: Sequence[BeamNode]
-    counts: Sequence[int]
+    nodes: Mapping[BeamNode, int]
     left: int
-    numbers: dict[BeamNode, int]
-    layers: list[DraftLayer] = field(default_factory=list)
-    drafted: dict[tuple[BeamNode, int], BeamNode] = field(default_factory=dict)
 
 
-def grow(source: BeamSource, requests: Sequence[BeamRequest], draws: Sequence[BeamDraws]) -> list[DraftForest]:
+def grow(
+    source: BeamSource | None, requests: Sequence[BeamRequest], draws: Sequence[BeamDraws]
+) -> Sequence[DraftForest]:
     """One forest for each request, of as many layers as it wants and its length and its source allow."""
     growing = []
-    for request, random in zip(requests, draws, strict=True):
-        left = min(request.beams.depth, layers_left(source, request))
-        counts = [beam.count for beam in request.running]
-        own, numbers = random if request.params.temperature else None, dict(request.open_tree.numbers)
-        growing.append(_Growing(request, own, request.ends, counts, left, numbers))
-    if some := [g for g in growing if g.left > 0]:
+    for request, own in zip(requests, draws, strict=True):
+        request.open_tree.begin(request.ends)
+        left = min(request.beams.depth, layers_left(source, request)) if source else 0
+        random = own if request.params.temperature else None
+        growing.append(_Growing(request=request, draws=random, nodes=request.running, left=left))
+    if source is not None and (some := [g for g in growing if g.left > 0]):
         _grow(source, some)
-    return [DraftForest(g.layers, g.drafted) for g in growing]
+    return growing
 
 
 def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
@@ -315,41 +300,39 @@ def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
     drawing = Drawing.WITH_REPLACEMENT if sampled else Drawing.TOP
     scorer = source.scorer([g.request.trunk for g in growing], drawing)
     width = max(1 if g.draws else g.request.beams.drafted + len(g.request.eos_ids) for g in growing)
-    while any(g.left > 0 and g.nodes for g in growing):
-        new, ends = list[UnscoredNode](), list[tuple[_Growing, int]]()
-        for b, g in enumerate(growing):
-            if g.left > 0 and g.nodes:
-                new += _unread(source, g, b) if not g.layers else [_unscored(g, b, node) for node in g.nodes]
-                ends.append((g, len(new)))
+    while some := [(b, g) for b, g in enumerate(growing) if g.left > 0 and g.nodes]:
+        new, ends = list[UnscoredNode](), list[int]()
+        for b, g in some:
+            new += [_unscored(g, b, node) for node in g.nodes] if g.layers else _unread(source, g, b)
+            ends.append(len(new))
         found = scorer.score(new, width)
-        for g, end in ends:
+        for (_, g), end in zip(some, ends, strict=True):
             own = found[end - len(g.nodes) : end]
-            kept = _top(g, own) if g.draws is None else _drawn(g, g.draws, own)
-            g.nodes, g.counts, g.left = list(kept), list(kept.values()), g.left - 1
+            g.nodes, g.left = _top(g, own) if g.draws is None else _drawn(g, g.draws, own), g.left - 1
 
 
 def _unscored(g: _Growing, b: int, node: BeamNode) -> UnscoredNode:
-    number = g.numbers.setdefault(node, len(g.numbers))
-    return UnscoredNode(b, number, ROOT if node.parent is None else g.numbers.get(node.parent, ROOT), node.token)
+    tree = g.request.open_tree
+    return UnscoredNode(b, tree.numbers[node], tree.parent(node), node.token)
 
 
 def _unread(source: BeamSource, g: _Growing, b: int) -> list[UnscoredNode]:
     """The ends of the running beams, and before them what the source has not read above them."""
-    trunk, base = g.request.trunk, g.request.open_tree.base
-    above = dict.fromkeys(node for end in g.nodes for node in end.path(base)[:-1])
-    unread = [node for node in above if not source.has_read(trunk, g.numbers[node])]
+    trunk, tree = g.request.trunk, g.request.open_tree
+    above = dict.fromkeys(node for end in g.nodes for node in end.path(tree.base)[:-1])
+    unread = [node for node in above if not source.has_read(trunk, tree.numbers[node])]
     root = [] if source.has_read(trunk, ROOT) else [UnscoredNode(b, ROOT, ROOT, trunk.ids[-1])]
     return root + [_unscored(g, b, node) for node in (*unread, *g.nodes)]
 
 
 def _drawn(g: _Growing, draws: BeamDraws, found: Sequence[Candidates]) -> Mapping[BeamNode, int]:
     """W_S independent draws from q_beam; those that go on, and how often each was drawn."""
-    parents, request, vocab_size = g.nodes, g.request, g.request.open_tree.vocab_size
+    parents, request, vocab_size = list(g.nodes), g.request, g.request.open_tree.vocab_size
     logprobs = np.stack([own.distribution.dense(vocab_size) for own in found if own.distribution])
-    cells = beam_distribution([node.score for node in parents], g.counts, logprobs, request.params, request.beams.warp)
-    drafts = []
-    for row, token in draws.draft_cells(cells, request.beams.drafted, len(g.layers)):
-        drafts.append(_node(g, parents[row], token, float(logprobs[row, token])))
+    scores, counts = [node.score for node in parents], list(g.nodes.values())
+    cells = beam_distribution(scores, counts, logprobs, request.params, request.beams.warp)
+    drawn = draws.draft_cells(cells, request.beams.drafted, len(g.layers))
+    drafts = [_node(g, parents[row], token, float(logprobs[row, token])) for row, token in drawn]
     g.layers.append(DraftLayer(parents, cells, drafts))
     return Counter(node for node in drafts if request.ended(node) is None)
 
@@ -364,19 +347,15 @@ def _top(g: _Growing, found: Sequence[Candidates]) -> Mapping[BeamNode, int]:
     ]
     best = descending([parent.score + logprob for parent, _, logprob in every])
     drafts = [_node(g, *every[at]) for at in best[: g.request.beams.drafted]]
-    g.layers.append(DraftLayer(g.nodes, np.zeros(0), drafts))
+    g.layers.append(DraftLayer(list(g.nodes), np.zeros(0), drafts))
     return dict.fromkeys(drafts, 1)
 
 
 def _node(g: _Growing, parent: BeamNode, token: int, logprob: float) -> BeamNode:
-    key = parent, token
-    if key not in g.drafted:
-        node = g.drafted[key] = BeamNode(token, parent, parent.length + 1, parent.score + logprob)
-        g.numbers[node] = len(g.numbers)
-    return g.drafted[key]
-
-
-_BEAM_DRAFTERS = "beams are drafted by a draft model, head, self, none or, for beam search, lookup"
+    node = g.drafted.setdefault((parent, token), g.child(parent, token, parent.score + logprob))
+    numbers = g.request.open_tree.numbers
+    numbers.setdefault(node, len(numbers))
+    return node
 
 
 @typed
@@ -384,7 +363,6 @@ def load_beam_engine(
     target: str = DEFAULT_MODEL,
     *,
     drafter: str | DrafterSpec | LanguageModel = DEFAULT_DRAFTER,
-    sampled: bool = False,
     **options: Unpack[ModelOptions],
 ) -> BeamEngine:
     """An engine for beams from names alone.
@@ -392,46 +370,34 @@ def load_beam_engine(
     Args:
         target, options: as ``draftree.load``.
         drafter: as ``load_beam_source``.
-        sampled: beams will be sampled, not searched.
 
     Raises:
         InputError: a name is unknown or does not fit; what needs no model is checked before one is loaded.
     """
-    spec = beam_drafter(drafter, sampled)
+    spec = beam_drafter(drafter)
     model = load(target, **options)
-    return BeamEngine(model, load_beam_source(spec, model, sampled=sampled), name=str(spec))
+    return BeamEngine(model, load_beam_source(spec, model))
 
 
-def beam_drafter(name: str | DrafterSpec | LanguageModel, sampled: bool) -> DrafterSpec:
+def beam_drafter(name: str | DrafterSpec | LanguageModel) -> DrafterSpec:
     """Parse a drafter and check that it can draft beams; "auto" is none, for no drafts of beams were measured to pay.
 
     Raises:
         InputError: it cannot, or is not written as a drafter is.
     """
     spec = DrafterSpec.parse(name)
-    if str(spec) == AUTO:
-        spec = DrafterSpec.parse(NONE)
     if len(spec.sources) > 1:
-        kind = "a cascade" if spec.is_cascade else "an ensemble"
-        raise ConfigError(f"drafter {spec}: {kind} drafts one sequence, not beams: {_BEAM_DRAFTERS}")
-    if sampled and str(spec) == "lookup":
-        raise ConfigError(
-            "drafter lookup gives no probabilities to draw beams from, and the temperature is above 0: "
-            f"{_BEAM_DRAFTERS}"
-        )
-    return spec
+        raise ConfigError(f"drafter {spec} {_ONE_SEQUENCE}")
+    return DrafterSpec.parse(NONE) if str(spec) == AUTO else spec
 
 
 @typed
-def load_beam_source(
-    name: str | DrafterSpec | LanguageModel, target: LanguageModel, *, sampled: bool = False
-) -> DraftSource | None:
+def load_beam_source(name: str | DrafterSpec | LanguageModel, target: LanguageModel) -> DraftSource | None:
     """Make what drafts beams, by name; None drafts nothing.
 
     Args:
         name: as ``beam_drafter``, of the names that ``load_drafter`` takes: no ensemble, no cascade.
         target: the model that it drafts for.
-        sampled: beams will be sampled: it must give probabilities.
 
     Raises:
         ConfigError: it cannot draft beams.
@@ -439,5 +405,5 @@ def load_beam_source(
         VocabularyError: the draft model has another vocabulary than the target.
         ModelFileError: the draft head cannot be read.
     """
-    spec = beam_drafter(name, sampled)
+    spec = beam_drafter(name)
     return None if str(spec) == NONE else load_source(spec, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Annotated, Literal
 
 from annotated_types import Interval
@@ -19,6 +20,11 @@ from ..tree import ROOT, Floats
 
 MAX_PENALTY = 20
 """Beyond it powers of a length leave the range of floating-point numbers, and no ranking is left."""
+
+_OF_ONE_SEQUENCE = (
+    "constraint min_tokens bad_words allowed_token_ids stop_token_ids include_stop_str_in_output stop criteria".split()
+)
+"""What beams do not take of ``SamplingParams``."""
 
 BeamWarp = Literal["joint", "token"]
 """What temperature, top-k, top-p and min-p act on where beams are sampled (``beam_distribution``)."""
@@ -114,29 +120,20 @@ class BeamParams:
         Raises:
             ConfigError: they cannot.
         """
-        if params.constraint is not None:
-            raise ConfigError("beams take no constraint: leave the grammar out, or the beams")
-        for name in ("min_tokens", "bad_words", "allowed_token_ids", "stop_token_ids", "include_stop_str_in_output"):
+        for name in _OF_ONE_SEQUENCE:
             if value := getattr(params, name):
                 raise ConfigError(f"beams take no {name} ({value!r}): leave it out, or the beams")
-        if params.temperature == 0:
-            way = "use a temperature above 0 to sample beams, or leave it out for beam search"
-            if self.threshold is not None:
-                raise ConfigError(f"width threshold {self.threshold} is for sampled beams, the temperature is 0: {way}")
-            if self.single_cache:
-                raise ConfigError(f"a single cache is for sampled beams, the temperature is 0: {way}")
-            if self.warp != "joint":
-                raise ConfigError(f"beam warp {self.warp} is for sampled beams, the temperature is 0: {way}")
-        elif self.early_stopping is not False:
-            raise ConfigError(
-                f"early_stopping {self.early_stopping!r} is for beam search, the temperature is {params.temperature}: "
-                "sampled beams all run to their end"
-            )
-        if params.stop or params.criteria:
-            raise ConfigError(
-                f"stop strings {list(params.stop)} and {len(params.criteria)} stopping criteria end one sequence, not "
-                "beams: leave them out, or decode without beams"
-            )
+        searched: list[tuple[str, object, object]] = [("early stopping", self.early_stopping, False)]
+        sampled: list[tuple[str, object, object]] = [
+            ("width threshold", self.threshold, None),
+            ("single cache", self.single_cache, False),
+            ("beam warp", self.warp, "joint"),
+        ]
+        kind, others = ("beam search", searched) if params.temperature else ("sampled beams", sampled)
+        for what, value, usual in others:
+            if value != usual:
+                way = "leave it out, or choose another temperature"
+                raise ConfigError(f"{what} {value} is for {kind}, the temperature is {params.temperature:g}: {way}")
 
 
 @dataclass(slots=True, eq=False)
@@ -178,7 +175,8 @@ class TreeRow:
         base: the last committed node.
         vocab_size: V.
         numbers: uncommitted nodes -> their numbers in the row, ascending.
-        logits: [V] after nodes that were fed, copies; only running beams' ends outlive ``keep``.
+        read: of these the first ones, which the model has read; the others are for its next pass.
+        logits: [V] after nodes that were read, copies; only running beams' ends outlive ``keep``.
 
     Args:
         row: holds the prompt.
@@ -190,6 +188,7 @@ class TreeRow:
         self.row = row
         self.base, self.vocab_size = root, len(logits)
         self.numbers: dict[BeamNode, int] = {}
+        self.read = 0
         self.logits: dict[BeamNode, Floats] = {root: logits}
 
     @property
@@ -197,24 +196,14 @@ class TreeRow:
         """Tokens that it holds in the cache."""
         return self.row.length + len(self.numbers)
 
-    def unfed(self, ends: Iterable[BeamNode]) -> list[BeamNode]:
-        """Nodes on the paths to ``ends`` that the row lacks, parents first."""
-        missing: dict[BeamNode, None] = {}
-        for end in ends:
-            path, node = list[BeamNode](), end
-            while node is not self.base and node not in self.numbers and node not in missing:
-                path.append(node)
-                node = _above(node)
-            missing |= dict.fromkeys(reversed(path))
-        return list(missing)
+    def begin(self, ends: Iterable[BeamNode]) -> None:
+        """Number the ends of beams for the next pass; what was numbered for a pass that failed is dropped."""
+        read = list(self.numbers)[: self.read]
+        self.numbers = {node: i for i, node in enumerate(dict.fromkeys([*read, *ends]))}
 
-    def append(self, nodes: Sequence[BeamNode]) -> Nodes:
-        """New nodes, parents first, as the model takes them; from now on they are in the row."""
-        start = len(self.numbers)
-        self.numbers |= {node: start + i for i, node in enumerate(nodes)}
-        parents = [self.numbers.get(_above(node), ROOT) for node in nodes]
-        tokens = [node.token for node in nodes]
-        return Nodes.of(tokens, parents)
+    def parent(self, node: BeamNode) -> int:
+        """Number of a node's parent, ROOT (-1) where it is committed."""
+        return ROOT if node.parent is None else self.numbers.get(node.parent, ROOT)
 
     def keep(self, model: LanguageModel, ends: Sequence[BeamNode]) -> tuple[list[int], list[BeamNode]]:
         """Drop what is not on the paths to ``ends``, which are all of one length; commit what lies above all of them.
@@ -226,62 +215,28 @@ class TreeRow:
         alive = {node for path in paths for node in path}
         kept = [node for node in self.numbers if node in alive]
         numbers = [self.numbers[node] for node in kept]
-        trunk = 0
-        for level in zip(*(path[:-1] for path in paths), strict=False):
-            if len(set(level)) > 1 or level[0] not in self.numbers:
-                break
-            trunk += 1
+        levels = zip(*(path[:-1] for path in paths), strict=False)
+        trunk = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
         model.prune(self.row, numbers, trunk)
         if trunk:
             self.base = kept[trunk - 1]
         self.numbers = {node: i for i, node in enumerate(kept[trunk:])}
+        self.read = len(self.numbers)
         self.logits = {end: self.logits[end] for end in ends if end in self.logits}
         return numbers, kept[:trunk]
 
 
-def feed(model: LanguageModel, trees: Sequence[TreeRow], nodes: Sequence[Sequence[BeamNode]]) -> None:
-    """One pass over new nodes, parents first; trees without any take no part."""
-    fed = [(tree, new) for tree, new in zip(trees, nodes, strict=True) if new]
+def feed(model: LanguageModel, trees: Iterable[TreeRow]) -> None:
+    """One pass over the nodes that rows have not read; trees without any take no part."""
+    fed = [(tree, new) for tree in trees if (new := list(tree.numbers)[tree.read :])]
     fed.sort(key=lambda pair: pair[0].row.number)  # storage order
     if fed:
-        scores = model.extend([tree.row for tree, _ in fed], [tree.append(new) for tree, new in fed])
+        nodes = [Nodes.of([n.token for n in new], [tree.parent(n) for n in new]) for tree, new in fed]
+        scores = model.extend([tree.row for tree, _ in fed], nodes)
         logits = iter(scores.logits(range(scores.starts[-1])))
         for tree, new in fed:
             tree.logits |= dict(zip(new, logits, strict=False))
-
-
-def _above(node: BeamNode) -> BeamNode:
-    if node.parent is None:
-        raise CacheError("the end of a beam is not below the last committed token of its row")
-    return node.parent
-
-
-@dataclass(frozen=True, slots=True)
-class Beam:
-    """A running beam.
-
-    Attributes:
-        node: its last token.
-        count: how often it is there: sampled beams may coincide, and each counts.
-    """
-
-    node: BeamNode
-    count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedBeam:
-    """A beam that has ended.
-
-    Attributes:
-        node: its last token.
-        score: its log-probability over length ** length_penalty.
-        reason: "eos" or "length".
-    """
-
-    node: BeamNode
-    score: float
-    reason: str
+            tree.read = len(tree.numbers)
 
 
 class BeamRequest:
@@ -293,8 +248,8 @@ class BeamRequest:
             from its distributions they are warped here with the token warp alone.
         limit: most tokens of a beam.
         tree: its tree in the target's cache; None once it is closed.
-        running: beams that go on, all of one length.
-        finished: at most W, best first.
+        running: beams that go on: their last nodes, all of one length, and how often each beam is there.
+        finished: the last nodes of at most W beams that have ended, best first; one that is there twice stands twice.
         done: no beam goes on.
         improvable: a running beam may still beat a finished one, by transformers' heuristic (beam search).
         stats: what was measured; ``tokens`` are layers of beams.
@@ -316,13 +271,12 @@ class BeamRequest:
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.limit = limit
         self.eos_ids = frozenset() if params.ignore_eos else eos_ids
-        self.root = BeamNode(self.ids[-1])
         joint = params.temperature and beams.warp == "joint"
         own = SamplingParams(temperature=1.0, max_tokens=params.max_tokens) if joint else replace(params, processors=())
         self.trunk = Request(self.ids, own, limit, eos_ids, NoText())
         self.tree: TreeRow | None = None
-        self.running = [Beam(self.root)]
-        self.finished: list[FinishedBeam] = []
+        self.running = {BeamNode(self.ids[-1]): 1}
+        self.finished: list[BeamNode] = []
         self.done = False
         self.improvable = True
         self.stats = self.trunk.stats
@@ -343,11 +297,11 @@ class BeamRequest:
     @property
     def length(self) -> int:
         """Generated tokens of the running beams."""
-        return self.running[0].node.length
+        return self.ends[0].length
 
     @property
     def ends(self) -> list[BeamNode]:
-        return [beam.node for beam in self.running]
+        return list(self.running)
 
     @property
     def unfinished(self) -> int:
@@ -365,12 +319,14 @@ class BeamRequest:
         """Why a beam ends with this node, if it does."""
         return "eos" if node.token in self.eos_ids else "length" if node.length >= self.limit else None
 
+    def rank(self, node: BeamNode) -> float:
+        """What finished beams are ranked by: log-probability over length ** length_penalty."""
+        score: float = node.score / node.length**self.beams.length_penalty
+        return score
+
     def finish(self, nodes: Sequence[BeamNode]) -> None:
         """Beams have ended: the best W are kept, of equal ones those that were there before."""
-        power = self.beams.length_penalty
-        self.finished += [FinishedBeam(n, n.score / n.length**power, self.ended(n) or "length") for n in nodes]
-        self.finished.sort(key=lambda f: -f.score)
-        del self.finished[self.beams.width :]
+        self.finished = sorted([*self.finished, *nodes], key=self.rank, reverse=True)[: self.beams.width]
 
 
 def check_memory(target: LanguageModel, requests: Sequence[BeamRequest]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ from ..config import SamplingParams
 from ..sampling.draws import Draws
 from ..sampling.warping import F, derive_seed, draw, largest, log_sum_exp, softmax, stream_key, uniform, warp
 from ..scores import edited
-from .forest import Beam, BeamNode, BeamRequest, BeamWarp
+from .forest import BeamNode, BeamRequest, BeamWarp
 
 
 def target_distributions(
@@ -163,9 +163,9 @@ class DraftLayer:
     drafts: Sequence[BeamNode]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True)
 class DraftForest:
-    """What was drafted below the running beams of one request.
+    """What is drafted below the running beams of one request.
 
     Attributes:
         layers: from the top down.
@@ -173,7 +173,7 @@ class DraftForest:
     """
 
     layers: list[DraftLayer] = field(default_factory=list)
-    drafted: Mapping[tuple[BeamNode, int], BeamNode] = field(default_factory=dict)
+    drafted: dict[tuple[BeamNode, int], BeamNode] = field(default_factory=dict)
 
     def child(self, parent: BeamNode, token: int, score: float) -> BeamNode:
         """The node below ``parent``: the drafted one, which the target has seen, if there is one."""
@@ -208,7 +208,7 @@ def search(request: BeamRequest, logprobs: NDArray[np.floating], forest: DraftFo
     full = len(request.finished) == beams.width and beams.early_stopping is True
     if request.improvable and not full:
         request.finish(ended)
-    request.running = [Beam(node) for node in running[: beams.width]]
+    request.running = dict.fromkeys(running[: beams.width], 1)
     request.improvable = request.improvable and _improvable(request)
     full = len(request.finished) == beams.width and beams.early_stopping is True
     request.done = not request.running or not request.improvable or full
@@ -222,7 +222,7 @@ def _improvable(request: BeamRequest) -> bool:
     longest = beams.early_stopping == "never" and beams.length_penalty > 0
     length = request.limit if longest else request.length
     best: float = request.ends[0].score / length**beams.length_penalty
-    return best > request.finished[-1].score
+    return best > request.rank(request.finished[-1])
 
 
 def sample(
@@ -239,7 +239,7 @@ def sample(
         depth: number of the layer below the step's root, from 0; beyond the drafts' last it is drawn without drafts.
         draws: the random draws of the step.
     """
-    parents, counts = request.ends, [beam.count for beam in request.running]
+    parents, counts = request.ends, list(request.running.values())
     p = beam_distribution([n.score for n in parents], counts, logprobs, request.params, request.beams.warp)
     position = len(request.ids) + request.length
     if depth < len(forest.layers):
@@ -254,7 +254,7 @@ def sample(
         if cell not in made:
             made[cell] = forest.child(parent, cell[1], parent.score + log)
         drawn[made[cell]] += 1
-    request.running = [Beam(node, count) for node, count in drawn.items() if request.ended(node) is None]
+    request.running = {node: count for node, count in drawn.items() if request.ended(node) is None}
     request.finish([node for node in drawn.elements() if request.ended(node) is not None])
     request.done = not request.running or not request.unfinished
 

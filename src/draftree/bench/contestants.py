@@ -231,7 +231,7 @@ class Models:
             return self._peer(entry)
         drafter = None if entry.drafter is None else self.drafter(entry.drafter)
         if entry.beams is not None:
-            source = load_beam_source(drafter or NONE, self.target, sampled=entry.temperature > 0)
+            source = load_beam_source(drafter or NONE, self.target)
             return BeamContestant(self.target, source, entry.beams)
         return EngineContestant(entry, self.target, drafter)
 

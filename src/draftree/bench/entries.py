@@ -195,7 +195,7 @@ def _beams(text: str, label: str, temperature: float) -> Entry:
     _, settings = named_settings(text)
     drafter = settings.pop("drafter", NONE)
     beam_params(text, settings).check(SamplingParams(temperature=temperature))
-    beam_drafter(drafter, temperature > 0)
+    beam_drafter(drafter)
     return Entry(label, BEAMS, None if drafter == "none" else drafter, temperature, settings)
 
 

@@ -89,8 +89,7 @@ def generate(
                 what = flag if value is True or flag == "--set" else f"{flag} {value}"
                 raise ConfigError(f"--beams and {what} exclude each other: leave one out")
         beams.check(params)
-        sampled = params.temperature > 0
-        beam_engine = load_beam_engine(target, drafter=speculation.spec, sampled=sampled, **compute.options)
+        beam_engine = load_beam_engine(target, drafter=speculation.spec, **compute.options)
         _print_beams(beam_engine, message, params, beams, options.as_json)
         return
     predicted = ""
@@ -203,9 +202,9 @@ def _print_beams(engine: BeamEngine, prompt: Prompt, params: SamplingParams, bea
             out.print(f"{rank}. score {found.score:.4f}, {len(found.token_ids)} tokens", style="dim", markup=False)
         out.out(found.text, highlight=False)
     kind = "sampled" if params.temperature else "searched"
-    s = made.stats
+    s, drafter = made.stats, engine.source.name if engine.source else NONE
     err.print(
-        f"{engine.name}: {beams.width} beams {kind}, {s.tokens} layers in {seconds:.2f} s "
+        f"{drafter}: {beams.width} beams {kind}, {s.tokens} layers in {seconds:.2f} s "
         f"({s.tokens / seconds:.1f} tokens/s of one beam) · {s.steps} target passes · {s.mal:.2f} layers a pass (bonus "
         f"included) · {sum(s.drafted)} nodes drafted in {s.drafted_layers} layers, {sum(s.accepted)} went on · "
         f"{show.parts(s.seconds)} · at most {made.peak_slots} tokens in the cache",
