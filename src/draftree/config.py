@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import GenericAlias
-from typing import Annotated, Any, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 import numpy as np
 from annotated_types import Ge, Gt, Interval, MinLen
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from .errors import FieldError
+from .errors import ConfigError, FieldError
 from .sampling.constraint import Constraint
 from .sampling.warping import Warping
 
@@ -128,8 +128,8 @@ MOST_LOGPROBS = 20
 MAX_NODES = 4096
 """Largest node budget: above the 2800 nodes of the largest published tree, B(H) = 7, depth 4 (Gunjur & Waitz)."""
 
-Count = Annotated[int, Ge(1)]
-Whole = Annotated[int, Ge(0)]
+Count = Annotated[int, Interval(ge=1, lt=2**63)]
+Whole = Annotated[int, Interval(ge=0, lt=2**63)]
 NodeCount = Annotated[int, Interval(ge=1, le=MAX_NODES)]
 Entropy = Annotated[float, Ge(0)]
 """In nats."""
@@ -159,8 +159,7 @@ def option(
     metavar: str = "",
     name: str = "",
     choices: Mapping[str, object] | None = None,
-    pairs: bool = False,
-    read: Callable[[str], object] | None = None,
+    read: Callable[[Any], object] | None = None,
 ) -> Any:
     """A field that the command line makes an option of (``cli.options``).
 
@@ -170,11 +169,21 @@ def option(
         metavar: what stands for the value in ``--help``.
         name: of the option; the field's own by default.
         choices: what may be written -> the field's value.
-        pairs: it is written KEY=VALUE and may be repeated.
-        read: what is written -> the field's value.
+        read: what is written, a tuple where it may be repeated -> the field's value.
     """
-    about = {"help": help_text, "metavar": metavar, "name": name, "choices": choices or {}, "pairs": pairs}
-    return field(default=default, metadata=about | {"read": read})
+    about = {"help": help_text, "metavar": metavar, "name": name, "choices": choices or {}, "read": read}
+    return field(default=default, metadata=about)
+
+
+def key_values(pairs: Sequence[str]) -> dict[str, str]:
+    """What is written KEY=VALUE.
+
+    Raises:
+        ConfigError: something is not.
+    """
+    if wrong := next((pair for pair in pairs if "=" not in pair), None):
+        raise ConfigError(f"{wrong!r} is no setting: write it as KEY=VALUE, such as depth=6")
+    return {key.strip(): value.strip() for key, _, value in (pair.partition("=") for pair in pairs)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +251,7 @@ class SamplingParams:
     allowed_token_ids: Annotated[tuple[int, ...], MinLen(1)] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    truncate_prompt_tokens: Annotated[int, Ge(-1)] | None = None
+    truncate_prompt_tokens: Count | Literal[-1] | None = None
     logprobs: LogprobCount | None = None
     prompt_logprobs: LogprobCount | None = None
     constraint: Constraint | None = None
@@ -265,10 +274,6 @@ class SamplingParams:
             raise FieldError("stop", f"stop is {self.stop!r}: give strings of at least one character")
         if not all(word.strip() for word in self.bad_words):
             raise FieldError("bad_words", f"bad_words are {self.bad_words!r}: give words of at least one character")
-        if self.truncate_prompt_tokens == 0:
-            raise FieldError(
-                "truncate_prompt_tokens", "truncate_prompt_tokens is 0: use at least 1, or -1 (as many as fit)"
-            )
 
     @property
     def warping(self) -> Warping:

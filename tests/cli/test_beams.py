@@ -112,7 +112,7 @@ def test_the_joint_warp_is_the_default_and_the_token_warp_another(model: str, ca
             "is for beam search, the temperature is 1",
         ),
         (["--beams", "4", "--length-penalty", "1000"], "--length-penalty is 1000.0: use at most 20"),
-        (["--beams", "4", "--length-penalty", "nan"], "'--length-penalty': 'nan'"),
+        (["--beams", "4", "--length-penalty", "nan"], "--length-penalty is nan"),
         (["--beams", "4", "--early-stopping", "soon"], "--early-stopping soon: use one of yes, no, never"),
         (["--beams", "4", "--depth", "600"], "8 draft beams in 600 layers are 4800 nodes: use at most 4096"),
         (["--beams", "4", "--drafter", "lookup", "--temperature", "1"], "drafter lookup gives no probabilities"),

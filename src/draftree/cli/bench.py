@@ -31,13 +31,14 @@ from ..bench.summary import READING, load_runs, overview, tabulate
 from ..bench.summary import report as of_run
 from ..config import DEFAULT_NODES, Checked, Count, NodeCount, SamplingParams, Seed, TopP, Whole, option
 from ..drafters.registry import DEFAULT_DRAFTER
+from ..errors import ConfigError
 from ..models.cost_profile import processor
 from ..models.model_files import DEFAULT_MODEL
 from ..policies.base import unbounded
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import complain, err, out, progress_reporter
 from .interrupt import GO_ON, on_interrupt
-from .options import ComputeOptions, Target, numbers, with_options
+from .options import ComputeOptions, Target, with_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,10 @@ def bench(
     Every contestant answers every prompt, in an order that changes from prompt to prompt; DIR/results.jsonl gets a line
     for each answer. The same command goes on where it was stopped, by Ctrl-C or otherwise.
     """
-    temperatures = list(numbers("--temperature", options.temperature, float))
+    try:
+        temperatures = [float(t) for t in options.temperature.removesuffix(",").split(",")]
+    except ValueError:
+        raise ConfigError(f"--temperature is {options.temperature!r}: use numbers with commas, such as 0,0.8") from None
     for t in temperatures:
         SamplingParams(temperature=t)
     drafters = split_names(options.drafters)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
-from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -20,41 +18,15 @@ from ..models.loading import ModelOptions, load
 from ..policies.base import node_budget, unbounded
 from ..progress import complain
 
-T = TypeVar("T")
-_LARGEST = 2**63
-"""What an int64 tensor and a seed no longer hold."""
 
+def _parser(kind: type[int] | type[float]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            return kind(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not a {'whole ' * (kind is int)}number") from None
 
-def _to_number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise typer.BadParameter(f"{text!r} is not a number")
-    return value
-
-
-def _to_whole(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a whole number") from None
-    if not -_LARGEST <= value < _LARGEST:
-        raise typer.BadParameter(f"{text} is out of range: use a whole number below 2^63")
-    return value
-
-
-def numbers(flag: str, text: str, kind: Callable[[str], T]) -> tuple[T, ...]:
-    """Numbers with commas between them.
-
-    Raises:
-        ConfigError: there are none, or something else.
-    """
-    try:
-        return tuple(kind(part) for part in text.removesuffix(",").split(","))
-    except ValueError:
-        raise ConfigError(f"{flag} is {text!r}: use numbers with commas, such as 1,2,4,8") from None
+    return read
 
 
 def with_options(function: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
@@ -109,8 +81,8 @@ def _parameter(field: Field[Any], hint: Any, optional: bool) -> inspect.Paramete
     if get_origin(hint) is tuple or Mapping in kinds:
         kind = list[str]
     elif not about["choices"]:
-        kind = next((known for known in (bool, int, float, Path) if known in kinds), str)
-    parser = {int: _to_whole, float: _to_number}.get(kind)
+        kind = next((known for known in (bool, int, float) if known in kinds), str)
+    parser = _parser(kind) if kind in (int, float) else None
     metavar = about["metavar"] or "|".join(about["choices"]) or None
     made = typer.Option(flag_of(field), parser=parser, metavar=metavar, help=about["help"])
     default = None if optional or kind == list[str] else field.default
@@ -130,17 +102,8 @@ def _read(field: Field[Any], value: Any) -> Any:
         if value not in choices:
             raise ConfigError(f"{flag_of(field)} {value}: use one of {', '.join(choices)}")
         return choices[value]
-    if not isinstance(value, list):
-        return value if (read := field.metadata["read"]) is None else read(value)
-    if not field.metadata["pairs"]:
-        return tuple(value)
-    pairs = {}
-    for item in value:
-        key, sign, text = item.partition("=")
-        if not sign:
-            raise ConfigError(f"{flag_of(field)} {item}: write it as KEY=VALUE, such as {flag_of(field)} depth=6")
-        pairs[key.strip()] = text.strip()
-    return pairs
+    value = tuple(value) if isinstance(value, list) else value
+    return value if (read := field.metadata["read"]) is None else read(value)
 
 
 def _made_if_given(made: Any, values: dict[str, Any]) -> Any:
@@ -205,7 +168,7 @@ Drafter = Annotated[str, typer.Option(help="What drafts, named as for generate."
 class TraceOptions:
     """A trace, if there is a file for it."""
 
-    trace: Path | None = option("Write what every step did to this file (JSON lines).", metavar="FILE")
+    trace: str | None = option("Write what every step did to this file (JSON lines).", metavar="FILE")
     force: bool = option("Overwrite the file of --trace, if it is a trace.", False)
 
     def observers(self, context: typer.Context, method: str) -> list[Observer]:

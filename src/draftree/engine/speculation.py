@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from threading import Lock
 from typing import Any
 
-from ..config import check_fields, option, typed
+from ..config import check_fields, key_values, option, typed
 from ..drafters.base import Drafter
 from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter
 from ..errors import ConfigError, call_named
@@ -45,7 +45,7 @@ class SpeculationParams:
         read=read_method,
     )
     settings: Mapping[str, float | str] | None = option(
-        "A setting of the method; may be repeated.", name="--set", metavar="KEY=VALUE", pairs=True
+        "A setting of the method; may be repeated.", name="--set", metavar="KEY=VALUE", read=key_values
     )
     nodes: int | None = option(
         "Most drafted tokens in one step's tree; the method's own bound by default, mostly 31.", metavar="N"
