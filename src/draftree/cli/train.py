@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from ..artifacts import LARGEST_DATA, locked, new_file, own_folder, read_bytes, 
 from ..config import Checked, check_fields, option
 from ..drafters.grow import TreeDrafter
 from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter, provenance
-from ..errors import ConfigError, RunError, UnknownNameError
+from ..errors import ConfigError, RunError
 from ..models.base import FINAL_STATE
 from ..models.model_files import DEFAULT_MODEL
 from ..models.protocols import feature_model
@@ -95,6 +94,11 @@ class PromptOptions:
 class HeadOptions(Checked):
     """What a training of a head starts from."""
 
+    arch: Architecture = option(
+        "Kind of head: EAGLE-1, or EAGLE-3 with an output layer of its own.",
+        ARCHITECTURES["eagle"],
+        choices=ARCHITECTURES,
+    )
     max_tokens: Annotated[int, Ge(2)] = option("Most tokens of a response.", 160, metavar="N")
     init: str | None = option("Start from this head, not afresh.", metavar="DIR")
     force: bool = option("Drop a training with other settings.", False)
@@ -108,12 +112,6 @@ def head(
     source: PromptOptions,
     out: Annotated[str, typer.Option(metavar="DIR", help="Folder for the head, and for what training needs.")],
     target: Target = DEFAULT_MODEL,
-    arch: Annotated[
-        str,
-        typer.Option(
-            metavar="|".join(ARCHITECTURES), help="Kind of head: EAGLE-1, or EAGLE-3 with an output layer of its own."
-        ),
-    ] = "eagle",
     options: HeadOptions,
     limits: TrainingLimits,
     recipe: FitRecipe,
@@ -126,13 +124,12 @@ def head(
 
     Ctrl-C keeps what is done: the same command goes on from there.
     """
-    if arch not in ARCHITECTURES:
-        raise UnknownNameError(f"--arch {arch}: use one of {', '.join(ARCHITECTURES)}")
-    architecture = ARCHITECTURES[arch]
-    folder = _head_folder(out, architecture)
+    architecture, folder = options.arch, own_folder(out, "--out", WORK)
+    if (folder / "config.json").exists() and not is_trained(folder, architecture):
+        raise ConfigError(f"{out} holds another model: give --out a folder of its own")
     start = None if options.init is None else user_path(options.init)
     if start is not None and not is_trained(start, architecture):
-        raise ConfigError(f"no draft head in {start} from which --arch {arch} could start: give --init a folder of one")
+        raise ConfigError(f"no draft head of this --arch in {start}: give --init a folder of one")
     texts, files = source.read()
     model = feature_model(compute.load(target))
     read = architecture.features(model) if start is None else read_trained(start, model, architecture)[0].features
@@ -161,21 +158,6 @@ def head(
     with on_interrupt(lambda: f"interrupted: {GO_ON}"):
         figures = training.run(progress_reporter, force=options.force)
     _report_head(folder, figures)
-
-
-def _head_folder(name: str, architecture: Architecture) -> Path:
-    """Where the head goes, once it is clear that it can.
-
-    Raises:
-        ConfigError: it is a file, or no folder that can be written, or holds what no training of heads wrote.
-    """
-    folder = own_folder(name, "--out", WORK)
-    place = folder if folder.exists() else folder.parent
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise ConfigError(f"folder {place} is not there or cannot be written: make it, or choose another")
-    if (folder / "config.json").exists() and not is_trained(folder, architecture):
-        raise ConfigError(f"{name} holds another model: give --out a folder of its own")
-    return folder
 
 
 def _report_head(folder: Path, figures: dict[str, HeadFigures]) -> None:
