@@ -77,6 +77,13 @@ def read_text(path: Path, most: int = _LARGEST) -> str:
     return io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding="utf-8-sig").read()
 
 
+def reason(error: Exception) -> str:
+    """Why a file cannot be read, in words."""
+    if isinstance(error, UnicodeError):
+        return "it is not valid UTF-8"
+    return getattr(error, "strerror", None) or str(error)
+
+
 def read_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, one after another, with what ends them; the file may have any size.
 
@@ -198,51 +205,47 @@ def own_folder(name: str | Path, what: str, mark: str) -> Path:
     return folder
 
 
-_MAKE_ROOM = "make room there"
-_FULL, _SHORT = (errno.ENOSPC, errno.EDQUOT), (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors of a full disk, and of a machine that is short of files or memory."""
-
-
-def way_out(error: OSError, full: str = _MAKE_ROOM, other: str = "choose another place") -> str:
-    """What to do where something cannot be written: ``full`` where the disk is, ``other`` where the place is wrong."""
-    if error.errno in _SHORT:
+def way_out(error: OSError) -> str:
+    """What to do where something cannot be written."""
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return "end other processes, then give the same command again"
-    return full if error.errno in _FULL else other
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "make room there, then give the same command again"
+    return "choose another place"
 
 
-def make_folder(folder: Path, full: str = _MAKE_ROOM) -> None:
+@contextlib.contextmanager
+def _writing(what: object) -> Iterator[None]:
+    """Raise RunError, with the way out, for what cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"cannot write {what}: {error.strerror}: {way_out(error)}") from None
+
+
+def make_folder(folder: Path) -> None:
     """Make a folder, and those above it, where they are missing.
-
-    Args:
-        full: the way out where the disk is full.
 
     Raises:
         RunError: it cannot be made.
     """
-    try:
+    with _writing(f"the folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot make the folder {folder}: {error.strerror}: {way_out(error, full)}") from None
 
 
-def write_whole(path: Path, content: str | bytes | memoryview, full: str = _MAKE_ROOM) -> None:
+def write_whole(path: Path, content: str | bytes | memoryview) -> None:
     """Write a file; until it is complete, what was there stays there.
-
-    Args:
-        full: the way out where the disk is full.
 
     Raises:
         RunError: the file cannot be written.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
-    try:
+    with _writing(path):
         try:
             part.write_bytes(content.encode() if isinstance(content, str) else content)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}: {way_out(error, full)}") from None
 
 
 def append_line(path: Path, line: bytes, whole: int) -> None:
@@ -254,17 +257,11 @@ def append_line(path: Path, line: bytes, whole: int) -> None:
         RunError: it cannot be written; the lines before it are kept.
     """
     if not whole:
-        write_whole(path, line, _GO_ON)
+        write_whole(path, line)
         return
-    try:
-        with path.open("ab") as file:
-            file.truncate(whole)
-            file.write(line)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}: {way_out(error, _GO_ON)}") from None
-
-
-_GO_ON = "what is done is kept; make room there, then give the same command again"
+    with _writing(path), path.open("ab") as file:
+        file.truncate(whole)
+        file.write(line)
 
 
 def first_error(error: ValidationError) -> str:
@@ -293,7 +290,7 @@ class JsonFormat(Generic[T]):
     content: type[T]
 
     def write(self, path: Path, content: T) -> None:
-        """Write a file, one line a field and one line a row of a table.
+        """Write a file, one line a field.
 
         Raises:
             RunError: it cannot be written.
@@ -301,7 +298,7 @@ class JsonFormat(Generic[T]):
         own = {"format": self.name, "version": self.version}
         for key, value in _fields(content).items():
             own |= _fields(value) if is_dataclass(value) else {key: value}
-        lines = ",\n".join(f"  {json.dumps(key)}: {_lines(value)}" for key, value in own.items())
+        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value, default=_fields)}" for key, value in own.items())
         write_whole(path, f"{{\n{lines}\n}}\n")
 
     def owns(self, path: Path) -> bool:
@@ -352,17 +349,5 @@ class JsonFormat(Generic[T]):
             raise wrong("is corrupt: it has a value that is no finite number") from None
 
 
-_WIDTH = 160
-"""Characters of a table that is written on one line."""
-
-
 def _fields(value: Any) -> dict[str, Any]:
     return {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-
-
-def _lines(value: Any) -> str:
-    text = json.dumps(value, default=_fields)
-    if len(text) <= _WIDTH or not isinstance(value, (list, tuple)):
-        return text
-    rows = ",\n".join(f"    {json.dumps(row, default=_fields)}" for row in value)
-    return f"[\n{rows}\n  ]"

@@ -154,7 +154,7 @@ def test_prompts_are_lines_or_json_lines_with_a_prompt_or_a_text(tmp_path: Path)
     ("name", "content", "named"),
     [
         ("a.txt", b"\n \n", "a.txt has no prompts"),
-        ("a.txt", b"caf\xe9", "a.txt is not valid UTF-8"),
+        ("a.txt", b"caf\xe9", "a.txt: it is not valid UTF-8"),
         ("a.jsonl", b'{"prompt": "x"}\n{"prompt": ', "a.jsonl line 2 is not JSON"),
         ("a.jsonl", b'{"title": "x"}', 'a.jsonl line 1 has no "prompt", "text", "question" or "instruction"'),
         ("a.jsonl", b'{"prompt": ["x"]}', "a.jsonl line 1 has no"),

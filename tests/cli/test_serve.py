@@ -62,7 +62,7 @@ def test_bad_options_are_one_line(words: list[str], message: str, capsys: Captur
 
 def test_a_folder_for_rows_that_cannot_be_made_is_said(capsys: Captured) -> None:
     assert run(["serve", "no-model", "--prefix-cache", "/proc/nowhere"]) == 1
-    assert "cannot make the folder /proc/nowhere" in capsys.readouterr().err
+    assert "cannot write the folder /proc/nowhere" in capsys.readouterr().err
 
 
 def test_an_empty_file_of_keys_opens_nothing(tmp_path: Path, capsys: Captured) -> None:

@@ -127,7 +127,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     fit = made(target, learned, 7)
     fit.save(tmp_path / "checkpoint.pt")
     request.getfixturevalue("full_disk")
-    with pytest.raises(RunError, match="free some disk space; the same command goes on"):
+    with pytest.raises(RunError, match="make room there, then give the same command again"):
         fit.save(tmp_path / "checkpoint.pt")
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
 

@@ -128,10 +128,10 @@ def test_a_run_that_is_killed_behind_its_first_shard_goes_on(
     """The recipe was written after the first shard; a folder without one is refused."""
     written: list[str] = []
 
-    def killed(path: Path, content: str | bytes, way_out: str) -> None:
+    def killed(path: Path, content: str | bytes) -> None:
         if written:
             raise SystemExit
-        write_whole(path, content, way_out)
+        write_whole(path, content)
         written.append(path.name)
 
     drawn = list(respond(target, PROMPTS, [0], rows=1, max_tokens=20, seed=0))
@@ -152,7 +152,7 @@ def test_a_truncated_shard_is_named(target: HFModel, tmp_path: Path, monkeypatch
 
 def test_a_full_disk_is_one_line(target: HFModel, tmp_path: Path, full_disk: None) -> None:
     data = HeadData.open(tmp_path / "work", RECIPE, PROMPTS)
-    with pytest.raises(RunError, match="free some disk space; the same command goes on"):
+    with pytest.raises(RunError, match="make room there, then give the same command again"):
         data.collect(target, tokens=1000, seconds=60, rows=1, progress=lambda done: None)
     assert not list((tmp_path / "work").iterdir())
 

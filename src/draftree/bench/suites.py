@@ -18,7 +18,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..artifacts import LARGEST_DATA, read_bytes, user_path
+from ..artifacts import LARGEST_DATA, read_bytes, reason, user_path
 from ..errors import PromptError, UnknownNameError
 
 Row = Mapping[str, Any]
@@ -228,8 +228,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
         text = content.decode("utf-8-sig")
         articles = json.loads(text)["data"] if path.suffix == ".json" else None
     except (*_BAD_ROW, OSError, EOFError, zlib.error) as error:
-        why = getattr(error, "strerror", None) or error
-        raise PromptError(f"cannot read {path}: {why}: name a file of JSON lines in UTF-8") from None
+        raise PromptError(f"cannot read {path}: {reason(error)}: name a file of JSON lines in UTF-8") from None
     if articles is not None:
         yield from enumerate(articles, start=1)
         return

@@ -11,7 +11,7 @@ import numpy as np
 from rich.text import Text
 from rich.tree import Tree
 
-from ..artifacts import read_text, user_path
+from ..artifacts import read_text, reason, user_path
 from ..engine.engine import Handle
 from ..engine.speculation import Observer, Setup
 from ..engine.trace import plain
@@ -119,8 +119,7 @@ def read_file(name: str, flag: str) -> str:
     try:
         text = read_text(user_path(name))
     except (OSError, UnicodeError) as error:
-        reason = "it is not valid UTF-8" if isinstance(error, UnicodeError) else error.strerror or error
-        raise PromptError(f"{flag} {name} cannot be read: {reason}: give a text file in UTF-8") from None
+        raise PromptError(f"{flag} {name} cannot be read: {reason(error)}: give a text file in UTF-8") from None
     if not text.strip():
         raise PromptError(f"{flag} {name} is empty: give it at least one character")
     return text

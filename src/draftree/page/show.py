@@ -9,7 +9,7 @@ from functools import lru_cache
 from html import escape
 from pathlib import Path
 
-from ..artifacts import LARGEST_DATA, read_text, user_path
+from ..artifacts import LARGEST_DATA, read_text, reason, user_path
 from ..engine.trace import VERSION, trace_line, trace_version
 from ..errors import ConfigError
 from ..request import Generation
@@ -62,8 +62,7 @@ def _read(name: str | Path) -> str:
     try:
         text = read_text(path, LARGEST_DATA)
     except (OSError, UnicodeError) as error:
-        reason = "it is not valid UTF-8" if isinstance(error, UnicodeError) else error.strerror or error
-        raise ConfigError(f"trace '{path}' cannot be read: {reason}: {_WRITE}") from None
+        raise ConfigError(f"trace '{path}' cannot be read: {reason(error)}: {_WRITE}") from None
     version = trace_version(text.partition("\n")[0])
     if version is None:
         raise ConfigError(f"'{path}' is no trace: {_WRITE}")

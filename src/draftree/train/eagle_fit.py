@@ -389,7 +389,7 @@ class Fit:
         }
         content = io.BytesIO()
         torch.save(state, content)
-        write_whole(path, content.getbuffer(), "free some disk space; the same command goes on")
+        write_whole(path, content.getbuffer())
 
     def resume(self, path: Path) -> bool:
         """Go on from a checkpoint; false where there is none.

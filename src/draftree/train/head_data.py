@@ -26,7 +26,6 @@ SHARD_TOKENS = 1 << 15
 _BATCHES = 8
 """So many batches' prompts are put in order of length: a batch's attention is as long as its longest row."""
 _COLUMNS = ("numbers", "lengths", "prompt_lengths", "temperatures")
-_DISK_FULL = "free some disk space; the same command goes on"
 
 
 def by_length(lengths: Sequence[int], some: int) -> list[int]:
@@ -183,8 +182,8 @@ class HeadData:
         """Write the recipe, and then the responses that are not on disk yet: without a recipe they would be refused."""
         self.seconds = seconds
         content = {"recipe": asdict(self.recipe), "layers": [*self.kept.layers], "seconds": round(seconds, 1)}
-        make_folder(self.folder, _DISK_FULL)
-        write_whole(self.folder / "recipe.json", json.dumps(content, indent=1) + "\n", _DISK_FULL)
+        make_folder(self.folder)
+        write_whole(self.folder / "recipe.json", json.dumps(content, indent=1) + "\n")
         if not self._waiting:
             return
         kept = self._waiting
@@ -198,7 +197,7 @@ class HeadData:
         }
         shards = self._shards
         number = 1 + int(shards[-1].stem.removeprefix("responses-")) if shards else 0
-        write_whole(self.folder / f"responses-{number:05d}.safetensors", save(columns), _DISK_FULL)
+        write_whole(self.folder / f"responses-{number:05d}.safetensors", save(columns))
         kept.clear()
 
     def responses(self) -> list[Response]:

@@ -14,7 +14,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from ..artifacts import LARGEST_DATA, read_text, user_path
+from ..artifacts import LARGEST_DATA, read_text, reason, user_path
 from ..config import SamplingParams
 from ..engine.engine import Engine, Handle
 from ..engine.scheduler import SchedulerParams
@@ -95,10 +95,8 @@ def read_prompts(name: str) -> list[str]:
         text = read_text(path, LARGEST_DATA)
     except FileNotFoundError:
         raise UnknownNameError(f"no prompt file {name!r}: {_WAY_OUT}") from None
-    except UnicodeError:
-        raise PromptError(f"{name} is not valid UTF-8: convert it, for example with iconv") from None
-    except OSError as error:
-        raise PromptError(f"cannot read {name}: {error.strerror}: {_WAY_OUT}") from None
+    except (OSError, UnicodeError) as error:
+        raise PromptError(f"cannot read {name}: {reason(error)}: {_WAY_OUT}") from None
     lines = [(at, line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if path.suffix == ".jsonl":
         prompts = [_prompt(line, f"{name} line {at}") for at, line in lines]

@@ -211,7 +211,7 @@ def _convert_into(gguf: Path, folder: Path) -> None:
 
 def _unwritable(error: Exception) -> RunError:
     cause = error if isinstance(error, OSError) else OSError(errno.ENOSPC, "")
-    advice = way_out(cause, "free some disk space, or set XDG_CACHE_HOME", "set XDG_CACHE_HOME to another place")
+    advice = f"{way_out(cause)}, or set XDG_CACHE_HOME to another place"
     return RunError(f"cannot write the model cache {cache_folder()}: {first_line(error)}: {advice}")
 
 
