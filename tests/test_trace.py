@@ -18,7 +18,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Observer, Speculation
-from draftree.engine.trace import VERSION, Trace, plain
+from draftree.engine.trace import Trace, plain
 from draftree.errors import ConfigError, DraftreeWarning
 from draftree.integrations.hf_generate import as_processor
 from draftree.policies.methods import METHODS
@@ -254,27 +254,6 @@ def test_a_full_disk_warns_once_in_python(tmp_path: Path) -> None:
         got = _engine(trace).generate(PROMPTS, SamplingParams(max_tokens=9))
     assert len(warned) == 1
     assert [len(g.token_ids) for g in got] == [9, 9, 9]
-
-
-@pytest.mark.parametrize(
-    "content", [b"{", b"text\n", b"[1]\n", b'{"kind":"run"}\n', b'{"kind":"end"}\n', b"\x89PNG\n", b"[" * 100_000]
-)
-def test_a_file_that_is_no_trace_is_not_overwritten(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match="not what this command writes"):
-        Trace(path, force=True)
-    assert path.read_bytes() == content
-
-
-def test_a_trace_of_another_version_is_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    _traced(path, PROMPTS[:1], SamplingParams(max_tokens=4))
-    first, *others = _lines(path)
-    path.write_text("".join(json.dumps(line) + "\n" for line in [{**first, "version": VERSION + 1}, *others]))
-    with Trace(path, force=True) as trace:
-        _engine(trace).generate(PROMPTS[:1], SamplingParams(max_tokens=4))
-    assert _lines(path)[0]["version"] == VERSION
 
 
 class _Ending(Witness):

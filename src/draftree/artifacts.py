@@ -116,23 +116,18 @@ def file_path(name: str | Path, what: str) -> Path:
     return path
 
 
-def new_file(name: str | Path, what: str, owns: Callable[[Path], bool] | None = None, *, force: bool = False) -> Path:
-    """The path of a file that a command writes anew; a file of somebody else is never overwritten.
+def new_file(name: str | Path, what: str) -> Path:
+    """The path of a file that a command writes anew; one that is there is never overwritten.
 
     Args:
         what: as in ``file_path``.
-        owns: whether a file is one that the same command wrote; None: it is never overwritten.
-        force: overwrite one that it wrote.
 
     Raises:
-        ConfigError: it exists and may not be overwritten, or ``file_path`` refuses it.
+        ConfigError: it exists, or ``file_path`` refuses it.
     """
     path = file_path(name, what)
-    if path.exists() and not (force and owns is not None):
-        hint = "" if owns is None else ", or overwrite it with --force"
-        raise ConfigError(f"{what} {name} exists: name another file{hint}")
-    if path.exists() and path.stat().st_size and owns is not None and not owns(path):
-        raise ConfigError(f"{what} {name} is not what this command writes: name another file, or remove it first")
+    if path.exists():
+        raise ConfigError(f"{what} {name} exists: name another file, or remove it first")
     return path
 
 
@@ -300,14 +295,6 @@ class JsonFormat(Generic[T]):
             own |= _fields(value) if is_dataclass(value) else {key: value}
         lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value, default=_fields)}" for key, value in own.items())
         write_whole(path, f"{{\n{lines}\n}}\n")
-
-    def owns(self, path: Path) -> bool:
-        """A file is of this format, of whatever version."""
-        try:
-            document = json.loads(read_bytes(path, _LARGEST_JSON))
-        except (OSError, ValueError, RecursionError):
-            return False
-        return isinstance(document, dict) and document.get("format") == self.name
 
     def read(self, path: Path) -> T:
         """Read a file.

@@ -109,12 +109,6 @@ def test_a_drafter_that_is_never_right_leaves_nothing_behind(model: str, tmp_pat
     assert [p.name for p in tmp_path.iterdir()] == ["prompts.txt"]
 
 
-def test_force_overwrites_a_tree_file_of_any_version(model: str, prompts: Path, tmp_path: Path) -> None:
-    (tmp_path / "tree.json").write_text('{"format": "draftree static tree", "version": 99}')
-    assert run(asked(model, prompts, tmp_path / "tree.json", "--force")) == 0
-    assert read_tree(str(tmp_path / "tree.json")).prompts == 3
-
-
 BAD = {
     "no drafter": (["--drafter", "none"], "none drafts nothing"),
     "no nodes": (["--nodes", "0"], "--nodes is 0: use at least 1"),

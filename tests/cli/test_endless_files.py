@@ -34,8 +34,8 @@ batch {zero} {out} --target {model}
 batch {requests} {zero} --target {model}
 batch {requests} /dev/full --target {model}
 batch {requests} {zeros.jsonl} --target {model}
-calibrate --prompts {text} --out {zeros.jsonl} --drafter self --target {model} --force
-train classifier --prompts {text} --out {zeros.jsonl} --drafter self --target {model} --force
+calibrate --prompts {text} --out {zeros.jsonl} --drafter self --target {model}
+train classifier --prompts {text} --out {zeros.jsonl} --drafter self --target {model}
 info {zero}
 profile {zero}
 report {zero}

@@ -43,28 +43,21 @@ OUTPUTS = [
     Output(f"batch SOURCE OUT --target {NOWHERE}"),
     Output(f"bench --suite SOURCE --target {NOWHERE} --out OUT", folder=True),
     *(
-        Output(f"{words} --trace OUT {force}")
+        Output(f"{words} --trace OUT")
         for words in (
             f"generate hello --target {NOWHERE}",
             f"chat --target {NOWHERE}",
             f"batch SOURCE NEW --target {NOWHERE}",
             f"serve {NOWHERE} --port 0",
         )
-        for force in ("", "--force")
     ),
     SERVED,
-    *(Output(f"calibrate --target {NOWHERE} --prompts SOURCE --out OUT {force}") for force in ("", "--force")),
-    *(Output(f"train classifier --target {NOWHERE} --prompts SOURCE --out OUT {f}") for f in ("", "--force")),
-    *(
-        Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out OUT {force}", True, "OUT.samples")
-        for force in ("", "--force")
-    ),
-    *(
-        Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out NEW --data OUT {force}", True)
-        for force in ("", "--force")
-    ),
-    *(Output(f"train head --target {NOWHERE} --prompts SOURCE --out OUT {f}", True) for f in ("", "--force")),
-    *(Output(f"train head {TRAINED} --out OUT {f}", True, "OUT/work") for f in ("", "--force")),
+    Output(f"calibrate --target {NOWHERE} --prompts SOURCE --out OUT"),
+    Output(f"train classifier --target {NOWHERE} --prompts SOURCE --out OUT"),
+    Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out OUT", True, "OUT.samples"),
+    Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out NEW --data OUT", True),
+    Output(f"train head --target {NOWHERE} --prompts SOURCE --out OUT", True),
+    Output(f"train head {TRAINED} --out OUT", True, "OUT/work"),
 ]
 READ = {
     *("prediction", "json_schema", "api_key_file"),

@@ -1,4 +1,4 @@
-"""``--trace`` and ``--force``: what is traced, and what is refused before any work."""
+"""``--trace``: what is traced, and what is refused before any work."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ def test_chat_traces_each_answer(model: str, tmp_path: Path, monkeypatch: pytest
     assert [r["kind"] for r in _records(tmp_path / "t.jsonl")].count("end") == 2
 
 
-def test_an_existing_file_is_refused_in_one_line_and_force_overwrites_it(
-    model: str, tmp_path: Path, capsys: Captured
-) -> None:
+def test_an_existing_file_is_refused_in_one_line(model: str, tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "t.jsonl"
     assert _generate(model, path) == 0
     kept = path.read_bytes()
@@ -67,11 +65,7 @@ def test_an_existing_file_is_refused_in_one_line_and_force_overwrites_it(
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1
     assert str(path) in printed.err
-    assert "--force" in printed.err
-    assert _generate("./nowhere", path, "--force") == 2
-    assert path.read_bytes() == kept, "nothing has been decoded yet"
-    assert _generate(model, path, "--force") == 0
-    assert _records(path)[0]["kind"] == "run"
+    assert path.read_bytes() == kept
 
 
 @pytest.mark.parametrize("where", ["nowhere/t.jsonl", ".", "a-file/t.jsonl"])
@@ -81,11 +75,6 @@ def test_a_path_that_cannot_be_written_is_refused_before_any_work(where: str, tm
     printed = capsys.readouterr()
     assert len(printed.err.splitlines()) == 1
     assert "trace" in printed.err and "name a" in printed.err
-
-
-def test_force_without_a_trace_is_refused(model: str, capsys: Captured) -> None:
-    assert run(["generate", "the cat", "--target", model, "--force"]) == 2
-    assert "--trace FILE" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("full_disk")

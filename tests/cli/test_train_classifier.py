@@ -167,16 +167,13 @@ def test_too_few_prompts_are_refused_before_any_work(tmp_path: Path, capsys: Cap
     assert "19 prompts: give at least 20" in complaint(capsys)
 
 
-def test_samples_of_another_training_are_refused_unless_forced(
-    model: str, prompts: Path, tmp_path: Path, capsys: Captured
-) -> None:
+def test_samples_of_another_training_are_refused(model: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "net.json"
     assert run(asked(model, prompts, out)) == 0
     capsys.readouterr()
     out.unlink()
     assert run(asked(model, prompts, out, "--seed", "3")) == 2
     assert "holds samples of other models, prompts or settings" in complaint(capsys)
-    assert run(asked(model, prompts, out, "--seed", "3", "--force")) == 0
 
 
 @pytest.mark.parametrize("content", ["", '{"format": "draftree classifier"', "[]"])

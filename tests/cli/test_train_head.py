@@ -233,15 +233,11 @@ def test_a_head_that_was_copied_here_is_not_overwritten(
     assert "has files of something else: name a folder of its own" in complaint(capsys)
 
 
-def test_other_settings_are_refused_unless_forced(
-    model: str, trained: Path, prompts: Path, tmp_path: Path, capsys: Captured
-) -> None:
+def test_other_settings_are_refused(model: str, trained: Path, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
     out = shutil.copytree(trained, tmp_path / "head")
     capsys.readouterr()
     assert run(asked(model, prompts, out, "--learning-rate", "1e-4")) == 2
     assert "of a training with other responses or settings" in complaint(capsys)
-    assert run(asked(model, prompts, out, "--learning-rate", "1e-4", "--force")) == 0
-    capsys.readouterr()
     assert run(asked(model, prompts, out, "--max-tokens", "20")) == 2
     assert "holds responses of another target, other prompts or other settings" in complaint(capsys)
 

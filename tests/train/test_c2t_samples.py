@@ -200,10 +200,8 @@ def test_collection_stops_when_there_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"target": "other"}, {"drafter": "x"}, {"negatives": 0.4}, {"seed": 1}])
 def test_samples_of_other_settings_are_not_mixed_in(change: dict[str, object], tmp_path: Path) -> None:
     run(tmp_path / "data", most=10)
-    with pytest.raises(ConfigError, match="holds samples of other models, prompts or settings: .* --force"):
+    with pytest.raises(ConfigError, match="holds samples of other models, prompts or settings"):
         SampleStore.open(tmp_path / "data", recipe(**change))
-    assert SampleStore.open(tmp_path / "data", recipe(**change), force=True).count == 0
-    assert list((tmp_path / "data").iterdir()) == []
 
 
 def test_a_torn_shard_is_refused_by_its_name(tmp_path: Path) -> None:

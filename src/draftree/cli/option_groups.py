@@ -17,7 +17,7 @@ GROUPS = {
         "--top-k --top-p --min-p --min-tokens --ignore-eos --bad-word --repetition-penalty --frequency-penalty "
         "--presence-penalty --json-schema --regex"
     ).split(),
-    "Output": "--json --explain --trace --force".split(),
+    "Output": "--json --explain --trace".split(),
     "Advanced": (
         "--beams -n --draft-beams --depth --width-threshold --min-beams --length-penalty --early-stopping "
         "--single-cache --beam-warp --help"

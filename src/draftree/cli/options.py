@@ -169,15 +169,11 @@ class TraceOptions:
     """A trace, if there is a file for it."""
 
     trace: str | None = option("Write what every step did to this file (JSON lines).", metavar="FILE")
-    force: bool = option("Overwrite the file of --trace, if it is a trace.", False)
 
     def observers(self, context: typer.Context, method: str) -> list[Observer]:
         """A trace that ends with the command, or nothing."""
         if self.trace is None:
-            if self.force:
-                raise ConfigError("--force overwrites the file of --trace: name one with --trace FILE")
             return []
         from ..engine.trace import Trace
 
-        trace = Trace(self.trace, force=self.force, labels={"method": method})
-        return [context.with_resource(trace)]
+        return [context.with_resource(Trace(self.trace, labels={"method": method}))]

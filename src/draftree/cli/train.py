@@ -101,7 +101,6 @@ class HeadOptions(Checked):
     )
     max_tokens: Annotated[int, Ge(2)] = option("Most tokens of a response.", 160, metavar="N")
     init: str | None = option("Start from this head, not afresh.", metavar="DIR")
-    force: bool = option("Drop a training with other settings.", False)
 
 
 @train.command()
@@ -156,7 +155,7 @@ def head(
         init=start,
     )
     with on_interrupt(lambda: f"interrupted: {GO_ON}"):
-        figures = training.run(progress_reporter, force=options.force)
+        figures = training.run(progress_reporter)
     _report_head(folder, figures)
 
 
@@ -179,16 +178,13 @@ def classifier(
     drafter: Drafter = DEFAULT_DRAFTER,
     sampling: SampleOptions,
     recipe: ClassifierRecipe,
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite an existing classifier, and samples of other settings.")
-    ] = False,
     compute: ComputeOptions,
 ) -> None:
     """Train a classifier of drafts (--method c2t --set classifier=FILE) on the target's own responses to prompts.
 
     Ctrl-C keeps what is done: the same command goes on from there.
     """
-    path = new_file(out, "--out", CLASSIFIER_FILE.owns, force=force)
+    path = new_file(out, "--out")
     recipe, apart, negatives = replace(recipe, seed=source.seed), sampling.apart, sampling.negatives
     spec = _drafting(drafter)
     texts, files = source.read()
@@ -211,7 +207,6 @@ def classifier(
             seed=source.seed,
             dtype=model.capabilities.dtype,
         ),
-        force=force,
     )
     most, rows = sampling.samples, sampling.rows
     with on_interrupt(lambda: f"interrupted with {store.count} of {most} samples: {GO_ON}"):
@@ -276,14 +271,13 @@ def calibrate(
     target: Target = DEFAULT_MODEL,
     drafter: Drafter = DEFAULT_DRAFTER,
     options: CalibrationOptions,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing tree file.")] = False,
     compute: ComputeOptions,
 ) -> None:
     """Measure how often a drafter is right, and write the best fixed tree for it (--method sequoia --set tree=FILE).
 
     Ctrl-C keeps what is measured: the same command goes on from there.
     """
-    path = new_file(out, "--out", TREE_FILE.owns, force=force)
+    path = new_file(out, "--out")
     spec = _drafting(drafter)
     if learns(spec):
         raise ConfigError(
@@ -298,7 +292,7 @@ def calibrate(
     identity = json.dumps([can.name, can.dtype, can.weight_format, drafts.name, settings, prompts])
     context.with_resource(locked(measured, "--out", folder=False))
     key = hashlib.sha256(identity.encode()).hexdigest()
-    tally = Tally.load(measured, key, options.depth, force=force)
+    tally = Tally.load(measured, key, options.depth)
     with on_interrupt(lambda: f"interrupted after {tally.done} of {len(prompts)} prompts: {GO_ON}"):
         with progress_reporter("calibrating", len(prompts), tally.done) as progress:
             for done in measure(options, model, drafts, policy, prompts, source.seed, tally):

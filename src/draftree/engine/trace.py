@@ -30,8 +30,6 @@ from .speculation import EngineRequest, Observer, Setup
 FORMAT = "draftree-trace"
 VERSION = 3
 """Rises when a key changes its meaning or goes; new keys alone do not raise it."""
-_LONGEST_RUN = 1 << 20
-"""Bytes of a first line."""
 
 Record = Mapping[str, Any]
 """A line by its keys; ``plain`` gives the values that JSON can hold."""
@@ -85,11 +83,10 @@ class Trace(Observer):
 
     Args:
         path: the file.
-        force: overwrite a trace that exists.
         labels: what the caller calls things, kept in the first line beside the drafter's name.
 
     Raises:
-        ConfigError: the file exists, and is no trace or ``force`` is not given, or cannot be written; found at once.
+        ConfigError: the file exists or cannot be written; found at once.
     """
 
     @typed
@@ -97,10 +94,9 @@ class Trace(Observer):
         self,
         path: str | Path,
         *,
-        force: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        self.path = new_file(path, "trace", _owns, force=force)
+        self.path = new_file(path, "trace")
         self._labels = dict(labels or {})
         self._file: IO[bytes] | None = None
         self._run = ""
@@ -169,16 +165,6 @@ class Trace(Observer):
         if error is not None:
             why = f"cannot write trace '{self.path}' any further ({error.strerror or error})"
             warnings.warn(f"{why}: decoding goes on", DraftreeWarning, stacklevel=2)
-
-
-def _owns(path: Path) -> bool:
-    """A file is a trace, of whatever version, or empty."""
-    try:
-        with path.open("rb") as file:
-            line = file.readline(_LONGEST_RUN)
-    except OSError:
-        return False
-    return not line or trace_version(line) is not None
 
 
 def trace_version(line: bytes | str) -> int | None:

@@ -172,8 +172,8 @@ class SampleStore:
     trees: int = 0
 
     @classmethod
-    def open(cls, folder: Path, recipe: SampleRecipe, *, force: bool = False) -> SampleStore:
-        """What is in a folder; with ``force`` samples of another recipe are dropped.
+    def open(cls, folder: Path, recipe: SampleRecipe) -> SampleStore:
+        """What is in a folder.
 
         Raises:
             ConfigError: it is of another recipe, or has none.
@@ -187,13 +187,10 @@ class SampleStore:
             found = None if store._files else own
         except (OSError, ValueError, RecursionError):
             found = None
-        if found != own and force and isinstance(found, dict) and found.keys() == own.keys():
-            for file in (*store._files, path):
-                file.unlink(missing_ok=True)
-        elif found != own:
+        if found != own:
             raise ConfigError(
                 f"{folder} holds samples of other models, prompts or settings: repeat that command to go on with them, "
-                "or drop them with --force"
+                "or remove the folder"
             )
         for file in store._files:
             columns = _read(file)

@@ -410,8 +410,8 @@ class Fit:
             raise ConfigError(f"cannot read the checkpoint {path}: remove it to train from the start") from None
         if not same:
             raise ConfigError(
-                f"{path} is of a training with other responses or settings: repeat that one to finish it, or start "
-                "afresh with --force"
+                f"{path} is of a training with other responses or settings: repeat that one to finish it, or remove "
+                "the file to start afresh"
             )
         return True
 

@@ -103,12 +103,11 @@ class HeadTraining:
     out: Path
     init: Path | None = None
 
-    def run(self, stage: Stage, *, force: bool = False) -> dict[str, HeadFigures]:
+    def run(self, stage: Stage) -> dict[str, HeadFigures]:
         """All stages; the figures of "greedy" and "sampled" responses, where there are any.
 
         Args:
             stage: reports the progress of each stage.
-            force: drop a checkpoint of another training.
 
         Raises:
             ConfigError: what is there belongs to another training, the disk is too small, the head to start from is
@@ -121,8 +120,6 @@ class HeadTraining:
         begun = None if self.init is None else read_trained(self.init, self.target, self.architecture)
         seconds = limits.hours * 3600
         checkpoint = data.folder / "checkpoint.pt"
-        if force:
-            checkpoint.unlink(missing_ok=True)
         if not checkpoint.exists():
             share = 1.0 if limits.steps else RESPONSE_SHARE
             data.check_room(limits.tokens, self.target.hidden_size)

@@ -113,8 +113,8 @@ class Tally:
     done: int = 0
 
     @classmethod
-    def load(cls, path: Path, key: str, depth: int, *, force: bool = False) -> Tally:
-        """What is in the file; a fresh start where there is none, or with ``force`` where another key is.
+    def load(cls, path: Path, key: str, depth: int) -> Tally:
+        """What is in the file; a fresh start where there is none.
 
         Raises:
             ConfigError: the file is of another calibration, or of none.
@@ -129,12 +129,10 @@ class Tally:
             return fresh
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             raise ConfigError(f"{path} is of no calibration: remove it, or give --out another file") from None
-        if not force:
-            raise ConfigError(
-                f"{path} is of a calibration with other models, prompts or settings: repeat that one to finish it, "
-                "or start afresh with --force"
-            )
-        return fresh
+        raise ConfigError(
+            f"{path} is of a calibration with other models, prompts or settings: repeat that one to finish it, "
+            "or remove the file to start afresh"
+        )
 
     def add(self, ranks: Sequence[int | None]) -> None:
         for depth, rank in enumerate(ranks):
