@@ -251,7 +251,6 @@ class BeamRequest:
         running: beams that go on: their last nodes, all of one length, and how often each beam is there.
         finished: the last nodes of at most W beams that have ended, best first; one that is there twice stands twice.
         done: no beam goes on.
-        improvable: a running beam may still beat a finished one, by transformers' heuristic (beam search).
         stats: what was measured; ``tokens`` are layers of beams.
         peak_slots: most tokens that its tree has held in the target's cache.
         accepted_widths: of sampled beams: how many drafted ones were accepted, in each layer that was verified.
@@ -278,7 +277,6 @@ class BeamRequest:
         self.running = {BeamNode(self.ids[-1]): 1}
         self.finished: list[BeamNode] = []
         self.done = False
-        self.improvable = True
         self.stats = self.trunk.stats
         self.peak_slots = len(self.ids)
         self.accepted_widths: list[int] = []

@@ -205,13 +205,10 @@ def search(request: BeamRequest, logprobs: NDArray[np.floating], forest: DraftFo
             running.append(node)
         elif rank < beams.width:
             ended.append(node)
-    full = len(request.finished) == beams.width and beams.early_stopping is True
-    if request.improvable and not full:
-        request.finish(ended)
+    request.finish(ended)
     request.running = dict.fromkeys(running[: beams.width], 1)
-    request.improvable = request.improvable and _improvable(request)
     full = len(request.finished) == beams.width and beams.early_stopping is True
-    request.done = not request.running or not request.improvable or full
+    request.done = full or not _improvable(request)
 
 
 def _improvable(request: BeamRequest) -> bool:
@@ -343,13 +340,8 @@ def acceptance_distribution(alphas: Sequence[float]) -> list[float]:
 def width_for(alphas: Sequence[float], threshold: float, least: int, most: int) -> int:
     """The beams W_L of a layer: the most that are accepted with probability ``threshold`` (Eq. 7), at least ``least``
     (Eq. 6) and at most ``most``."""
-    tail, width = 0.0, 0
-    probabilities = acceptance_distribution(alphas)
-    for k in range(len(alphas), 0, -1):
-        tail += probabilities[k]
-        if tail >= threshold:
-            width = k
-            break
+    tails = np.cumsum(acceptance_distribution(alphas)[::-1])[::-1]  # [k] P(at least k are accepted)
+    width = max((k for k, tail in enumerate(tails.tolist()) if tail >= threshold), default=0)
     return min(most, max(least, width))
 
 
