@@ -120,7 +120,7 @@ def test_the_joint_warp_is_the_default_and_the_token_warp_another(model: str, ca
         (["--beams", "4", "--drafter", "head>lookup"], "drafts one sequence, not beams"),
         (["--beams", "4", "--drafter", "lookup>self:pending=1"], "drafts one sequence, not beams"),
         (["--beams", "4", "--stop", "x"], "beams take no stop"),
-        (["--beams", "4", "--method", "chain"], "--beams and --method chain exclude each other"),
+        (["--beams", "4", "--method", "chain"], "--beams and --method exclude each other"),
         (["--beams", "4", "--compare"], "--beams and --compare exclude each other"),
         (["--draft-beams", "4"], "--draft-beams 4 goes with --beams"),
         (["--beams", "4", "--max-tokens", "500"], "max_tokens is 500 but"),

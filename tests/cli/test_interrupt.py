@@ -93,7 +93,7 @@ import importlib, json, os, random, signal, sys, time
 from pathlib import Path
 from draftree.cli.main import COMMANDS, run
 words, alone, name, kills = json.loads(sys.argv[1])
-importlib.import_module("draftree.cli." + COMMANDS[words[0]].module)  # once for all the processes that are forked
+importlib.import_module("draftree.cli." + COMMANDS[words[0]][0])  # once for all the processes that are forked
 file, moments = Path(name), random.Random(words[0])
 
 def whole() -> bytes:

@@ -84,10 +84,9 @@ def generate(
     text = read_prompt(prompt)
     message: Prompt = text if options.raw else user(text)
     if beams is not None:
-        for flag, value in (given(speculation) | given(trace) | given(options)).items():
+        for flag in (*given(speculation), *given(trace), *given(options)):
             if flag not in _OF_BEAMS:
-                what = flag if value is True or flag == "--set" else f"{flag} {value}"
-                raise ConfigError(f"--beams and {what} exclude each other: leave one out")
+                raise ConfigError(f"--beams and {flag} exclude each other: leave one out")
         beams.check(params)
         beam_engine = load_beam_engine(target, drafter=speculation.spec, **compute.options)
         _print_beams(beam_engine, message, params, beams, options.as_json)

@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections import UserDict
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -25,34 +25,21 @@ from ..errors import DraftreeWarning, InputError, RunError, first_line, needs_ex
 from .interrupt import INTERRUPTED, Interrupted
 from .option_groups import GroupedCommand
 
-
-class Command(NamedTuple):
-    """A command.
-
-    Attributes:
-        module: of this folder, which has it.
-        summary: the first line of its help.
-    """
-
-    module: str
-    summary: str
-
-
 COMMANDS = {
-    "generate": Command("generate", "Answer one prompt, with the target's exact output."),
-    "chat": Command("generate", "Talk to the target."),
-    "batch": Command("serve", "Answer a file of requests, many at a time."),
-    "serve": Command("serve", "Serve a model over HTTP as OpenAI's API does."),
-    "info": Command("info", "Print what a model can do, or what a draft head is for."),
-    "methods": Command("main", "List methods, papers and when to use them; schemes; drafters."),
-    "bench": Command("bench", "Measure methods and drafters on prompts."),
-    "report": Command("bench", "Report on runs of bench."),
-    "show": Command("info", "Draw what the steps of a trace did, as a page of HTML."),
-    "profile": Command("info", "Measure what passes of a model cost on this machine."),
-    "calibrate": Command("train", "Make a tree for two models out of measured acceptance."),
-    "train": Command("train", "Train draft heads and classifiers."),
+    "generate": ("generate", "Answer one prompt, with the target's exact output."),
+    "chat": ("generate", "Talk to the target."),
+    "batch": ("serve", "Answer a file of requests, many at a time."),
+    "serve": ("serve", "Serve a model over HTTP as OpenAI's API does."),
+    "info": ("info", "Print what a model can do, or what a draft head is for."),
+    "methods": ("main", "List methods, papers and when to use them; schemes; drafters."),
+    "bench": ("bench", "Measure methods and drafters on prompts."),
+    "report": ("bench", "Report on runs of bench."),
+    "show": ("info", "Draw what the steps of a trace did, as a page of HTML."),
+    "profile": ("info", "Measure what passes of a model cost on this machine."),
+    "calibrate": ("train", "Make a tree for two models out of measured acceptance."),
+    "train": ("train", "Train draft heads and classifiers."),
 }
-"""All commands, in the order of the help."""
+"""Command -> (module of this folder that has it, first line of its help), in the order of the help."""
 
 
 class _Commands(UserDict[str, Any]):
@@ -61,7 +48,7 @@ class _Commands(UserDict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if self.data[name] is None:
             with needs_extra("torch", f"draftree {name}"):
-                module = import_module(f".{COMMANDS[name].module}", __package__)
+                module = import_module(f".{COMMANDS[name][0]}", __package__)
             made = getattr(module, name)
             if not isinstance(made, typer.Typer):
                 single = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -83,7 +70,7 @@ class _CommandGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
 def _print_version(wanted: bool) -> None:
@@ -159,12 +146,11 @@ def run(arguments: list[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("always", DraftreeWarning)
         warnings.showwarning = _show_warning
-        return _run_command(arguments)
+        return _run_command(sys.argv[1:] if arguments is None else arguments)
 
 
-def _run_command(arguments: list[str] | None) -> int:
+def _run_command(arguments: list[str]) -> int:
     try:
-        arguments = sys.argv[1:] if arguments is None else arguments
         if app(args=arguments or ["--help"], prog_name="draftree", standalone_mode=False) == INTERRUPTED:
             raise KeyboardInterrupt  # typer returns this instead of letting it pass
     except typer.Exit as stop:
@@ -173,24 +159,18 @@ def _run_command(arguments: list[str] | None) -> int:
         command = context.command_path if (context := getattr(error, "ctx", None)) else "draftree"
         complain(f"{error.format_message().rstrip('.')}: see '{command} --help'")  # type: ignore[attr-defined]
         return 2
-    except InputError as error:
+    except (InputError, RunError) as error:
         complain(str(error))
-        return 2
-    except RunError as error:
-        complain(str(error))
-        return 1
-    except MemoryError:
-        complain(_OUT_OF_MEMORY)
-        return 1
+        return 2 if isinstance(error, InputError) else 1
     except (KeyboardInterrupt, Interrupted, typer.Abort) as error:
         complain(str(error) or "interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has left
         sys.stderr.close()
         return 1
-    except (RuntimeError, OSError) as error:
-        of_torch = type(error).__name__ == "OutOfMemoryError"
-        complain(_OUT_OF_MEMORY if of_torch else f"failed while running: {first_line(error)}")
+    except (MemoryError, RuntimeError, OSError) as error:
+        full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
+        complain(_OUT_OF_MEMORY if full else f"failed while running: {first_line(error)}")
         return 1
     return 0
 

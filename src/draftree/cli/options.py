@@ -116,10 +116,9 @@ def _made_if_given(made: Any, values: dict[str, Any]) -> Any:
     return None
 
 
-def given(value: Any) -> dict[str, object]:
-    """The options of a dataclass that are not at their defaults: flag -> value."""
-    found = {flag_of(f): (getattr(value, f.name), f.default) for f, _ in _option_fields(type(value))}
-    return {flag: now for flag, (now, default) in found.items() if now != default}
+def given(value: Any) -> list[str]:
+    """The options of a dataclass that are not at their defaults."""
+    return [flag_of(f) for f, _ in _option_fields(type(value)) if getattr(value, f.name) != f.default]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
