@@ -44,24 +44,29 @@ def way_out(found: Mapping[str, Any]) -> str:
 
 def typed(function: Callable[P, R]) -> Callable[P, R]:
     """Make a function raise FieldError for arguments that are not what its annotations allow."""
-    signature = inspect.signature(function)
+    parameters = inspect.signature(function).parameters.values()
+    names = [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        kinds = _hints(function)
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
-            kind = kinds.get(name, Any)
-            if get_origin(kind) is Unpack:  # keyword arguments that a TypedDict names
-                named = _hints(get_args(kind)[0])
-                if unknown := next((each for each in value if each not in named), None):
-                    raise TypeError(f"{function.__name__}() got an unexpected keyword argument {unknown!r}")
-                for each, own in value.items():
-                    check_type(each, own, named[each])
-            else:
-                check_type(name, value, kind)
+        kinds = _argument_kinds(function)
+        for name, value in {**dict(zip(names, args, strict=False)), **kwargs}.items():
+            if name in kinds:
+                check_type(name, value, kinds[name])
+            elif name not in names:
+                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
         return function(*args, **kwargs)
 
     return checked
+
+
+@functools.cache
+def _argument_kinds(function: Callable[..., Any]) -> dict[str, Any]:
+    """Argument -> its annotation; those that a TypedDict names (``Unpack``) stand for themselves."""
+    kinds: dict[str, Any] = {}
+    for name, kind in _hints(function).items():
+        kinds |= _hints(get_args(kind)[0]) if get_origin(kind) is Unpack else {name: kind}
+    return kinds
 
 
 def check_fields(value: Any) -> None:

@@ -46,10 +46,6 @@ class Edit(NamedTuple):
     changes: Changes | None = None
     mask: NDArray[np.uint32] | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        return self.changes is None and self.mask is None
-
 
 NO_EDIT = Edit()
 

@@ -23,7 +23,7 @@ from ...config import typed
 from ...errors import CacheError, ConfigError, UnsupportedModelError
 from ...progress import progress_reporter
 from ...sampling.warping import Warping
-from ...scores import Draft, Edits, LastScores, Scores, Slots, Top, edited
+from ...scores import NO_EDIT, Draft, Edits, LastScores, Scores, Slots, Top, edited
 from ..base import (
     FINAL,
     FINAL_STATE,
@@ -229,7 +229,7 @@ def _c_warpings(warpings: tuple[Warping, ...]) -> NDArray[np.void]:
 
 def _c_edits(edits: Edits | None) -> CEdits | None:
     """Edits as C reads them; each mask is handed over once."""
-    if edits is None or all(edit.is_empty for edit in edits):
+    if edits is None or all(edit is NO_EDIT for edit in edits):
         return None
     masks: dict[int, NDArray[np.uint32]] = {id(mask): mask for _, mask in edits if mask is not None}
     numbers = {key: number for number, key in enumerate(masks)}
