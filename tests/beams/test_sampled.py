@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from draftree.beams import beam_engine as engines
 from draftree.beams.beam_engine import BeamEngine
-from draftree.beams.forest import BeamNode, BeamParams, BeamRequest, BeamWarp
+from draftree.beams.forest import BeamNode, BeamParams, BeamRequest
 from draftree.beams.speculative import sample
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
@@ -26,7 +25,6 @@ from ..toy import ToyModel
 from .parts import PROMPTS, source
 
 TOKENS = 12
-BOTH: tuple[BeamWarp, BeamWarp] = ("joint", "token")
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +46,12 @@ def sampled(
     return [[h.token_ids for h in one.hypotheses] for one in made]
 
 
-@pytest.mark.parametrize("beam_warp", BOTH)
 @pytest.mark.parametrize("seed", range(4))
-def test_one_plain_beam_draws_the_tokens_of_ar_decoding(seed: int, beam_warp: BeamWarp, model: HFModel) -> None:
-    """A single beam has one row of cells, where both warps are that of single sequences."""
+def test_one_plain_beam_draws_the_tokens_of_ar_decoding(seed: int, model: HFModel) -> None:
+    """A single beam has one row of cells, whose warp is that of single sequences."""
     params = SamplingParams(max_tokens=TOKENS, temperature=0.8, top_k=20, top_p=0.95, seed=seed)
     want = [[g.token_ids] for g in Engine(model).generate(PROMPTS, params)]
-    assert sampled(model, "none", PROMPTS, seed, 0.8, width=1, warp=beam_warp) == want
+    assert sampled(model, "none", PROMPTS, seed, 0.8, width=1) == want
 
 
 @pytest.mark.parametrize("drafter", ["none", "self", "relative", "stranger", "head", "eagle3"])
@@ -81,24 +78,18 @@ def test_finished_beams_keep_their_place_and_are_never_extended(model: HFModel) 
     assert ended
 
 
-@pytest.mark.parametrize("beam_warp", BOTH)
-def test_scores_are_cumulative_log_probabilities(beam_warp: BeamWarp, model: HFModel) -> None:
-    """Of the warped next-token distributions with the token warp, of the target's own with the joint one (Eq. 1)."""
+def test_scores_are_cumulative_log_probabilities(model: HFModel) -> None:
+    """Of the target's own next-token distributions, unwarped (Eq. 1)."""
     params = SamplingParams(max_tokens=TOKENS, temperature=0.7, top_k=10, seed=2)
-    beams = BeamParams(width=3, returned=3, length_penalty=0.5, warp=beam_warp)
+    beams = BeamParams(width=3, returned=3, length_penalty=0.5)
     for found in BeamEngine(model, source("relative", model)).generate([PROMPTS[2]], params, beams)[0].hypotheses:
         total = 0.0
         for i, token in enumerate(found.token_ids):
             row, logits = prefilled(model, [*PROMPTS[2], *found.token_ids[:i]])
-            total += float(rules_distribution(logits, params, beam_warp)[token])
+            total += float(logits.log_softmax(-1)[token])
             model.close(row)
         assert found.logprob == pytest.approx(total, abs=1e-3)
         assert found.score == pytest.approx(found.logprob / len(found.token_ids) ** 0.5, abs=1e-6)
-
-
-def rules_distribution(logits: Tensor, params: SamplingParams, beam_warp: BeamWarp) -> Tensor:
-    """[V] log-probabilities by the definition."""
-    return (warp(logits[None], params.warping)[0] if beam_warp == "token" else logits).log_softmax(-1)
 
 
 def test_beams_that_coincide_are_all_returned() -> None:
@@ -134,7 +125,7 @@ def test_a_single_cache_goes_on_with_the_most_probable_beam(drafter: str) -> Non
 
 
 def test_a_single_cache_keeps_the_beam_of_lowest_unwarped_perplexity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the joint warp. Below several drafted layers warped distributions would keep another one now and then."""
+    """Below several drafted layers warped distributions would keep another one now and then."""
     toy, params, beams = ToyModel(5), SamplingParams(temperature=2.0), BeamParams(width=4, depth=3, single_cache=True)
     differ = 0
     layers: list[list[BeamNode]] = []
@@ -143,10 +134,13 @@ def test_a_single_cache_keeps_the_beam_of_lowest_unwarped_perplexity(monkeypatch
         sample(request, *rest)
         layers.append(request.ends)
 
-    def by(node: BeamNode, beam_warp: BeamWarp) -> float:
-        tokens = [1, 0, *node.tokens]
-        distributions = [rules_distribution(toy.after(tokens[:i]), params, beam_warp) for i in range(2, len(tokens))]
-        return sum(float(distribution[token]) for distribution, token in zip(distributions, tokens[2:], strict=True))
+    def by(node: BeamNode, warped: bool) -> float:
+        tokens, total = [1, 0, *node.tokens], 0.0
+        for i in range(2, len(tokens)):
+            logits = toy.after(tokens[:i])
+            logits = warp(logits[None], params.warping)[0] if warped else logits
+            total += float(logits.log_softmax(-1)[tokens[i]])
+        return total
 
     monkeypatch.setattr(engines, "sample", seen)
     for seed in range(40):
@@ -155,9 +149,9 @@ def test_a_single_cache_keeps_the_beam_of_lowest_unwarped_perplexity(monkeypatch
         engine.open(request)
         for _ in range(3):
             engine.step([request])
-            best = {warp: max(layers[-1], key=partial(by, beam_warp=warp)) for warp in BOTH}
-            assert request.ends == [best["joint"]]
-            differ += best["joint"] is not best["token"]
+            best, other = (max(layers[-1], key=partial(by, warped=warped)) for warped in (False, True))
+            assert request.ends == [best]
+            differ += best is not other
         engine.close(request)
     assert differ
 

@@ -1,4 +1,4 @@
-"""The two warps of sampled beams: each one's distribution by exact enumeration, how they differ, and transformers'."""
+"""The warp of sampled beams acts on the joint distribution: by exact enumeration, and transformers'."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from draftree.beams import speculative as rules
-from draftree.beams.forest import BeamParams, BeamWarp
+from draftree.beams.forest import BeamParams
 from draftree.beams.speculative import Residuals, beam_distribution, target_distributions
 from draftree.config import SamplingParams
-from draftree.errors import ConfigError
 from draftree.models.base import prefill_scored
 from draftree.sampling.warping import softmax
 
@@ -27,6 +26,7 @@ from .test_sampling import (
     PLAIN,
     Distribution,
     Scripted,
+    Warp,
     completed,
     distance,
     distribution_of,
@@ -43,57 +43,49 @@ WARPS = [
     SamplingParams(temperature=1.0, top_p=0.7),
     SamplingParams(temperature=2.0, top_k=3, top_p=0.9, min_p=0.2),
 ]
-BOTH: tuple[BeamWarp, BeamWarp] = ("joint", "token")
 SEED = 4
 """Of a target whose beams differ in how sure they are."""
 WIDE = (2, 2, 2, 1)
 
 
 @cache
-def stepped(shape: tuple[int, int, int, int], params: SamplingParams, beam_warp: BeamWarp) -> Distribution:
+def stepped(shape: tuple[int, int, int, int], params: SamplingParams) -> Distribution:
     """The exact distribution of the beams after a step; shape: V, W, W_S and depth."""
     vocab, width, drafted, depth = shape
-    beams = BeamParams(width=width, draft_width=drafted, depth=depth, warp=beam_warp)
+    beams = BeamParams(width=width, draft_width=drafted, depth=depth)
     return one_step(toys(vocab, seed=SEED), beams, depth + 2, params=params)
 
 
-def from_definition(
-    shape: tuple[int, int, int, int], params: SamplingParams, beam_warp: BeamWarp, definition: BeamWarp
-) -> float:
+def from_definition(shape: tuple[int, int, int, int], params: SamplingParams, definition: Warp) -> float:
     """Total variation between a step's beams, completed by a definition, and the definition's."""
     vocab, width, _, depth = shape
     want = distribution_of(toys(vocab, seed=SEED)[0], width, depth + 2, params, definition)
-    return distance(completed(stepped(shape, params, beam_warp), want), want.final(((),)))
+    return distance(completed(stepped(shape, params), want), want.final(((),)))
 
 
-@pytest.mark.parametrize("beam_warp", BOTH)
 @pytest.mark.parametrize(
     ("shape", "params"),
     [*((WIDE, params) for params in WARPS), *((((3, 1, 2, 1), (2, 1, 2, 2))[i % 2], p) for i, p in enumerate(WARPS))],
 )
-def test_drafted_beams_follow_the_distribution_of_their_warp(
-    shape: tuple[int, int, int, int], params: SamplingParams, beam_warp: BeamWarp
-) -> None:
+def test_drafted_beams_follow_the_warped_distribution(shape: tuple[int, int, int, int], params: SamplingParams) -> None:
     """DraftLayer above layer, to the end of the beams: Theorem 3.1 with T."""
-    assert from_definition(shape, params, beam_warp, beam_warp) < 1e-12
+    assert from_definition(shape, params, "joint") < 1e-12
 
 
-@pytest.mark.parametrize(("beam_warp", "other"), [BOTH, BOTH[::-1]])
 @pytest.mark.parametrize("params", WARPS)
-def test_the_other_warp_is_caught(params: SamplingParams, beam_warp: BeamWarp, other: BeamWarp) -> None:
-    """The joint warp is the paper's. Beams had the token warp alone, and so had the definition of the exact tests."""
-    assert from_definition(WIDE, params, beam_warp, other) > 1e-2
+def test_a_warp_of_each_beams_tokens_is_caught(params: SamplingParams) -> None:
+    """The joint warp is the paper's. Beams had another one, and so had the definition of the exact tests."""
+    assert from_definition(WIDE, params, "token") > 1e-2
 
 
 def test_both_warps_are_one_where_nothing_is_warped() -> None:
-    assert from_definition(WIDE, PLAIN, "joint", "token") < 1e-12
+    assert from_definition(WIDE, PLAIN, "token") < 1e-12
 
 
-@pytest.mark.parametrize("beam_warp", BOTH)
 @pytest.mark.parametrize("params", [SHARP, SamplingParams(temperature=1.0, top_k=2)])
-def test_they_do_where_beams_finish(params: SamplingParams, beam_warp: BeamWarp) -> None:
+def test_they_do_where_beams_finish(params: SamplingParams) -> None:
     """A finished beam keeps its place and has no cells."""
-    assert variation(2, 2, 2, 1, frozenset({0}), params=params, beam_warp=beam_warp) < 1e-12
+    assert variation(2, 2, 2, 1, frozenset({0}), params=params) < 1e-12
 
 
 def test_renormalising_q_over_accepted_beams_but_counting_dead_drafts_is_caught(
@@ -122,41 +114,28 @@ WEIGHTS = (0.7, 0.3)
 """Their probabilities."""
 
 
-def cells(params: SamplingParams, beam_warp: BeamWarp, counts: tuple[int, int] = (1, 1)) -> NDArray[np.float64]:
-    """[2, 3] p_beam, the beams' scores being those of their warp's own distribution."""
-    distributions = target_distributions(np.log(ROWS).astype(np.float32), params, beam_warp)
-    return beam_distribution([math.log(w) for w in WEIGHTS], counts, distributions, params, beam_warp)
+def cells(params: SamplingParams, counts: tuple[int, int] = (1, 1)) -> NDArray[np.float64]:
+    """[2, 3] p_beam."""
+    distributions = target_distributions(np.log(ROWS).astype(np.float32), params)
+    return beam_distribution([math.log(w) for w in WEIGHTS], counts, distributions, params)
 
 
-def test_the_warps_differ_at_temperature_one_half() -> None:
-    """Two beams, V = 3: the joint warp sharpens the choice of the beam too."""
-    joint, token = cells(SHARP, "joint"), cells(SHARP, "token")
-    assert 0.5 * float(np.abs(joint - token).sum()) > 0.17
-    assert 0.5 * float(np.abs(cells(PLAIN, "joint") - cells(PLAIN, "token")).sum()) < 1e-12
-
-
-def test_top_k_keeps_k_cells_of_all_beams_or_k_tokens_of_each() -> None:
-    params = SamplingParams(temperature=1.0, top_k=2)
-    assert int((cells(params, "joint") > 0).sum()) == 2
-    assert (cells(params, "token") > 0).sum(-1).tolist() == [2, 2]
-
-
-def test_top_p_and_min_p_are_of_the_joint_distribution() -> None:
+def test_top_k_top_p_and_min_p_are_of_the_joint_distribution() -> None:
     """p_beam is [.42, .21, .07; .12, .105, .075]."""
     top_p, min_p = SamplingParams(temperature=1.0, top_p=0.7), SamplingParams(temperature=1.0, min_p=0.27)
-    assert (cells(top_p, "joint") > 0).tolist() == [[True, True, False], [True, False, False]]
-    assert (cells(min_p, "joint") > 0).tolist() == [[True, True, False], [True, False, False]]
-    assert (cells(min_p, "token") > 0).tolist() == [[True, True, False], [True, True, True]]
+    assert int((cells(SamplingParams(temperature=1.0, top_k=2)) > 0).sum()) == 2
+    assert (cells(top_p) > 0).tolist() == [[True, True, False], [True, False, False]]
+    assert (cells(min_p) > 0).tolist() == [[True, True, False], [True, False, False]]
 
 
 @pytest.mark.parametrize("params", WARPS)
 def test_a_beam_that_was_drawn_twice_has_two_copies_of_its_cells(params: SamplingParams) -> None:
     """W x V cells whatever coincides; of copies all are kept or none."""
-    distributions = target_distributions(np.log(ROWS).astype(np.float32), params, "joint")
+    distributions = target_distributions(np.log(ROWS).astype(np.float32), params)
     scores = [math.log(w) for w in WEIGHTS]
-    thrice = beam_distribution([scores[0], scores[0], scores[1]], [1, 1, 1], distributions[[0, 0, 1]], params, "joint")
+    thrice = beam_distribution([scores[0], scores[0], scores[1]], [1, 1, 1], distributions[[0, 0, 1]], params)
     want = np.stack([thrice[0] + thrice[1], thrice[2]])
-    np.testing.assert_allclose(cells(params, "joint", (2, 1)), want, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(cells(params, (2, 1)), want, rtol=0, atol=1e-12)
 
 
 def test_the_definition_counts_copies_too() -> None:
@@ -167,10 +146,9 @@ def test_the_definition_counts_copies_too() -> None:
 TEMPERED = SamplingParams(temperature=0.7)
 
 
-@pytest.mark.parametrize("params", [TEMPERED, SamplingParams(temperature=0.7, top_k=9)])
-def test_rows_of_the_token_warp_are_transformers(params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What transformers' beam sampling adds to a beam's score is its warped row, up to a constant of the row: it does
-    not normalise after warping. With a temperature alone these sums are the cells of the joint warp."""
+def test_cells_are_transformers_where_temperature_alone_warps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What transformers' beam sampling adds to a beam's score is its warped row, which it does not normalise: with a
+    temperature alone these sums are the cells of the joint warp."""
     model, prompt, steps = target(), PROMPTS[0], list[tuple[Tensor, list[list[int]]]]()
     original = GenerationMixin._get_top_k_continuations
 
@@ -187,20 +165,16 @@ def test_rows_of_the_token_warp_are_transformers(params: SamplingParams, monkeyp
         do_sample=True,
         num_beams=3,
         max_new_tokens=4,
-        temperature=params.temperature,
-        top_k=params.top_k,
+        temperature=TEMPERED.temperature,
+        top_k=0,
         pad_token_id=0,
     )
     for accumulated, running in steps[1:]:  # at first all beams but one are masked
         logits = np.stack([after(model, ids) for ids in running])
-        rows = target_distributions(logits, params, "token")
-        np.testing.assert_allclose(accumulated.double().softmax(-1).numpy(), np.exp(rows), rtol=1e-3, atol=1e-5)
-        if params is TEMPERED:
-            scores = [score(model, ids, len(prompt)) for ids in running]
-            distributions = target_distributions(logits, params, "joint")
-            joint = beam_distribution(scores, [1] * len(running), distributions, params, "joint")
-            found = accumulated.double().flatten().softmax(-1).numpy()
-            np.testing.assert_allclose(found, joint.flatten(), rtol=1e-3, atol=1e-5)
+        scores = [score(model, ids, len(prompt)) for ids in running]
+        joint = beam_distribution(scores, [1] * len(running), target_distributions(logits, TEMPERED), TEMPERED)
+        found = accumulated.double().flatten().softmax(-1).numpy()
+        np.testing.assert_allclose(found, joint.flatten(), rtol=1e-3, atol=1e-5)
     assert len(steps) == 4
 
 
@@ -214,12 +188,3 @@ def after(model: Any, ids: list[int]) -> NDArray[np.float32]:
 def score(model: Any, ids: list[int], start: int) -> float:
     """Log-probability of what follows the prompt, unwarped."""
     return sum(float(np.log(softmax(after(model, ids[:i])))[ids[i]]) for i in range(start, len(ids)))
-
-
-def test_warps_have_names() -> None:
-    assert BeamParams().warp == "joint"
-    with pytest.raises(ConfigError):
-        BeamParams(warp=cast(BeamWarp, "beam"))
-    with pytest.raises(ConfigError):
-        BeamParams(warp="token").check(SamplingParams(temperature=0.0))
-    BeamParams(warp="token").check(SHARP)

@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
-    text = "beams:width=3:draft=5:depth=2:threshold=0.7:least=2:penalty=0.5:single=yes:warp=token:drafter=self"
+    text = "beams:width=3:draft=5:depth=2:threshold=0.7:least=2:penalty=0.5:single=yes:drafter=self"
     _, entry, plain = entries([text, "beams:drafter=none"], ["lookup+self"], [1.0], 8)
     assert entry.beams == BeamParams(
         width=3,
@@ -37,9 +37,7 @@ def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
         min_width=2,
         length_penalty=0.5,
         single_cache=True,
-        warp="token",
     )
-    assert plain.beams is not None and plain.beams.warp == "joint"
     assert (entry.label, entry.drafter, plain.drafter) == (text, "self", None)
     assert not entry.draws_as_ar
 
@@ -52,8 +50,6 @@ def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
         ("beams:width", 0.0, "KEY=VALUE"),
         ("beams:width=4:draft=2", 0.0, "2 draft beams are fewer than the 4 beams"),
         ("beams:threshold=0.9", 0.0, "is for sampled beams"),
-        ("beams:warp=token", 0.0, "is for sampled beams"),
-        ("beams:warp=beams", 1.0, "warp is 'beams': choose from"),
         ("beams:drafter=lookup+self", 0.0, "one sequence, not beams"),
         ("peer:hf-beam-search:speed=1", 0.0, "no setting 'speed'"),
         ("peer:hf-beam-search:single=yes", 1.0, "no setting 'single': choose from width, penalty, early"),

@@ -55,7 +55,6 @@ def test_several_sequences_are_numbered(model: str, capsys: Captured) -> None:
 def test_every_option_reaches_the_beams(model: str, capsys: Captured) -> None:
     asked = ["--beams", "3", "--draft-beams", "5", "--depth", "2", "--width-threshold", "0.7", "--min-beams", "2"]
     asked += ["--length-penalty", "0", "--single-cache", "--temperature", "1", "--seed", "4", "--drafter", "self"]
-    asked += ["--beam-warp", "token"]
     made = report(capsys, model, *asked)
     assert made == {**report(capsys, model, *asked), "stats": made["stats"]}
     assert len(made["stats"]["drafted"]) == 2
@@ -68,13 +67,6 @@ def test_a_drafter_changes_no_searched_beam(model: str, capsys: Captured) -> Non
     for drafter in ("self", "lookup", "auto", model):
         made = report(capsys, model, "--beams", "4", "-n", "4", "--drafter", drafter)["beams"]
         assert [b["token_ids"] for b in made] == [b["token_ids"] for b in plain]
-
-
-def test_the_joint_warp_is_the_default_and_the_token_warp_another(model: str, capsys: Captured) -> None:
-    asked = ["--beams", "3", "-n", "3", "--temperature", "0.5", "--seed", "4", "--drafter", "none"]
-    default = report(capsys, model, *asked)["beams"]
-    assert report(capsys, model, *asked, "--beam-warp", "joint")["beams"] == default
-    assert report(capsys, model, *asked, "--beam-warp", "token")["beams"] != default
 
 
 @pytest.mark.parametrize(
@@ -103,9 +95,7 @@ def test_the_joint_warp_is_the_default_and_the_token_warp_another(model: str, ca
         (["--beams", "4", "--min-beams", "2"], "say nothing of a fixed width: give a width threshold"),
         (["--beams", "4", "--width-threshold", "1.5"], "--width-threshold is 1.5: use at most 1"),
         (["--beams", "4", "--width-threshold", "0.9"], "is for sampled beams, the temperature is 0"),
-        (["--beams", "4", "--beam-warp", "beam"], "--beam-warp beam: use one of joint, token"),
-        (["--beams", "4", "--beam-warp", "token"], "beam warp token is for sampled beams, the temperature is 0"),
-        (["--beam-warp", "joint"], "--beam-warp joint goes with --beams"),
+        (["--single-cache"], "--single-cache True goes with --beams"),
         (["--beams", "4", "--single-cache"], "single cache True is for sampled beams, the temperature is 0"),
         (
             ["--beams", "4", "--early-stopping", "yes", "--temperature", "1"],

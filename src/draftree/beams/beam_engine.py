@@ -44,8 +44,8 @@ class Hypothesis:
         text: generated text.
         token_ids: generated tokens, end-of-sequence included.
         score: ``logprob`` over len(token_ids) ** length_penalty.
-        logprob: cumulative log-probability (nats) of the tokens under the target's distribution, processors included:
-            with beam warp "token" the warped one, else at temperature 1 and unwarped.
+        logprob: cumulative log-probability (nats) of the tokens under the target's distribution, processors included,
+            at temperature 1 and unwarped.
         finish_reason: "eos" or "length".
     """
 
@@ -206,7 +206,7 @@ class BeamEngine:
         while True:
             logits = np.stack([tree.logits[node] for node in request.ends])
             draws_of = [request.draws(node) for node in request.ends]
-            logprobs = target_distributions(logits, params, request.beams.warp, draws_of)
+            logprobs = target_distributions(logits, params, draws_of)
             if params.temperature:
                 sample(request, logprobs, forest, depth, draws)
             else:
@@ -330,7 +330,7 @@ def _drawn(g: _Growing, draws: BeamDraws, found: Sequence[Candidates]) -> Mappin
     parents, request, vocab_size = list(g.nodes), g.request, g.request.open_tree.vocab_size
     logprobs = np.stack([own.distribution.dense(vocab_size) for own in found if own.distribution])
     scores, counts = [node.score for node in parents], list(g.nodes.values())
-    cells = beam_distribution(scores, counts, logprobs, request.params, request.beams.warp)
+    cells = beam_distribution(scores, counts, logprobs, request.params)
     drawn = draws.draft_cells(cells, request.beams.drafted, len(g.layers))
     drafts = [_node(g, parents[row], token, float(logprobs[row, token])) for row, token in drawn]
     g.layers.append(DraftLayer(parents, cells, drafts))

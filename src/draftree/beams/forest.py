@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Annotated, Literal
 
@@ -25,9 +25,6 @@ _OF_ONE_SEQUENCE = (
     "constraint min_tokens bad_words allowed_token_ids stop_token_ids include_stop_str_in_output stop criteria".split()
 )
 """What beams do not take of ``SamplingParams``."""
-
-BeamWarp = Literal["joint", "token"]
-"""What temperature, top-k, top-p and min-p act on where beams are sampled (``beam_distribution``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +47,6 @@ class BeamParams:
         min_width: least beams W_min of a layer with a dynamic width (Eq. 6).
         single_cache: after each target pass only the beam of lowest perplexity goes on (Section 3.4), so that the cache
             holds one sequence.
-        warp: of sampled beams: "joint" warps the joint distribution over (beam, token), as the paper does, "token" each
-            beam's next-token distribution, as single sequences are sampled.
 
     Raises:
         ConfigError: a value is out of range, or two do not go together.
@@ -78,13 +73,6 @@ class BeamParams:
         "When beam search ends, as in transformers.", False, choices={"yes": True, "no": False, "never": "never"}
     )
     single_cache: bool = option("Sampled beams: only the best goes on after each target pass.", False)
-    warp: BeamWarp = option(
-        "Sampled beams: temperature, top-k, top-p and min-p act on the joint distribution of beam and next token "
-        "(joint, the default) or on each beam's next tokens (token).",
-        "joint",
-        name="--beam-warp",
-        choices={"joint": "joint", "token": "token"},
-    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -127,7 +115,6 @@ class BeamParams:
         sampled: list[tuple[str, object, object]] = [
             ("width threshold", self.threshold, None),
             ("single cache", self.single_cache, False),
-            ("beam warp", self.warp, "joint"),
         ]
         kind, others = ("beam search", searched) if params.temperature else ("sampled beams", sampled)
         for what, value, usual in others:
@@ -244,8 +231,8 @@ class BeamRequest:
 
     Attributes:
         ids: the prompt's tokens.
-        trunk: what a draft source sees of it: the prompt, and the tokens that the target has committed since; to draw
-            from its distributions they are warped here with the token warp alone.
+        trunk: what a draft source sees of it: the prompt, and the tokens that the target has committed since; its
+            distributions are not warped where beams are sampled.
         limit: most tokens of a beam.
         tree: its tree in the target's cache; None once it is closed.
         running: beams that go on: their last nodes, all of one length, and how often each beam is there.
@@ -270,8 +257,7 @@ class BeamRequest:
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.limit = limit
         self.eos_ids = frozenset() if params.ignore_eos else eos_ids
-        joint = params.temperature and beams.warp == "joint"
-        own = SamplingParams(temperature=1.0, max_tokens=params.max_tokens) if joint else replace(params, processors=())
+        own = SamplingParams(temperature=float(params.temperature > 0), max_tokens=params.max_tokens)
         self.trunk = Request(self.ids, own, limit, eos_ids, NoText())
         self.tree: TreeRow | None = None
         self.running = {BeamNode(self.ids[-1]): 1}

@@ -2,10 +2,9 @@
 
 A rule reads the log-probabilities of the running beams' next tokens and the drafts of the layer, if it was drafted.
 
-Sampled beams: processors (target only), then a softmax give a beam's next-token distribution; with beam warp "token"
-temperature, top-k, top-p and min-p come between the two, as where a single sequence is sampled. ``beam_distribution``
-joins the beams; with beam warp "joint" it warps the joint distribution. Searched beams: a softmax, then processors, as
-in transformers' beam search.
+Sampled beams: processors (target only), then a softmax give a beam's next-token distribution; ``beam_distribution``
+joins the beams and warps the joint distribution. Searched beams: a softmax, then processors, as in transformers' beam
+search.
 """
 
 from __future__ import annotations
@@ -22,27 +21,23 @@ from ..config import SamplingParams
 from ..sampling.draws import Draws
 from ..sampling.warping import F, derive_seed, draw, largest, log_sum_exp, softmax, stream_key, uniform, warp
 from ..scores import edited
-from .forest import BeamNode, BeamRequest, BeamWarp
+from .forest import BeamNode, BeamRequest
 
 
 def target_distributions(
-    rows: NDArray[np.float32], params: SamplingParams, beam_warp: BeamWarp, draws: Sequence[Draws] = ()
+    rows: NDArray[np.float32], params: SamplingParams, draws: Sequence[Draws] = ()
 ) -> NDArray[np.floating]:
     """[R, V] log-probabilities (nats) of the next token, whose sums score beams: float64 sampled, float32 searched.
 
     Args:
         rows: [R, V] logits.
         params: how the request is decoded.
-        beam_warp: where beams are sampled: "token" warps these rows, "joint" leaves that to ``beam_distribution``.
         draws: [R] of the beams, whose penalties, biases and processors act on the rows; none: nothing acts on them.
     """
     rows = rows if params.temperature else np.stack([_log_softmax(row) for row in rows])
     if draws:
         rows = np.stack([own.processed(edited(row, own.edit(())), ()) for row, own in zip(rows, draws, strict=True)])
-    if not params.temperature:
-        return rows
-    warped = [warp(row, params.warping) for row in rows] if beam_warp == "token" else rows
-    return np.stack([_log_softmax(row.astype(np.float64)) for row in warped])
+    return np.stack([_log_softmax(row.astype(np.float64)) for row in rows]) if params.temperature else rows
 
 
 def _log_softmax(row: NDArray[F]) -> NDArray[F]:
@@ -51,30 +46,22 @@ def _log_softmax(row: NDArray[F]) -> NDArray[F]:
 
 
 def beam_distribution(
-    scores: Sequence[float],
-    counts: Sequence[int],
-    logprobs: NDArray[np.floating],
-    params: SamplingParams,
-    beam_warp: BeamWarp,
+    scores: Sequence[float], counts: Sequence[int], logprobs: NDArray[np.floating], params: SamplingParams
 ) -> NDArray[np.float64]:
     """[R, V] p_beam, or q_beam of a drafter: the probability of each cell (beam, token); sums to 1 (Eq. 1).
 
-    "token": p(beam) p(token | beam), normalised; the warp is in ``logprobs``, and so in the scores. "joint":
-    T o p_beam, where temperature, top-k, top-p and min-p act on the cells log p(beam) + log p(token | beam) of all
-    beams together.
-    A beam that was drawn c times has c copies of its cells.
+    T o p_beam: temperature, top-k, top-p and min-p act on the cells log p(beam) + log p(token | beam) of all beams
+    together. A beam that was drawn c times has c copies of its cells.
 
     Args:
         scores: [R] log-probabilities (nats) of the beams.
         counts: [R] how often each of them was drawn.
         logprobs: [R, V] log-probabilities of the next token (``target_distributions``, or a drafter's).
         params: temperature, top_k, top_p, min_p.
-        beam_warp: what they act on.
     """
     copies, cells = np.array(counts), np.array(scores, np.float64)[:, None] + logprobs
-    if beam_warp == "joint":
-        every = cells.repeat(copies, 0)
-        cells = warp(every.reshape(-1), params.warping).reshape(every.shape)[copies.cumsum() - copies]
+    every = cells.repeat(copies, 0)
+    cells = warp(every.reshape(-1), params.warping).reshape(every.shape)[copies.cumsum() - copies]
     cells = cells + np.log(copies)[:, None]
     return softmax(cells.reshape(-1)).reshape(cells.shape)
 
@@ -154,7 +141,7 @@ class DraftLayer:
     Attributes:
         parents: [R] the nodes that its drafts follow.
         cells: [R, V] float64, the probability with which each (parent, token) was drawn; empty where drafts were
-            chosen. With a joint warp it depends on all parents, accepted or not.
+            chosen. It depends on all parents, accepted or not.
         drafts: in draw order, as often as they were drawn.
     """
 
@@ -237,7 +224,7 @@ def sample(
         draws: the random draws of the step.
     """
     parents, counts = request.ends, list(request.running.values())
-    p = beam_distribution([n.score for n in parents], counts, logprobs, request.params, request.beams.warp)
+    p = beam_distribution([n.score for n in parents], counts, logprobs, request.params)
     position = len(request.ids) + request.length
     if depth < len(forest.layers):
         cells = _verified(request, p, forest.layers[depth], position, draws)

@@ -226,7 +226,6 @@ _READ: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "penalty": ("length_penalty", float),
     "early": ("early_stopping", {"yes": True, "no": False, "never": "never"}.__getitem__),
     "single": ("single_cache", {"yes": True, "no": False}.__getitem__),
-    "warp": ("warp", str),
 }
 """Setting -> field of ``BeamParams``, and how its text is read."""
 

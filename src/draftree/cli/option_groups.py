@@ -20,7 +20,7 @@ GROUPS = {
     "Output": "--json --explain --trace".split(),
     "Advanced": (
         "--beams -n --draft-beams --depth --width-threshold --min-beams --length-penalty --early-stopping "
-        "--single-cache --beam-warp --help"
+        "--single-cache --help"
     ).split(),
 }
 """Title -> options, in the order of the help; options that stand in none of them are a command's own."""
