@@ -91,9 +91,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
         OSError: it cannot be read, or a line has more bytes than a file that is read at once may have.
     """
     with path.open("rb") as file:
-        number = 0
-        while line := file.readline(_LARGEST + 1):
-            number += 1
+        for number, line in enumerate(iter(lambda: file.readline(_LARGEST + 1), b""), start=1):
             if len(line) > _LARGEST:
                 raise OSError(errno.EFBIG, f"line {number} has more than {_LARGEST} bytes")
             yield line

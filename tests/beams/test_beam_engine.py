@@ -277,7 +277,8 @@ def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens(drafter:
         forest = grow(drafting, [request], [BeamDraws(0, 0)])[0]
         for node in forest.layers[0].drafts if forest.layers else ():  # the last step drafts nothing
             assert node.parent is not None
-            alone, fresh = Request(request.history(node.parent), SamplingParams(), 9, frozenset(), NoText()), made()
+            history, fresh = [*request.ids, *node.parent.tokens], made()
+            alone = Request(history, SamplingParams(), 9, frozenset(), NoText())
             alone.row = prefill(model, alone.ids[:-1])
             found = fresh.scorer([alone], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], VOCAB)[0]
             want = found.logprobs[found.tokens.index(node.token)]

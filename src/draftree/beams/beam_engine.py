@@ -174,7 +174,8 @@ class BeamEngine:
         feed(self.target, [request.open_tree for request in requests])
         clock.append(time.perf_counter())
         for request, forest, own in zip(requests, forests, draws, strict=True):
-            request.peak_slots = max(request.peak_slots, request.open_tree.slots)
+            tree = request.open_tree
+            request.peak_slots = max(request.peak_slots, tree.row.length + len(tree.numbers))
             self._advance(request, forest, own)
         clock.append(time.perf_counter())
         draft, verify, other = (b - a for a, b in pairwise(clock))

@@ -178,11 +178,6 @@ class TreeRow:
         self.read = 0
         self.logits: dict[BeamNode, Floats] = {root: logits}
 
-    @property
-    def slots(self) -> int:
-        """Tokens that it holds in the cache."""
-        return self.row.length + len(self.numbers)
-
     def begin(self, ends: Iterable[BeamNode]) -> None:
         """Number the ends of beams for the next pass; what was numbered for a pass that failed is dropped."""
         read = list(self.numbers)[: self.read]
@@ -291,13 +286,9 @@ class BeamRequest:
     def unfinished(self) -> int:
         return self.beams.width - len(self.finished)
 
-    def history(self, node: BeamNode) -> list[int]:
-        """Token ids up to a node, prompt included."""
-        return [*self.ids, *node.tokens]
-
     def draws(self, node: BeamNode) -> Draws:
         """What acts on the logits after a node."""
-        return Draws(self.params, self.seed, self.history(node), len(self.ids))
+        return Draws(self.params, self.seed, [*self.ids, *node.tokens], len(self.ids))
 
     def ended(self, node: BeamNode) -> str | None:
         """Why a beam ends with this node, if it does."""
