@@ -173,22 +173,6 @@ class BytePairs:
         return tuple(filter(None, parts))
 
 
-def split(text: str, patterns: Sequence[regex.Pattern[str]]) -> Iterator[str]:
-    """The words of a text: each pattern splits those of the one before; what it does not match is a word too."""
-    if not patterns:
-        yield text
-        return
-    first, *others = patterns
-    at = 0
-    for found in first.finditer(text):
-        if at < found.start():
-            yield from split(text[at : found.start()], others)
-        yield from split(found[0], others)
-        at = found.end()
-    if at < len(text):
-        yield from split(text[at:], others)
-
-
 class AddedTokens:
     """Tokens that texts contain as they are: the first, and of those the longest, before anything else.
 
@@ -242,21 +226,19 @@ class GGUFTokenizer(PieceDecoder):
         names = zip(("bos", "eos"), (Keys.Tokenizer.BOS_ID, Keys.Tokenizer.EOS_ID), _DEFAULTS[model], strict=True)
         self._named = {name: self._named_token(header, key, default) for name, key, default in names}
         self._prefixed = model == _PIECES and bool(header.metadata.get(Keys.Tokenizer.ADD_PREFIX, True))
-        patterns: Sequence[regex.Pattern[str]] | None
-        if model == _BYTE_LEVEL:
-            pre = _pre_tokenizer(header)
-            patterns, merges, whole = list(map(regex.compile, pre.patterns)), _merges(header), pre.ignore_merges
-            self._spell, begins = _byte_level_bytes, pre.adds_bos
+        self._is_byte_level = model == _BYTE_LEVEL
+        if self._is_byte_level:
+            pre, merges = _pre_tokenizer(header), _merges(header)
         else:
             self._unknown = self._named_token(header, Keys.Tokenizer.UNK_ID, 0)
-            patterns, merges, whole = None, _merges_by_score(header, self._texts, self._kinds), False
-            self._spell, begins = _piece_bytes, True
+            pre, merges = PreTokenizer((), adds_bos=True), _merges_by_score(header, self._texts, self._kinds)
+        self._patterns = [regex.compile(f"({pattern})") for pattern in pre.patterns]
         try:
-            self._pairs = BytePairs(self._ids, merges, whole)
+            self._pairs = BytePairs(self._ids, merges, pre.ignore_merges)
         except ValueError as error:
             raise damaged(header, f"its merges and tokens do not go together ({error})") from None
-        self._patterns, self._added = patterns, self._read_added(header)
-        self._begin = self._edge(header, Keys.Tokenizer.ADD_BOS, "bos", begins)
+        self._added = self._read_added(header)
+        self._begin = self._edge(header, Keys.Tokenizer.ADD_BOS, "bos", pre.adds_bos)
         self._end = self._edge(header, Keys.Tokenizer.ADD_EOS, "eos", False)
 
     def _named_token(self, header: GGUFHeader, key: str, default: int) -> int | None:
@@ -319,8 +301,11 @@ class GGUFTokenizer(PieceDecoder):
 
     def _encode(self, text: str) -> Iterator[int]:
         """The ids of a text without added tokens; of byte-level BPE a byte without a token is left out."""
-        if self._patterns is not None:
-            for word in split(text, self._patterns):
+        if self._is_byte_level:
+            words = [text]
+            for pattern in self._patterns:  # what it does not match is a word too
+                words = [part for word in words for part in pattern.split(word) if part]
+            for word in words:
                 for part in self._pairs.tokens("".join(map(BYTE_LETTERS.__getitem__, word.encode()))):
                     if part in self._ids:
                         yield self._ids[part]
@@ -336,7 +321,10 @@ class GGUFTokenizer(PieceDecoder):
         kind, text = self._kinds[token], self._texts[token]
         if kind in _FOUND:
             return Piece(text.encode(), kind in _SPECIAL)
-        return Piece(self._spell(text, kind), False)
+        if kind != _NORMAL:
+            return Piece((kind == _BYTE and fallback(text)) or b"", False)
+        spelt = byte_level(text) if self._is_byte_level else text.replace(_SPACE, " ").encode()
+        return Piece(spelt or text.encode(), False)
 
     @cached_property
     def special_tokens_map(self) -> Mapping[str, str]:
@@ -345,15 +333,11 @@ class GGUFTokenizer(PieceDecoder):
 
     def get_vocab(self) -> dict[str, int]:
         """The ids of all tokens, without those that only pad the vocabulary."""
-        return dict(self._used)
-
-    @cached_property
-    def _used(self) -> dict[str, int]:
-        padding = (
-            kind == _UNUSED or (kind == _CONTROL and "unused" in text)
-            for text, kind in zip(self._texts, self._kinds, strict=True)
-        )
-        return {text: token for token, (text, pads) in enumerate(zip(self._texts, padding, strict=True)) if not pads}
+        return {
+            text: token
+            for token, (text, kind) in enumerate(zip(self._texts, self._kinds, strict=True))
+            if kind != _UNUSED and not (kind == _CONTROL and "unused" in text)
+        }
 
 
 def read_vocabulary(header: GGUFHeader) -> tuple[GGUFTokenizer | None, frozenset[int]]:
@@ -413,17 +397,3 @@ def _merges_by_score(header: GGUFHeader, texts: Sequence[str], kinds: Sequence[i
     if len(set(made)) < len(made):
         raise unsupported(header, "a vocabulary whose tokens have the same scores")
     return merges
-
-
-def _byte_level_bytes(text: str, kind: int) -> bytes:
-    """The bytes of a token of byte-level BPE; of one that is spelt in other letters, its own."""
-    if kind != _NORMAL:
-        return b""
-    spelt = byte_level(text)
-    return text.encode() if spelt is None else spelt
-
-
-def _piece_bytes(text: str, kind: int) -> bytes:
-    if kind == _BYTE and (byte := fallback(text)):
-        return byte
-    return text.replace(_SPACE, " ").encode() if kind == _NORMAL else b""
