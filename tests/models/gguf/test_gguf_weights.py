@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from draftree.errors import UnsupportedModelError
-from draftree.models.gguf.gguf_file import EMBEDDINGS, OUTPUT, GGUFHeader, PackedRows, packed_rows, read
+from draftree.models.gguf.gguf_file import EMBEDDINGS, OUTPUT, PackedRows, packed_rows, read
 
 VOCAB, HIDDEN = 40, 512
 IDS = torch.tensor([39, 0, 7, 7, 20])
@@ -84,27 +82,3 @@ def test_an_output_layer_of_its_own_has_rows_of_its_own(alignment: int | None, t
     read = weights_of(write(tmp_path / "untied.gguf", tensors, alignment))
     assert np.array_equal(read[EMBEDDINGS].rows(_IDS), whole(packed(Kind.Q4_K), Kind.Q4_K)[_IDS])
     assert np.array_equal(read[OUTPUT].rows(_IDS), whole(own, Kind.Q6_K)[_IDS])
-
-
-def test_a_file_without_embeddings_is_one_line(tmp_path: Path) -> None:
-    header = read(write(tmp_path / "other.gguf", {"other_embd.weight": (packed(Kind.F32), Kind.F32)}))
-    _check_refused(header)
-
-
-@pytest.mark.parametrize("kind", [Kind.I8, 9999], ids=str)
-def test_a_format_that_nothing_dequantizes_is_one_line(kind: int, tmp_path: Path) -> None:
-    header = read(write(tmp_path / "odd.gguf", {"token_embd.weight": (packed(Kind.F32), Kind.F32)}))
-    odd = [replace(t, kind=int(kind), size=0 if kind == 9999 else VOCAB * HIDDEN) for t in header.tensors]
-    _check_refused(replace(header, tensors=tuple(odd)))
-
-
-def test_a_file_that_is_gone_is_one_line(tmp_path: Path) -> None:
-    header = read(path := write(tmp_path / "gone.gguf", {"token_embd.weight": (packed(Kind.F32), Kind.F32)}))
-    path.unlink()
-    _check_refused(header)
-
-
-def _check_refused(header: GGUFHeader) -> None:
-    with pytest.raises(UnsupportedModelError, match="use drafter") as caught:
-        packed_rows(header)
-    assert "\n" not in str(caught.value)

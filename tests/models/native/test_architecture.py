@@ -64,7 +64,7 @@ def test_other_architectures_are_llama_cpps(architecture: str, tmp_path: Path) -
     [
         ({"expert_count": 8}, "llama.expert_count"),
         ({"attn_logit_softcapping": 50.0}, "llama.attn_logit_softcapping"),
-        ({"attention__head_count_kv": (2, 1)}, "llama.attention.head_count_kv"),
+        ({"attention__head_count_kv": np.array([2, 1])}, "llama.attention.head_count_kv"),
         ({"attention__key_length": 24, "rope__dimension_count": 24}, "24"),
         ({"attention__key_length": 512}, "512"),
         ({"attention__value_length": 64}, "heads"),
@@ -109,7 +109,7 @@ def test_a_format_that_is_not_read_is_llama_cpps(tmp_path: Path) -> None:
         {"attention__layer_norm_rms_epsilon": float("nan")},
         {"attention__layer_norm_rms_epsilon": -1.0},
         {"attention__layer_norm_rms_epsilon": "none"},
-        {"attention__sliding_window": 8, "attention__sliding_window_pattern": (True, False, True)},
+        {"attention__sliding_window": 8, "attention__sliding_window_pattern": np.array([True, False, True])},
         {"rope__dimension_count": 0},
         {"rope__dimension_count": 3},
         {"rope__dimension_count": 64},

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, Keys
 from gguf.constants import GGMLQuantizationType as Format
-from gguf.constants import GGUFValueType, Keys
 from numpy.typing import NDArray
 
 from ...errors import ModelFileError
 from ..base import Capabilities
-from .gguf_file import AGAIN, GGUFHeader, StoredTensor, fingerprint, read, unreadable
+from .gguf_file import AGAIN, GGUFHeader, StoredTensor, fingerprint, read
 
 _NO_MODELS = {"adapter": "a LoRA adapter", "imatrix": "an importance matrix", "mmproj": "a multi-modal projector"}
 _MOST = {Keys.LLM.CONTEXT_LENGTH: 2**31 - 1, Keys.LLM.EMBEDDING_LENGTH: 2**31 - 1, Keys.LLM.BLOCK_COUNT: 512}
@@ -26,12 +27,11 @@ _MOST = {Keys.LLM.CONTEXT_LENGTH: 2**31 - 1, Keys.LLM.EMBEDDING_LENGTH: 2**31 - 
 _NO_WEIGHTS = {Format.I8, Format.I16, Format.I32, Format.I64, Format.F64}
 """Types that llama.cpp computes no layer with."""
 _EPSILONS = (Keys.Attention.LAYERNORM_RMS_EPS, Keys.Attention.LAYERNORM_EPS, Keys.Attention.GROUPNORM_EPS)
-_TEXT = frozenset({GGUFValueType.STRING})
 _VOCABULARY = {
-    Keys.Tokenizer.LIST: _TEXT,
-    Keys.Tokenizer.MERGES: _TEXT,
-    Keys.Tokenizer.SCORES: frozenset({GGUFValueType.FLOAT32}),
-    Keys.Tokenizer.TOKEN_TYPE: frozenset({GGUFValueType.INT32, GGUFValueType.UINT32}),
+    Keys.Tokenizer.LIST: ("text",),
+    Keys.Tokenizer.MERGES: ("text",),
+    Keys.Tokenizer.SCORES: ("float32",),
+    Keys.Tokenizer.TOKEN_TYPE: ("int32", "uint32"),
 }
 """Arrays of the vocabulary, and the types of their entries, which llama.cpp takes for granted."""
 _EACH = (Keys.Tokenizer.SCORES, Keys.Tokenizer.TOKEN_TYPE)
@@ -65,7 +65,9 @@ def check(path: Path) -> GGUFHeader:
         first, *others = _parts(header)
         tensors = [tensor for part in (header, *map(read, others)) for tensor in part.tensors]
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise ModelFileError(
+            f"cannot read {error.filename or path}: {error.strerror or error}: give a file that can be read"
+        ) from None
     kind = str(header.metadata.get(Keys.General.TYPE, ""))
     if what := _NO_MODELS.get("mmproj" if header.architecture == "clip" else kind):
         raise ModelFileError(f"{path} is no language model but {what}: give the .gguf file of the model itself")
@@ -74,8 +76,8 @@ def check(path: Path) -> GGUFHeader:
         raise ModelFileError(
             f"{path} is no language model: it has no {lacking}: give the .gguf file of the model itself"
         )
-    whole = GGUFHeader(path, header.metadata, header.arrays, tuple(tensors))
-    if flaw := _flaw(whole):
+    whole = GGUFHeader(path, header.metadata, tuple(tensors))
+    if flaw := next(chain(_flaws_of_numbers(whole), _flaws_of_vocabulary(whole), _flaws_of_tensors(whole)), None):
         raise ModelFileError(f"{path} is damaged: {flaw}: {AGAIN}")
     return whole
 
@@ -95,73 +97,66 @@ def _parts(header: GGUFHeader) -> list[Path]:
     return parts
 
 
-def _flaw(header: GGUFHeader) -> str | None:
-    """The first thing that is wrong with a model's numbers, vocabulary or tensors, by its name."""
-    for find in (_flaw_of_numbers, _flaw_of_vocabulary, _flaw_of_tensors):
-        if flaw := find(header):
-            return flaw
-    return None
-
-
-def _flaw_of_numbers(header: GGUFHeader) -> str | None:
+def _flaws_of_numbers(header: GGUFHeader) -> Iterator[str]:
+    """What is wrong with a model's numbers, by its name; the first counts, and so it is below."""
     for key, value in header.metadata.items():
-        numbers = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-            return f"{key} is {value}"
+        if isinstance(value, float | np.ndarray) and key not in _VOCABULARY:
+            numbers = np.atleast_1d(value)
+            for wrong in numbers[~np.isfinite(numbers)]:
+                yield f"{key} is {wrong}"
     for key in _EPSILONS:
         name = key.format(arch=header.architecture)
         epsilon = header.metadata.get(name, 0.0)
         if not isinstance(epsilon, float) or not 0 <= epsilon < 1:
-            return f"{name} is {epsilon}, not a number from 0 to 1"
+            yield f"{name} is {epsilon}, not a number from 0 to 1"
     for key, most in _MOST.items():
         name, found = key.format(arch=header.architecture), header.numbers(key)
         if found is None:
-            return f"it has no {name}"
-        if len(found) != 1 or not 1 <= found[0] <= most:
-            return f"{name} is {', '.join(map(str, found))}, not a number from 1 to {most}"
+            yield f"it has no {name}"
+        elif len(found) != 1 or not 1 <= found[0] <= most:
+            yield f"{name} is {', '.join(map(str, found))}, not a number from 1 to {most}"
     for tensor in header.tensors:
         block = re.match(r"blk\.(\d+)\.", tensor.name)
         if block and int(block[1]) >= header.layers:
-            return f"{Keys.LLM.BLOCK_COUNT.format(arch=header.architecture)} is {header.layers}, with {tensor.name}"
-    return None
+            yield f"{Keys.LLM.BLOCK_COUNT.format(arch=header.architecture)} is {header.layers}, with {tensor.name}"
 
 
-def _flaw_of_vocabulary(header: GGUFHeader) -> str | None:
+def _flaws_of_vocabulary(header: GGUFHeader) -> Iterator[str]:
     tokens = header.texts(Keys.Tokenizer.LIST)
     for key, kinds in _VOCABULARY.items():
-        if key in header.metadata and key not in header.arrays:
-            return f"{key} is no array"
-        if key not in header.arrays:
+        if (entries := header.metadata.get(key)) is None:
             continue
-        kind, entries = header.arrays[key]
+        kind = "text" if isinstance(entries, list) else "no array"
+        if isinstance(entries, np.ndarray):
+            kind = entries.dtype.name
         if kind not in kinds:
-            return f"{key} has entries of type {GGUFValueType(kind).name}"
-        if key in _EACH and len(entries) != len(tokens):
-            return f"{key} has {len(entries)} entries for {len(tokens)} tokens"
+            yield f"{key} holds {kind}, not {kinds[0]}"
+        if key in _EACH and np.size(entries) != len(tokens):
+            yield f"{key} has {np.size(entries)} entries for {len(tokens)} tokens"
     spelt = [token.partition(b"\0")[0] for token in tokens]  # as far as llama.cpp reads them
     first = dict(zip(reversed(spelt), range(len(spelt) - 1, -1, -1), strict=True))
     for token, text in enumerate(spelt):
         if text and first[text] != token:
             shown = text.decode(errors="replace")
-            return f"{Keys.Tokenizer.LIST} has {shown!r} twice, as token {first[text]} and as token {token}"
-    return None
+            yield f"{Keys.Tokenizer.LIST} has {shown!r} twice, as token {first[text]} and as token {token}"
 
 
-def _flaw_of_tensors(header: GGUFHeader) -> str | None:
+def _flaws_of_tensors(header: GGUFHeader) -> Iterator[str]:
     names = set[str]()
     for tensor in header.tensors:
         name, kind = tensor.name, tensor.kind
         if name in names:
-            return f"tensor {name} is there twice"
+            yield f"tensor {name} is there twice"
         names.add(name)
         if not tensor.size:  # a type that only newer engines know
             continue
         vector = len(tensor.shape) == 1 or name.endswith("_norm.weight")
         if kind in _NO_WEIGHTS or (vector and kind != Format.F32):
             wanted = "F32" if vector else "a type of weights"
-            return f"tensor {name} is of type {Format(kind).name}, not {wanted}"
-    infinite = (tensor.name for tensor in header.tensors if tensor.size and not _finite(tensor))
-    return next((f"tensor {name} has weights that are NaN or infinite" for name in infinite), None)
+            yield f"tensor {name} is of type {Format(kind).name}, not {wanted}"
+    for tensor in header.tensors:
+        if tensor.size and not _finite(tensor):
+            yield f"tensor {tensor.name} has weights that are NaN or infinite"
 
 
 def _finite(tensor: StoredTensor) -> bool:
@@ -169,12 +164,12 @@ def _finite(tensor: StoredTensor) -> bool:
 
     Passes do not show it: llama.cpp rounds activations that are NaN to numbers.
     """
-    data = np.memmap(tensor.file, np.uint8, "r", tensor.begin, (tensor.size,))
+    data = tensor.data
     if tensor.kind == Format.F32:
         return all(np.isfinite(part).all() for part in _pieces(data.view(np.float32)))
     infinite, columns = _INFINITE.get(Format(tensor.kind)), [data.view(np.uint16)]
     if infinite is None:
-        blocks = data.reshape(-1, tensor.block_size)
+        blocks = data.reshape(-1, GGML_QUANT_SIZES[Format(tensor.kind)][1])
         infinite = _INFINITE[Format.F16]
         columns = [blocks[:, at : at + 2].view(np.uint16)[:, 0] for at in _SCALES.get(tensor.kind, ())]
     return all((part & 0x7FFF).max() < infinite for column in columns for part in _pieces(column))

@@ -7,44 +7,33 @@ which takes 7 s for 150,000 of them.
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gguf
 import numpy as np
+from gguf import GGUFReader
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, Keys
 from numpy.typing import NDArray
 
-from ...errors import ModelFileError, UnsupportedModelError, first_line
+from ...errors import ModelFileError, UnsupportedModelError
 
-Value = int | float | bool | str | tuple[int | float | bool, ...]
+Value = int | float | bool | str | NDArray[Any] | list[bytes]
+"""Of metadata: texts of the vocabulary stay bytes."""
 
 _VERSIONS = (2, 3)
 _DIMENSIONS = 4
 """Most of a tensor."""
-_LONGEST = 1024
-"""Entries of an array of metadata that is read: one number a layer. Longer ones are the vocabulary's."""
 _RUNS, _RUN = 16, 256
 """Pieces of each tensor that go into the fingerprint, and their bytes: about a megabyte of a model of 30 layers."""
-_CODES = {
-    GGUFValueType.UINT8: "B",
-    GGUFValueType.INT8: "b",
-    GGUFValueType.UINT16: "H",
-    GGUFValueType.INT16: "h",
-    GGUFValueType.UINT32: "I",
-    GGUFValueType.INT32: "i",
-    GGUFValueType.FLOAT32: "f",
-    GGUFValueType.BOOL: "?",
-    GGUFValueType.UINT64: "Q",
-    GGUFValueType.INT64: "q",
-    GGUFValueType.FLOAT64: "d",
-}
+_NUMBERS = {int(kind): np.dtype(number).newbyteorder("<") for kind, number in GGUFReader.gguf_scalar_to_np.items()}
+"""Types of metadata that are numbers."""
 
 
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
@@ -59,7 +48,6 @@ class StoredTensor:
         kind: ggml's number of its type.
         begin: in bytes, in ``file``.
         size: in bytes; 0: of a type that the package ``gguf`` does not know.
-        block_size: of its blocks, in bytes; 1 where ``size`` is 0.
     """
 
     name: str
@@ -70,40 +58,25 @@ class StoredTensor:
     size: int
 
     @property
-    def block_size(self) -> int:
-        return _SIZES.get(self.kind, (1, 1))[1]
-
-
-class StoredArray(NamedTuple):
-    """An array of metadata.
-
-    Attributes:
-        kind: the type of its entries (``GGUFValueType``).
-        entries: numbers, or texts as they are stored.
-    """
-
-    kind: int
-    entries: NDArray[Any] | Sequence[bytes]
+    def data(self) -> NDArray[np.uint8]:
+        """[size] its bytes, mapped."""
+        if not self.size:
+            return np.zeros(0, np.uint8)
+        return np.asarray(np.memmap(self.file, np.uint8, "r", self.begin, (self.size,)))
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """The header of a GGUF file; for a model in several parts, with the tensors of all.
-
-    Attributes:
-        metadata: numbers, texts and short arrays, by key.
-        arrays: all arrays, by key.
-    """
+    """The header of a GGUF file; for a model in several parts, with the tensors of all."""
 
     path: Path
     metadata: Mapping[str, Value]
-    arrays: Mapping[str, StoredArray]
     tensors: tuple[StoredTensor, ...]
 
     def texts(self, key: str) -> Sequence[bytes]:
         """The texts under a key, as they are stored; none where there is no array of texts."""
-        found = self.arrays.get(key)
-        return () if found is None or isinstance(found.entries, np.ndarray) else found.entries
+        found = self.metadata.get(key)
+        return found if isinstance(found, list) else ()
 
     @property
     def architecture(self) -> str:
@@ -123,12 +96,11 @@ class GGUFHeader:
         found = self.metadata.get(key.format(arch=self.architecture))
         if found is None:
             return None
-        values = found if isinstance(found, tuple) else (found,)
-        whole = tuple(value for value in values if isinstance(value, int) and value >= 0)
-        if not whole or len(whole) != len(values):
+        numbers = np.atleast_1d(found)
+        if not numbers.size or numbers.dtype.kind not in "biu" or (numbers < 0).any():
             name = key.format(arch=self.architecture)
-            raise ModelFileError(f"{self.path}: {name} is {found!r}, which is no number of something: {AGAIN}")
-        return whole
+            raise ModelFileError(f"{self.path}: {name} is {numbers.tolist()}, which is no number of something: {AGAIN}")
+        return tuple(numbers.tolist())
 
     @property
     def layers(self) -> int:
@@ -157,13 +129,6 @@ class GGUFHeader:
 
 
 AGAIN = "download it again"
-
-
-def unreadable(path: Path, error: OSError) -> ModelFileError:
-    """The error of a file that the system does not give."""
-    return ModelFileError(
-        f"cannot read {error.filename or path}: {error.strerror or error}: give a file that can be read"
-    )
 
 
 class _Damaged(Exception):
@@ -212,7 +177,6 @@ class _Reader:
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, 8
-        self._arrays: dict[str, StoredArray] = {}
         self.place = ""
 
     def header(self, path: Path) -> GGUFHeader:
@@ -220,12 +184,10 @@ class _Reader:
         metadata: dict[str, Value] = {}
         for _ in range(entries):
             key = self._text()
-            if key in metadata or key in self._arrays:
+            if key in metadata:
                 raise _Damaged(f"{key} is there twice")
             self.place = f", at {key}"
-            value = self._value(key, self._take("I")[0])
-            if value is not None:
-                metadata[key] = value
+            metadata[key] = self._value(self._take("I")[0])
         places = [self._tensor() for _ in range(tensors)]
         self.place = ""
         align = metadata.get(Keys.General.ALIGNMENT, GGUF_DEFAULT_ALIGNMENT)
@@ -237,7 +199,7 @@ class _Reader:
                 raise _Damaged(f"tensor {name} is at byte {offset} of the weights, where {end} is next")
             stored.append(StoredTensor(name, shape, kind, path, begin + offset, _bytes(shape, kind)))
             end = -(-(offset + stored[-1].size) // align) * align
-        return GGUFHeader(path, metadata, self._arrays, tuple(stored))
+        return GGUFHeader(path, metadata, tuple(stored))
 
     def _take(self, codes: str) -> tuple[int, ...]:
         values = struct.unpack_from(f"<{codes}", self._data, self._at)
@@ -255,23 +217,13 @@ class _Reader:
             raise struct.error
         return begin
 
-    def _value(self, key: str, kind: int) -> Value | None:
-        """The next value; None: an array of texts, or a long one."""
+    def _value(self, kind: int) -> Value:
         if kind == GGUFValueType.STRING:
             return self._text()
         if kind != GGUFValueType.ARRAY:
-            return self._take(self._code(kind))[0]
+            return self._numbers(kind, 1).item()  # type: ignore[no-any-return]
         of, length = self._take("IQ")
-        if of == GGUFValueType.ARRAY:
-            raise _Damaged("it holds arrays of arrays")
-        if of == GGUFValueType.STRING:
-            self._arrays[key] = StoredArray(of, self._texts(length))
-            return None
-        numbers = np.dtype(f"<{self._code(of)}")
-        begin = self._skip(length * numbers.itemsize)
-        entries = np.frombuffer(self._data[begin : self._at], numbers)
-        self._arrays[key] = StoredArray(of, entries)
-        return tuple(entries.tolist()) if length <= _LONGEST else None
+        return self._texts(length) if of == GGUFValueType.STRING else self._numbers(of, length)
 
     def _texts(self, count: int) -> list[bytes]:
         size_of, at, data = struct.Struct("<Q").unpack_from, self._at, self._data
@@ -283,11 +235,11 @@ class _Reader:
         self._at = at
         return texts
 
-    def _code(self, kind: int) -> str:
-        try:
-            return _CODES[GGUFValueType(kind)]
-        except (ValueError, KeyError):
-            raise _Damaged(f"its header holds a value of unknown type {kind}") from None
+    def _numbers(self, kind: int, count: int) -> NDArray[Any]:
+        if (number := _NUMBERS.get(kind)) is None:
+            raise _Damaged(f"its header holds a value of unknown type {kind}")
+        begin = self._skip(count * number.itemsize)
+        return np.frombuffer(self._data[begin : self._at], number)
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._text()
@@ -308,40 +260,23 @@ _SIZES: dict[int, tuple[int, int]] = {int(kind): sizes for kind, sizes in GGML_Q
 
 def _bytes(shape: Sequence[int], kind: int) -> int:
     block, size = _SIZES.get(kind, (1, 0))
-    count = 1
-    for length in shape:
-        count *= length
-    return count // block * size
+    return math.prod(shape) // block * size
 
 
 def fingerprint(header: GGUFHeader) -> str:
     """16 hexadecimal digits of SHA-256 over the tensors' names, shapes and types and over evenly spaced pieces of each.
 
     Another quantization of the same weights has another one: it is another distribution.
-
-    Raises:
-        ModelFileError: the file cannot be read.
     """
     digest = hashlib.sha256()
-    try:
-        with ExitStack() as stack:
-            paths = {tensor.file for tensor in header.tensors}
-            files = {path: stack.enter_context(path.open("rb", buffering=0)) for path in paths}
-            for tensor in header.tensors:
-                digest.update(f"{tensor.name} {tensor.shape} {tensor.kind}\n".encode())
-                for begin, size in _pieces(tensor.size):
-                    files[tensor.file].seek(tensor.begin + begin)
-                    digest.update(files[tensor.file].read(size))
-    except OSError as error:
-        raise unreadable(header.path, error) from None
+    for tensor in header.tensors:
+        digest.update(f"{tensor.name} {tensor.shape} {tensor.kind}\n".encode())
+        pieces = [((tensor.size - _RUN) * i // (_RUNS - 1), _RUN) for i in range(_RUNS)]
+        with tensor.file.open("rb", buffering=0) as file:
+            for begin, size in pieces if tensor.size > _RUNS * _RUN else [(0, tensor.size)]:
+                file.seek(tensor.begin + begin)
+                digest.update(file.read(size))
     return digest.hexdigest()[:16]
-
-
-def _pieces(size: int) -> list[tuple[int, int]]:
-    """Where pieces of a tensor of ``size`` bytes begin, and their sizes, from its first byte to its last."""
-    if size <= _RUNS * _RUN:
-        return [(0, size)]
-    return [((size - _RUN) * i // (_RUNS - 1), _RUN) for i in range(_RUNS)]
 
 
 def slot_bytes(header: GGUFHeader, keys: int, values: int) -> int:
@@ -363,49 +298,25 @@ def slot_bytes(header: GGUFHeader, keys: int, values: int) -> int:
     return total * layers // len(shared)
 
 
-Ids = NDArray[np.int64]
-Rows = NDArray[np.float32]
-
-_FIRST: Ids = np.zeros(1, np.int64)
-
-
-def packed_rows(header: GGUFHeader) -> dict[str, PackedRows]:
-    """``EMBEDDINGS`` and ``OUTPUT`` of a file; the latter are the embeddings where it has no output layer.
-
-    Raises:
-        UnsupportedModelError: they cannot be read, or there are no embeddings.
-    """
-    found = {t.name: PackedRows(t) for t in header.tensors if t.name in (EMBEDDINGS, OUTPUT)}
-    if EMBEDDINGS not in found:
-        raise _unread(f"{header.path} has no tensor {EMBEDDINGS}")
-    return {OUTPUT: found[EMBEDDINGS], **found}
-
-
 class PackedRows:
-    """A tensor as its file holds it; a vector is one row.
-
-    Raises:
-        UnsupportedModelError: it cannot be read, or nothing dequantizes its format.
-    """
+    """A matrix as its file holds it, of a format that the native engine reads."""
 
     def __init__(self, tensor: StoredTensor) -> None:
-        count = tensor.shape[1] if len(tensor.shape) > 1 else 1
-        try:
-            mapped = np.memmap(tensor.file, np.uint8, "r", tensor.begin, (count, tensor.size // count))
-            self._packed: NDArray[np.uint8] = np.asarray(mapped)
-            self._kind = gguf.GGMLQuantizationType(tensor.kind)
-            self.rows(_FIRST)
-        except (OSError, ValueError, NotImplementedError) as error:
-            raise _unread(f"{tensor.name} of {tensor.file}: {first_line(error)}") from None
+        self._packed, self._kind = (
+            tensor.data.reshape(math.prod(tensor.shape[1:]), -1),
+            GGMLQuantizationType(tensor.kind),
+        )
 
-    def blocks(self, ids: Ids) -> tuple[NDArray[np.uint8], gguf.GGMLQuantizationType]:
+    def blocks(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.uint8], GGMLQuantizationType]:
         """[n, bytes] rows as they are, and their format."""
         return self._packed[ids], self._kind
 
-    def rows(self, ids: Ids) -> Rows:
+    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """[n, H] float32 rows."""
-        return gguf.dequantize(self._packed[ids], self._kind)
+        return gguf.dequantize(*self.blocks(ids))
 
 
-def _unread(why: str) -> UnsupportedModelError:
-    return UnsupportedModelError(f"a draft head cannot read embeddings or output layer: {why}: use drafter 'lookup'")
+def packed_rows(header: GGUFHeader) -> dict[str, PackedRows]:
+    """``EMBEDDINGS`` and ``OUTPUT`` of a file; the latter are the embeddings where it has no output layer."""
+    found = {t.name: PackedRows(t) for t in header.tensors if t.name in (EMBEDDINGS, OUTPUT)}
+    return {OUTPUT: found[EMBEDDINGS], **found}

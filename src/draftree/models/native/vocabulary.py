@@ -357,8 +357,8 @@ def _texts(header: GGUFHeader) -> list[str]:
 
 def _kinds(header: GGUFHeader) -> list[int]:
     """The type of each token (``TokenType``)."""
-    stored = header.arrays.get(Keys.Tokenizer.TOKEN_TYPE)
-    return [_NORMAL] * len(header.texts(Keys.Tokenizer.LIST)) if stored is None else np.array(stored.entries).tolist()
+    stored = header.metadata.get(Keys.Tokenizer.TOKEN_TYPE)
+    return stored.tolist() if isinstance(stored, np.ndarray) else [_NORMAL] * len(header.texts(Keys.Tokenizer.LIST))
 
 
 def _pre_tokenizer(header: GGUFHeader) -> PreTokenizer:
@@ -385,8 +385,8 @@ def _merges_by_score(header: GGUFHeader, texts: Sequence[str], kinds: Sequence[i
     Raises:
         NotNativeError: two have the same score. llama.cpp merges the first in the text then: no order of pairs does.
     """
-    stored = header.arrays.get(Keys.Tokenizer.SCORES)
-    scores = [0.0] * len(texts) if stored is None else np.array(stored.entries).tolist()
+    stored = header.metadata.get(Keys.Tokenizer.SCORES)
+    scores = stored.tolist() if isinstance(stored, np.ndarray) else [0.0] * len(texts)
     known, merges, made = set(texts), list[tuple[str, str]](), list[float]()
     for token in sorted(range(len(texts)), key=lambda token: -scores[token]):
         text = texts[token]
