@@ -15,6 +15,7 @@ from draftree.errors import CacheError
 from draftree.models.base import LanguageModel, Nodes, Row, decoded, prefill
 from draftree.models.huggingface.inspection import self_test
 from draftree.models.llama import llama_model
+from draftree.models.llama.library import F16, open_library
 from draftree.models.llama.llama_model import LlamaModel
 from draftree.models.protocols import FeatureModel
 from draftree.tree import ROOT
@@ -243,3 +244,13 @@ def test_a_context_is_not_made_for_all_tokens_that_may_come(model: LlamaModel) -
     assert model._context.cells >= 3000
     model.reserve(8, model.capabilities.max_length)
     assert model._context.cells == llama_model._RESERVED
+
+
+def test_the_structs_are_those_of_the_pinned_library() -> None:
+    """Defaults that are spread over the struct: with another layout one of them is another number."""
+    found = open_library().context_default_params()
+    assert (found.n_ctx, found.n_batch, found.n_ubatch, found.n_seq_max) == (512, 2048, 512, 1)
+    assert (found.flash_attn_type, found.type_k, found.type_v, found.kv_unified) == (-1, F16, F16, False)
+    assert ([*found._positions], found._defragmenting) == ([0, 0, -1, -1, -1, -1], -1)
+    assert [*found._flags] == [False, True, True, True, True]
+    assert not open_library().model_default_params().vocab_only

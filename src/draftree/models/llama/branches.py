@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ...errors import CacheError
 from ...tree import ROOT
 
 LOST = -1
@@ -55,20 +56,17 @@ class Branches:
         return found[::-1]
 
     def add(self, token: int, parent: int) -> None:
-        """A node that has no cell yet."""
+        """Add a node that has no cell yet.
+
+        Raises:
+            CacheError: its parent does not come before it.
+        """
+        if not ROOT <= parent < len(self.parents):
+            raise CacheError(f"parent {parent} does not come before its child, node {len(self.parents)}")
         self.parents.append(parent)
         self.tokens.append(token)
         self.depths.append(self.depth_of(parent) + 1)
         self.ids.append(LOST)
-
-    def needed(self, nodes: Sequence[int]) -> int:
-        """How many ids ``carry`` would take."""
-        ends, count = {tip for tip in self.tips.values()}, 0
-        for node in nodes:
-            count += self.parents[node] not in ends
-            ends.discard(self.parents[node])
-            ends.add(node)
-        return count
 
     def carry(self, nodes: Sequence[int], free: list[int]) -> tuple[list[list[int]], list[tuple[int, int, int]]]:
         """Give ids to nodes without cells, in ascending order; the parents of all others have cells.
@@ -157,15 +155,6 @@ class Branches:
         for own in ended:
             del self.tips[own]
         return ended
-
-    def is_committed_by(self, keep: Sequence[int], trunk: int) -> bool:
-        """All nodes are one path on the row's own id, and all of them are committed."""
-        return len(keep) == trunk == len(self.ids) and len(self.tips) == 1 and LOST not in self.ids
-
-    def clear(self) -> None:
-        """Forget all nodes, which belong to the row's own id."""
-        self.cut(0)
-        self.tips = {self.main: ROOT}
 
     def cut(self, count: int) -> None:
         """Forget all but the first nodes; none of the others has a cell."""

@@ -1,7 +1,6 @@
 """llama.cpp through ctypes: its shared library, and weights and contexts as objects that free themselves.
 
-The package ``xllamacpp`` brings the library. It exports the C functions without promising them: its version is pinned,
-and the defaults that the library fills into our structs are compared with the known ones before all else is called.
+The package ``xllamacpp`` brings the library. It exports the C functions without promising them: its version is pinned.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from ..gguf.gguf_file import AGAIN, GGUFHeader
 
 XLLAMACPP = "2026.10.11549"
 """The version of xllamacpp whose structs are declared here (llama.cpp b11549)."""
-_BUILD = XLLAMACPP.split(".")[-1]
 
 F16, Q8_0, BF16 = 1, 8, 30
 """ggml's numbers of the types of keys and values."""
@@ -48,78 +46,35 @@ class BatchStruct(ctypes.Structure):
 
 
 class ModelParams(ctypes.Structure):
-    """llama_model_params of b11549."""
+    """llama_model_params of b11549; names with an underscore are of several fields that nothing here changes."""
 
-    _fields_ = [
-        ("devices", c_void_p),
-        ("tensor_buft_overrides", c_void_p),
-        ("n_gpu_layers", c_int32),
-        ("split_mode", c_int),
-        ("load_mode", c_int),
-        ("lazy_mode", c_int),
-        ("main_gpu", c_int32),
-        ("tensor_split", c_void_p),
-        ("progress_callback", c_void_p),
-        ("progress_callback_user_data", c_void_p),
-        ("kv_overrides", c_void_p),
-        ("vocab_only", c_bool),
-        ("check_tensors", c_bool),
-        ("use_extra_bufts", c_bool),
-        ("no_host", c_bool),
-        ("no_alloc", c_bool),
-        ("load_mtp", c_bool),
-    ]
+    _fields_ = [("_from_devices", c_void_p * 9), ("vocab_only", c_bool), ("_flags", c_bool * 5)]
 
 
 class ContextParams(ctypes.Structure):
-    """llama_context_params of b11549."""
+    """llama_context_params of b11549, as ``ModelParams``."""
 
     _fields_ = [
         ("n_ctx", c_uint32),
         ("n_batch", c_uint32),
         ("n_ubatch", c_uint32),
         ("n_seq_max", c_uint32),
-        ("n_rs_seq", c_uint32),
-        ("n_outputs_max", c_uint32),
-        ("n_outputs_max_per_seq", c_uint32),
+        ("_outputs", c_uint32 * 3),
         ("n_threads", c_int32),
         ("n_threads_batch", c_int32),
-        ("ctx_type", c_int),
-        ("rope_scaling_type", c_int),
-        ("pooling_type", c_int),
-        ("attention_type", c_int),
+        ("_kinds", c_int * 4),
         ("flash_attn_type", c_int),
-        ("rope_freq_base", c_float),
-        ("rope_freq_scale", c_float),
-        ("yarn_ext_factor", c_float),
-        ("yarn_attn_factor", c_float),
-        ("yarn_beta_fast", c_float),
-        ("yarn_beta_slow", c_float),
-        ("yarn_orig_ctx", c_uint32),
-        ("defrag_thold", c_float),
-        ("cb_eval", c_void_p),
-        ("cb_eval_user_data", c_void_p),
+        ("_positions", c_float * 6),
+        ("_trained", c_uint32),
+        ("_defragmenting", c_float),
+        ("_callback", c_void_p * 2),
         ("type_k", c_int),
         ("type_v", c_int),
-        ("moe_cache_size", c_size_t),
-        ("abort_callback", c_void_p),
-        ("abort_callback_data", c_void_p),
-        ("embeddings", c_bool),
-        ("offload_kqv", c_bool),
-        ("no_perf", c_bool),
-        ("op_offload", c_bool),
-        ("swa_full", c_bool),
+        ("_abort", c_void_p * 3),
+        ("_flags", c_bool * 5),
         ("kv_unified", c_bool),
-        ("samplers", c_void_p),
-        ("n_samplers", c_size_t),
-        ("ctx_other", c_void_p),
+        ("_rest", c_void_p * 3),
     ]
-
-
-_DEFAULTS: dict[str, float] = {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "flash_attn_type": -1}
-_DEFAULTS |= {"yarn_ext_factor": -1.0, "defrag_thold": -1.0, "type_k": F16, "type_v": F16, "embeddings": False}
-_DEFAULTS |= {"offload_kqv": True}
-"""Of ``llama_context_default_params``, spread over the struct: another layout shows in one of them."""
 
 
 Log = CFUNCTYPE(None, c_int, c_char_p, c_void_p)
@@ -184,9 +139,6 @@ class Library:
                 setattr(self, short, function)
         except (OSError, AttributeError) as error:
             raise ConfigError(f"{name} is no library of llama.cpp that can be used: {error}: {_WAY_OUT}") from None
-        found = self.context_default_params()
-        if wrong := [f"{field} {now}" for field, value in _DEFAULTS.items() if (now := getattr(found, field)) != value]:
-            raise ConfigError(f"{name} is of another version than b{_BUILD} ({', '.join(wrong)}): {_WAY_OUT}")
         self._log = Log(self._hear)
         self.listen()
         self.backend_init()
@@ -399,18 +351,14 @@ class Context:
 
 def unloadable(library: Library, path: Path) -> DraftreeError:
     """The error of a model that llama.cpp has just failed to load, with the reason out of its complaints."""
-    why = "error loading model: "
-    reasons = [line.split(why)[-1] for line in library.complaints if why in line]
-    reason = reasons[-1] if reasons else "it gives no reason"
-    if not reasons or "failed to load model" in reason:  # the reason came first
-        reason = next(iter(library.complaints), reason)
+    first = next(iter(library.complaints), "it gives no reason")  # those behind it only say that it failed
+    reason = first.split("error loading model: ")[-1]
     library.complaints = []
     if "unknown model architecture" in reason:
-        return UnsupportedModelError(f"{path}: {reason} to {library.name}: {_OTHER_BACKEND}")
+        return UnsupportedModelError(
+            f"{path}: {reason} to {library.name}: use backend 'transformers', if transformers knows it"
+        )
     return ModelFileError(f"llama.cpp cannot load {path}: {reason}: {AGAIN}, or use backend 'transformers'")
-
-
-_OTHER_BACKEND = "use backend 'transformers', if transformers knows it"
 
 
 def refuse(library: Library, model: int, header: GGUFHeader) -> None:
@@ -422,17 +370,13 @@ def refuse(library: Library, model: int, header: GGUFHeader) -> None:
     Raises:
         UnsupportedModelError: it cannot be given draft trees.
     """
-    own = "use llama.cpp itself for it"
-    why = None
-    if library.model_has_encoder(model):
-        why = "it is an encoder-decoder model: load a decoder-only one"
-    elif (
-        not library.model_has_decoder(model) or header.metadata.get(f"{header.architecture}.attention.causal") is False
-    ):
-        why = "it is an encoder, which generates no text: load a decoder-only one"
+    causal = header.metadata.get(f"{header.architecture}.attention.causal", True)
+    if library.model_has_encoder(model) or not library.model_has_decoder(model) or not causal:
+        why = "it is an encoder or an encoder-decoder model: load a decoder-only one"
     elif library.model_is_hybrid(model) or library.model_is_recurrent(model):
-        why = f"it keeps a recurrent state that cannot branch: {own}"
+        why = "it keeps a recurrent state that cannot branch: use llama.cpp itself for it"
     elif window := library.model_n_swa(model):
-        why = f"its cache forgets what lies beyond a window of {window} tokens: use backend 'transformers', or {own}"
-    if why:
-        raise UnsupportedModelError(f"{header.path} ({header.architecture}) cannot verify draft trees: {why}")
+        why = f"its cache forgets what lies beyond a window of {window} tokens: use backend 'transformers'"
+    else:
+        return
+    raise UnsupportedModelError(f"{header.path} ({header.architecture}) cannot verify draft trees: {why}")

@@ -20,7 +20,6 @@ from ...config import typed
 from ...errors import CacheError, UnsupportedModelError
 from ...scores import LastScores, NumpyScores, Scores
 from ...text.encoding import Tokenizer
-from ...tree import ROOT, Floats
 from ..base import (
     NO_NODES,
     PROMPT,
@@ -172,8 +171,6 @@ class LlamaModel(LanguageModel):
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         own = [self._own(row) for row in rows]
         self._scores.expire()
-        for row, new in zip(own, nodes, strict=True):
-            self._check(row, new)
         before, added = [len(row.branches.ids) for row in own], list[_Node]()
         try:
             for row, new, first in zip(own, nodes, before, strict=True):
@@ -181,6 +178,7 @@ class LlamaModel(LanguageModel):
                 for i, (token, parent) in enumerate(zip(new.tokens.tolist(), new.parents.tolist(), strict=True)):
                     row.branches.add(token, parent)
                     added.append((row, first + i, i >= unwanted))
+                self._check_depth(row)
             logits = self._read(added)
         except BaseException:
             for row, first in zip(own, before, strict=True):
@@ -191,21 +189,12 @@ class LlamaModel(LanguageModel):
             row.parents = np.append(row.parents, new.parents)
         return self._scores.keep(NumpyScores(logits, [new.scored for new in nodes]))
 
-    def _check(self, row: LlamaRow, new: Nodes) -> None:
-        """Check that nodes can be added.
-
-        Raises:
-            CacheError: they cannot.
-        """
-        can, depths = self.capabilities, row.branches.depths.copy()
-        for parent in new.parents.tolist():
-            if not ROOT <= parent < len(depths):
-                raise CacheError(f"parents {new.parents.tolist()} are not in order: a parent comes before its child")
-            depths.append(depths[parent] + 1 if parent != ROOT else 0)
-        if row.length + max(depths, default=0) >= can.max_length:
+    def _check_depth(self, row: LlamaRow) -> None:
+        """Raise CacheError if a node lies beyond the longest sequence."""
+        can, last = self.capabilities, row.length + max(row.branches.depths, default=0)
+        if last >= can.max_length:
             raise CacheError(
-                f"a node at position {row.length + max(depths)} is beyond the {can.max_length} tokens of {can.name}: "
-                "draft less deep"
+                f"a node at position {last} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
             )
 
     def _read(self, added: Sequence[_Node]) -> NDArray[np.float32]:
@@ -223,7 +212,7 @@ class LlamaModel(LanguageModel):
             row, fresh = self._open[number], set(nodes)
             by_row[number] = row.branches.missing(nodes)
             again += [(row, node, False) for node in by_row[number] if node not in fresh]
-        if sum(self._open[number].branches.needed(nodes) for number, nodes in by_row.items()) > len(self._free):
+        if ends > len(self._free):  # a path takes no more than one
             self._give_up(by_row)
         carried: dict[tuple[int, int], Sequence[int]] = {}
         for number, nodes in by_row.items():
@@ -309,10 +298,6 @@ class LlamaModel(LanguageModel):
 
     def _keep(self, row: LlamaRow, keep: Sequence[int], trunk: int) -> None:
         branches = row.branches
-        if branches.is_committed_by(keep, trunk):
-            branches.clear()
-            row.length += trunk
-            return
         if lost := branches.missing(keep):
             self._read([(row, node, False) for node in lost])
         self._forget(row, *branches.give_up(keep))
@@ -374,27 +359,26 @@ def exactness(model: LanguageModel, kinds: Collection[str], tokens: int) -> tupl
     model.close(branch)
     check_finite(model.capabilities, alone)
 
-    def found(count: int) -> Floats:
+    differences = dict[int, float]()
+    for count in range(2, len(_PARENTS) + 1):
         scores = model.extend([row], [Nodes.of(drafted[:count], _PARENTS[:count])])
+        found = scores.logits([node for node in _PATH if node < count])
+        if not np.array_equal(found, alone[: len(found)]):
+            differences[count] = difference(found, alone[: len(found)])
         model.commit(row, [])
-        return scores.logits([node for node in _PATH if node < count])
-
-    differs = [n for n in range(2, len(_PARENTS) + 1) if not np.array_equal(got := found(n), alone[: len(got)])]
-    if not differs:
-        model.close(row)
-        return EXACT, 0.0
-    worst = max(difference(got := found(n), alone[: len(got)]) for n in differs)
-    gap = 2 * worst * float(alone.std())
     model.close(row)
+    if not differences:
+        return EXACT, 0.0
+    worst = max(differences.values())
     if worst > _WRONG:
         raise UnsupportedModelError(
             f"{model.capabilities.name} fails the tree self-test: logits differ by {worst:.2g} standard deviations "
             f"from one-token decoding's ({_WRONG:g} allowed): use backend 'transformers'"
         )
     words = (
-        f"yes, with near-ties: in passes over {differs[0]} tokens and more logits differ by up to {worst:.1g} standard "
-        f"deviations from one-token decoding's, since kernels for {', '.join(sorted(kinds))} round otherwise there; "
-        "texts differ where two tokens are nearly as likely. Files in Q8_0, Q4_0 and Q4_1 are bit-exact on CPUs with "
-        "AVX2"
+        f"yes, with near-ties: in passes over {min(differences)} tokens and more logits differ by up to {worst:.1g} "
+        f"standard deviations from one-token decoding's, since kernels for {', '.join(sorted(kinds))} round otherwise "
+        "there; texts differ where two tokens are nearly as likely. Files in Q8_0, Q4_0 and Q4_1 are bit-exact on CPUs "
+        "with AVX2"
     )
-    return words, gap
+    return words, 2 * worst * float(alone.std())
