@@ -100,9 +100,6 @@ class HeaderReader:
             raise damaged(self.header, f"its {key} is {found!r}" if found is not None else f"it has no {key}")
         return float(found)
 
-    def text(self, key: str, default: str) -> str:
-        return str(self.header.metadata.get(key.format(arch=self.header.architecture), default))
-
     def has(self, name: str) -> bool:
         return name in self._tensors
 
@@ -272,6 +269,8 @@ def describe(header: GGUFHeader, cache: Format = Format.F16) -> Description:
     if rope_size % 2 or rope_size > head_size:
         raise damaged(header, f"rope turns {rope_size} of the {head_size} dimensions of a head")
     ropes, layer_rope, magnitude = _ropes(file, family, rope_size, local)
+    # Files of Gemma 3 27B do not tell their scale.
+    width = hidden / heads if header.architecture == "gemma3" and layers == 62 else head_size
     numbers = Hyperparameters(
         vocabulary=file.place("token_embd.weight").rows,
         hidden=hidden,
@@ -288,20 +287,19 @@ def describe(header: GGUFHeader, cache: Format = Format.F16) -> Description:
         cache_format=cache.value,
         norm_epsilon=file.real(Keys.Attention.LAYERNORM_RMS_EPS),
         embedding_scale=math.sqrt(hidden) if family.scaled else 1.0,
-        attention_scale=_attention_scale(file, header.architecture, hidden, heads, head_size, layers),
+        attention_scale=file.real(Keys.Attention.SCALE, 1 / math.sqrt(width)),
         rope_magnitude=magnitude,
     )
     _check(file, numbers)
     window = file.number(Keys.Attention.SLIDING_WINDOW, 0)
     window = window if window < numbers.context else 0
-    tensors = _layer_tensors(file, family, numbers)
     return Description(
         files=file.files,
         hyperparameters=numbers,
         rope_frequencies=ropes,
         layer_rope=layer_rope,
         layer_window=np.where(local, window, 0).astype(np.int32),
-        layer_tensors=tensors,
+        layer_tensors=_layer_tensors(file, family, numbers),
         model_tensors=_model_tensors(file),
     )
 
@@ -328,12 +326,6 @@ def _local_layers(file: HeaderReader, family: Family, layers: int) -> NDArray[np
         return np.array(pattern, dtype=np.bool_)
     every = file.number(WINDOW_PATTERN, family.global_every)
     return np.arange(layers) % every < every - 1 if every else np.ones(layers, dtype=np.bool_)
-
-
-def _attention_scale(file: HeaderReader, name: str, hidden: int, heads: int, size: int, layers: int) -> float:
-    """Factor of the products of queries and keys."""
-    width = hidden / heads if name == "gemma3" and layers == 62 else size  # Gemma 3 27B, whose files do not tell
-    return file.real(Keys.Attention.SCALE, 1 / math.sqrt(width))
 
 
 def _ropes(
@@ -387,10 +379,10 @@ def _model_tensors(file: HeaderReader) -> NDArray[np.void]:
         NotNativeError: there is a tensor that nothing reads.
     """
     tied = "output.weight" if file.has("output.weight") else "token_embd.weight"
-    places = {name: file.place(tied if name == "output.weight" else name) for name in MODEL_TENSORS}
+    places = [file.place(name) for name in (*MODEL_TENSORS[:2], tied)]
     if unread := file.unread():
         raise unsupported(file.header, f"the tensor {unread[0]}")
-    return np.array([places[name] for name in MODEL_TENSORS], PLACE)
+    return np.array(places, PLACE)
 
 
 def frequencies(base: float, size: int) -> NDArray[np.float64]:
@@ -421,7 +413,7 @@ def scaled_frequencies(file: HeaderReader, size: int) -> tuple[NDArray[np.float6
         raise damaged(file.header, f"it has {len(divisors)} factors for {len(plain)} rope frequencies")
     plain = plain / divisors
     factor = file.real(Keys.Rope.SCALING_FACTOR, 1.0)
-    kind = file.text(Keys.Rope.SCALING_TYPE, "linear")
+    kind = file.header.metadata.get(Keys.Rope.SCALING_TYPE.format(arch=file.header.architecture), "linear")
     if kind in ("none", "longrope") or factor == 1:
         return plain, magnitude
     if kind == "linear":

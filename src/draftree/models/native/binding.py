@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
-from dataclasses import fields
+from dataclasses import astuple, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,9 @@ _ERRORS: dict[int, tuple[type[DraftreeError], str]] = {
 """Code of ``native/draftree.h`` -> what is raised; others are faults of this module."""
 
 
-class _Architecture(Structure):
+class CArchitecture(Structure):
+    """``Architecture``: made of ``astuple`` of hyperparameters."""
+
     _fields_ = [(each.name, c_float if each.type == "float" else c_int32) for each in fields(Hyperparameters)]
 
 
@@ -69,7 +71,7 @@ _P, _I, _L = c_void_p, c_int32, c_int64
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "version": (c_char_p, []),
     "tiers": (c_char_p, []),
-    "load": (c_int, [POINTER(c_char_p), _I, POINTER(_Architecture), *[_P] * 5, c_int, c_char_p, _P, _P, POINTER(_P)]),
+    "load": (c_int, [POINTER(c_char_p), _I, POINTER(CArchitecture), *[_P] * 5, c_int, c_char_p, _P, _P, POINTER(_P)]),
     "free": (None, [_P]),
     "share_threads": (c_int, [_P, _P]),
     "tier": (c_char_p, [_P]),
@@ -85,7 +87,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "commit": (c_int, [_P, _I, _P, _I]),
     "prune": (c_int, [_P, _I, _P, _I, _I]),
     "track": (c_int, [_P, _P, _I]),
-    "load_head": (c_int, [_P, _P, _L, POINTER(_Architecture), *[_P] * 7, POINTER(_P)]),
+    "load_head": (c_int, [_P, _P, _L, POINTER(CArchitecture), *[_P] * 7, POINTER(_P)]),
     "learn": (c_int, [_P, _I, _P, _I]),
     "output_count": (_I, [_P, _I]),
     "output_tokens": (c_int, [_P, _I, _P]),
@@ -127,15 +129,10 @@ def open_library(path: Path | None = None) -> Any:
 
 def tiers() -> list[str]:
     """The instruction sets that this CPU runs, the portable one first."""
-    found: bytes = open_library().draftree_tiers()
-    return found.decode().split()
+    return str(open_library().draftree_tiers(), "ascii").split()
 
 
 IntsLike = Sequence[int] | NDArray[np.integer]
-
-
-def _ints(values: IntsLike) -> NDArray[np.int32]:
-    return np.ascontiguousarray(values, dtype=np.int32)
 
 
 class Scratch:
@@ -191,23 +188,18 @@ class Loaded:
 
     def _check(self, code: int) -> None:
         if code:
-            self._fail(code)
-
-    def _fail(self, code: int) -> NoReturn:
-        kind, message = _ERRORS.get(code, (RuntimeError, f"the native engine returned error {code}"))
-        raise kind(message)
+            kind, message = _ERRORS.get(code, (RuntimeError, f"the native engine returned error {code}"))
+            raise kind(message)
 
     @property
     def tier(self) -> str:
         """The instruction set in use."""
-        found: bytes = self._library.draftree_tier(self._pointer)
-        return found.decode()
+        return str(self._library.draftree_tier(self._pointer), "ascii")
 
     @property
     def cache_bytes(self) -> int:
         """Bytes that the pages of the open rows take now."""
-        found: int = self._library.draftree_cache_bytes(self._pointer)
-        return found
+        return self._library.draftree_cache_bytes(self._pointer)  # type: ignore[no-any-return]
 
     def open(self) -> int:
         """A new row."""
@@ -279,8 +271,7 @@ class Loaded:
 
     def prune(self, row: int, keep: IntsLike, trunk: int) -> None:
         """Keep uncommitted nodes and commit the first ``trunk`` of them."""
-        nodes = _ints(keep)
-        self._check(self._library.draftree_prune(self._pointer, row, nodes.ctypes.data, len(nodes), trunk))
+        self._check(self._library.draftree_prune(self._pointer, row, self._slots.filled(keep), len(keep), trunk))
 
     def states(self, row: int, first: int, count: int, kept: int) -> NDArray[np.float32]:
         """[count, kept, hidden] states of a row's cells from ``first`` on; ``kept``: how many the row keeps of each."""
@@ -384,17 +375,8 @@ class LoadedModel(Loaded):
         progress: Callable[[float], None] | None = None,
     ) -> None:
         super().__init__(description.hyperparameters)
-        architecture = c_architecture(description.hyperparameters)
-        arrays = [
-            np.ascontiguousarray(each)
-            for each in (
-                description.rope_frequencies,
-                description.layer_rope,
-                description.layer_window,
-                description.layer_tensors,
-                description.model_tensors,
-            )
-        ]
+        d = description
+        arrays = (d.rope_frequencies, d.layer_rope, d.layer_window, d.layer_tensors, d.model_tensors)
         raised: list[BaseException] = []
 
         def report(done: float) -> int:
@@ -408,9 +390,9 @@ class LoadedModel(Loaded):
         message = ctypes.create_string_buffer(256)
         callback = _Progress(report)
         code = self._library.draftree_load(
-            (c_char_p * len(description.files))(*map(os.fsencode, description.files)),
-            len(description.files),
-            byref(architecture),
+            (c_char_p * len(d.files))(*map(os.fsencode, d.files)),
+            len(d.files),
+            byref(CArchitecture(*astuple(d.hyperparameters))),
             *(each.ctypes.data for each in arrays),
             threads,
             tier.encode(),
@@ -421,9 +403,8 @@ class LoadedModel(Loaded):
         if raised:
             raise raised[0]
         if code == _BAD_FILE:
-            raise ModelFileError(
-                f"cannot load {description.files[0]}: {message.value.decode(errors='replace')}: download it again"
-            )
+            why = message.value.decode(errors="replace")
+            raise ModelFileError(f"cannot load {d.files[0]}: {why}: download it again")
         if code == _NO_TIER:
             raise ConfigError(f"instruction set {tier!r} is not among this CPU's: choose from {', '.join(tiers())}")
         self._check(code)
@@ -434,11 +415,5 @@ class LoadedModel(Loaded):
 
         The list begins with the one before it.
         """
-        wanted = _ints(layers)
-        self._check(self._library.draftree_track(self._pointer, wanted.ctypes.data, len(wanted)))
+        self._check(self._library.draftree_track(self._pointer, self._slots.filled(layers), len(layers)))
         self.tracked, self.token_bytes = tuple(layers), self._library.draftree_token_bytes(self._pointer)
-
-
-def c_architecture(numbers: Hyperparameters) -> Structure:
-    """``Architecture``."""
-    return _Architecture(*(getattr(numbers, each.name) for each in fields(Hyperparameters)))

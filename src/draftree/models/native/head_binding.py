@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, byref, c_float, c_int32
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UnsupportedModelError
 from .architecture import Hyperparameters
-from .binding import IntsLike, Loaded, LoadedModel, c_architecture
+from .binding import CArchitecture, IntsLike, Loaded, LoadedModel
 
 LAST_STATE, NO_STATE = -1, -2
 """Sources of a state: what the head predicted at the parent, and zeros; others are cells of the target's row."""
@@ -75,7 +75,7 @@ class LoadedHead(Loaded):
             target._pointer,
             d.weights.ctypes.data,
             len(d.weights),
-            byref(c_architecture(d.hyperparameters)),
+            byref(CArchitecture(*astuple(d.hyperparameters))),
             ctypes.addressof(d.head),
             *(each.ctypes.data for each in arrays),
             message,

@@ -195,34 +195,26 @@ class NativeHeadScores(NativeScores):
 
     def __init__(self, loaded: LoadedHead, tokens: int, counts: Sequence[int], rows: Sequence[Row]) -> None:
         super().__init__(loaded, loaded.vocabulary, counts)
-        self._head, self._tokens = loaded, tokens
+        self._outputs, self._tokens = loaded.outputs, tokens
         self._rows, self._counts = rows, counts
 
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
-        return super().top(slots, count, edits and masks_of(edits), draft)
-
-    def _outputs(self, slots: Slots) -> list[NDArray[np.int32]]:
-        """The tokens of each slot's logits."""
-        rows = [row for row, count in zip(self._rows, self._counts, strict=True) for _ in range(count)]
-        return [self._head.outputs(rows[slot].number) for slot in slots]
+        masks = edits and [Edit(mask=edit.mask) for edit in edits]
+        return super().top(slots, count, masks, draft)
 
     def logits(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.float32]:
         """[w, K] logits of the tokens that their rows score, -inf past the last."""
         self.check()
-        tokens = self._outputs(slots)
+        rows = [row for row, count in zip(self._rows, self._counts, strict=True) for _ in range(count)]
+        tokens = [self._outputs(rows[slot].number) for slot in slots]
         width = max(map(len, tokens), default=0)
-        found = np.stack([self._head.logits(slot, width) for slot in slots])
+        found = np.stack([self._loaded.logits(slot, width) for slot in slots])
         for row, ids, edit in zip(found, tokens, edits or (), strict=edits is not None):
             if edit.mask is not None:
                 allowed = allowed_tokens(edit.mask, self._tokens)[ids]
                 if allowed.any():
                     row[: len(ids)][~allowed] = -np.inf
         return found
-
-
-def masks_of(edits: Edits) -> Edits:
-    """Edits without changes of logits, which a head leaves out."""
-    return [Edit(mask=edit.mask) for edit in edits]
 
 
 class NativeHead(NativeRows[NativeHeadRow]):
@@ -241,12 +233,12 @@ class NativeHead(NativeRows[NativeHeadRow]):
         UnsupportedModelError: the target's hidden states cannot be read, or the engine does not compute the head.
     """
 
-    _loaded: LoadedHead
+    loaded: LoadedHead
 
     def __init__(self, arrays: HeadArrays, target: NativeModel, name: str, weights: Format = FORMAT) -> None:
         target.track_features(arrays.features)
         description = describe_head(name, arrays, target, weights)
-        self._loaded = LoadedHead(name, description, target.loaded)
+        self.loaded = LoadedHead(name, description, target.loaded)
         self._target, self.features, can = target, arrays.features, target.capabilities
         self.capabilities = replace(
             can,
@@ -257,19 +249,19 @@ class NativeHead(NativeRows[NativeHeadRow]):
             weight_bytes=description.multiplied[1],
             weight_format=weights.name,
             fingerprint=fingerprint_of(arrays.weights),
-            slot_bytes=self._loaded.token_bytes,
+            slot_bytes=self.loaded.token_bytes,
             trees="",
         )
         super().__init__(target._lock)
 
     def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
         """[K] the tokens of a row's logits (``DraftHead.vocabulary_of``)."""
-        return self._loaded.outputs(self.own(row).number).astype(np.int64)
+        return self.loaded.outputs(self.own(row).number).astype(np.int64)
 
     @exclusive
     def open(self) -> NativeHeadRow:
         """A new row (``LanguageModel.open``)."""
-        return self._add(NativeHeadRow(self._loaded.open(), kept=FeatureSpec()))
+        return self._add(NativeHeadRow(self.loaded.open(), kept=FeatureSpec()))
 
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
@@ -327,13 +319,13 @@ class NativeHead(NativeRows[NativeHeadRow]):
         """
         if not text and row.length:
             text = [row.last]
-            self._loaded.cut(row.number, row.length - 1)
+            self.loaded.cut(row.number, row.length - 1)
             row.length, row.parents = row.length - 1, NO_NODES
             row.drafted = []
         else:
             self.commit(row, [])
         if text:
-            self._loaded.learn(row.number, text)
+            self.loaded.learn(row.number, text)
         return text
 
     @exclusive
@@ -374,4 +366,4 @@ class NativeHead(NativeRows[NativeHeadRow]):
         scored = self._pass(rows, nodes, targets, sources)
         for row, new in zip(rows, nodes, strict=True):
             row.drafted += new.tokens.tolist()
-        return self._scores.keep(NativeHeadScores(self._loaded, self.capabilities.vocab_size, scored, rows))
+        return self._scores.keep(NativeHeadScores(self.loaded, self.capabilities.vocab_size, scored, rows))

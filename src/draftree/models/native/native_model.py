@@ -7,8 +7,7 @@ on the number of threads or on the instruction set. So draft trees need no self-
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -69,6 +68,7 @@ class NativeRows(LanguageModel, Generic[R]):
 
     Attributes:
         capabilities: what it can do.
+        loaded: what C has loaded of it.
         cache_bytes: by default half of what was free at load.
         pass_seconds: wall-clock seconds inside passes so far, first ones of a row not counted.
 
@@ -76,7 +76,7 @@ class NativeRows(LanguageModel, Generic[R]):
         lock: whoever is inside holds it.
     """
 
-    _loaded: Loaded
+    loaded: Loaded
     _open: dict[int, R]
 
     def __init__(self, lock: RLock) -> None:
@@ -99,7 +99,7 @@ class NativeRows(LanguageModel, Generic[R]):
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""
-        return sum(lengths) * self._loaded.token_bytes <= self.cache_bytes
+        return sum(lengths) * self.loaded.token_bytes <= self.cache_bytes
 
     def _add(self, row: R) -> R:
         self._open[row.number] = row
@@ -130,7 +130,7 @@ class NativeRows(LanguageModel, Generic[R]):
             tokens = np.concatenate([new.tokens for new in nodes])
             parents = np.concatenate([new.parents for new in nodes])
         began = time.perf_counter()
-        self._loaded.extend(numbers, counts, tokens, parents, wanted, *sources)
+        self.loaded.extend(numbers, counts, tokens, parents, wanted, *sources)
         if goes_on:
             self.pass_seconds += time.perf_counter() - began
         for row, new in zip(rows, nodes, strict=True):
@@ -139,7 +139,7 @@ class NativeRows(LanguageModel, Generic[R]):
 
     def _check_memory(self, count: int) -> None:
         """Raise CacheError if the cache may not hold ``count`` tokens more."""
-        needed = self._loaded.cache_bytes + count * self._loaded.token_bytes
+        needed = self.loaded.cache_bytes + count * self.loaded.token_bytes
         if needed > self.cache_bytes:
             raise CacheError(
                 f"{count} tokens more of {self.capabilities.name} make {needed} bytes of cache, but {self.cache_bytes} "
@@ -149,7 +149,7 @@ class NativeRows(LanguageModel, Generic[R]):
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
-        self._loaded.commit(self.own(row).number, path)
+        self.loaded.commit(self.own(row).number, path)
         row.length += len(path)
         row.parents = NO_NODES
 
@@ -157,7 +157,7 @@ class NativeRows(LanguageModel, Generic[R]):
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         number, parents = self.own(row).number, row.pruned(keep, trunk)
-        self._loaded.prune(number, keep, trunk)
+        self.loaded.prune(number, keep, trunk)
         row.length += trunk
         row.parents = parents
 
@@ -165,20 +165,20 @@ class NativeRows(LanguageModel, Generic[R]):
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another, whose pages they share (``LanguageModel.fork``)."""
         own, length = self.own(row), row.prefix(length)
-        return self._add(replace(own, number=self._loaded.fork(own.number, length), length=length, parents=NO_NODES))
+        return self._add(replace(own, number=self.loaded.fork(own.number, length), length=length, parents=NO_NODES))
 
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
-            self._loaded.close(self.own(row).number)
+            self.loaded.close(self.own(row).number)
             del self._open[row.number]
             row.number = -1
 
 
 MOST_TOP = 1024
 """Most tokens that C sorts for one slot."""
-_SILENT = 1.0
-"""Seconds of loading after which its progress is shown."""
+_LARGE = 1 << 29
+"""Bytes of a file from which on the progress of loading is shown: about a second's."""
 
 
 class NativeScores(Scores):
@@ -253,6 +253,8 @@ class NativeModel(NativeRows[NativeRow]):
         capabilities: what the file says.
         tokenizer: of the file.
         threads: that share a pass.
+        hidden_size, layers: H of its hidden states, and L, its decoder layers.
+        layer_sizes: of these (``FeatureModel.layer_sizes``).
 
     Args:
         path: of the file.
@@ -266,7 +268,7 @@ class NativeModel(NativeRows[NativeRow]):
         NotNativeError: it has something that the engine does not compute, or the engine was not built.
     """
 
-    _loaded: LoadedModel
+    loaded: LoadedModel
 
     @typed
     def __init__(
@@ -278,19 +280,20 @@ class NativeModel(NativeRows[NativeRow]):
         self._header = check(path)
         description = describe(self._header)
         sizes = description.hyperparameters
-        self._layer_sizes = LayerSizes(sizes.query_heads, sizes.key_heads, sizes.head_size, sizes.feed_forward)
+        self.hidden_size, self.layers = sizes.hidden, sizes.layers
+        self.layer_sizes = LayerSizes(sizes.query_heads, sizes.key_heads, sizes.head_size, sizes.feed_forward)
         self.tokenizer, eos_ids = read_vocabulary(self._header)
-        self._loaded = _load(path, description, self.threads, tier or "")
+        self.loaded = _load(path, description, self.threads, tier or "")
         self.capabilities = capabilities(
             self._header,
             name or str(path),
             self.threads,
-            max_length=self._loaded.context,
-            vocab_size=self._loaded.vocabulary,
+            max_length=self.loaded.context,
+            vocab_size=self.loaded.vocabulary,
             eos_ids=eos_ids,
             engine=f"native {VERSION}",
-            tier=self._loaded.tier,
-            slot_bytes=self._loaded.token_bytes,
+            tier=self.loaded.tier,
+            slot_bytes=self.loaded.token_bytes,
             trees="exact: scores of a node depend on its path alone",
             rounding=0.0,
         )
@@ -309,55 +312,40 @@ class NativeModel(NativeRows[NativeRow]):
     def share_threads(self, other: LanguageModel) -> None:
         """Run passes on another native model's threads from now on, if it has as many."""
         if isinstance(other, NativeModel) and other.threads == self.threads:
-            self._loaded.share_threads(other._loaded)
-
-    @property
-    def loaded(self) -> LoadedModel:
-        """What C has loaded of it."""
-        return self._loaded
-
-    @property
-    def hidden_size(self) -> int:
-        """H of its hidden states."""
-        return self._loaded.hidden_size
-
-    @property
-    def layers(self) -> int:
-        """L, its decoder layers."""
-        return self._header.layers
+            self.loaded.share_threads(other.loaded)
 
     @property
     def tracked(self) -> FeatureSpec:
         """Which hidden states are kept."""
-        return FeatureSpec(self._loaded.tracked)
+        return FeatureSpec(self.loaded.tracked)
 
     @exclusive
     def open(self) -> Row:
         """A new row (``LanguageModel.open``)."""
-        return self._add(NativeRow(self._loaded.open(), kept=self.tracked))
+        return self._add(NativeRow(self.loaded.open(), kept=self.tracked))
 
     @property
     def row_identity(self) -> str:
         """A model with the same one reads saved rows (``SavingModel``)."""
-        sizes = f"{self._loaded.token_bytes} bytes a token, states {[*self.tracked.layers]}"
+        sizes = f"{self.loaded.token_bytes} bytes a token, states {[*self.tracked.layers]}"
         return f"{self.capabilities.fingerprint}, passes {VERSION}, {sizes}"
 
     @exclusive
     def saved(self, row: Row) -> NDArray[np.uint8]:
         """What a row holds (``SavingModel.saved``)."""
-        return self._loaded.save(self.own(row).number)
+        return self.loaded.save(self.own(row).number)
 
     @exclusive
     def restored(self, length: int, content: NDArray[np.uint8]) -> Row:
         """A row of what one held (``SavingModel.restored``)."""
         self._check_memory(length)
-        return self._add(NativeRow(self._loaded.restore(length, content), length=length, kept=self.tracked))
+        return self._add(NativeRow(self.loaded.restore(length, content), length=length, kept=self.tracked))
 
     @exclusive
     def states(self, row: Row, first: int, count: int) -> NDArray[np.float32]:
         """[count, F] hidden states that a row keeps of its tokens, and behind them of its nodes, from ``first`` on."""
         own = self.own(row)
-        return self._loaded.states(own.number, first, count, len(own.kept.layers)).reshape(count, -1)
+        return self.loaded.states(own.number, first, count, len(own.kept.layers)).reshape(count, -1)
 
     @exclusive
     def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:
@@ -371,12 +359,7 @@ class NativeModel(NativeRows[NativeRow]):
                 f"{self.capabilities.name} has {self.layers} layers, and the head reads those of layers "
                 f"{', '.join(map(str, missing))}: use a head that was made for it"
             )
-        self._loaded.track((self.tracked | wanted).layers)
-
-    @property
-    def layer_sizes(self) -> LayerSizes:
-        """Sizes of its own layers (``FeatureModel.layer_sizes``)."""
-        return self._layer_sizes
+        self.loaded.track((self.tracked | wanted).layers)
 
     def hidden_states(self, row: Row) -> Tensor:
         """[n, F] the tracked hidden states of committed tokens (``FeatureModel.hidden_states``)."""
@@ -406,7 +389,7 @@ class NativeModel(NativeRows[NativeRow]):
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         scored = self._pass([*map(self.own, rows)], nodes)
-        return self._scores.keep(NativeScores(self._loaded, self.capabilities.vocab_size, scored))
+        return self._scores.keep(NativeScores(self.loaded, self.capabilities.vocab_size, scored))
 
 
 def _tensor(rows: NDArray[np.float32]) -> Tensor:
@@ -416,16 +399,8 @@ def _tensor(rows: NDArray[np.float32]) -> Tensor:
 
 
 def _load(path: Path, description: Description, threads: int, tier: str) -> LoadedModel:
-    """The weights, with a progress bar if it takes long."""
-    began = time.monotonic()
-    with ExitStack() as stack:
-        report: Callable[[int], None] | None = None
-
-        def progress(done: float) -> None:
-            nonlocal report
-            if report is None and time.monotonic() - began > _SILENT:
-                report = stack.enter_context(progress_reporter(f"Loading {path.name}", 100))
-            if report is not None:
-                report(int(100 * done))
-
-        return LoadedModel(description, threads, tier, progress)
+    """The weights; of a large file with a progress bar."""
+    if sum(file.stat().st_size for file in description.files) < _LARGE:
+        return LoadedModel(description, threads, tier)
+    with progress_reporter(f"Loading {path.name}", 100) as report:
+        return LoadedModel(description, threads, tier, lambda done: report(int(100 * done)))
