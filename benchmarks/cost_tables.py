@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftree.models.base import Capabilities, LanguageModel
-from draftree.models.cost_profile import TABLES, CostTable, Grid, measure, processor, table_file
+from draftree.models.cost_profile import FOLDER, TABLES, CostTable, Grid, measure, processor
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.models.native.binding import tiers
@@ -117,11 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         where = f"{can.accelerator or processor()}, {can.threads} threads"
         table = fit(f"measured: {where}, {', '.join(models)}", measured)
         print(shown(tier, table, measured), flush=True)
-        TABLES.write(table_file(tier), table)
+        TABLES.write(FOLDER / f"{tier}.json", table)
         for other, times in DERIVED.items() if tier == "avx2" else ():
             source = f"not measured: derived from avx2's, with {times:g} times its products"
             products = float(f"{times * table.products:.3g}")
-            TABLES.write(table_file(other), replace(table, source=source, products=products))
+            TABLES.write(FOLDER / f"{other}.json", replace(table, source=source, products=products))
 
 
 if __name__ == "__main__":

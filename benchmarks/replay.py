@@ -18,8 +18,11 @@ batch of B the prompts are taken B by B. Answers that differ from AR decoding's 
 from __future__ import annotations
 
 import argparse
+import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from rich.progress import track
 
@@ -34,7 +37,7 @@ from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Observer, Speculation
 from draftree.errors import InputError
-from draftree.models.cost_profile import Profile, kept_or_measured, processor, use_profile
+from draftree.models.cost_profile import PROFILES, SHORT, Identity, Profile, load_profile, measure_and_keep, processor
 from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.models.native.native_model import NativeModel
 from draftree.request import Outcome, StepCost
@@ -208,10 +211,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         models = Models(args.target)
         if args.tier:
             models.target = NativeModel(gguf_path(args.target) or args.target, name=args.target, tier=args.tier)
-        profile = use_profile(args.profile, models.target) if args.profile else kept_or_measured(models.target)
+        if args.profile:
+            profile = replace(PROFILES.read(Path(args.profile)), identity=Identity.of(models.target))
+            os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # the method auto finds it there
+            profile.save()
+        else:
+            profile = load_profile(models.target) or measure_and_keep(models.target, SHORT)
         clock = Clock(profile, None if args.draft_ms is None else args.draft_ms / 1e3)
         made = {e.label: Contestant(e, models, clock, args.batch) for e in contestants}
-    except InputError as error:
+    except (InputError, FileNotFoundError) as error:
         parser.error(str(error))
     can, groups = models.target.capabilities, [items[i : i + args.batch] for i in range(0, len(items), args.batch)]
     print(

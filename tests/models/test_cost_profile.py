@@ -22,9 +22,9 @@ from draftree.models.cost_profile import (
     Identity,
     Point,
     Profile,
-    kept_or_measured,
     load_profile,
     measure,
+    measure_and_keep,
     measure_missing,
     profile_of,
 )
@@ -84,10 +84,10 @@ def test_contexts_that_do_not_fit_are_shortened() -> None:
     assert [p.context for p in profile.points] == [8, 12]
 
 
-def test_short_models_are_measured_with_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.models.cost_profile.SHORT", Grid((1, 4, 8, 12), (64,), (1,), 1))
-    assert max(kept_or_measured(ToyModel(max_length=16)).points[0].sizes) == 8
-    assert kept_or_measured(ToyModel(max_length=2, vocab=4)).points[0].sizes == (1,)
+def test_short_models_are_measured_with_fewer_tokens() -> None:
+    grid = Grid((1, 4, 8, 12), (64,), (1,), 1)
+    assert max(measure_and_keep(ToyModel(max_length=16), grid).points[0].sizes) == 8
+    assert measure_and_keep(ToyModel(max_length=2, vocab=4), grid).points[0].sizes == (1,)
 
 
 def test_no_rows_stay_open() -> None:
@@ -130,13 +130,11 @@ def test_a_falling_curve_is_not_carried_below_zero() -> None:
     assert Profile(ME, (curve(1, 9, 3.0, 2.0, 1.0),)).seconds(1000, 9) == 1.0
 
 
-@pytest.mark.usefixtures("short")
 def test_a_profile_is_kept_and_read_again(cache: Path) -> None:
     model = ToyModel()
-    first = kept_or_measured(model)
+    first = measure_and_keep(model, GRID)
     assert [p.name for p in cache.iterdir()] == [first.identity.file_name]
     assert load_profile(model) == first
-    assert kept_or_measured(model) == first
 
 
 def changed(model: ToyModel, **values: object) -> ToyModel:
@@ -155,12 +153,12 @@ def test_passes_by_another_tier_or_more_threads_have_a_profile_of_their_own(chan
     assert load_profile(other) is None
 
 
-@pytest.mark.usefixtures("short")
 def test_a_profile_of_another_version_is_stale_says_so_and_is_replaced(cache: Path) -> None:
     model = ToyModel()
     Profile(Identity.of(changed(model, engine="toy 0")), (curve(1, 9, 1.0, 2.0, 3.0),)).save()
     with pytest.warns(DraftreeWarning, match="of toy was measured with engine toy 0, now toy 1: measure it again"):
-        fresh = kept_or_measured(model)
+        assert load_profile(model) is None
+    fresh = measure_and_keep(model, GRID)
     assert fresh.identity.engine == "toy 1"
     assert load_profile(model) == fresh
     assert len(list(cache.iterdir())) == 1
@@ -269,13 +267,11 @@ def test_points_that_cannot_be_are_corrupt(cache: Path, change: dict[str, object
         assert load_profile(model) is None
 
 
-@pytest.mark.usefixtures("short")
 def test_a_folder_that_cannot_be_written_costs_warnings_only(cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("a file in the way")
-    kept = pytest.warns(DraftreeWarning, match="is not kept: .*: set XDG_CACHE_HOME")
-    with kept, pytest.warns(DraftreeWarning, match="cannot be read"):
-        assert kept_or_measured(ToyModel()).points
+    with pytest.warns(DraftreeWarning, match="is not kept: .*: set XDG_CACHE_HOME"):
+        assert measure_and_keep(ToyModel(), GRID).points
 
 
 def test_slow_models_are_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_a_fit_finds_the_rates_of_passes_that_follow_a_table(overlap: float) -> 
 def test_the_command_measures_this_machines_tiers_and_derives_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("draftree.models.cost_profile.FOLDER", tmp_path)
+    monkeypatch.setattr("benchmarks.cost_tables.FOLDER", tmp_path)
     model = tiny_gguf.write(tmp_path / "tiny.gguf", weights="Q4_1", context=256)
     main(["--models", str(model), "--tiers", "base,avx2", "--repeats", "1"])
     made = {path.stem: TABLES.read(path) for path in tmp_path.glob("*.json")}

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, MinLen
 
-from ..artifacts import JsonFormat, user_path
+from ..artifacts import JsonFormat
 from ..config import MAX_NODES, Count, Positive
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..tree import ROOT
@@ -79,35 +79,29 @@ class Point:
     seconds: tuple[Positive, ...]
 
     def __post_init__(self) -> None:
-        if len(self.sizes) != len(self.seconds) or self.sizes[:1] != (1,) or not _ascend(self.sizes):
+        ascend = self.sizes[:1] == (1,) and list(self.sizes) == sorted(set(self.sizes))
+        if len(self.sizes) != len(self.seconds) or not ascend:
             raise ValueError(f"{len(self.seconds)} times of sizes {self.sizes}")
 
     def at(self, tokens: float) -> float:
         """Seconds over ``tokens`` nodes: linear between the measured sizes, and beyond them as from 1 to the last."""
         sizes, seconds = self.sizes, self.seconds
-        above = bisect_left(sizes, tokens)
-        if above == 0 or len(sizes) == 1:
-            return seconds[0]
-        if above == len(sizes):
-            slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
-            return seconds[-1] + max(0.0, slope) * (tokens - sizes[-1])
-        (low, high), (first, last) = sizes[above - 1 : above + 1], seconds[above - 1 : above + 1]
-        return first + (last - first) * (tokens - low) / (high - low)
+        slope = (seconds[-1] - seconds[0]) / max(1, sizes[-1] - sizes[0])
+        return _interpolated(tokens, sizes, seconds) + max(0.0, slope) * max(0.0, tokens - sizes[-1])
 
 
-def _ascend(numbers: Sequence[int]) -> bool:
-    return list(numbers) == sorted(set(numbers))
+def _interpolated(x: float, places: Sequence[float], values: Sequence[float]) -> float:
+    """The value at x: linear between the places, and beyond them that of the nearest; ``np.interp`` takes longer."""
+    above = bisect_left(places, x)
+    if above in (0, len(places)):
+        return values[above and -1]
+    (low, high), (first, last) = places[above - 1 : above + 1], values[above - 1 : above + 1]
+    return first + (last - first) * (x - low) / (high - low)
 
 
 def _between(curves: Sequence[Point], tokens: float, context: int) -> float:
     """Seconds over so many nodes a row behind a context, by the curves of one batch size in the order of theirs."""
-    above = next((i for i, p in enumerate(curves) if p.context >= context), len(curves) - 1)
-    last = curves[above].at(tokens)
-    if above == 0 or curves[above].context <= context:
-        return last
-    low = curves[above - 1]
-    share = (context - low.context) / (curves[above].context - low.context)
-    return low.at(tokens) + share * (last - low.at(tokens))
+    return _interpolated(context, [curve.context for curve in curves], [curve.at(tokens) for curve in curves])
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +130,15 @@ class Profile:
         """Write it to the cache directory.
 
         Raises:
-            RunError: it cannot be written.
+            OSError, RunError: it cannot be written.
         """
         path = profile_folder() / self.identity.file_name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot make the folder {path.parent}: {error.strerror}: set XDG_CACHE_HOME") from None
-        _FORMAT.write(path, self)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PROFILES.write(path, self)
 
 
 _AGAIN = "measure it again with 'draftree profile'"
-_FORMAT = JsonFormat("draftree-profile", 6, "profile", _AGAIN, content=Profile)
+PROFILES = JsonFormat("draftree-profile", 6, "profile", _AGAIN, content=Profile)
 
 
 def profile_folder() -> Path:
@@ -160,34 +151,17 @@ def profile_folder() -> Path:
 def load_profile(model: LanguageModel) -> Profile | None:
     """The kept profile of a model; None, with a warning that says why, when there is none that can be used."""
     identity = Identity.of(model)
-    if identity in _UNKEPT:
-        return _UNKEPT[identity]
     path = profile_folder() / identity.file_name
     try:
-        profile = _FORMAT.read(path)
+        profile = PROFILES.read(path)
     except FileNotFoundError:
         return None
     except ConfigError as error:
         _warn(f"the profile {path} cannot be read: {error}")
         return None
-    for name, value in asdict(identity).items():
-        if (old := getattr(profile.identity, name)) != value:
-            _warn(f"the profile of {identity.model} was measured with {name} {old}, now {value}: {_AGAIN}")
-            return None
-    return profile
-
-
-def use_profile(path: str | Path, model: LanguageModel) -> Profile:
-    """The profile of a file, of another machine or moment, which is a model's from now on in this process.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        profile = replace(_FORMAT.read(user_path(path)), identity=Identity.of(model))
-    except FileNotFoundError:
-        raise ConfigError(f"no profile {path}: 'draftree profile' writes one") from None
-    _UNKEPT[profile.identity] = profile
+    if (old := profile.identity.engine) != identity.engine:
+        _warn(f"the profile of {identity.model} was measured with engine {old}, now {identity.engine}: {_AGAIN}")
+        return None
     return profile
 
 
@@ -332,19 +306,12 @@ TABLES = JsonFormat(
 )
 
 
-def table_file(tier: str) -> Path:
-    """Where the table of a tier is."""
-    return FOLDER / f"{tier}.json"
-
-
 @cache
 def shipped_table(tier: str) -> CostTable:
     """The table of a tier (``JsonFormat.read``)."""
-    return TABLES.read(table_file(tier))
+    return TABLES.read(FOLDER / f"{tier}.json")
 
 
-_UNKEPT: dict[Identity, Profile] = {}
-"""Profiles of this process that are in no file of its own."""
 _ESTIMATED: set[Identity] = set()
 """Of models that this process has no measured profile of and wanted one."""
 
@@ -371,11 +338,6 @@ def estimated(model: LanguageModel) -> Profile:
     return Profile(Identity.of(model), tuple(points))
 
 
-def kept_or_measured(model: LanguageModel) -> Profile:
-    """The kept profile of a model or, where none can be read, a new one of ``SHORT``: for results that rest on it."""
-    return load_profile(model) or measure_and_keep(model, SHORT)
-
-
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
     """A new profile, measured with a progress bar and kept for later starts."""
     from ..progress import err, progress_reporter
@@ -391,14 +353,12 @@ def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
 
 
 def _keep(profile: Profile) -> None:
-    """Write a profile for later starts; where it cannot be written this process keeps it."""
-    _UNKEPT.pop(profile.identity, None)
+    """Write a profile for later starts, with a warning where it cannot be written."""
     _ESTIMATED.discard(profile.identity)
     try:
         profile.save()
-    except RunError as error:
-        _UNKEPT[profile.identity] = profile
-        _warn(f"the profile is not kept: {error}")
+    except (OSError, RunError) as error:
+        _warn(f"the profile is not kept: {error}: set XDG_CACHE_HOME")
 
 
 class _GivenUpError(Exception):
