@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from safetensors.numpy import save
 from ..artifacts import write_whole
 from ..errors import CacheError
 from .base import LanguageModel, Row
-from .protocols import saving
+from .protocols import SavingModel, saving
 
 log = logging.getLogger("draftree.prefixes")
 
@@ -106,30 +106,27 @@ class PrefixCache:
         Raises:
             RunError: one cannot be written.
         """
-        model, room, written = saving(self._model), _MOST_SAVED, set[str]()
+        model, room, written = saving(self._model), _MOST_SAVED, set[Path]()
         for kept in reversed(self._kept):
             tokens = np.array(kept.ids, np.int32)
-            path = folder / f"{_digest(model.row_identity.encode(), tokens)}{SUFFIX}"
+            path = folder / f"{_of_model(model)}-{_digest(tokens)}{SUFFIX}"
             if not path.exists():
                 text = model.fork(kept.row, len(tokens))  # the row may go on
                 content = model.saved(text)
                 model.close(text)
-                about = {"identity": model.row_identity, "digest": _digest(tokens, content)}
+                about = {"digest": _digest(tokens, content)}
                 write_whole(path, save({"tokens": tokens, "content": content}, about))
             room -= path.stat().st_size
-            written.add(path.name)
+            written.add(path)
             if room <= 0:
                 break
-        for path, identity in _identities(folder):
-            if identity == model.row_identity and path.name not in written:
-                path.unlink(missing_ok=True)
+        for path in {*folder.glob(f"{_of_model(model)}-*{SUFFIX}")} - written:
+            path.unlink(missing_ok=True)
 
     def load(self, folder: Path) -> None:
         """Keep the rows that were written for this model; a damaged file is named in the log and left out."""
         model = saving(self._model)
-        for path, identity in sorted(_identities(folder), key=lambda found: found[0].stat().st_mtime):
-            if identity != model.row_identity:
-                continue
+        for path in sorted(folder.glob(f"{_of_model(model)}-*{SUFFIX}"), key=lambda path: path.stat().st_mtime):
             try:
                 with safe_open(path, framework="numpy") as file:
                     tokens, content = file.get_tensor("tokens"), file.get_tensor("content")
@@ -146,21 +143,13 @@ class PrefixCache:
             self.evict()
 
 
-def _digest(*parts: bytes | NDArray[np.generic]) -> str:
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
-    return found.hexdigest()
+def _digest(*parts: NDArray[np.generic]) -> str:
+    return hashlib.sha256(b"".join(map(np.ndarray.tobytes, parts))).hexdigest()
 
 
-def _identities(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """The files of a folder, each with the identity of the model that its row is for; None: it cannot be read."""
-    for path in folder.glob(f"*{SUFFIX}"):
-        try:
-            with safe_open(path, framework="numpy") as file:
-                yield path, (file.metadata() or {}).get("identity")
-        except (OSError, SafetensorError) as error:
-            log.warning("the kept row in %s is damaged and was left out: %s", path, error)
+def _of_model(model: SavingModel) -> str:
+    """What the names of the files of a model's rows begin with."""
+    return hashlib.sha256(model.row_identity.encode()).hexdigest()[:16]
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
