@@ -78,13 +78,6 @@ class Unit(NamedTuple):
     flags: tuple[str, ...]
 
 
-def _here() -> tuple[str, str]:
-    """Machine and system of this process."""
-    machine = platform.machine().lower()
-    system = {"darwin": "macos", "win32": "windows"}.get(sys.platform, "linux")
-    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine), system
-
-
 def _zig(target: str) -> Compiler:
     """For zig's ``target``; without one it would compile for the very CPU that it runs on."""
     machine, system, *_ = target.split("-")
@@ -93,7 +86,9 @@ def _zig(target: str) -> Compiler:
 
 def find_compiler() -> Compiler | None:
     """The C compiler for this machine; None: there is none that knows its instruction sets."""
-    machine, system = _here()
+    machine = platform.machine().lower()
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+    system = {"darwin": "macos", "win32": "windows"}.get(sys.platform, "linux")
     command = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if shutil.which(command[0]) and _works(found := Compiler(tuple(command), machine, system)):
         return found
@@ -132,10 +127,6 @@ def units(compiler: Compiler, *patterns: str) -> list[Unit]:
     return found
 
 
-def library_name(system: str) -> str:
-    return {"macos": "libdraftree.dylib", "windows": "draftree.dll"}.get(system, "libdraftree.so")
-
-
 def build(folder: Path = INSTALLED, compiler: Compiler | None = None) -> Path:
     """Make the library in ``folder``.
 
@@ -145,15 +136,11 @@ def build(folder: Path = INSTALLED, compiler: Compiler | None = None) -> Path:
     Raises:
         BuildError: there is no compiler, or it fails.
     """
-    compiler = compiler or _compiler_here()
-    return link(folder / library_name(compiler.system), compiler, units(compiler), "-shared")
-
-
-def _compiler_here() -> Compiler:
-    compiler = find_compiler()
+    compiler = compiler or find_compiler()
     if compiler is None:
         raise BuildError(f"no C compiler: install one, or pip install {ZIG}")
-    return compiler
+    name = {"macos": "libdraftree.dylib", "windows": "draftree.dll"}.get(compiler.system, "libdraftree.so")
+    return link(folder / name, compiler, units(compiler), "-shared")
 
 
 def link(output: Path, compiler: Compiler, sources: Sequence[Unit], *flags: str) -> Path:
