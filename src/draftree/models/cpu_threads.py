@@ -38,31 +38,19 @@ def _cores(cpus: Iterable[int], system: Path) -> int:
 
 
 def _quota(system: Path) -> float:
-    """CPUs whose time the control groups of this process allow it, those above included; infinite: no limit."""
+    """CPUs whose time the control groups (version 2) of this process allow it, those above included."""
     try:
-        lines = (system / "proc/self/cgroup").read_text().splitlines()
+        group = (system / "proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
     except OSError:
         return float("inf")
-    quotas = [float("inf")]
-    mounted = system / "sys/fs/cgroup"
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = mounted / "cpu" if controllers else mounted
-        folder = top / group.lstrip("/")
-        quotas += [_quota_of(each) for each in (folder, *folder.parents) if each.is_relative_to(top)]
-    return min(quotas)
+    folder = system / "sys/fs/cgroup" / group
+    return min(map(_quota_of, (folder, *folder.parents)))
 
 
 def _quota_of(folder: Path) -> float:
-    """Of one control group: version 2 has cpu.max, version 1 two files."""
+    """Of one control group; infinite: no limit."""
     try:
-        if (limit := folder / "cpu.max").exists():
-            quota, period = limit.read_text().split()
-        else:
-            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        share = float(quota) / float(period)
-    except (OSError, ValueError):  # "max": no limit
+        quota, period = (folder / "cpu.max").read_text().split()
+        return float(quota) / float(period)
+    except (OSError, ValueError):  # "max"
         return float("inf")
-    return share if share > 0 else float("inf")

@@ -34,22 +34,8 @@ def _system(root: Path, siblings: list[str], files: dict[str, str]) -> Path:
         (
             {0, 1, 2, 3},
             [],
-            {
-                "proc/self/cgroup": "5:memory:/x\n4:cpu,cpuacct:/docker/1\n",
-                "sys/fs/cgroup/cpu/docker/1/cpu.cfs_quota_us": "300000",
-                "sys/fs/cgroup/cpu/docker/1/cpu.cfs_period_us": "100000",
-            },
-            3,
-        ),
-        (
-            {0, 1, 2, 3},
-            [],
-            {
-                "proc/self/cgroup": "1:cpu:/\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-            },
-            4,
+            {"proc/self/cgroup": "4:cpu:/c\n0::/a\n", "sys/fs/cgroup/a/cpu.max": "100000 100000\n"},  # version 1 too
+            1,
         ),
     ],
 )
