@@ -6,7 +6,6 @@ import hashlib
 import logging
 from bisect import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +29,6 @@ _MOST_SAVED = 1 << 30
 """Bytes of the rows that are written."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    ids: Sequence[int]  # that the row begins with
-    row: Row
-
-
 class PrefixCache:
     """Rows that nobody works on, the least recently used first.
 
@@ -46,12 +39,12 @@ class PrefixCache:
 
     def __init__(self, model: LanguageModel, most: int) -> None:
         self._model, self._most = model, most
-        self._kept: list[_Kept] = []
+        self._kept: list[tuple[Sequence[int], Row]] = []  # rows, and the texts that they begin with
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of each row."""
-        return [kept.row.length for kept in self._kept]
+        return [row.length for _, row in self._kept]
 
     def find(self, ids: Sequence[int], live: Sequence[tuple[Sequence[int], Row]] = ()) -> Row:
         """A row with as much of a text as there is of it, but for its last token; an empty one where there is nothing.
@@ -61,21 +54,22 @@ class PrefixCache:
         Args:
             live: texts that other rows hold the beginnings of, which somebody works on.
         """
-        shared = [self._shared(ids, kept.ids, kept.row) for kept in self._kept]
+        shared = [self._shared(ids, *kept) for kept in self._kept]
         others = [self._shared(ids, *other) for other in live]
         length = max([*shared, *others], default=0)
         if length < WORTHWHILE:
             return self._model.open()
         if length not in shared:
             return self._model.fork(live[others.index(length)][1], length)
-        found = self._kept.pop(shared.index(length))
-        if length == found.row.length:
-            return found.row
-        self._kept.append(found)
-        row = self._model.fork(found.row, length)
-        if length == len(found.ids):
-            self._model.close(self._kept.pop().row)
-        return row
+        text, row = self._kept.pop(shared.index(length))
+        if length == row.length:
+            return row
+        found = self._model.fork(row, length)
+        if length == len(text):
+            self._model.close(row)
+        else:
+            self._kept.append((text, row))
+        return found
 
     def _shared(self, ids: Sequence[int], others: Sequence[int], row: Row) -> int:
         """How much of a text a row holds.
@@ -92,13 +86,13 @@ class PrefixCache:
         and the request's tokens.
         """
         self._model.commit(row, [])
-        self._kept.append(_Kept(ids[: row.length], row))
+        self._kept.append((ids[: row.length], row))
         while len(self._kept) > self._most:
             self.evict()
 
     def evict(self) -> None:
         """Close the row that was used least recently."""
-        self._model.close(self._kept.pop(0).row)
+        self._model.close(self._kept.pop(0)[1])
 
     def save(self, folder: Path) -> None:
         """Write the rows that are kept, the last ones first as far as there is room, and delete those kept no more.
@@ -107,11 +101,11 @@ class PrefixCache:
             RunError: one cannot be written.
         """
         model, room, written = saving(self._model), _MOST_SAVED, set[Path]()
-        for kept in reversed(self._kept):
-            tokens = np.array(kept.ids, np.int32)
+        for ids, row in reversed(self._kept):
+            tokens = np.array(ids, np.int32)
             path = folder / f"{_of_model(model)}-{_digest(tokens)}{SUFFIX}"
             if not path.exists():
-                text = model.fork(kept.row, len(tokens))  # the row may go on
+                text = model.fork(row, len(tokens))  # the row may go on
                 content = model.saved(text)
                 model.close(text)
                 about = {"digest": _digest(tokens, content)}

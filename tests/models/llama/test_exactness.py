@@ -23,7 +23,7 @@ from ... import tiny_gguf
 def test_quantized_weights_give_exact_trees(weights: str, tmp_path: Path) -> None:
     model = LlamaModel(tiny_gguf.write(tmp_path / "tiny.gguf", weights=weights))
     assert (model.capabilities.trees, model.capabilities.rounding) == (EXACT, 0.0)
-    assert exactness(model, [weights], tokens=600) == (EXACT, 0.0)
+    assert exactness(model, tokens=600) == (EXACT, 0.0)
 
 
 def test_floats_round_otherwise_in_wider_passes_and_texts_differ_by_near_ties_alone(tmp_path: Path) -> None:
@@ -52,4 +52,4 @@ def test_trees_that_see_other_tokens_are_refused(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(model, "extend", blind)
     with pytest.raises(UnsupportedModelError, match="fails the tree self-test"):
-        exactness(model, ["Q8_0"], tokens=4)
+        exactness(model, tokens=4)

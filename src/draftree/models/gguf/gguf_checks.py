@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...errors import ModelFileError
 from ..base import Capabilities
-from .gguf_file import AGAIN, GGUFHeader, StoredTensor, fingerprint, read
+from .gguf_file import AGAIN, EMBEDDINGS, OUTPUT, GGUFHeader, StoredTensor, fingerprint, read
 
 _NO_MODELS = {"adapter": "a LoRA adapter", "imatrix": "an importance matrix", "mmproj": "a multi-modal projector"}
 _MOST = {Keys.LLM.CONTEXT_LENGTH: 2**31 - 1, Keys.LLM.EMBEDDING_LENGTH: 2**31 - 1, Keys.LLM.BLOCK_COUNT: 512}
@@ -185,17 +185,21 @@ def capabilities(header: GGUFHeader, name: str, threads: int, **given: Any) -> C
     Args:
         given: what its engine knows.
     """
+    tensors = header.tensors
+    untied = any(tensor.name == OUTPUT for tensor in tensors)  # a pass looks its embeddings up
+    multiplied = [tensor for tensor in tensors if not (untied and tensor.name == EMBEDDINGS)]
+    kinds = {Format(tensor.kind).name for tensor in tensors if tensor.size and len(tensor.shape) > 1}
     return Capabilities(
         name=name,
         architecture=header.architecture,
-        parameters=sum(math.prod(tensor.shape) for tensor in header.tensors),
+        parameters=sum(math.prod(tensor.shape) for tensor in tensors),
         max_length_reason="its context",
         dtype="float32",
         device="cpu",
         threads=threads,
-        weights=sum(math.prod(tensor.shape) for tensor in header.multiplied),
-        weight_bytes=sum(tensor.size for tensor in header.multiplied),
-        weight_format="+".join(sorted(header.formats)),
+        weights=sum(math.prod(tensor.shape) for tensor in multiplied),
+        weight_bytes=sum(tensor.size for tensor in multiplied),
+        weight_format="+".join(sorted(kinds - {"F32"} or kinds)),
         fingerprint=fingerprint(header),
         **given,
     )

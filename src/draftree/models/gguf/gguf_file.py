@@ -115,18 +115,6 @@ class GGUFHeader:
         keys, values = (Keys.Attention.KEY_LENGTH, Keys.Attention.VALUE_LENGTH)
         return (self.numbers(keys) or (own,))[0], (self.numbers(values) or (own,))[0]
 
-    @property
-    def multiplied(self) -> tuple[StoredTensor, ...]:
-        """The tensors that a pass reads whole: without embeddings that are not the output layer, too."""
-        untied = any(tensor.name == OUTPUT for tensor in self.tensors)
-        return tuple(tensor for tensor in self.tensors if not (untied and tensor.name == EMBEDDINGS))
-
-    @property
-    def formats(self) -> frozenset[str]:
-        """Of the weights, as "Q4_K"; vectors and what is float32 are left out."""
-        kinds = {GGMLQuantizationType(t.kind).name for t in self.tensors if t.size and len(t.shape) > 1}
-        return frozenset(kinds - {"F32"} or kinds)
-
 
 AGAIN = "download it again"
 

@@ -8,7 +8,7 @@ attention would be rounded otherwise than in AR decoding. What is rejected belon
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
@@ -106,13 +106,12 @@ class LlamaModel(LanguageModel):
             slot_bytes=slot_bytes(header, *self.weights.types),
         )
         self.cache_bytes = free_memory() // 2
-        self.pass_seconds = 0.0
         self._lock = RLock()
         self._scores = LastScores()
         self._start(_CELLS)
         keys, values = self.weights.types
         tokens = _SPLIT if keys == values else len(PROMPT)
-        trees, rounding = exactness(self, self.weights.header.formats, tokens)
+        trees, rounding = exactness(self, tokens)
         self.capabilities = replace(self.capabilities, trees=trees, rounding=rounding)
         self.pass_seconds = 0.0
 
@@ -338,11 +337,8 @@ _WRONG = 1.0
 EXACT = "yes, bit-exact: a tree gives one-token decoding's logits"
 
 
-def exactness(model: LanguageModel, kinds: Collection[str], tokens: int) -> tuple[str, float]:
+def exactness(model: LanguageModel, tokens: int) -> tuple[str, float]:
     """Compare nodes of a tree with one-token decoding, behind a text of ``tokens`` tokens.
-
-    Args:
-        kinds: the formats of its weights, for people.
 
     Returns:
         how exact they are, in words; by how much the gap between two logits may differ.
@@ -377,8 +373,8 @@ def exactness(model: LanguageModel, kinds: Collection[str], tokens: int) -> tupl
         )
     words = (
         f"yes, with near-ties: in passes over {min(differences)} tokens and more logits differ by up to {worst:.1g} "
-        f"standard deviations from one-token decoding's, since kernels for {', '.join(sorted(kinds))} round otherwise "
-        "there; texts differ where two tokens are nearly as likely. Files in Q8_0, Q4_0 and Q4_1 are bit-exact on CPUs "
-        "with AVX2"
+        f"standard deviations from one-token decoding's, since kernels for {model.capabilities.weight_format} round "
+        "otherwise there; texts differ where two tokens are nearly as likely. "
+        "Files in Q8_0, Q4_0 and Q4_1 are bit-exact on CPUs with AVX2"
     )
     return words, 2 * worst * float(alone.std())

@@ -173,35 +173,6 @@ class BytePairs:
         return tuple(filter(None, parts))
 
 
-class AddedTokens:
-    """Tokens that texts contain as they are: the first, and of those the longest, before anything else.
-
-    Args:
-        ids: of the tokens.
-        strips: tokens that take away the white space behind them.
-    """
-
-    def __init__(self, ids: Mapping[str, int], strips: frozenset[str]) -> None:
-        self._ids, self._strips = ids, strips
-        self._lengths = sorted(set(map(len, ids)), reverse=True)
-        self._first = regex.compile(f"[{''.join(map(regex.escape, sorted({t[0] for t in ids})))}]" if ids else "(?!)")
-
-    def split(self, text: str) -> Iterator[tuple[str, int | None]]:
-        """A text in parts: what stands before a token, and that token; None behind the last one."""
-        at = 0
-        for found in self._first.finditer(text):
-            start = found.start()
-            if start < at:
-                continue
-            token = next((t for n in self._lengths if (t := text[start : start + n]) in self._ids), None)
-            if token is not None:
-                yield text[at:start], self._ids[token]
-                at = start + len(token)
-                while token in self._strips and text[at : at + 1].isspace():
-                    at += 1
-        yield text[at:], None
-
-
 class GGUFTokenizer(PieceDecoder):
     """A ``draftree.text.encoding.Tokenizer`` of a GGUF file; several threads may use it at once.
 
@@ -237,7 +208,13 @@ class GGUFTokenizer(PieceDecoder):
             self._pairs = BytePairs(self._ids, merges, pre.ignore_merges)
         except ValueError as error:
             raise damaged(header, f"its merges and tokens do not go together ({error})") from None
-        self._added = self._read_added(header)
+        self._added = {t: self._ids[t] for t, kind in zip(self._texts, self._kinds, strict=True) if kind in _FOUND}
+        self._lengths = sorted(set(map(len, self._added)), reverse=True)
+        first = "".join(regex.escape(letter) for letter in sorted({text[0] for text in self._added}))
+        self._may_begin = regex.compile(f"[{first}]" if first else "(?!)")
+        name = str(header.metadata.get(Keys.General.NAME, "")).lower()
+        strips = any(part in name for part in _RIGHT_STRIPPED)
+        self._strips = self._added.keys() - set(_UNSTRIPPED) if strips else frozenset()
         self._begin = self._edge(header, Keys.Tokenizer.ADD_BOS, "bos", pre.adds_bos)
         self._end = self._edge(header, Keys.Tokenizer.ADD_EOS, "eos", False)
 
@@ -266,13 +243,6 @@ class GGUFTokenizer(PieceDecoder):
             self._kinds[token] = _CONTROL
         return frozenset(token for token in ends.union(by_text) if token is not None)
 
-    def _read_added(self, header: GGUFHeader) -> AddedTokens:
-        """Tokens that are found in texts before anything else."""
-        name = str(header.metadata.get(Keys.General.NAME, "")).lower()
-        strips = any(part in name for part in _RIGHT_STRIPPED)
-        added = {text: self._ids[text] for text, kind in zip(self._texts, self._kinds, strict=True) if kind in _FOUND}
-        return AddedTokens(added, frozenset(added.keys() - set(_UNSTRIPPED)) if strips else frozenset())
-
     def _edge(self, header: GGUFHeader, key: str, name: str, default: bool) -> list[int]:
         """The token that begins or ends each text, if there is one."""
         if not header.metadata.get(key, default):
@@ -285,6 +255,8 @@ class GGUFTokenizer(PieceDecoder):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text, with the special tokens that begin one; special tokens that it contains are found.
 
+        They are found before anything else: the first, and of those the longest.
+
         Raises:
             PromptError: more than ``_LONGEST`` characters without white space, or of it alone.
         """
@@ -293,14 +265,23 @@ class GGUFTokenizer(PieceDecoder):
             raise PromptError(
                 f"the prompt has {run} characters without white space, or of it alone: give at most {_LONGEST}"
             )
-        ids: list[int] = []
-        for part, token in self._added.split(text):
-            ids += self._encode(part) if part else ()
-            ids += () if token is None else (token,)
+        ids, at = list[int](), 0
+        for found in self._may_begin.finditer(text):
+            if (start := found.start()) < at:
+                continue
+            token = next((t for n in self._lengths if (t := text[start : start + n]) in self._added), None)
+            if token is not None:
+                ids += [*self._encode(text[at:start]), self._added[token]]
+                at = start + len(token)
+                while token in self._strips and text[at : at + 1].isspace():
+                    at += 1
+        ids += self._encode(text[at:])
         return [*self._begin, *ids, *self._end] if add_special_tokens else ids
 
     def _encode(self, text: str) -> Iterator[int]:
         """The ids of a text without added tokens; of byte-level BPE a byte without a token is left out."""
+        if not text:
+            return
         if self._is_byte_level:
             words = [text]
             for pattern in self._patterns:  # what it does not match is a word too
