@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 from ..artifacts import processes
-from ..config import typed
+from ..config import Count, typed
 from ..errors import ConfigError, DraftreeWarning, MissingPackageError, NotNativeError, needs_extra
 from .base import LanguageModel
 from .llama.library import has_library
@@ -38,26 +37,23 @@ class ModelOptions(TypedDict, total=False):
     """
 
     backend: str | None
-    threads: int | None
+    threads: Count | None
     dtype: str | None
     device: str | None
     attention: str | None
     runner: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
+class Backend(NamedTuple):
     """What runs models of some kind.
 
     Attributes:
-        takes: whether a name may be one of its models.
+        load: loads a model from its name and the options.
         options: of ``ModelOptions``, those that it knows.
-        load: loads a model from its name and these.
     """
 
-    takes: Callable[[str], bool]
-    options: frozenset[str]
     load: Callable[..., LanguageModel]
+    options: frozenset[str]
 
 
 @typed
@@ -92,7 +88,12 @@ def load_here(name: str, **options: Unpack[ModelOptions]) -> LanguageModel:
     chosen = str(given.pop("backend", AUTO))
     if chosen not in (AUTO, *BACKENDS):
         raise ConfigError(f"backend is {chosen!r}: choose from {AUTO}, {', '.join(BACKENDS)}")
-    takers = [each for each, it in BACKENDS.items() if it.takes(name)] if chosen == AUTO else [chosen]
+    if chosen != AUTO:
+        takers = [chosen]
+    elif gguf_path(name) is None:
+        takers = ["transformers"]
+    else:
+        takers = [each for each in BACKENDS if each != "llama.cpp" or has_library()]
     fitting = [each for each in takers if given.keys() <= BACKENDS[each].options] or takers[-1:]
     if unknown := next((option for option in given if option not in BACKENDS[fitting[-1]].options), None):
         raise ConfigError(f"{unknown} {given[unknown]!r} does not go with backend {fitting[-1]}: leave one of them out")
@@ -154,20 +155,8 @@ def _gguf_file(name: str, backend: str) -> Path:
 
 
 BACKENDS = {
-    "native": Backend(
-        takes=lambda name: gguf_path(name) is not None,
-        options=frozenset({"threads"}),
-        load=load_native,
-    ),
-    "llama.cpp": Backend(
-        takes=lambda name: has_library() and gguf_path(name) is not None,
-        options=frozenset({"threads"}),
-        load=load_llama,
-    ),
-    "transformers": Backend(
-        takes=lambda name: True,
-        options=frozenset({"dtype", "device", "attention", "runner"}),
-        load=load_huggingface,
-    ),
+    "native": Backend(load_native, frozenset({"threads"})),
+    "llama.cpp": Backend(load_llama, frozenset({"threads"})),
+    "transformers": Backend(load_huggingface, frozenset({"dtype", "device", "attention", "runner"})),
 }
 """In the order in which they are tried: the native engine refuses what it does not know; the last one takes all."""

@@ -16,7 +16,7 @@ from threading import RLock
 import numpy as np
 from numpy.typing import NDArray
 
-from ...config import typed
+from ...config import Count, typed
 from ...errors import CacheError, UnsupportedModelError
 from ...scores import LastScores, NumpyScores, Scores
 from ...text.encoding import Tokenizer
@@ -88,7 +88,7 @@ class LlamaModel(LanguageModel):
     """
 
     @typed
-    def __init__(self, path: str | Path, *, name: str | None = None, threads: int | None = None) -> None:
+    def __init__(self, path: str | Path, *, name: str | None = None, threads: Count | None = None) -> None:
         self.weights = Weights(open_library(), Path(path))
         llama, header, vocab = self.weights.library, self.weights.header, self.weights.vocab
         self.tokenizer: Tokenizer | None = read_tokenizer(llama, vocab, header.chat_template, self.weights)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...config import typed
-from ...errors import CacheError, ConfigError, UnsupportedModelError
+from ...config import Count, typed
+from ...errors import CacheError, UnsupportedModelError
 from ...progress import progress_reporter
 from ...sampling.warping import Warping
 from ...scores import NO_EDIT, Draft, Edits, LastScores, Scores, Slots, Top, edited
@@ -272,10 +272,8 @@ class NativeModel(NativeRows[NativeRow]):
 
     @typed
     def __init__(
-        self, path: str | Path, *, name: str | None = None, threads: int | None = None, tier: str | None = None
+        self, path: str | Path, *, name: str | None = None, threads: Count | None = None, tier: str | None = None
     ) -> None:
-        if threads is not None and threads < 1:
-            raise ConfigError(f"threads is {threads}: use at least 1")
         path, self.threads = Path(path), threads or default_threads()
         self._header = check(path)
         description = describe(self._header)
