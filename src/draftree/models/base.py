@@ -241,6 +241,7 @@ class LanguageModel(Protocol):
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` sequences of ``tokens`` tokens at once, so that the cache need not grow."""
+        return
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within the memory that the model may use for its cache."""

@@ -240,10 +240,11 @@ def test_nodes_that_cannot_be_added_change_nothing(model: LlamaModel, reference:
 
 
 def test_a_context_is_not_made_for_all_tokens_that_may_come(model: LlamaModel) -> None:
-    model.reserve(1, 3000)
-    assert model._context.cells >= 3000
     model.reserve(8, model.capabilities.max_length)
-    assert model._context.cells == llama_model._RESERVED
+    assert model._context.cells == llama_model._CELLS
+    row = prefill(model, [5] * 1500)
+    assert 1500 <= model._context.cells <= 3072
+    model.close(row)
 
 
 def test_the_structs_are_those_of_the_pinned_library() -> None:

@@ -33,9 +33,7 @@ _VOCABULARY = {
     Keys.Tokenizer.SCORES: ("float32",),
     Keys.Tokenizer.TOKEN_TYPE: ("int32", "uint32"),
 }
-"""Arrays of the vocabulary, and the types of their entries, which llama.cpp takes for granted."""
-_EACH = (Keys.Tokenizer.SCORES, Keys.Tokenizer.TOKEN_TYPE)
-"""Those with an entry a token."""
+"""Arrays of the vocabulary, and the types of their entries, which llama.cpp takes for granted. Numbers: one a token."""
 _SCALES: Mapping[int, tuple[int, ...]] = {
     **dict.fromkeys((Format.Q4_0, Format.Q5_0, Format.Q8_0, Format.IQ4_NL, Format.IQ4_XS), (0,)),
     **dict.fromkeys((Format.IQ2_XXS, Format.IQ2_XS, Format.IQ2_S, Format.IQ3_XXS, Format.IQ3_S, Format.IQ1_S), (0,)),
@@ -131,7 +129,7 @@ def _flaws_of_vocabulary(header: GGUFHeader) -> Iterator[str]:
             kind = entries.dtype.name
         if kind not in kinds:
             yield f"{key} holds {kind}, not {kinds[0]}"
-        if key in _EACH and np.size(entries) != len(tokens):
+        if kinds[0] != "text" and np.size(entries) != len(tokens):
             yield f"{key} has {np.size(entries)} entries for {len(tokens)} tokens"
     spelt = [token.partition(b"\0")[0] for token in tokens]  # as far as llama.cpp reads them
     first = dict(zip(reversed(spelt), range(len(spelt) - 1, -1, -1), strict=True))

@@ -43,11 +43,9 @@ from .llama_tokenizer import read_tokenizer
 _TRASH = IDS - 1
 """The sequence of what was rejected."""
 _CELLS = 1024
-"""Of a new context."""
+"""Of a new context, which takes its memory at once: it grows with the tokens that come."""
 _SPLIT = 512
 """Cells from which llama.cpp splits the sums of one token's attention, unless keys and values differ in type."""
-_RESERVED = 4096
-"""Most cells that are made before there are tokens for them: answers mostly end long before the model's context."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -131,16 +129,6 @@ class LlamaModel(LanguageModel):
         """How many rows are open."""
         return len(self._open)
 
-    @exclusive
-    def reserve(self, rows: int, tokens: int) -> None:
-        """Make room for ``rows`` rows of ``tokens`` tokens at once, but for much of it only when it is needed.
-
-        llama.cpp writes to all of a new context, so that it takes memory at once.
-        """
-        cells = min(rows * tokens, _RESERVED)
-        if cells > self._context.cells:
-            self._move(cells)
-
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes`` and half of the sequence ids."""
         return sum(lengths) * self.capabilities.slot_bytes <= self.cache_bytes and len(lengths) <= IDS // 2
@@ -168,7 +156,7 @@ class LlamaModel(LanguageModel):
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
-        own = [self._own(row) for row in rows]
+        own, most = [self._own(row) for row in rows], self.capabilities.max_length
         self._scores.expire()
         before, added = [len(row.branches.ids) for row in own], list[_Node]()
         try:
@@ -177,7 +165,9 @@ class LlamaModel(LanguageModel):
                 for i, (token, parent) in enumerate(zip(new.tokens.tolist(), new.parents.tolist(), strict=True)):
                     row.branches.add(token, parent)
                     added.append((row, first + i, i >= unwanted))
-                self._check_depth(row)
+                last = row.length + max(row.branches.depths, default=0)
+                if last >= most:
+                    raise CacheError(f"a node at position {last} is beyond the longest {most} tokens: draft less deep")
             logits = self._read(added)
         except BaseException:
             for row, first in zip(own, before, strict=True):
@@ -187,14 +177,6 @@ class LlamaModel(LanguageModel):
         for row, new in zip(own, nodes, strict=True):
             row.parents = np.append(row.parents, new.parents)
         return self._scores.keep(NumpyScores(logits, [new.scored for new in nodes]))
-
-    def _check_depth(self, row: LlamaRow) -> None:
-        """Raise CacheError if a node lies beyond the longest sequence."""
-        can, last = self.capabilities, row.length + max(row.branches.depths, default=0)
-        if last >= can.max_length:
-            raise CacheError(
-                f"a node at position {last} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
-            )
 
     def _read(self, added: Sequence[_Node]) -> NDArray[np.float32]:
         """[w, V] logits of the wanted ones of some nodes."""
@@ -242,7 +224,7 @@ class LlamaModel(LanguageModel):
         count, cells = len(tokens.ids), self._context.cells
         if count <= cells and (found := self._context.decode(tokens)) is not None:
             return found
-        used = sum(row.length + len(row.branches.ids) for row in self._open.values()) + count
+        used = sum(row.length + len(row.branches.ids) for row in self._open.values())
         if used > self._most:
             size = self.capabilities.slot_bytes * used
             raise CacheError(

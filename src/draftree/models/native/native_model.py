@@ -94,9 +94,6 @@ class NativeRows(LanguageModel, Generic[R]):
         """How many rows are open."""
         return len(self._open)
 
-    def reserve(self, rows: int, tokens: int) -> None:
-        """Nothing: the cache grows by pages (``LanguageModel.reserve``)."""
-
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""
         return sum(lengths) * self.loaded.token_bytes <= self.cache_bytes
