@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -191,6 +192,7 @@ class Request:
 
     Attributes:
         ids: prompt and generated tokens.
+        arrival: when it was made, by ``time.monotonic()``.
         seed: the seed in use (drawn afresh when ``params.seed`` is None).
         limit: most tokens to generate.
         row: its row in the target; None once it is closed.
@@ -213,6 +215,7 @@ class Request:
         stream: TextStream,
         prediction: Sequence[int] = (),
     ) -> None:
+        self.arrival = time.monotonic()
         self.prediction = list(prediction)
         self.ids = list(prompt_ids)
         self.prompt_length = len(self.ids)

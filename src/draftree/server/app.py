@@ -68,7 +68,13 @@ class Server:
 
     def __init__(self, loop: EngineLoop, settings: ServerSettings, metrics: Metrics) -> None:
         self._loop, self._engine, self._settings, self._metrics = loop, loop.engine, settings, metrics
-        self._began = int(time.time())
+        self._described = {
+            "id": settings.name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "draftree",
+            "max_model_len": self._engine.target.capabilities.max_length,
+        }
         self.draining = False
         self.app = app = FastAPI(
             title="draftree", version=version("draftree"), lifespan=self._lifespan, responses=DOCUMENTED
@@ -115,22 +121,12 @@ class Server:
 
     async def models(self) -> dict[str, Any]:
         """List the one model that is served."""
-        return {"object": "list", "data": [self._described()]}
+        return {"object": "list", "data": [self._described]}
 
     async def model(self, name: str) -> dict[str, Any]:
         """Describe the model."""
         self._check_model(name)
-        return self._described()
-
-    def _described(self) -> dict[str, Any]:
-        most = self._engine.target.capabilities.max_length
-        return {
-            "id": self._settings.name,
-            "object": "model",
-            "created": self._began,
-            "owned_by": "draftree",
-            "max_model_len": most,
-        }
+        return self._described
 
     def _check_model(self, name: str) -> None:
         if name != self._settings.name:
@@ -155,18 +151,16 @@ class Server:
         builder = answer_builder(key, self._settings.name, choices, submission.requests)
         if body.stream:
             return EventStream(submission, builder, traces)
-        if not await _has_ended(submission, request):
-            return Response(status_code=499)
+        await _end(submission, request)
         return JSONResponse(await asyncio.to_thread(builder.whole))
 
     async def _submitted(self, key: str, choices: Choices, traces: Sequence[RequestTrace]) -> Submission:
         method = str((choices.speculation or self._settings.speculation).method)
-        began = time.monotonic()
 
         def ended(choice: int, request: EngineRequest) -> None:
             self._metrics.ended(request)
             prompt = self._text(request.ids[: request.prompt_length]) if self._settings.log_prompts else None
-            log_request(request, key, choice, method, time.monotonic() - began, prompt)
+            log_request(request, key, choice, method, prompt)
 
         timeout = min((t for t in (choices.body.timeout, self._settings.timeout) if t is not None), default=None)
         options = choices.options | {"timeout": timeout}
@@ -175,11 +169,10 @@ class Server:
             for index, (ids, params) in enumerate(choices.asked):
                 observers = traces[index : index + 1]
                 await self._loop.submit(submission, ids, params, choices.speculation, observers=observers, **options)
-                self._metrics.arrived(submission.requests[-1], began)
         except BaseException as error:
             submission.cancel()
             if isinstance(error, QueueFullError):
-                self._metrics.rejected()
+                self._metrics.rejected.inc()
             raise
         return submission
 
@@ -246,25 +239,20 @@ class Server:
         return {"version": version("draftree")}
 
 
-async def _has_ended(submission: Submission, request: Request) -> bool:
-    """Wait for the end of all choices; false where the client has gone before, and they were cancelled.
+async def _end(submission: Submission, request: Request) -> None:
+    """Wait for the end of all choices, which is cancelled when the client goes.
 
     Raises:
         the exception that ended one of them.
     """
-    ending = asyncio.ensure_future(submission.end())
-    watching = asyncio.ensure_future(_gone(request))
+    watching = asyncio.ensure_future(_cancel_when_gone(submission, request))
     try:
-        await asyncio.wait({ending, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if ending.done():
-            await ending
-        return ending.done()
+        await submission.end()
     finally:
-        submission.cancel()
-        for task in (ending, watching):
-            task.cancel()
+        watching.cancel()
 
 
-async def _gone(request: Request) -> None:
+async def _cancel_when_gone(submission: Submission, request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    submission.cancel()

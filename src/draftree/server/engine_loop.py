@@ -76,19 +76,14 @@ class Submission:
                     yield found
                 elif self._owner.failure is not None:
                     raise RunError(f"the engine has ended: {self._owner.failure}: start the server again")
-                elif not await self._comes():
-                    yield []
+                else:
+                    try:
+                        async with asyncio.timeout(QUIET):
+                            await self._changed.wait()
+                    except TimeoutError:
+                        yield []
         finally:
             self.cancel()
-
-    async def _comes(self) -> bool:
-        """Wait until something has changed; false: nothing did for ``QUIET`` seconds."""
-        late = asyncio.get_running_loop().call_later(QUIET, self._changed.set)
-        try:
-            await self._changed.wait()
-        finally:
-            late.cancel()
-        return late.when() > asyncio.get_running_loop().time()
 
     async def end(self) -> None:
         """Wait for the end of all; a task that is cancelled meanwhile cancels them.

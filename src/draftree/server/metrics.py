@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -28,80 +26,42 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Upper bounds of the bins of times."""
 
 
-@dataclass(slots=True)
-class _Clock:
-    arrival: float
-    last: float | None = None
-
-
 class Metrics(Observer):
-    """Counts what an engine does; every server has a registry of its own."""
+    """Counts what an engine does; every server has a registry of its own.
+
+    Attributes:
+        rejected: requests that were turned away.
+    """
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self._clocks: WeakKeyDictionary[Request, _Clock] = WeakKeyDictionary()
-
-        def counter(name: str, about: str, labels: Sequence[str] = ()) -> Counter:
-            return Counter(name, about, labels, registry=registry)
-
+        self._registry = CollectorRegistry()
+        self._last: dict[Request, float] = {}  # when its last tokens came
+        counter = partial(Counter, registry=self._registry)
         self._finished = counter("draftree:requests", "Requests that have ended, by why.", ["finish_reason"])
         self._tokens = counter("draftree:generation_tokens", "Generated tokens.")
         self._prompt = counter("draftree:prompt_tokens", "Tokens of prompts.")
         self._seconds = counter("draftree:step_seconds", "Seconds of steps, by part.", ["part"])
         self._by_depth = counter("draftree:draft_tokens", "Drafted tokens, by depth and fate.", ["depth", "accepted"])
         self._by_drafter = counter(
-            "draftree:drafter_tokens",
-            "Drafted tokens of ended requests, by drafter.",
-            ["drafter", "accepted"],
+            "draftree:drafter_tokens", "Drafted tokens of ended requests, by drafter.", ["drafter", "accepted"]
         )
-        self._rejected = counter("draftree:admission_rejections", "Requests that were turned away: the queue was full.")
+        self.rejected = counter("draftree:admission_rejections", "Requests that were turned away: the queue was full.")
         self._drafts = counter("vllm:spec_decode_num_drafts", "Draft trees that were verified.")
         self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.")
         self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
         self._positions = counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens, by depth from 0.", ["position"]
         )
-        histogram = partial(Histogram, buckets=_SECONDS, registry=registry)
-        self._first = histogram("draftree:time_to_first_token_seconds", "From arrival to the first token.")
-        self._between = histogram("draftree:inter_token_seconds", "From one token to the next, as they come.")
-        gauge = partial(Gauge, registry=registry)
-        self._running = gauge("draftree:requests_running", "Requests that run: rows in use.")
-        self._waiting = gauge("draftree:requests_waiting", "Requests that wait: length of the queue.")
         self._hits = counter("draftree:prefix_hits", "Requests whose prompt began as a kept row does.")
         self._reused = counter("draftree:prompt_tokens_reused", "Tokens of prompts that kept rows had.")
-        self._kept = gauge("draftree:prefix_rows_kept", "Rows kept for prompts to come.")
-        self._held = gauge("draftree:kv_tokens", "Tokens whose keys and values are held, by kind of row.", ["rows"])
-        self._most = gauge("draftree:kv_tokens_most", "Tokens that the memory of the cache has room for.")
-        self._used = gauge("vllm:kv_cache_usage_perc", "Share of this room that is taken; 1 is all.")
-        self._auto = gauge(
-            "draftree:auto_step_mean",
-            "What a step of method auto gains and costs: `tokens` a request, `passes` of AR decoding.",
-            ["of"],
-        )
-        self._auto_nodes = gauge(
-            "draftree:auto_step_nodes",
-            "Drafted tokens a step of method auto, by requests that it decodes.",
-            ["requests"],
-        )
-        self._auto_on = gauge("draftree:auto_drafter_on", "Whether method auto drafts by it now.", ["drafter"])
-
-    def arrived(self, request: Request, began: float) -> None:
-        """A request has been submitted, at this ``time.monotonic()``; its first token may be there by now."""
-        clock = self._clocks.setdefault(request, _Clock(began))
-        if clock.last is not None:
-            self._first.observe(clock.last - began)
-        self._prompt.inc(request.prompt_length)
-
-    def rejected(self) -> None:
-        self._rejected.inc()
+        histogram = partial(Histogram, buckets=_SECONDS, registry=self._registry)
+        self._first = histogram("draftree:time_to_first_token_seconds", "From arrival to the first token.")
+        self._between = histogram("draftree:inter_token_seconds", "From one token to the next, as they come.")
 
     def opened(self, request: Request) -> None:
-        clock, now = self._clocks.get(request), time.monotonic()
-        if clock is None:
-            self._clocks[request] = _Clock(now, now)
-        else:
-            self._first.observe(now - clock.arrival)
-            clock.last = now
+        self._last[request] = now = time.monotonic()
+        self._first.observe(now - request.arrival)
+        self._prompt.inc(request.prompt_length)
         self._tokens.inc()
         self._reused.inc(request.stats.reused)
         if request.stats.reused:
@@ -112,11 +72,9 @@ class Metrics(Observer):
         now = time.monotonic()
         for outcome in outcomes:
             self._tokens.inc(outcome.taken)
-            clock = self._clocks.get(outcome.request)
-            if clock is not None and clock.last is not None and outcome.taken:
-                for _ in range(outcome.taken):
-                    self._between.observe((now - clock.last) / outcome.taken)
-                clock.last = now
+            for _ in range(outcome.taken):
+                self._between.observe((now - self._last[outcome.request]) / outcome.taken)
+            self._last[outcome.request] = now
             if not len(outcome.tree):
                 continue
             self._drafts.inc()
@@ -137,6 +95,7 @@ class Metrics(Observer):
                 self._seconds.labels(part).inc(value)
 
     def closed(self, request: Request) -> None:
+        self._last.pop(request, None)
         for name, made in request.stats.drafters.items():
             self._by_drafter.labels(name, "no").inc(made.drafted - made.accepted)
             self._by_drafter.labels(name, "yes").inc(made.accepted)
@@ -146,31 +105,41 @@ class Metrics(Observer):
         self._finished.labels(request.finish_reason or "cancelled").inc()
 
     def text(self, engine: Engine) -> bytes:
+        """All figures in Prometheus' format: what was counted, and how the engine stands now."""
+        now = CollectorRegistry()
+        gauge = partial(Gauge, registry=now)
         running, kept = engine.scheduler.running, engine.stepper.prefixes.lengths
-        self._running.set(len(running))
-        self._waiting.set(engine.scheduler.waiting)
-        self._kept.set(len(kept))
-        held = sum(row.length for job in running if (row := job.request.row) is not None)
-        self._held.labels("running").set(held)
-        self._held.labels("kept").set(sum(kept))
+        gauge("draftree:requests_running", "Requests that run: rows in use.").set(len(running))
+        gauge("draftree:requests_waiting", "Requests that wait: length of the queue.").set(engine.scheduler.waiting)
+        gauge("draftree:prefix_rows_kept", "Rows kept for prompts to come.").set(len(kept))
+        held = {"running": sum(row.length for job in running if (row := job.request.row)), "kept": sum(kept)}
+        by_rows = gauge("draftree:kv_tokens", "Tokens whose keys and values are held, by kind of row.", ["rows"])
+        for rows, tokens in held.items():
+            by_rows.labels(rows).set(tokens)
         target = engine.target
         if (slot := target.capabilities.slot_bytes) and (most := target.cache_bytes // slot):
-            self._most.set(most)
-            self._used.set((held + sum(kept)) / most)
+            gauge("draftree:kv_tokens_most", "Tokens that the memory of the cache has room for.").set(most)
+            share = sum(held.values()) / most
+            gauge("vllm:kv_cache_usage_perc", "Share of this room that is taken; 1 is all.").set(share)
         policy = engine.speculation.drafter.policy
         if isinstance(policy, AutoTree):
-            self._set_auto(policy.report)
-        return generate_latest(self.registry)
+            _add_auto(policy.report, gauge)
+        return generate_latest(self._registry) + generate_latest(now)
 
-    def _set_auto(self, report: Report) -> None:
-        if report.steps:
-            self._auto.labels("tokens").set(report.tokens / report.steps)
-            self._auto.labels("passes").set(report.passes / report.steps)
-        for requests, nodes in report.nodes_by_requests().items():
-            self._auto_nodes.labels(str(requests)).set(nodes)
-        for record in report.selection.records:
-            if record.source is not None:
-                self._auto_on.labels(record.source.name).set(record.on)
+
+def _add_auto(report: Report, gauge: Callable[..., Gauge]) -> None:
+    """Where method auto stands."""
+    mean = gauge("draftree:auto_step_mean", "Gain of its step, and cost: `tokens`, `passes` of AR decoding.", ["of"])
+    if report.steps:
+        mean.labels("tokens").set(report.tokens / report.steps)
+        mean.labels("passes").set(report.passes / report.steps)
+    by_requests = gauge("draftree:auto_step_nodes", "Drafted tokens of its step, by requests in it.", ["requests"])
+    for requests, nodes in report.nodes_by_requests().items():
+        by_requests.labels(str(requests)).set(nodes)
+    on = gauge("draftree:auto_drafter_on", "Whether it drafts by it now.", ["drafter"])
+    for record in report.selection.records:
+        if record.source is not None:
+            on.labels(record.source.name).set(record.on)
 
 
 class JsonLines(logging.Formatter):
@@ -185,14 +154,13 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def log_request(request: EngineRequest, key: str, choice: int, method: str, seconds: float, prompt: str | None) -> None:
+def log_request(request: EngineRequest, key: str, choice: int, method: str, prompt: str | None) -> None:
     """Log the end of a request.
 
     Args:
         key: id of the answer, as the client has it.
         choice: its number in that answer.
         method: how its trees grew.
-        seconds: since it arrived.
         prompt: to be logged, as is the text; None: neither is.
     """
     stats = request.stats
@@ -204,7 +172,7 @@ def log_request(request: EngineRequest, key: str, choice: int, method: str, seco
         "prompt_tokens": request.prompt_length,
         "tokens": len(request.output_ids),
         "finish_reason": request.finish_reason,
-        "seconds": round(seconds, 4),
+        "seconds": round(time.monotonic() - request.arrival, 4),
         "mean_acceptance_length": round(stats.mal, 4),
         "drafted": sum(stats.drafted),
         "accepted": sum(stats.accepted),

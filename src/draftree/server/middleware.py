@@ -59,28 +59,22 @@ class Limits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
         path: str = scope["path"]
         is_open = path in OPEN or path.startswith(_PAGE) or scope["method"] == "OPTIONS"
         if self._keys and not is_open:
-            given = headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip()
+            given = dict(scope["headers"]).get(b"authorization", b"").removeprefix(b"Bearer ").strip()
             if not any(hmac.compare_digest(given, key.encode()) for key in self._keys):
                 body = error("no valid key: send 'Authorization: Bearer KEY'", DENIED, code="invalid_api_key")
                 await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
                 return
-        most, read = self._most, 0
-        long = f"the body has more than {most} bytes: send less"
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > most:
-            await JSONResponse(error(long, INVALID), 413)(scope, receive, send)
-            return
+        read = 0
 
         async def counted() -> Message:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > most:
-                raise HTTPException(413, long)
+            if read > self._most:
+                raise HTTPException(413, f"the body has more than {self._most} bytes: send less")
             return message
 
         await self._app(scope, counted, send)
