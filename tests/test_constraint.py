@@ -258,7 +258,7 @@ def test_tokens_that_were_not_drawn_under_the_constraint_are_an_error() -> None:
 
 
 def test_what_a_constraint_does_not_go_with() -> None:
-    with pytest.raises(ConfigError, match="ignore_eos with a constraint"):
+    with pytest.raises(ConfigError, match="ignore_eos and a constraint"):
         Engine(model()).submit(PROMPT, SamplingParams(ignore_eos=True, constraint=ToyConstraint()))
     with pytest.raises(ConfigError, match="constraint is 3"):
         SamplingParams(constraint=3)  # type: ignore[arg-type]

@@ -203,12 +203,12 @@ def with_token_rules(
         spell: the token ids of a text, of which ``bad_words`` are made.
 
     Raises:
-        FieldError: a parameter names a token that the model has not, or a word is no text.
-        ConfigError: a text that a constraint ends is to go on.
+        FieldError: a parameter names a token that the model has not, a word is no text, or a text that a constraint
+            ends is to go on.
     """
     inner = params.constraint.inner if isinstance(params.constraint, TokenRules) else params.constraint
     if params.ignore_eos and inner is not None:
-        raise ConfigError("ignore_eos with a constraint: it says where the text ends: leave one of them out")
+        raise FieldError("ignore_eos", "ignore_eos and a constraint exclude each other: leave one of them out")
     ends = frozenset(params.stop_token_ids).union(() if params.ignore_eos else can.eos_ids)
     named: dict[str, Iterable[int]] = {
         "stop_token_ids": params.stop_token_ids,

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any
 
 from ..request import Chunk, Logprobs, Request, Stats
 from ..text.detokenizer import Detokenizer
-from ..text.encoding import Tokenizer
 from .bad_bodies import failure
-from .request_mapping import Choices, system_fingerprint, tokenizer_of
+from .request_mapping import Choices, decoded, system_fingerprint, tokenizer_of
 from .schema import CompletionRequest, StreamOptions
 from .tools import CallParser, Parsed
-
-FINISH = {"eos": "stop", "stop": "stop", "criteria": "stop", "length": "length"}
-"""Why a request ended -> OpenAI's word; others ("cancelled", "deadline") stay as they are."""
-
 
 Scored = tuple[int, Logprobs | None]
 """A token with its log-probabilities; the first of a prompt has none."""
@@ -48,62 +42,31 @@ def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
     }
 
 
-def agreement(prediction: Sequence[int], output: Sequence[int]) -> tuple[int, int]:
-    """Tokens of a predicted output that appear in the output, in order, and those that do not.
+def agreement(prediction: Sequence[int], output: Sequence[int]) -> int:
+    """Tokens of a predicted output that appear in the output, in order.
 
     In long outputs no agreement begins with a token that is more than one of a hundred: time would be quadratic.
     """
-    blocks = SequenceMatcher(None, prediction, output).get_matching_blocks()
-    found = sum(block.size for block in blocks)
-    return found, len(prediction) - found
+    return sum(block.size for block in SequenceMatcher(None, prediction, output).get_matching_blocks())
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+def usage_of(requests: Sequence[Request], generated: int, n: int = 1) -> dict[str, Any]:
     """Tokens of an answer, the same on every route.
 
-    Attributes:
-        prompt: of all prompts, each counted once, however many choices it has.
-        cached: of these the ones that no choice had to read: kept rows had them.
-        generated: of all choices, the ones that ended them included.
-        predicted: ``agreement`` of all choices; None: nothing was predicted.
+    Each prompt counts once, however many choices it has; its cached tokens are those that no choice had to read.
+
+    Args:
+        generated: tokens of all choices, the ones that ended them included.
+        n: choices of each prompt.
     """
-
-    prompt: int
-    cached: int
-    generated: int
-    predicted: tuple[int, int] | None = None
-
-    @classmethod
-    def of(cls, requests: Sequence[Request], n: int = 1) -> Usage:
-        return cls(
-            sum(request.prompt_length for request in requests[::n]),
-            sum(min(r.stats.reused for r in requests[at : at + n]) for at in range(0, len(requests), n)),
-            sum(len(request.chunks) for request in requests),
-        )
-
-    @property
-    def of_choices(self) -> dict[str, object]:
-        found: dict[str, object] = {
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.generated,
-            "total_tokens": self.prompt + self.generated,
-        }
-        if self.predicted is not None:
-            names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
-            found["completion_tokens_details"] = dict(zip(names, self.predicted, strict=True))
-        return found
-
-    @property
-    def of_response(self) -> dict[str, object]:
-        return {
-            "input_tokens": self.prompt,
-            "input_tokens_details": {"cached_tokens": self.cached},
-            "output_tokens": self.generated,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": self.prompt + self.generated,
-        }
+    prompt = sum(request.prompt_length for request in requests[::n])
+    cached = sum(min(r.stats.reused for r in requests[at : at + n]) for at in range(0, len(requests), n))
+    return {
+        "prompt_tokens": prompt,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+    }
 
 
 def named_logprobs(chunks: Sequence[Chunk], spell: Callable[[int], bytes]) -> list[dict[str, Any]]:
@@ -120,28 +83,14 @@ def named_logprobs(chunks: Sequence[Chunk], spell: Callable[[int], bytes]) -> li
     ]
 
 
-class TextOffsets:
-    """Where the tokens of a choice begin in its text, one after another; tokens inside a character: where that begins.
-
-    Text that waits for a stop string has its place all the same.
+def text_offsets(stream: Detokenizer, tokens: Sequence[int], begin: int) -> list[int]:
+    """Where tokens begin in a text, and where they end; tokens inside a character: where that begins.
 
     Args:
-        echoed: the text of the prompt, if the text begins with it: its tokens come first then.
+        stream: of the text, without stop strings: what waits for one has its place all the same.
+        begin: of the first one.
     """
-
-    def __init__(self, tokenizer: Tokenizer, request: Request, echoed: str) -> None:
-        prompt, skips = request.ids[: request.prompt_length], request.params.skip_special_tokens
-        self._left = len(prompt) if echoed else 0  # tokens of the prompt that are to come
-        self._next, self._begin = 0, len(echoed)
-        self._echo = Detokenizer(tokenizer, skip_special_tokens=False)
-        self._stream = Detokenizer(tokenizer, prompt, skip_special_tokens=skips)
-
-    def of(self, token: int) -> int:
-        stream = self._echo if self._left > 0 else self._stream
-        found = self._begin if self._left == 0 else self._next
-        self._left -= 1
-        self._next = found + len(stream.push(token, last=False))
-        return found
+    return list(accumulate((len(stream.push(token, last=False)) for token in tokens), initial=begin))
 
 
 class CompletionBuilder:
@@ -154,20 +103,23 @@ class CompletionBuilder:
     """
 
     def __init__(self, key: str, model: str, choices: Choices, requests: Sequence[Request]) -> None:
-        self._body, self._requests, self._spell = choices.body, requests, choices.spelled
-        self._options = choices.body.stream_options or StreamOptions()
+        body, engine = choices.body, choices.engine
+        self._body, self._requests, self._spell = body, requests, engine.inputs.token_bytes.of
+        self._options = body.stream_options or StreamOptions()
         self._parsers = [None if choices.tags is None else CallParser(choices.tags) for _ in requests]
-        self._chat = not isinstance(choices.body, CompletionRequest)
-        self._echoed = [choices.echoed(request) for request in requests]
-        tokenizer = tokenizer_of(choices.engine)
-        self._offsets = [
-            TextOffsets(tokenizer, request, echoed) for request, echoed in zip(requests, self._echoed, strict=True)
-        ]
+        self._chat = not isinstance(body, CompletionRequest)
+        prompts = [request.ids[: request.prompt_length] for request in requests]
+        echo = isinstance(body, CompletionRequest) and body.echo
+        self._echoed = [decoded(engine, prompt) if echo else "" for prompt in prompts]
+        self._ends = [len(echoed) for echoed in self._echoed]  # of texts, as far as their tokens have come
+        self._tokenizer = tokenizer_of(engine)
+        skips = body.skip_special_tokens
+        self._texts = [Detokenizer(self._tokenizer, prompt, skip_special_tokens=skips) for prompt in prompts]
         self._common = {
             "id": key,
             "created": int(time.time()),
             "model": model,
-            "system_fingerprint": system_fingerprint(choices.engine),
+            "system_fingerprint": system_fingerprint(engine),
         }
 
     def whole(self) -> dict[str, Any]:
@@ -181,8 +133,7 @@ class CompletionBuilder:
 
     def _choice(self, index: int) -> dict[str, Any]:
         request, parser = self._requests[index], self._parsers[index]
-        # Of a prompt alone the last logits have given a token that nobody wants.
-        chunks, reason = ([], "length") if self._body.max_tokens == 0 else (request.chunks, request.finish_reason)
+        chunks, reason = self._chunks(request), "length" if self._body.max_tokens == 0 else request.finish_reason
         echoed: list[Scored] = []
         if request.params.prompt_logprobs is not None:
             echoed = list(zip(request.ids, (None, *request.prompt_logprobs), strict=False))
@@ -205,18 +156,22 @@ class CompletionBuilder:
 
     def _end(self) -> dict[str, Any]:
         """What an answer ends with: usage, with the tokens of a predicted output, and what drafting did."""
-        usage = self._usage()
+        usage, requests = self._usage(), self._requests
         if self._body.predicted:
-            pairs = [agreement(request.prediction, request.output_ids) for request in self._requests]
-            usage = replace(usage, predicted=(sum(has for has, _ in pairs), sum(lacks for _, lacks in pairs)))
-        return {
-            "usage": usage.of_choices,
-            "metrics": {"speculative_decoding": speculative_decoding([request.stats for request in self._requests])},
-        }
+            accepted = sum(agreement(request.prediction, request.output_ids) for request in requests)
+            rejected = sum(len(request.prediction) for request in requests) - accepted
+            details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+            usage["completion_tokens_details"] = details
+        drafting = speculative_decoding([request.stats for request in requests])
+        return {"usage": usage, "metrics": {"speculative_decoding": drafting}}
 
-    def _usage(self) -> Usage:
-        found = Usage.of(self._requests, self._body.n)
-        return replace(found, generated=0) if self._body.max_tokens == 0 else found
+    def _chunks(self, request: Request) -> Sequence[Chunk]:
+        """Of a prompt alone none: its last logits have given a token that nobody wants."""
+        return [] if self._body.max_tokens == 0 else request.chunks
+
+    def _usage(self) -> dict[str, Any]:
+        generated = sum(len(self._chunks(request)) for request in self._requests)
+        return usage_of(self._requests, generated, self._body.n)
 
     def first(self) -> Iterator[dict[str, Any]]:
         """The events that a stream begins with."""
@@ -235,7 +190,7 @@ class CompletionBuilder:
                 part = _delta([parsed for chunk in some for parsed in parser.push(chunk)])
             if part or self._options.include_trace or any([chunk.logprobs is not None for chunk in some]):
                 piece = self._piece(index, {"content": part} if self._chat and not parser else part, None, some)
-                more = {"usage": self._usage().of_choices} if self._options.continuous_usage_stats else {}
+                more = {"usage": self._usage()} if self._options.continuous_usage_stats else {}
                 yield piece | more
 
     def ended(self, index: int) -> Iterator[dict[str, Any]]:
@@ -264,16 +219,20 @@ class CompletionBuilder:
 
     def _logprobs(self, index: int, chunks: Sequence[Chunk], echoed: Sequence[Scored] = ()) -> dict[str, Any] | None:
         """Log-probabilities of the next tokens of a choice; None: they were not asked for."""
-        scored = [*echoed, *((chunk.token, chunk.logprobs) for chunk in chunks if chunk.logprobs is not None)]
+        own = [(chunk.token, chunk.logprobs) for chunk in chunks if chunk.logprobs is not None]
+        scored = [*echoed, *own]
         if not scored:
             return None
         if self._chat:
             return {"content": named_logprobs(chunks, self._spell), "refusal": None}
+        stream = Detokenizer(self._tokenizer, skip_special_tokens=False)
+        *before, _ = text_offsets(stream, [token for token, _ in echoed], 0)
+        *offsets, self._ends[index] = text_offsets(self._texts[index], [token for token, _ in own], self._ends[index])
         return {
             "tokens": [self._named(token) for token, _ in scored],
             "token_logprobs": [one and one.token for _, one in scored],
             "top_logprobs": [one and {self._named(token): value for token, value in one.best} for _, one in scored],
-            "text_offset": [self._offsets[index].of(token) for token, _ in scored],
+            "text_offset": [*before, *offsets],
         }
 
     def _named(self, token: int) -> str:
@@ -287,7 +246,7 @@ class CompletionBuilder:
 
 def _finish(reason: str | None, parser: CallParser | None) -> str:
     """OpenAI's word for the end of a request, whose text may have been parsed."""
-    found = FINISH.get(reason or "", reason or "cancelled")
+    found = "stop" if reason == "eos" else reason or "cancelled"
     return "tool_calls" if found == "stop" and parser is not None and parser.called else found
 
 

@@ -131,12 +131,8 @@ class ChatRequest(WithTools):
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs go with logprobs: set that to true")
         if self.add_generation_prompt is not None and self.add_generation_prompt == self._continued:
-            both, other = json.dumps(self._continued), json.dumps(not self._continued)
-            raise FieldError(
-                "add_generation_prompt",
-                f"add_generation_prompt and continue_final_message are both {both}: an answer begins, or goes on with "
-                f"the last message; set add_generation_prompt to {other}",
-            )
+            names, both = "add_generation_prompt and continue_final_message", json.dumps(self._continued)
+            raise FieldError("add_generation_prompt", f"{names} are both {both}: set one of them to true, not both")
         last = self.messages[-1]
         if self._continued and (last.role != "assistant" or last.tool_calls or not last.content):
             raise FieldError(
@@ -144,8 +140,8 @@ class ChatRequest(WithTools):
             )
 
     @property
-    def format(self) -> tuple[str, ResponseFormat | None]:
-        return "response_format", self.response_format
+    def format(self) -> tuple[str, ResponseFormat]:
+        return "response_format", self.response_format or ResponseFormat()
 
     @property
     def _continued(self) -> bool:

@@ -10,10 +10,9 @@ from typing import Any
 from ..config import SamplingParams
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
-from ..errors import FieldError, PromptError
-from ..request import Request
+from ..errors import PromptError
 from ..text.encoding import Tokenizer
-from .schema import CompletionRequest, Sampled
+from .schema import Sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +36,6 @@ class Choices:
         """What ``Engine.submit`` is given beside them."""
         return {"prediction": self.body.predicted, "priority": self.body.priority, "timeout": self.body.timeout}
 
-    def echoed(self, request: Request) -> str:
-        """What a choice's text begins with: what is read of its prompt, where that was asked for."""
-        echo = isinstance(self.body, CompletionRequest) and self.body.echo
-        return decoded(self.engine, request.ids[: request.prompt_length]) if echo else ""
-
-    def spelled(self, token: int) -> bytes:
-        return self.engine.inputs.token_bytes.of(token)
-
 
 def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> Choices:
     """Read what a body wants; compiles grammars, which may take long.
@@ -58,9 +49,6 @@ def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> C
     body.refuse()
     speculation = body.speculation(default)
     prompts = [engine.inputs.encode(prompt, whole=body.truncate_prompt_tokens is None) for prompt in body.prompts()]
-    vocabulary = engine.target.capabilities.vocab_size
-    if out := next((i for ids in prompts for i in ids if not 0 <= i < vocabulary), None):
-        raise FieldError("prompt", f"prompt has token {out}: use ids from 0 to {vocabulary - 1}")
     constraint = body.constraint(engine)
     asked = [
         (ids, replace(body.params(n, _room(body, ids, engine)), constraint=constraint))

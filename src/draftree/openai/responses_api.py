@@ -13,15 +13,12 @@ from ..config import Count, LogprobCount
 from ..errors import FieldError
 from ..request import Chunk, Request
 from ..text.encoding import Conversation
-from .answers import CompletionBuilder, Usage, named_logprobs, speculative_decoding
+from .answers import CompletionBuilder, named_logprobs, speculative_decoding, usage_of
 from .bad_bodies import UnsupportedError
 from .chat_api import CalledFunction, Part, PastCall, past_call, text_of
 from .request_mapping import Choices
 from .schema import Body, ResponseFormat
 from .tools import CallParser, Parsed, ToolCall, WithTools
-
-ENDS = {"eos": None, "stop": None, "criteria": None, "length": "max_output_tokens"}
-"""Why a request ended -> what made the response incomplete."""
 
 
 class InputItem(Body):
@@ -87,7 +84,7 @@ class ResponsesRequest(WithTools):
         return self.top_logprobs or None
 
     @property
-    def format(self) -> tuple[str, ResponseFormat | None]:
+    def format(self) -> tuple[str, ResponseFormat]:
         return "text.format", self.text.format
 
     def refuse(self) -> None:
@@ -127,7 +124,7 @@ class ResponseBuilder:
     def __init__(self, key: str, model: str, choices: Choices, requests: Sequence[Request]) -> None:
         assert isinstance(choices.body, ResponsesRequest)  # noqa: S101 - what it is the builder of
         (self._request,) = requests
-        self._body, self._model, self._spell = choices.body, model, choices.spelled
+        self._body, self._model, self._spell = choices.body, model, choices.engine.inputs.token_bytes.of
         self._id = key
         self._created = int(time.time())
         self._number = 0
@@ -160,15 +157,27 @@ class ResponseBuilder:
         return [self._event(f"response.{response['status']}", response=response)]
 
     def _response(self) -> dict[str, Any]:
-        reason = ENDS.get(self._request.finish_reason or "", self._request.finish_reason)
+        usage = usage_of([self._request], len(self._request.chunks))
         return {
-            **self._begun("completed" if reason is None else "incomplete"),
+            **self._begun("completed" if self._cut is None else "incomplete"),
             "completed_at": int(time.time()),
-            "incomplete_details": None if reason is None else {"reason": reason},
+            "incomplete_details": None if self._cut is None else {"reason": self._cut},
             "output": self._items,
-            "usage": Usage.of([self._request]).of_response,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": usage["prompt_tokens_details"],
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            },
             "metrics": {"speculative_decoding": speculative_decoding([self._request.stats])},
         }
+
+    @property
+    def _cut(self) -> str | None:
+        """What made the response incomplete; None: nothing did."""
+        reason = self._request.finish_reason or ""
+        return {"eos": None, "stop": None, "length": "max_output_tokens"}.get(reason, reason)
 
     def ended(self, index: int) -> Iterator[dict[str, Any]]:
         """The events of the response's end.
@@ -184,8 +193,7 @@ class ResponseBuilder:
         if not self._items or (scored and self._items[-1]["type"] == "message"):
             yield from self._said("")
         if self._items[-1]["status"] == "in_progress":
-            reason = self._request.finish_reason
-            yield from self._close("completed" if ENDS.get(reason or "", reason) is None else "incomplete")
+            yield from self._close("completed" if self._cut is None else "incomplete")
 
     def _parsed(self, parts: Sequence[Parsed]) -> Iterator[dict[str, Any]]:
         for part in parts:

@@ -33,7 +33,7 @@ from ..drafters.registry import LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError
-from ..sampling.grammar import Grammar, Grammars
+from ..sampling.grammar import Grammar
 from ..text.encoding import Prompt
 from .bad_bodies import UnsupportedError, check_extra, check_values
 
@@ -102,24 +102,26 @@ class StructuredOutputs(Body):
 
     model_config = ConfigDict(extra="forbid")
 
-    json_: dict[str, Any] | None = Field(default=None, alias="json")
+    json_schema: dict[str, Any] | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
 
-    def compiled(self, field: str, engine: Engine) -> Grammar:
-        """The grammar; ``field`` names where it was asked for.
+    def compiled(self, engine: Engine) -> Grammar:
+        """The grammar.
 
         Raises:
             FieldError: there are none or several, or it cannot be used.
         """
-        given = {name: value for name in _GRAMMARS if (value := getattr(self, name)) not in (None, False)}
+        given = [(name, value) for name, value in self if value not in (None, False)]
         if len(given) != 1:
-            raise FieldError(field, f"{field} has {len(given)} of json, json_object, regex, choice, grammar: give one")
-        ((name, value),) = given.items()
-        with of_field(field):
-            return _GRAMMARS[name](engine.grammars, value)
+            names = ", ".join(field.alias or name for name, field in type(self).model_fields.items())
+            raise FieldError("structured_outputs", f"structured_outputs has {len(given)} of {names}: give one")
+        ((name, value),) = given
+        with of_field("structured_outputs"):
+            compile_: Callable[..., Grammar] = getattr(engine.grammars, name)
+            return compile_() if name == "json_object" else compile_(value)
 
 
 @contextmanager
@@ -129,16 +131,6 @@ def of_field(name: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise FieldError(name, str(error)) from None
-
-
-_GRAMMARS: Mapping[str, Callable[[Grammars, Any], Grammar]] = {
-    "json_": Grammars.json_schema,
-    "json_object": lambda grammars, _: grammars.json_object(),
-    "regex": Grammars.regex,
-    "choice": Grammars.choice,
-    "grammar": Grammars.grammar,
-}
-"""Field of ``StructuredOutputs`` -> what compiles it."""
 
 
 class NamedSchema(Body):
@@ -155,20 +147,18 @@ class ResponseFormat(NamedSchema):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None
 
-    def structured(self, field: str) -> StructuredOutputs | None:
-        """The same by vLLM's names; None: any text.
+    def wanted(self, field: str) -> dict[str, Any] | None:
+        """The JSON Schema of an answer; None: any text.
 
         Raises:
             FieldError: there is no schema.
         """
-        if self.type == "text":
-            return None
-        if self.type == "json_object":
-            return StructuredOutputs(json_object=True)
+        if self.type != "json_schema":
+            return {"type": "object"} if self.type == "json_object" else None
         named = self.json_schema or self
         if named.schema_ is None:
             raise FieldError(field, f"{field} has no schema: give one")
-        return StructuredOutputs(json=closed(named.schema_, DEEPEST) if named.strict else named.schema_)
+        return closed(named.schema_, DEEPEST) if named.strict else named.schema_
 
 
 def closed(schema: Any, levels: int) -> Any:
@@ -237,9 +227,9 @@ class Sampled(Sent):
     structured_outputs: StructuredOutputs | None = None
 
     @property
-    def format(self) -> tuple[str, ResponseFormat | None]:
+    def format(self) -> tuple[str, ResponseFormat]:
         """The response format, and the field that has it."""
-        return "response_format", None
+        return "response_format", ResponseFormat()
 
     def constraint(self, engine: Engine) -> Grammar | None:
         """What the answer must look like; None: any text. Compiles, which may take long.
@@ -248,14 +238,13 @@ class Sampled(Sent):
             FieldError: it was asked for twice, or cannot be used.
         """
         field, wanted = self.format
-        structured = None if wanted is None else wanted.structured(field)
-        if structured is not None and self.structured_outputs is not None:
+        schema = wanted.wanted(field)
+        if self.structured_outputs is None:
+            with of_field(field):
+                return None if schema is None else engine.grammars.json_schema(schema)
+        if schema is not None:
             raise FieldError("structured_outputs", f"structured_outputs and {field} exclude each other: choose one")
-        if self.structured_outputs is not None:
-            field, structured = "structured_outputs", self.structured_outputs
-        if structured is not None and self.ignore_eos:
-            raise FieldError("ignore_eos", f"ignore_eos and {field} exclude each other: leave one out")
-        return None if structured is None else structured.compiled(field, engine)
+        return self.structured_outputs.compiled(engine)
 
     def tags(self, engine: Engine) -> Mapping[int, str] | None:
         """Of an answer that may call functions: tokens of tags that give no text; None: it calls none."""
@@ -299,17 +288,17 @@ class Sampled(Sent):
             room: as of ``limit``.
         """
         sent = {name: value for name in _ENGINES if (value := getattr(self, name)) is not None}
-        tuples = {name: tuple(value) for name, value in sent.items() if isinstance(value, list)}
         changed = {
             "max_tokens": self.limit(room),
-            "temperature": 1.0 if self.temperature is None else self.temperature,
             "top_k": max(0, self.top_k or 0),
             "seed": None if self.seed in (None, -1) else (self.seed + choice) % 2**63,
-            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop or (),
             "logit_bias": None if self.logit_bias is None else _biases(self.logit_bias),
             "logprobs": self.wanted_logprobs,
         }
-        return SamplingParams(**sent | tuples | changed)
+        given: dict[str, Any] = {"temperature": 1.0, **sent, **changed}
+        given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+        return SamplingParams(**given)
 
     def speculation(self, default: SpeculationParams) -> SpeculationParams | None:
         """How it is drafted for; None: as the server was started. A predicted output is drafted from by ``lookup``.
@@ -318,33 +307,28 @@ class Sampled(Sent):
             FieldError: the names do not go together, or name a drafter that is not loaded.
         """
         chosen = self.draftree or Speculative()
-        if self.predicted and chosen.drafter is None and LOOKUP not in default.spec.sources:
-            own = SpeculationParams(drafter=LOOKUP)
-            return chosen_with(own, chosen)
-        if self.draftree is None:
-            return None
         if chosen.drafter not in (None, NONE, str(default.spec)):
             raise FieldError(
                 "draftree.drafter",
                 f"drafter {chosen.drafter!r} is not loaded: use {str(default.spec)!r}, which this server was started "
                 f"with, or {NONE!r}",
             )
+        if self.predicted and chosen.drafter is None and LOOKUP not in default.spec.sources:
+            default = SpeculationParams(drafter=LOOKUP)
+        elif self.draftree is None:
+            return None
+        # A method of its own has its own settings.
+        changed: dict[str, Any] = {} if chosen.method is None else {"settings": None, "nodes": None}
+        if chosen.verification is not None:
+            changed["candidates"] = None
         try:
-            return chosen_with(default, chosen)
+            return replace(default, **changed | chosen.model_dump(exclude_none=True))
         except InputError as error:
             raise FieldError("draftree", str(error)) from None
 
 
 _ENGINES = {field.name for field in fields(SamplingParams)} & Sampled.model_fields.keys()
 """Fields of bodies by the engine's names."""
-
-
-def chosen_with(default: SpeculationParams, chosen: Speculative) -> SpeculationParams:
-    """What a request has chosen, and the rest as it is by default; a method of its own has its own settings."""
-    changed: dict[str, Any] = {} if chosen.method is None else {"settings": None, "nodes": None}
-    if chosen.verification is not None:
-        changed["candidates"] = None
-    return replace(default, **changed | chosen.model_dump(exclude_none=True))
 
 
 def _biases(given: Mapping[str, float]) -> dict[int, float]:

@@ -53,12 +53,10 @@ class AllowedTools(Body):
     tools: list[NamedTool] = []
 
 
-class ToolChoice(AllowedTools):
-    """A function that must be called, or functions that may be; of responses all fields are beside the type."""
+class AllowedChoice(AllowedTools):
+    """The same as a choice, in ``allowed_tools``, of responses beside the type."""
 
-    type: Literal["function", "allowed_tools"]
-    name: str = ""
-    function: NamedFunction | None = None
+    type: Literal["allowed_tools"]
     allowed_tools: AllowedTools | None = None
 
 
@@ -99,93 +97,73 @@ class Tool(DescribedFunction):
         return Function(function.name, closed(function.parameters or _NO_PARAMETERS, DEEPEST if function.strict else 0))
 
 
-@dataclass(frozen=True, slots=True)
-class ToolOffer:
-    """What an answer may call.
-
-    Attributes:
-        tools: number in the request -> function.
-        forced: it calls at once.
-        several: more than one.
-    """
-
-    tools: Mapping[int, Tool]
-    forced: bool
-    several: bool
-
-
 class WithTools(Sampled):
     """A request whose answer may call functions."""
 
     tools: Annotated[list[Tool], Field(max_length=_MOST)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
 
     @property
     def forced(self) -> bool:
         """The answer has to call a function."""
         chosen = self.tool_choice
-        if isinstance(chosen, ToolChoice):
-            return chosen.type == "function" or (chosen.allowed_tools or chosen).mode == "required"
-        return chosen == "required"
+        if isinstance(chosen, AllowedChoice):
+            return (chosen.allowed_tools or chosen).mode == "required"
+        return chosen == "required" or isinstance(chosen, NamedTool)
 
     @property
     def several(self) -> bool:
         """More than one call may come; of forced ones by request alone, or a small model calls until its limit."""
+        if isinstance(self.tool_choice, NamedTool):
+            return False
         return not self.forced if self.parallel_tool_calls is None else self.parallel_tool_calls
 
-    def offer(self) -> ToolOffer | None:
-        """What the answer may call; None: nothing.
+    def offered(self) -> dict[int, Tool]:
+        """Functions that the answer may call, by their numbers in the request; none: it calls none.
 
         Raises:
             FieldError: a function cannot be offered, or the one that is chosen is not there.
         """
         tools, chosen = check_tools(self.tools), self.tool_choice
-        if isinstance(chosen, ToolChoice):
-            inner = chosen if chosen.allowed_tools is None else chosen.allowed_tools
-            single = chosen.type == "function"
-            names = [(chosen.function or chosen).name] if single else [tool.called for tool in inner.tools]
-            there = {tool.described.name: at for at, tool in enumerate(tools)}
+        if isinstance(chosen, (NamedTool, AllowedChoice)):
+            named = [chosen] if isinstance(chosen, NamedTool) else (chosen.allowed_tools or chosen).tools
+            names, there = [tool.called for tool in named], {tool.described.name: at for at, tool in enumerate(tools)}
             if not names or not there.keys() >= set(names):
                 raise FieldError("tool_choice", f"tool_choice names {names}: the names of tools are {list(there)}")
-            allowed = {there[name]: tools[there[name]] for name in names}
-            return ToolOffer(allowed, self.forced, self.several and not single)
+            return {there[name]: tools[there[name]] for name in names}
         if chosen == "required" and not tools:
             raise FieldError("tool_choice", "tool_choice is 'required' but there are no tools: give some")
-        if chosen == "none" or not tools:
-            return None
-        return ToolOffer(dict(enumerate(tools)), self.forced, self.several)
+        return {} if chosen == "none" else dict(enumerate(tools))
 
     def templates(self) -> list[dict[str, Any]]:
         """Functions that the prompt describes; none where it must not call any."""
-        return [] if self.offer() is None else [tool.template() for tool in self.tools or ()]
+        return [tool.template() for tool in self.tools or ()] if self.offered() else []
 
     def tags(self, engine: Engine) -> Mapping[int, str] | None:
-        if self.offer() is None:
+        if not self.offered():
             return None
         return engine.grammars.tags if self.skip_special_tokens else {}
 
     def constraint(self, engine: Engine) -> Grammar | None:
-        offer = self.offer()
-        if offer is None:
+        if not (offered := self.offered()):
             return super().constraint(engine)
+        if self.structured_outputs is not None:
+            raise FieldError("structured_outputs", "structured_outputs and tools exclude each other: leave one out")
         field, wanted = self.format
-        given = {"structured_outputs": self.structured_outputs is not None, "ignore_eos": self.ignore_eos}
-        if (other := next((name for name, there in given.items() if there), None)) is not None:
-            raise FieldError(other, f"{other} and tools exclude each other: leave one out")
-        structured = None if wanted is None or offer.forced else wanted.structured(field)
-        text = None if structured is None else {"type": "object"} if structured.json_ is None else structured.json_
-        functions = {at: tool.compiled() for at, tool in offer.tools.items()}
+        text = None if self.forced else wanted.wanted(field)
+        functions = {at: tool.compiled() for at, tool in offered.items()}
         with of_field("tools"):
             grammars = engine.grammars
         try:
-            return grammars.calls(list(functions.values()), forced=offer.forced, several=offer.several, text=text)
+            return grammars.calls(list(functions.values()), forced=self.forced, several=self.several, text=text)
         except ConfigError as error:
             for at, function in functions.items():
-                with of_field(offer.tools[at].field(at, "parameters")):
+                with of_field(offered[at].field(at, "parameters")):
                     grammars.json_schema(function.parameters)
-            if structured is not None:
-                structured.compiled(field, engine)
+            if text is not None:
+                with of_field(field):
+                    grammars.json_schema(text)
             raise FieldError("tools", str(error)) from None
 
 

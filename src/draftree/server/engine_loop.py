@@ -60,19 +60,19 @@ class Submission:
         Raises:
             RunError: the engine has ended.
         """
-        given, left = [0] * len(self._handles), list(range(len(self._handles)))
+        given = dict.fromkeys(range(len(self._handles)), 0)  # chunks of those that have not ended
         try:
-            while left:
+            while given:
                 self._changed.clear()
                 found = list[tuple[int, Sequence[Chunk], bool]]()
-                for index in left:
+                for index, count in list(given.items()):
                     done, chunks = self._handles[index].done, self._handles[index].request.chunks
-                    if (new := chunks[given[index] :]) or done:
+                    if (new := chunks[count:]) or done:
                         given[index] += len(new)
                         found.append((index, new, done))
+                    if done:
+                        del given[index]
                 if found:
-                    ended = [index for index, _, done in found if done]
-                    left = [index for index in left if index not in ended]
                     yield found
                 elif self._owner.failure is not None:
                     raise RunError(f"the engine has ended: {self._owner.failure}: start the server again")
