@@ -116,9 +116,9 @@ def test_a_line_in_short_is_a_greedy_chat() -> None:
 @pytest.mark.parametrize(
     ("line", "named", "message"),
     [
-        ("{not json", None, "line 2 is not JSON"),
-        ("[1]", None, "line 2 is no object"),
-        ({"url": CHAT, "body": {}}, None, "line 2 has no custom_id"),
+        ("{not json", None, "line 2 is no JSON object"),
+        ("[1]", None, "line 2 is no JSON object"),
+        ({"url": CHAT, "body": {}}, None, "line 2 has custom_id None"),
         ({"custom_id": "x", "url": CHAT}, "x", "line 2 has no body"),
         ({"custom_id": 5, "prompt": "a"}, None, "line 2 has custom_id 5"),
         (in_full("/v1/embeddings", "x"), "x", "line 2 has url '/v1/embeddings'"),

@@ -12,7 +12,7 @@ from ..config import SamplingParams
 from ..errors import ConfigError, ContextError, FieldError, InputError, PromptError
 from ..models.base import Capabilities, LanguageModel, check_text
 from ..sampling.constraint import TokenRules
-from ..text.detokenizer import Detokenizer, NoText, TextStream, TokenBytes
+from ..text.detokenizer import Detokenizer, NoText, TextStream, token_speller
 from ..text.encoding import Conversation, Prompt, Tokenizer, encode
 from .speculation import EngineRequest
 
@@ -50,15 +50,15 @@ class InputProcessor:
         return ids[begin:] if ids[:begin] == self._start else ids
 
     @cached_property
-    def token_bytes(self) -> TokenBytes:
-        """The bytes of the model's tokens.
+    def token_bytes(self) -> Callable[[int], bytes]:
+        """Returns the bytes of a token of the model.
 
         Raises:
             PromptError: it has no tokenizer.
         """
         if self.tokenizer is None:
             raise PromptError("the model has no tokenizer: it gives no text")
-        return TokenBytes(self.tokenizer)
+        return token_speller(self.tokenizer)
 
     @property
     def grammars(self) -> Grammars:

@@ -104,7 +104,7 @@ class CompletionBuilder:
 
     def __init__(self, key: str, model: str, choices: Choices, requests: Sequence[Request]) -> None:
         body, engine = choices.body, choices.engine
-        self._body, self._requests, self._spell = body, requests, engine.inputs.token_bytes.of
+        self._body, self._requests, self._spell = body, requests, engine.inputs.token_bytes
         self._options = body.stream_options or StreamOptions()
         self._parsers = [None if choices.tags is None else CallParser(choices.tags) for _ in requests]
         self._chat = not isinstance(body, CompletionRequest)

@@ -15,6 +15,7 @@ INVALID, MISSING = "invalid_request_error", "not_found_error"
 
 NOT_JSON = "the body is no JSON object: send one, as application/json"
 
+_NOTHING: Sequence[object] = (0, "", [], {})  # 0 is False, and 1 is True
 _NEUTRAL: Mapping[str, Sequence[object]] = {
     name: (None, *neutral)
     for names, neutral in (
@@ -30,13 +31,14 @@ _NEUTRAL: Mapping[str, Sequence[object]] = {
             "text thinking thinking_budget thinking_token_budget top_logprobs vllm_xargs web_search_options",
             (),
         ),
-        (  # 0 is False, and 1 is True
-            "adaptive_target ban_eos_token dry_multiplier dynamic_temperature dynatemp_range early_stopping echo "
-            "epsilon_cutoff eta_cutoff continue_final_message grammar_lazy min_keep min_new_tokens mirostat "
-            "mirostat_mode n_discard n_indent n_probs no_repeat_ngram_size no_stop_trim penalty_alpha "
-            "post_sampling_probs return_full_text return_token_ids return_tokens return_tokens_as_token_ids "
-            "safe_prompt smoothing_factor top_a use_beam_search watermark xtc_probability",
-            (0,),
+        (
+            "adaptive_target ban_eos_token chat_template chat_template_kwargs continue_final_message dry_multiplier "
+            "dynamic_temperature dynatemp_range early_stopping echo epsilon_cutoff eta_cutoff format functions grammar "
+            "grammar_lazy images lora min_keep min_new_tokens mirostat mirostat_mode mm_processor_kwargs n_discard "
+            "n_indent n_probs no_repeat_ngram_size no_stop_trim options penalty_alpha post_sampling_probs "
+            "return_full_text return_token_ids return_tokens return_tokens_as_token_ids safe_prompt smoothing_factor "
+            "suffix tools top_a transforms use_beam_search watermark xtc_probability",
+            _NOTHING,
         ),
         (
             "add_bos_token add_generation_prompt add_special_tokens best_of cfg_scale detokenize do_sample "
@@ -45,9 +47,6 @@ _NEUTRAL: Mapping[str, Sequence[object]] = {
             (1,),
         ),
         ("repeat_last_n n_predict top_n_sigma", (-1,)),
-        ("chat_template format grammar suffix", ("",)),
-        ("functions images lora tools transforms", ([],)),
-        ("chat_template_kwargs mm_processor_kwargs options", ({},)),
         ("function_call tool_choice", ("none", "auto")),
         ("modalities", (["text"],)),
         ("reasoning", ({}, {"effort": None}, {"effort": "none"})),
@@ -69,11 +68,9 @@ _CODES = {
     "too_short": "array_below_min_length",
     "too_long": "array_above_max_length",
     "greater_than": "{}_below_min_value",
-    "greater_than_equal": "{}_below_min_value",
     "less_than": "{}_above_max_value",
-    "less_than_equal": "{}_above_max_value",
 }
-"""What pydantic finds -> OpenAI's word."""
+"""What pydantic finds, but for "_equal" -> OpenAI's word."""
 
 
 class UnsupportedError(FieldError):
@@ -179,26 +176,22 @@ def body_error(errors: Sequence[Any], sent: object, prefix: str = "") -> dict[st
         return error(f"{prefix}{NOT_JSON}", INVALID)
     kind = str(found["type"])
     number = "decimal" if isinstance(found["input"], float) else "integer"
-    code = _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value").format(number)
+    other = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    code = _CODES.get(kind.removesuffix("_equal"), other).format(number)
     if kind == "missing":
-        said = "is missing: add it"
+        value, what = "missing", "add it"
     else:
-        value = json.dumps(found["input"]) if isinstance(found["input"], (str, int, float)) else ""
+        value = json.dumps(found["input"]) if isinstance(found["input"], (str, int, float)) else "wrong"
         what = ", or ".join(dict.fromkeys(way_out(each) for each in here))
-        said = f"is {value}: {what}" if value else f"is wrong: {what}"
-    return error(prefix + shortened(f"{name} {said}"), INVALID, name, code)
+    return error(prefix + shortened(f"{name} is {value}: {what}"), INVALID, name, code)
 
 
 def _place(found: Mapping[str, Any], sent: object) -> Iterator[str]:
-    """Where something is in a body, without pydantic's names of the types of a union."""
-    for part in found["loc"]:
-        there: Any = None
-        if isinstance(sent, list) and isinstance(part, int):
-            there = f"[{part}]"
-        elif isinstance(sent, dict) and part in sent:
-            there = str(part)
-        if there is not None:
-            sent = sent[part]  # type: ignore[index]
-            yield there
+    """Where something is in a body, without pydantic's names of the types of a union; a key is in its object."""
+    parts = found["loc"][: -2 if found["loc"][-1:] == ("[key]",) else None]
+    for part in parts:
+        if (isinstance(sent, list) and isinstance(part, int)) or (isinstance(sent, dict) and part in sent):
+            yield f"[{part}]" if isinstance(sent, list) else str(part)
+            sent = sent[part]
     if found["type"] == "missing" and found["loc"]:
         yield str(found["loc"][-1])

@@ -25,6 +25,7 @@ from ..engine.engine import Engine, Handle
 from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError
+from ..text.encoding import user
 from .bad_bodies import UnknownModelError, body_error, failure
 from .chat_api import ChatRequest
 from .request_mapping import Choices, find_choices
@@ -193,7 +194,7 @@ class _Line:
         return all(handle.done for handle in self.handles)
 
     def read(self, model: str) -> Sampled:
-        """The body.
+        """The body; of a line in short a greedy chat, unless it says otherwise.
 
         Args:
             model: the name for lines in short, which name none.
@@ -206,19 +207,19 @@ class _Line:
         try:
             given = json.loads(self.line.text)
         except (ValueError, RecursionError):
-            raise LineError(f"{where} is not JSON: write one object a line") from None
+            given = None
         if not isinstance(given, dict):
-            raise LineError(f"{where} is no object: write {{...}}")
+            raise LineError(f"{where} is no JSON object: write one a line")
         named, url, body = (given.get(name) for name in ("custom_id", "url", "body"))
-        if not isinstance(named, str | None):
+        if "prompt" in given and "body" not in given:
+            named = f"line-{self.line.number}" if named is None else named
+            fields = {name: value for name, value in given.items() if name not in ("prompt", "custom_id")}
+            url, body = CHAT, {"model": model, "temperature": 0, **fields, "messages": user(given["prompt"])}
+        if not isinstance(named, str):
             raise LineError(f"{where} has custom_id {named!r}: write a string")
         self.custom_id = named
-        if "prompt" in given and "body" not in given:
-            self.custom_id = f"line-{self.line.number}" if named is None else named
-            url, body = CHAT, _in_full(given, model)
-        if self.custom_id is None or not isinstance(body, dict):
-            lacking = "custom_id" if self.custom_id is None else "body"
-            raise LineError(f"{where} has no {lacking}: give it, or write {{'prompt': ...}}")
+        if not isinstance(body, dict):
+            raise LineError(f"{where} has no body: give it, or write {{'prompt': ...}}")
         if not isinstance(url, str) or url not in BODIES:
             raise LineError(f"{where} has url {url!r}: use one of {', '.join(BODIES)}")
         if (method := given.get("method", "POST")) != "POST":
@@ -245,13 +246,6 @@ class _Line:
                 handle.cancel()
 
 
-def _in_full(given: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """The chat of a line in short: the prompt as a user's message, greedy unless it says otherwise."""
-    fields = {name: value for name, value in given.items() if name not in ("prompt", "custom_id")}
-    message = {"role": "user", "content": given["prompt"]}
-    return {"model": model, "temperature": 0, **fields, "messages": [message]}
-
-
 class Answering:
     """Answers lines, several at a time.
 
@@ -268,23 +262,24 @@ class Answering:
 
     def records(self, lines: Iterable[BatchLine]) -> Iterator[Record]:
         """The record of each line, in the order in which they end; leaving early cancels the others."""
-        waiting, under = iter(lines), list[_Line]()
-        more = True
+        under = list[_Line]()
         try:
-            while more or under:
-                while more and sum(max(1, len(each.handles)) for each in under) < self._most:
-                    if (line := next(waiting, None)) is None:
-                        more = False
-                    else:
-                        under.append(self._begun(line))
-                if under:
-                    self._engine.wait(lambda: any(each.done for each in under))
-                for each in [each for each in under if each.done]:
-                    under.remove(each)
-                    yield self._record(each)
+            for line in lines:
+                under.append(self._begun(line))
+                while sum(max(1, len(each.handles)) for each in under) >= self._most:
+                    yield from self._ended(under)
+            while under:
+                yield from self._ended(under)
         finally:
             for each in under:
                 each.cancel()
+
+    def _ended(self, under: list[_Line]) -> Iterator[Record]:
+        """Wait until lines have ended, and take them out."""
+        self._engine.wait(lambda: any(each.done for each in under))
+        for each in [each for each in under if each.done]:
+            under.remove(each)
+            yield self._record(each)
 
     def _begun(self, line: BatchLine) -> _Line:
         found = _Line(line)

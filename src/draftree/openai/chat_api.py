@@ -127,7 +127,6 @@ class ChatRequest(WithTools):
         return self.max_completion_tokens or self.max_tokens
 
     def refuse(self) -> None:
-        super().refuse()
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs go with logprobs: set that to true")
         if self.add_generation_prompt is not None and self.add_generation_prompt == self._continued:

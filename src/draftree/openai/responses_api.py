@@ -88,7 +88,6 @@ class ResponsesRequest(WithTools):
         return "text.format", self.text.format
 
     def refuse(self) -> None:
-        super().refuse()
         if self.traced:
             raise FieldError("stream_options.include_trace", "a response has no trace: ask for a chat or a completion")
         if self.max_tokens is not None:
@@ -124,7 +123,7 @@ class ResponseBuilder:
     def __init__(self, key: str, model: str, choices: Choices, requests: Sequence[Request]) -> None:
         assert isinstance(choices.body, ResponsesRequest)  # noqa: S101 - what it is the builder of
         (self._request,) = requests
-        self._body, self._model, self._spell = choices.body, model, choices.engine.inputs.token_bytes.of
+        self._body, self._model, self._spell = choices.body, model, choices.engine.inputs.token_bytes
         self._id = key
         self._created = int(time.time())
         self._number = 0

@@ -5,7 +5,6 @@ A field that would change the answer and is not supported is refused by name; ot
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +46,6 @@ _SAYS_MORE = ("additionalProperties", "unevaluatedProperties", "patternPropertie
 """Keywords of an object's schema that allow properties beside those in "properties"."""
 _TOKENS = 16
 """Of a completion that does not say how many."""
-_NUMBER = re.compile("[0-9]{1,18}")
 
 
 class Body(BaseModel):
@@ -212,7 +210,7 @@ class Sampled(Sent):
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: dict[Annotated[int, Field(strict=False)], Bias] | None = None  # JSON has texts for keys
     ignore_eos: bool = False
     min_tokens: Whole | None = None
     stop_token_ids: TokenIds | None = None
@@ -293,7 +291,6 @@ class Sampled(Sent):
             "top_k": max(0, self.top_k or 0),
             "seed": None if self.seed in (None, -1) else (self.seed + choice) % 2**63,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop or (),
-            "logit_bias": None if self.logit_bias is None else _biases(self.logit_bias),
             "logprobs": self.wanted_logprobs,
         }
         given: dict[str, Any] = {"temperature": 1.0, **sent, **changed}
@@ -331,12 +328,6 @@ _ENGINES = {field.name for field in fields(SamplingParams)} & Sampled.model_fiel
 """Fields of bodies by the engine's names."""
 
 
-def _biases(given: Mapping[str, float]) -> dict[int, float]:
-    if (out := next((token for token in given if not _NUMBER.fullmatch(token)), None)) is not None:
-        raise FieldError("logit_bias", f"logit_bias has {out!r}: use token ids")
-    return {int(token): bias for token, bias in given.items()}
-
-
 class CompletionRequest(Sampled):
     """``/v1/completions``."""
 
@@ -361,7 +352,6 @@ class CompletionRequest(Sampled):
         return replace(found, prompt_logprobs=self.logprobs if self.echo else None)
 
     def refuse(self) -> None:
-        super().refuse()
         if self.max_tokens == 0 and not self.echo:
             raise FieldError("max_tokens", "max_tokens is 0: use at least 1, or echo the prompt")
         if not self.prompt:
@@ -371,9 +361,7 @@ class CompletionRequest(Sampled):
 
     def prompts(self) -> Sequence[Prompt]:
         given: Any = self.prompt
-        if isinstance(given, str) or (given and isinstance(given[0], int)):
-            return [given]
-        return list(given)
+        return [given] if isinstance(given, str) or isinstance(given[0], int) else given
 
 
 class DetokenizeRequest(Sent):

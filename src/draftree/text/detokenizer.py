@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, cast
 
 from .encoding import Tokenizer
@@ -85,30 +85,21 @@ class PieceDecoder(ABC):
         return [piece.text for piece in pieces], [token for token, piece in enumerate(pieces) if piece.special]
 
 
-class TokenBytes:
-    """The bytes of a tokenizer's single tokens, which may begin or end inside a character.
+def token_speller(tokenizer: Tokenizer) -> Callable[[int], bytes]:
+    """A function that returns the bytes of a token, special ones included; they may begin or end inside a character."""
+    if isinstance(tokenizer, PieceDecoder):
+        return lambda token: tokenizer.piece(token).text
+    written = {token: text for text, token in tokenizer.get_vocab().items()}
 
-    Attributes:
-        of: the bytes of a token, special ones included.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.of = lru_cache(_KEPT)(self._of)
-
-    def _of(self, token: int) -> bytes:
-        if isinstance(self._tokenizer, PieceDecoder):
-            return self._tokenizer.piece(token).text
-        once, twice = (str(self._tokenizer.decode([token] * n, clean_up_tokenization_spaces=False)) for n in (1, 2))
-        if _INCOMPLETE in once and (written := self._written.get(token)):
-            if (spelt := fallback(written) or byte_level(written)) is not None:
+    @lru_cache(_KEPT)
+    def spelled(token: int) -> bytes:
+        once, twice = (str(tokenizer.decode([token] * n, clean_up_tokenization_spaces=False)) for n in (1, 2))
+        if _INCOMPLETE in once and token in written:
+            if (spelt := fallback(written[token]) or byte_level(written[token])) is not None:
                 return spelt
         return twice[len(once) :].encode()  # decoders may remove the space in front of a text
 
-    @cached_property
-    def _written(self) -> dict[int, str]:
-        """Tokens as the vocabulary writes them."""
-        return {token: written for written, token in self._tokenizer.get_vocab().items()}
+    return spelled
 
 
 class NoText:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ..errors import PromptError
 from ..sandbox.workers import JobError, run
@@ -76,23 +76,21 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt, field: str = "prompt") -
     Raises:
         PromptError: the prompt is empty, no text, or not ids and there is no tokenizer or no chat template.
     """
-    if not isinstance(prompt, Conversation):
-        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-            raise PromptError(f"the {field} is {prompt!r}: give text, token ids or a conversation", field)
-        if not prompt:
-            raise PromptError(f"the {field} is empty: give it at least one token", field)
-        if set(map(type, prompt)) == {int}:
-            return list(cast(Sequence[int], prompt))
-        if not isinstance(prompt, str) and not all(isinstance(m, Mapping) for m in prompt):
-            why = f"the {field} is {prompt!r}: its token ids must be ints, the messages of a conversation dicts"
-            raise PromptError(why, field)
+    if isinstance(prompt, Sequence) and not prompt:
+        raise PromptError(f"the {field} is empty: give it at least one token", field)
+    items: Sequence[Any] = prompt if isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes)) else ()
+    if set(map(type, items)) == {int}:
+        return list(items)
+    if items and all(isinstance(message, Mapping) for message in items):
+        prompt = Conversation(items)
+    if not isinstance(prompt, (str, Conversation)):
+        why = f"the {field} is {prompt!r}: give text, token ids (ints) or a conversation (messages, as dicts)"
+        raise PromptError(why, field)
     if tokenizer is None:
         why = f"the {field} is text but the model has no tokenizer: give token ids, or load one with it"
         raise PromptError(why, field)
     if isinstance(prompt, str):
         return _ids(tokenizer, prompt, field)
-    if not isinstance(prompt, Conversation):
-        prompt = Conversation(cast(Sequence[Mapping[str, str]], prompt))
     return _ids(tokenizer, render(tokenizer, prompt), "prompt", add_special_tokens=False)
 
 
