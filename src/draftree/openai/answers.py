@@ -147,12 +147,8 @@ class CompletionBuilder:
             if parser.calls:
                 calls = [_named_call(call.key, call.name, call.arguments) for call in parser.calls]
                 message |= {"content": parser.content or None, "tool_calls": calls}
-        return {
-            "index": index,
-            "logprobs": self._logprobs(index, chunks, echoed),
-            "finish_reason": _finish(reason, parser),
-            **({"message": message} if self._chat else {"text": text}),
-        }
+        whole = message if self._chat else text
+        return self._part(index, "message", whole, _finish(reason, parser), self._logprobs(index, chunks, echoed))
 
     def _end(self) -> dict[str, Any]:
         """What an answer ends with: usage, with the tokens of a predicted output, and what drafting did."""
@@ -209,8 +205,11 @@ class CompletionBuilder:
     def _piece(
         self, index: int, part: Any, finish_reason: str | None = None, chunks: Sequence[Chunk] = ()
     ) -> dict[str, Any]:
-        choice = {"index": index, "logprobs": self._logprobs(index, chunks), "finish_reason": finish_reason}
-        return self._streamed([choice | {"delta" if self._chat else "text": part}])
+        return self._streamed([self._part(index, "delta", part, finish_reason, self._logprobs(index, chunks))])
+
+    def _part(self, index: int, name: str, part: Any, finish_reason: str | None, logprobs: Any) -> dict[str, Any]:
+        found = {"index": index, "logprobs": logprobs, "finish_reason": finish_reason}
+        return found | {name if self._chat else "text": part}
 
     def _streamed(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._chat else "text_completion"

@@ -28,7 +28,7 @@ from ..errors import ConfigError, FieldError, InputError
 from ..text.encoding import user
 from .bad_bodies import UnknownModelError, body_error, failure
 from .chat_api import ChatRequest
-from .request_mapping import Choices, find_choices
+from .request_mapping import Choices
 from .responses_api import ResponsesRequest, answer_builder
 from .schema import CompletionRequest, Sampled
 
@@ -290,7 +290,7 @@ class Answering:
             if body.stream:
                 raise FieldError("stream", "stream is not for batches: leave it out")
             with body.named():
-                found.choices = choices = find_choices(body, self._engine, self._speculation)
+                found.choices = choices = Choices(body, self._engine, self._speculation)
                 for ids, params in choices.asked:
                     handle = self._engine.submit(ids, params, choices.speculation, **choices.options)
                     found.handles.append(handle)

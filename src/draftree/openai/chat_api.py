@@ -53,21 +53,23 @@ class Message(Body):
         content = text_of(self.content or "", f"messages[{at}].content")
         found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.role == "assistant" and self.tool_calls:
-            where = f"messages[{at}].tool_calls"
-            found["tool_calls"] = [past_call(call, f"{where}[{i}].function") for i, call in enumerate(self.tool_calls)]
+            found["tool_calls"] = [
+                past_call(call.id, call.function, f"messages[{at}].tool_calls[{i}].function")
+                for i, call in enumerate(self.tool_calls)
+            ]
         if self.role == "tool" and self.tool_call_id is not None:
             found["tool_call_id"] = self.tool_call_id
         return found
 
 
-def past_call(call: PastCall, field: str) -> dict[str, Any]:
+def past_call(key: str, function: CalledFunction, field: str) -> dict[str, Any]:
     """A call as chat templates take it.
 
     Raises:
         FieldError: it names no function, or its arguments are no JSON object.
     """
-    name, text = call.function.name, call.function.arguments.strip()
-    if not name:
+    text = function.arguments.strip()
+    if not function.name:
         raise FieldError(f"{field}.name", f"{field}.name is empty: name the function that was called")
     try:
         arguments = json.loads(text or "{}")
@@ -75,7 +77,7 @@ def past_call(call: PastCall, field: str) -> dict[str, Any]:
         arguments = None
     if not isinstance(arguments, dict):
         raise FieldError(f"{field}.arguments", f"{field}.arguments is {text!r}: give a JSON object as text")
-    return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": key, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
 def text_of(content: str | list[Part], field: str) -> str:

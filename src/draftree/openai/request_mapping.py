@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from ..config import SamplingParams
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import PromptError
@@ -15,30 +14,14 @@ from ..text.encoding import Tokenizer
 from .schema import Sampled
 
 
-@dataclass(frozen=True, slots=True)
 class Choices:
-    """What a body wants of an engine.
+    """What a body wants of an engine; compiles grammars, which may take long.
 
     Attributes:
         asked: of each choice the prompt and how it is drawn: ``n`` choices of the first prompt, then of the next.
         speculation: how they are drafted for; None: as the engine does by default.
         tags: where functions may be called: tokens of tags that give no text.
-    """
-
-    body: Sampled
-    engine: Engine
-    asked: list[tuple[list[int], SamplingParams]]
-    speculation: SpeculationParams | None
-    tags: Mapping[int, str] | None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What ``Engine.submit`` is given beside them."""
-        return {"prediction": self.body.predicted, "priority": self.body.priority, "timeout": self.body.timeout}
-
-
-def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> Choices:
-    """Read what a body wants; compiles grammars, which may take long.
+        options: what ``Engine.submit`` is given beside them.
 
     Args:
         default: how requests are drafted for that do not say.
@@ -46,16 +29,24 @@ def find_choices(body: Sampled, engine: Engine, default: SpeculationParams) -> C
     Raises:
         InputError: a field's value does not do.
     """
-    body.refuse()
-    speculation = body.speculation(default)
-    prompts = [engine.inputs.encode(prompt, whole=body.truncate_prompt_tokens is None) for prompt in body.prompts()]
-    constraint = body.constraint(engine)
-    asked = [
-        (ids, replace(body.params(n, _room(body, ids, engine)), constraint=constraint))
-        for ids in prompts
-        for n in range(body.n)
-    ]
-    return Choices(body, engine, asked, speculation, body.tags(engine))
+
+    def __init__(self, body: Sampled, engine: Engine, default: SpeculationParams) -> None:
+        body.refuse()
+        self.body, self.engine, self.speculation = body, engine, body.speculation(default)
+        whole = body.truncate_prompt_tokens is None
+        prompts = [engine.inputs.encode(prompt, whole=whole) for prompt in body.prompts()]
+        constraint = body.constraint(engine)
+        self.asked = [
+            (ids, replace(body.params(n, _room(body, ids, engine)), constraint=constraint))
+            for ids in prompts
+            for n in range(body.n)
+        ]
+        self.tags = body.tags(engine)
+        self.options: dict[str, Any] = {
+            "prediction": body.predicted,
+            "priority": body.priority,
+            "timeout": body.timeout,
+        }
 
 
 def _room(body: Sampled, prompt: Sequence[int], engine: Engine) -> int:

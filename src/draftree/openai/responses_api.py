@@ -15,7 +15,7 @@ from ..request import Chunk, Request
 from ..text.encoding import Conversation
 from .answers import CompletionBuilder, named_logprobs, speculative_decoding, usage_of
 from .bad_bodies import UnsupportedError
-from .chat_api import CalledFunction, Part, PastCall, past_call, text_of
+from .chat_api import CalledFunction, Part, past_call, text_of
 from .request_mapping import Choices
 from .schema import Body, ResponseFormat
 from .tools import CallParser, Parsed, ToolCall, WithTools
@@ -40,8 +40,8 @@ class InputItem(Body):
         """
         where = f"input[{at}]"
         if self.type == "function_call":
-            call = PastCall(id=self.call_id, function=CalledFunction(name=self.name, arguments=self.arguments))
-            return {"role": "assistant", "content": "", "tool_calls": [past_call(call, where)]}
+            function = CalledFunction(name=self.name, arguments=self.arguments)
+            return {"role": "assistant", "content": "", "tool_calls": [past_call(self.call_id, function, where)]}
         field = "content" if self.type == "message" else "output"
         given = getattr(self, field)
         if given is None or (self.type == "message" and self.role is None):

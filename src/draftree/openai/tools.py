@@ -24,7 +24,7 @@ _MOST = 128
 """Functions of a request."""
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _OPENS, _CLOSES = CALL_TAGS
-_HEAD = re.compile(r'\s*\{"name": "([^"\\]*)", "arguments": ')
+_HEAD = re.compile(_OPENS + r'\s*\{"name": "([^"\\]*)", "arguments": ')
 _END = f"}}\n{_CLOSES}"
 """Behind arguments, in which it cannot be: JSON on one line has no line break."""
 
@@ -243,13 +243,12 @@ class CallParser:
         self.content = ""
         self.calls: list[ToolCall] = []
         self._tags = tags
-        self._held = ""
-        self._inside = False  # a tag has opened, and no name has come
+        self._held = ""  # a call until its name has come, or what may begin one, or end its arguments
 
     @property
     def called(self) -> bool:
         """There are calls, all of them whole."""
-        return bool(self.calls) and self.calls[-1].whole and not self._inside
+        return bool(self.calls) and self.calls[-1].whole and not self._held.startswith(_OPENS)
 
     def push(self, chunk: Chunk) -> list[Parsed]:
         self._held += chunk.text + self._tags.get(chunk.token, "")
@@ -257,14 +256,13 @@ class CallParser:
 
     def end(self) -> list[Parsed]:
         """The answer has ended: what was held back."""
-        held, self._held = self._held, ""
         if (call := self._open) is not None:
-            if held and not _is_json(call.arguments):  # else what is held has begun to end the call
-                call.arguments += held
-                return [Parsed(held, call)]
-        elif held and not (self._inside or self.calls):
-            self.content += held
-            return [Parsed(held)]
+            if self._held and not _is_json(call.arguments):  # else what is held has begun to end the call
+                call.arguments += self._held
+                return [Parsed(self._held, call)]
+        elif self._held and not self.calls and not self._held.startswith(_OPENS):
+            self.content += self._held
+            return [Parsed(self._held)]
         return []
 
     @property
@@ -280,33 +278,28 @@ class CallParser:
                     yield Parsed(text, call, ends=call.whole)
                 if not call.whole:
                     return
-            elif self._inside:
-                if (head := _HEAD.match(self._held)) is None:
-                    return
-                self._held, self._inside = self._held[head.end() :], False
-                call = ToolCall(len(self.calls), f"call_{secrets.token_hex(12)}", head[1])
-                self.calls.append(call)
-                yield Parsed("", call, begins=True)
+                self._held = self._held.removeprefix(_END)
             else:
-                text, self._inside = self._until(_OPENS)
+                text, opened = self._until(_OPENS)
                 said = text.rstrip()
-                if not self._inside:
+                if not opened:
                     self._held = text[len(said) :] + self._held
                 if said and not self.calls:
                     self.content += said
                     yield Parsed(said)
-                if not self._inside:
+                if (head := _HEAD.match(self._held)) is None:
                     return
+                self._held = self._held[head.end() :]
+                call = ToolCall(len(self.calls), f"call_{secrets.token_hex(12)}", head[1])
+                self.calls.append(call)
+                yield Parsed("", call, begins=True)
 
     def _until(self, mark: str) -> tuple[str, bool]:
-        """Text before a mark, which is taken too if it is there; the beginning of one stays held."""
+        """Text before a mark, and whether it is there; it, or what may be its beginning, stays held."""
         at = self._held.find(mark)
-        if at >= 0:
-            text, self._held = self._held[:at], self._held[at + len(mark) :]
-            return text, True
-        cut = len(self._held) - overlap(self._held, mark)
+        cut = at if at >= 0 else len(self._held) - overlap(self._held, mark)
         text, self._held = self._held[:cut], self._held[cut:]
-        return text, False
+        return text, at >= 0
 
 
 def _is_json(text: str) -> bool:

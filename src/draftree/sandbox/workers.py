@@ -29,52 +29,7 @@ class JobError(DraftreeError):
     """A job was not done; callers know which value of which field it was about."""
 
 
-class Worker:
-    """A process that does one job after another."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-P", str(Path(jobs.__file__))]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)  # noqa: S603
-
-    def do(self, name: str, *arguments: Any) -> Any:
-        """Do a job.
-
-        Raises:
-            JobError: it failed, or took too much; the worker has ended then unless ``alive``.
-        """
-        work, given = self._process.stdin, self._process.stdout
-        assert work is not None and given is not None  # noqa: S101 - both are pipes
-        timer = threading.Timer(_SECONDS, self._process.kill)
-        timer.start()
-        try:
-            work.write(json.dumps([CPU_SECONDS, name, arguments], default=str).encode() + b"\n")
-            work.flush()
-            line = given.readline(_LARGEST)
-        except OSError:
-            line = b""
-        finally:
-            timer.cancel()
-        if not line.endswith(b"\n"):
-            self.end()
-            if line:
-                raise JobError(f"it makes more than {_LARGEST} bytes")
-            raise JobError(f"it is nested too deep, or takes more than {CPU_SECONDS} s, or too much memory")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise JobError(answer["error"])
-        return answer["result"]
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
-_idle: list[Worker] = []
+_idle: list[subprocess.Popen[bytes]] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)  # two processes must not share a worker
 
@@ -85,14 +40,34 @@ def run(name: str, *arguments: Any) -> Any:
     Raises:
         JobError: it failed, or took too much.
     """
+    job = json.dumps([CPU_SECONDS, name, arguments], default=str).encode() + b"\n"
+    command, pipe = [sys.executable, "-P", str(Path(jobs.__file__))], subprocess.PIPE
     try:
-        worker = _idle.pop() if _idle else Worker()
+        started = _idle.pop() if _idle else None
+        worker = started or subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)  # noqa: S603
     except OSError as error:
         raise JobError(f"no process for it can be started ({error.strerror})") from None
+    assert worker.stdin is not None and worker.stdout is not None  # noqa: S101 - both are pipes
+    timer, line = threading.Timer(_SECONDS, worker.kill), b""
+    timer.start()
     try:
-        return worker.do(name, *arguments)
+        worker.stdin.write(job)
+        worker.stdin.flush()
+        line = worker.stdout.readline(_LARGEST)
+    except OSError:
+        pass  # it has ended
     finally:
-        if worker.alive and len(_idle) < _IDLE:
+        timer.cancel()
+        if line.endswith(b"\n") and len(_idle) < _IDLE:
             _idle.append(worker)
         else:
-            worker.end()
+            worker.kill()
+            worker.communicate()
+    if not line.endswith(b"\n"):
+        if line:
+            raise JobError(f"it makes more than {_LARGEST} bytes")
+        raise JobError(f"it is nested too deep, or takes more than {CPU_SECONDS} s, or too much memory")
+    answer = json.loads(line)
+    if "error" in answer:
+        raise JobError(answer["error"])
+    return answer["result"]

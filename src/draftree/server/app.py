@@ -22,7 +22,7 @@ from ..engine.trace import RequestTrace
 from ..errors import DraftreeError, FieldError, QueueFullError
 from ..openai.bad_bodies import UnknownModelError, UnsupportedError
 from ..openai.chat_api import ChatRequest, TokenizeRequest
-from ..openai.request_mapping import Choices, decoded, find_choices, tokenizer_of
+from ..openai.request_mapping import Choices, decoded, tokenizer_of
 from ..openai.responses_api import ResponsesRequest, answer_builder
 from ..openai.schema import CompletionRequest, DetokenizeRequest, Sampled
 from ..text.encoding import Prompt
@@ -142,7 +142,7 @@ class Server:
         self._check_model(body.model)
         key = body.prefix + secrets.token_hex(16)
         with body.named():
-            choices = await asyncio.to_thread(find_choices, body, self._engine, self._settings.speculation)
+            choices = await asyncio.to_thread(Choices, body, self._engine, self._settings.speculation)
             asked, tokenizer = choices.asked if body.traced else (), self._engine.inputs.tokenizer
             traces = [
                 RequestTrace(index, tokenizer, () if index else (self._inspector.run,)) for index, _ in enumerate(asked)

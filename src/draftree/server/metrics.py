@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ..engine.engine import Engine
 from ..engine.speculation import EngineRequest, Observer
-from ..policies.auto import AutoTree, Report
+from ..policies.auto import AutoTree
 from ..request import Outcome, Request
 
 log = logging.getLogger("draftree.requests")
@@ -108,14 +108,18 @@ class Metrics(Observer):
         """All figures in Prometheus' format: what was counted, and how the engine stands now."""
         now = CollectorRegistry()
         gauge = partial(Gauge, registry=now)
+
+        def by_label(name: str, about: str, label: str, values: Mapping[Any, float]) -> None:
+            made = gauge(name, about, [label])
+            for key, value in values.items():
+                made.labels(str(key)).set(value)
+
         running, kept = engine.scheduler.running, engine.stepper.prefixes.lengths
         gauge("draftree:requests_running", "Requests that run: rows in use.").set(len(running))
         gauge("draftree:requests_waiting", "Requests that wait: length of the queue.").set(engine.scheduler.waiting)
         gauge("draftree:prefix_rows_kept", "Rows kept for prompts to come.").set(len(kept))
         held = {"running": sum(row.length for job in running if (row := job.request.row)), "kept": sum(kept)}
-        by_rows = gauge("draftree:kv_tokens", "Tokens whose keys and values are held, by kind of row.", ["rows"])
-        for rows, tokens in held.items():
-            by_rows.labels(rows).set(tokens)
+        by_label("draftree:kv_tokens", "Tokens whose keys and values are held, by kind of row.", "rows", held)
         target = engine.target
         if (slot := target.capabilities.slot_bytes) and (most := target.cache_bytes // slot):
             gauge("draftree:kv_tokens_most", "Tokens that the memory of the cache has room for.").set(most)
@@ -123,23 +127,15 @@ class Metrics(Observer):
             gauge("vllm:kv_cache_usage_perc", "Share of this room that is taken; 1 is all.").set(share)
         policy = engine.speculation.drafter.policy
         if isinstance(policy, AutoTree):
-            _add_auto(policy.report, gauge)
+            report = policy.report
+            gains = {of: getattr(report, of) / report.steps for of in ("tokens", "passes") if report.steps}
+            about = "What a step of method auto gains and costs: `tokens` a request, `passes` of AR decoding."
+            by_label("draftree:auto_step_mean", about, "of", gains)
+            about = "Drafted tokens a step of method auto, by requests that it decodes."
+            by_label("draftree:auto_step_nodes", about, "requests", report.nodes_by_requests())
+            on = {each.source.name: each.on for each in report.selection.records if each.source is not None}
+            by_label("draftree:auto_drafter_on", "Whether method auto drafts by it now.", "drafter", on)
         return generate_latest(self._registry) + generate_latest(now)
-
-
-def _add_auto(report: Report, gauge: Callable[..., Gauge]) -> None:
-    """Where method auto stands."""
-    mean = gauge("draftree:auto_step_mean", "Gain of its step, and cost: `tokens`, `passes` of AR decoding.", ["of"])
-    if report.steps:
-        mean.labels("tokens").set(report.tokens / report.steps)
-        mean.labels("passes").set(report.passes / report.steps)
-    by_requests = gauge("draftree:auto_step_nodes", "Drafted tokens of its step, by requests in it.", ["requests"])
-    for requests, nodes in report.nodes_by_requests().items():
-        by_requests.labels(str(requests)).set(nodes)
-    on = gauge("draftree:auto_drafter_on", "Whether it drafts by it now.", ["drafter"])
-    for record in report.selection.records:
-        if record.source is not None:
-            on.labels(record.source.name).set(record.on)
 
 
 class JsonLines(logging.Formatter):

@@ -187,9 +187,6 @@ class Detokenizer:
         return self._release(last)
 
     def _release(self, last: bool) -> str:
-        if not self._stop:
-            text, self._held = self._held, ""
-            return text
         stop = self._stop if self._passed > self._min_tokens else ()
         found = [(at, len(s)) for s in stop if (at := self._held.find(s)) >= 0]
         if found:
