@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ..engine.speculation import EngineRequest, SpeculationParams
-from ..engine.trace import RequestTrace
+from ..engine.trace import RequestTrace, plain, run_record
 from ..errors import DraftreeError, FieldError, QueueFullError
 from ..openai.bad_bodies import UnknownModelError, UnsupportedError
 from ..openai.chat_api import ChatRequest, TokenizeRequest
@@ -27,7 +27,7 @@ from ..openai.responses_api import ResponsesRequest, answer_builder
 from ..openai.schema import CompletionRequest, DetokenizeRequest, Sampled
 from ..text.encoding import Prompt
 from .engine_loop import EngineLoop, Submission
-from .inspector import Inspector
+from .inspector import inspector
 from .metrics import Metrics, log_request
 from .middleware import DOCUMENTED, UNAVAILABLE, Limits, refuse
 from .streams import EventStream
@@ -60,6 +60,7 @@ class Server:
     """The endpoints of one engine; ``app`` is the ASGI application.
 
     Attributes:
+        loop: of its engine.
         draining: it is to end: new requests are refused, those under way go on.
 
     Args:
@@ -67,7 +68,7 @@ class Server:
     """
 
     def __init__(self, loop: EngineLoop, settings: ServerSettings, metrics: Metrics) -> None:
-        self._loop, self._engine, self._settings, self._metrics = loop, loop.engine, settings, metrics
+        self.loop, self._engine, self._settings, self._metrics = loop, loop.engine, settings, metrics
         self._described = {
             "id": settings.name,
             "object": "model",
@@ -80,10 +81,8 @@ class Server:
             title="draftree", version=version("draftree"), lifespan=self._lifespan, responses=DOCUMENTED
         )
         app.add_middleware(Limits, keys=settings.keys, most_body=settings.most_body)
-        if settings.origins:
-            app.add_middleware(
-                CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["*"], allow_headers=["*"]
-            )
+        origins = list(settings.origins)
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         for kind in (RequestValidationError, HTTPException, DraftreeError, Exception):
             app.add_exception_handler(kind, refuse)
         app.post("/v1/chat/completions")(self.chat)
@@ -98,16 +97,16 @@ class Server:
         app.get("/ready")(self.ready)
         app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})(self.figures)
         app.get("/version")(self.about)
-        self._inspector = Inspector(settings.name, self._engine.setup, settings.speculation)
-        app.include_router(self._inspector.router)
+        self._run = plain(run_record(loop.engine.setup, {"method": str(settings.speculation.method)}))
+        app.include_router(inspector(settings.name, loop.engine, settings.speculation, self._run))
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        self._loop.start()
+        self.loop.start()
         try:
             yield
         finally:
-            await self._loop.stop()
+            await self.loop.stop()
 
     # OpenAI's endpoints.
 
@@ -144,9 +143,7 @@ class Server:
         with body.named():
             choices = await asyncio.to_thread(Choices, body, self._engine, self._settings.speculation)
             asked, tokenizer = choices.asked if body.traced else (), self._engine.inputs.tokenizer
-            traces = [
-                RequestTrace(index, tokenizer, () if index else (self._inspector.run,)) for index, _ in enumerate(asked)
-            ]
+            traces = [RequestTrace(index, tokenizer, () if index else (self._run,)) for index, _ in enumerate(asked)]
             submission = await self._submitted(key, choices, traces)
         builder = answer_builder(key, self._settings.name, choices, submission.requests)
         if body.stream:
@@ -164,21 +161,17 @@ class Server:
 
         timeout = min((t for t in (choices.body.timeout, self._settings.timeout) if t is not None), default=None)
         options = choices.options | {"timeout": timeout}
-        submission = Submission(self._loop, ended)
+        submission = Submission(self.loop, ended)
         try:
             for index, (ids, params) in enumerate(choices.asked):
                 observers = traces[index : index + 1]
-                await self._loop.submit(submission, ids, params, choices.speculation, observers=observers, **options)
+                await self.loop.submit(submission, ids, params, choices.speculation, observers=observers, **options)
         except BaseException as error:
             submission.cancel()
             if isinstance(error, QueueFullError):
                 self._metrics.rejected.inc()
             raise
         return submission
-
-    def cancel(self) -> None:
-        """End all requests with what they have."""
-        self._loop.cancel()
 
     def _text(self, ids: Sequence[int]) -> str:
         """The text of tokens that a client names."""
@@ -222,9 +215,9 @@ class Server:
 
     async def health(self) -> Response:
         """Liveness: 200 while the engine makes steps, else 503."""
-        if self._loop.alive:
+        if self.loop.alive:
             return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": f"the engine has ended: {self._loop.failure}"}, 503)
+        return JSONResponse({"status": f"the engine has ended: {self.loop.failure}"}, 503)
 
     async def ready(self) -> Response:
         """Readiness: 200 while requests are taken, else 503."""

@@ -145,6 +145,7 @@ class EngineLoop:
         await asyncio.to_thread(self._thread.join)
 
     def cancel(self) -> None:
+        """End all requests with what they have."""
         for submission in self._submissions:
             submission.cancel()
 
@@ -157,13 +158,11 @@ class EngineLoop:
         loaded.set_result(engine)
         self._started.wait()
         try:
-            engine.wait(self._has_ended, self._stepped, partial(measure_missing, self._models()))
+            idle = partial(measure_missing, self._models())
+            engine.wait(lambda: self._stopped and not engine.scheduler.jobs, self._stepped, idle)
         except BaseException as error:  # noqa: BLE001 - a server without an engine says so from then on
             self.failure = error
         self._stepped()
-
-    def _has_ended(self) -> bool:
-        return self._stopped and not self.engine.scheduler.jobs
 
     def _models(self) -> tuple[LanguageModel, ...]:
         """That make the passes of requests which choose no drafter of their own."""

@@ -9,8 +9,9 @@ from typing import Any
 from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
-from ..engine.speculation import Setup, SpeculationParams
-from ..engine.trace import plain, run_record
+from ..engine.engine import Engine
+from ..engine.speculation import SpeculationParams
+from ..engine.trace import Record, plain
 from ..page.show import page_files
 from ..policies.auto import AutoTree
 from ..policies.methods import METHODS
@@ -25,40 +26,37 @@ _HEADERS = {
 }
 
 
-class Inspector:
+def inspector(model: str, engine: Engine, speculation: SpeculationParams, run: Record) -> APIRouter:
     """The endpoints of the page.
 
     Args:
         model: its name, as clients call it.
-        setup: of the engine.
         speculation: how requests are drafted for that do not say.
+        run: the first line of a trace.
     """
+    router, policy = APIRouter(), engine.speculation.drafter.policy
+    auto = policy if isinstance(policy, AutoTree) else None
 
-    def __init__(self, model: str, setup: Setup, speculation: SpeculationParams) -> None:
-        self._model, self._setup, self._speculation = model, setup, speculation
-        self.run: dict[str, Any] = plain(run_record(setup, {"method": str(speculation.method)}))
-        self.router = router = APIRouter()
-        router.get("/", include_in_schema=False)(self.page)
-        router.get("/page/{name:path}", include_in_schema=False)(self.page)
-        router.get("/draftree/about")(self.about)
-
-    async def page(self, name: str = "index.html") -> Response:
+    @router.get("/", include_in_schema=False)
+    @router.get("/page/{name:path}", include_in_schema=False)
+    async def page(name: str = "index.html") -> Response:
         """A file of the page."""
         files = await asyncio.to_thread(page_files)
         if name not in files:
             raise HTTPException(404, f"the page has no file {name!r}")
         return Response(files[name], media_type=_TYPES[PurePath(name).suffix], headers=_HEADERS)
 
-    async def about(self) -> dict[str, Any]:
+    @router.get("/draftree/about")
+    async def about() -> dict[str, Any]:
         """What is served; the cost profile that ``auto`` looks at, and where it stands; null: this server has none."""
-        policy = self._setup.speculation.drafter.policy
-        auto = policy if isinstance(policy, AutoTree) else None
         return {
-            "model": self._model,
-            "drafter": str(self._speculation.spec),
-            "method": self.run["labels"]["method"],
+            "model": model,
+            "drafter": str(speculation.spec),
+            "method": str(speculation.method),
             "methods": list(METHODS),
-            "run": self.run,
+            "run": run,
             "cost": plain(auto.target.points) if auto is not None and auto.target is not None else None,
             "auto": None if auto is None else auto.report.text(),
         }
+
+    return router

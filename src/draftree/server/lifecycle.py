@@ -98,9 +98,8 @@ def patient(seconds: float = PATIENCE) -> type[PatientProtocol]:
 @contextmanager
 def loading(listener: socket.socket) -> Iterator[None]:
     """Answer 503 meanwhile, but 200 to ``/health``; connections that come before the server's start wait for it."""
-    options: dict[str, Any] = {"http": patient(), "ws": "none", "lifespan": "off", "log_config": None}
-    config = uvicorn.Config(_not_yet, **options, access_log=False, timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    quiet: Any = {"log_config": None, "access_log": False, "timeout_graceful_shutdown": 1}
+    server = uvicorn.Server(uvicorn.Config(_not_yet, http=patient(), ws="none", lifespan="off", **quiet))
     thread = threading.Thread(target=server.run, args=([listener.dup()],), name="draftree loading", daemon=True)
     thread.start()
     try:
@@ -144,5 +143,5 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._served.cancel()
+        self._served.loop.cancel()
         await super().shutdown(sockets)

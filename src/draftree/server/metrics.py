@@ -75,18 +75,15 @@ class Metrics(Observer):
             for _ in range(outcome.taken):
                 self._between.observe((now - self._last[outcome.request]) / outcome.taken)
             self._last[outcome.request] = now
-            if not len(outcome.tree):
-                continue
-            self._drafts.inc()
+            self._drafts.inc(len(outcome.tree) > 0)
             self._drafted.inc(len(outcome.tree))
             accepted = outcome.path[: outcome.taken]
             self._accepted.inc(len(accepted))
             for depth, drafted in enumerate(np.bincount(outcome.tree.depths).tolist()[1:], start=1):
                 hit = depth <= len(accepted)
                 self._by_depth.labels(str(depth), "no").inc(drafted - hit)
-                if hit:
-                    self._by_depth.labels(str(depth), "yes").inc()
-                    self._positions.labels(str(depth - 1)).inc()
+                self._by_depth.labels(str(depth), "yes").inc(hit)
+                self._positions.labels(str(depth - 1)).inc(hit)
         if outcomes:
             step = outcomes[0].step
             share = len(outcomes) / step.batch  # of a step that requests with other drafters are in too

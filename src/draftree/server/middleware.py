@@ -19,12 +19,9 @@ from ..openai.bad_bodies import INVALID, MISSING, NOT_JSON, body_error, error, f
 
 log = logging.getLogger("draftree.server")
 OPEN = ("/", "/health", "/ready", "/metrics", "/version")
-"""Paths that need no key."""
-_PAGE = "/page/"
-"""So do the files of the page; its answers and traces come by the others."""
+"""Paths that need no key; so do the files of the page, whose answers and traces come by the others."""
 UNAVAILABLE = {"Retry-After": "1", "Connection": "close"}
 """Headers for who comes while no request is taken: the next connection may lead to another replica."""
-DENIED = "authentication_error"
 
 
 class ErrorDetail(BaseModel):
@@ -60,11 +57,12 @@ class Limits:
             await self._app(scope, receive, send)
             return
         path: str = scope["path"]
-        is_open = path in OPEN or path.startswith(_PAGE) or scope["method"] == "OPTIONS"
+        is_open = path in OPEN or path.startswith("/page/") or scope["method"] == "OPTIONS"
         if self._keys and not is_open:
             given = dict(scope["headers"]).get(b"authorization", b"").removeprefix(b"Bearer ").strip()
             if not any(hmac.compare_digest(given, key.encode()) for key in self._keys):
-                body = error("no valid key: send 'Authorization: Bearer KEY'", DENIED, code="invalid_api_key")
+                said = "no valid key: send 'Authorization: Bearer KEY'"
+                body = error(said, "authentication_error", code="invalid_api_key")
                 await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
                 return
         read = 0
