@@ -15,7 +15,7 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams
-from draftree.openai.batches import CHAT, COMPLETIONS, RESPONSES, Answering, BatchLine, Record, is_error, scheduled
+from draftree.openai.batches import CHAT, COMPLETIONS, QUEUE, RESPONSES, Answering, BatchLine, Record, is_error
 from draftree.text.encoding import Prompt, user
 
 from .running import LOOKUP, NAME, TEXT, posted, running, target
@@ -25,7 +25,7 @@ MESSAGES = [{"role": "user", "content": TEXT}]
 
 
 def answering(speculation: SpeculationParams = LOOKUP, rows: int = 3) -> Answering:
-    engine = Engine(target(), speculation, scheduling=scheduled(SchedulerParams(rows=rows)))
+    engine = Engine(target(), speculation, scheduling=SchedulerParams(rows=rows, queue=QUEUE))
     return Answering(engine, speculation, NAME, rows)
 
 

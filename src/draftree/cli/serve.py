@@ -20,7 +20,7 @@ from ..engine.scheduler import SchedulerParams
 from ..errors import ConfigError, RunError, needs_extra
 from ..models.model_files import DEFAULT_MODEL
 from ..models.prefixes import SUFFIX
-from ..openai.batches import Answering, BatchInput, BatchOutput, scheduled
+from ..openai.batches import QUEUE, Answering, BatchInput, BatchOutput
 from ..progress import err, progress_reporter
 from .console import read_file
 from .interrupt import GO_ON, on_interrupt
@@ -218,7 +218,8 @@ def batch(
         model = compute.load(target)
         if model.tokenizer is None:
             raise ConfigError(f"{target} has no tokenizer: a batch is answered in text")
-        engine = Engine(model, speculation, observers=observers, scheduling=scheduled(scheduling))
+        scheduling = replace(scheduling, queue=QUEUE)
+        engine = Engine(model, speculation, observers=observers, scheduling=scheduling)
         answering = Answering(engine, speculation, name or model.capabilities.name, scheduling.rows)
         waiting = (line for line in lines.lines() if line.id not in output.done)
         with on_interrupt(lambda: f"interrupted after {len(output.done)} of {total} lines: {GO_ON}"):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from pydantic import ValidationError
 
 from ..artifacts import append_line, file_path, read_lines
 from ..engine.engine import Engine, Handle
-from ..engine.scheduler import SchedulerParams
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError
 from ..text.encoding import user
@@ -67,12 +66,16 @@ class BatchInput:
             raise ConfigError(f"batch {self.path} is empty: write a request a line")
 
     def lines(self) -> Iterator[BatchLine]:
-        try:
-            for number, line in enumerate(read_lines(self.path), start=1):
-                if text := line.strip():
-                    yield BatchLine(number, text)
-        except OSError as error:
-            raise ConfigError(f"batch {self.path} cannot be read: {error.strerror}: give a .jsonl file") from None
+        for number, line in _numbered(self.path, "batch"):
+            if text := line.strip():
+                yield BatchLine(number, text)
+
+
+def _numbered(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
+    try:
+        yield from enumerate(read_lines(path), start=1)
+    except OSError as error:
+        raise ConfigError(f"{what} {path} cannot be read: {error.strerror}: name another file") from None
 
 
 class BatchOutput:
@@ -102,22 +105,19 @@ class BatchOutput:
             self._read({line.id for line in lines.lines()})
 
     def _read(self, ids: set[str]) -> None:
-        try:
-            for number, line in enumerate(read_lines(self.path), start=1):
-                if self._whole and not line.endswith(b"\n"):
-                    return  # what was being written when a call ended: it is cut off
-                try:
-                    if not line.endswith(b"\n") or (record := json.loads(line))["id"] not in ids:
-                        raise ValueError("of no line")
-                    self._count(record)
-                except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                    raise ConfigError(
-                        f"output {self.path} line {number} answers no line of this batch: if the batch has been "
-                        "changed, or the file is another one, name another output"
-                    ) from None
-                self._whole += len(line)
-        except OSError as error:
-            raise ConfigError(f"output {self.path} cannot be read: {error.strerror}: name another file") from None
+        for number, line in _numbered(self.path, "output"):
+            if self._whole and not line.endswith(b"\n"):
+                return  # what was being written when a call ended: it is cut off
+            try:
+                if not line.endswith(b"\n") or (record := json.loads(line))["id"] not in ids:
+                    raise ValueError("of no line")
+                self._count(record)
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                raise ConfigError(
+                    f"output {self.path} line {number} answers no line of this batch: if the batch has been "
+                    "changed, or the file is another one, name another output"
+                ) from None
+            self._whole += len(line)
 
     def _count(self, record: Record) -> None:
         self.done.add(record["id"])
@@ -162,8 +162,8 @@ BODIES: Mapping[str, type[Sampled]] = {
     RESPONSES: ResponsesRequest,
 }
 """URL of a line -> what its body is."""
-_QUEUE = 1 << 20
-"""Most requests that wait: a body may have many prompts, and nobody else does."""
+QUEUE = 1 << 20
+"""Most requests that wait (``SchedulerParams.queue``): a body may have many prompts, and nobody else does."""
 _AHEAD = 2
 """Requests in the engine for each row: what comes next is encoded while rows are still in use."""
 
@@ -227,19 +227,6 @@ class _Line:
         self.sent = body
         return BODIES[url].model_validate(body)
 
-    def answer(self, model: str) -> dict[str, Any]:
-        """The body of its answer.
-
-        Raises:
-            the exception that is wrong with it, or has ended a request.
-        """
-        requests = [handle.request for handle in self.handles]
-        if error := self.error or next((request.error for request in requests if request.error is not None), None):
-            raise error
-        assert self.choices is not None  # noqa: S101 - nothing is wrong with it
-        key = self.choices.body.prefix + self.line.id.removeprefix("batch_req_")
-        return answer_builder(key, model, self.choices, requests).whole()
-
     def cancel(self) -> None:
         for handle in self.handles:
             if not handle.done:
@@ -250,7 +237,7 @@ class Answering:
     """Answers lines, several at a time.
 
     Args:
-        engine: nobody else works with it meanwhile.
+        engine: nobody else works with it meanwhile; its queue holds ``QUEUE``.
         speculation: how lines are drafted for that do not say.
         model: the name that bodies must give.
         rows: requests that the engine decodes at once.
@@ -302,8 +289,13 @@ class Answering:
 
     def _record(self, each: _Line) -> Record:
         where, record = f"line {each.line.number}: ", {"id": each.line.id, "custom_id": each.custom_id}
+        requests = [handle.request for handle in each.handles]
         try:
-            status, body = 200, each.answer(self.model)
+            if error := each.error or next((request.error for request in requests if request.error), None):
+                raise error
+            assert each.choices is not None  # noqa: S101 - nothing is wrong with it
+            key = each.choices.body.prefix + each.line.id.removeprefix("batch_req_")
+            status, body = 200, answer_builder(key, self.model, each.choices, requests).whole()
         except LineError as error:
             return {**record, "response": None, "error": {"code": "invalid_line", "message": str(error)}}
         except ValidationError as error:
@@ -312,8 +304,3 @@ class Answering:
             status, body = failure(error, where)
         response = {"status_code": status, "request_id": each.line.id, "body": body}
         return {**record, "response": response, "error": None}
-
-
-def scheduled(params: SchedulerParams) -> SchedulerParams:
-    """The same with a queue that no body overflows."""
-    return replace(params, queue=_QUEUE)
