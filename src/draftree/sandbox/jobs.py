@@ -46,13 +46,10 @@ def _compiled(template: str) -> Any:
     def fail(message: str) -> None:
         raise TemplateError(message)
 
-    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
-    environment.filters["tojson"] = to_json
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     environment.globals |= {"raise_exception": fail, "strftime_now": lambda form: datetime.now().strftime(form)}
     return environment.from_string(template)
 

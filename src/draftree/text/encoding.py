@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Protocol, runtime_checkable
 
 from ..errors import PromptError
@@ -84,11 +86,9 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt, field: str = "prompt") -
     if items and all(isinstance(message, Mapping) for message in items):
         prompt = Conversation(items)
     if not isinstance(prompt, (str, Conversation)):
-        why = f"the {field} is {prompt!r}: give text, token ids (ints) or a conversation (messages, as dicts)"
-        raise PromptError(why, field)
+        raise PromptError(f"the {field} is {prompt!r}: give text, token ids or a conversation of dicts", field)
     if tokenizer is None:
-        why = f"the {field} is text but the model has no tokenizer: give token ids, or load one with it"
-        raise PromptError(why, field)
+        raise PromptError(f"the {field} is text but the model has no tokenizer: give token ids", field)
     if isinstance(prompt, str):
         return _ids(tokenizer, prompt, field)
     return _ids(tokenizer, render(tokenizer, prompt), "prompt", add_special_tokens=False)
@@ -197,18 +197,15 @@ def _writes_calls(tokenizer: Tokenizer) -> bool:
 def _with_calls_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Tools, calls and their results in Hermes' format: in messages of the system, the assistant and the user."""
     found: list[dict[str, Any]] = []
-    for before, message in zip([None, *messages], messages, strict=False):
-        content = message["content"]
-        if message["role"] == "tool":
-            result = f"<tool_response>\n{content}\n</tool_response>"
-            if before is not None and before["role"] == "tool":
-                found[-1]["content"] += f"\n{result}"
-            else:
-                found.append({"role": "user", "content": result})
+    for role, turns in groupby(messages, itemgetter("role")):
+        if role == "tool":
+            results = [f"<tool_response>\n{turn['content']}\n</tool_response>" for turn in turns]
+            found.append({"role": "user", "content": "\n".join(results)})
         else:
-            calls = [call["function"] for call in message.get("tool_calls") or ()]
-            written = [call_text(call["name"], call["arguments"]) for call in calls]
-            found.append({"role": message["role"], "content": "\n".join([content] * bool(content) + written)})
+            for turn in turns:
+                calls = [call["function"] for call in turn.get("tool_calls") or ()]
+                written = [call_text(call["name"], call["arguments"]) for call in calls]
+                found.append({"role": role, "content": "\n".join(filter(None, [turn["content"], *written]))})
     if tools:
         instructions = _INSTRUCTIONS.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         if found[0]["role"] == "system":
