@@ -134,9 +134,8 @@ class CompletionBuilder:
     def _choice(self, index: int) -> dict[str, Any]:
         request, parser = self._requests[index], self._parsers[index]
         chunks, reason = self._chunks(request), "length" if self._body.max_tokens == 0 else request.finish_reason
-        echoed: list[Scored] = []
-        if request.params.prompt_logprobs is not None:
-            echoed = list(zip(request.ids, (None, *request.prompt_logprobs), strict=False))
+        scored = () if request.params.prompt_logprobs is None else (None, *request.prompt_logprobs)
+        echoed = list(zip(request.ids, scored, strict=False))
         text = self._echoed[index] + "".join(chunk.text for chunk in chunks)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         if parser is not None:

@@ -111,8 +111,8 @@ def check_values(body: object) -> object:
         try:
             json.dumps({name: value}, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, RecursionError) as error:
-            what = "text that is no UTF-8" if isinstance(error, UnicodeEncodeError) else "no JSON"
-            raise FieldError(name, f"{name} has {what} ({error}): send whole characters and finite numbers") from None
+            why = f"{name} is no JSON in UTF-8 ({error}): send whole characters and finite numbers"
+            raise FieldError(name, why) from None
     return body
 
 
@@ -163,10 +163,9 @@ def body_error(errors: Sequence[Any], sent: object, prefix: str = "") -> dict[st
         sent: the body.
     """
     first = errors[0]["loc"][:1]
-    same = [each for each in errors if each["loc"][:1] == first]
-    places = [tuple(_place(each, sent)) for each in same]
-    place = max(places, key=len)
-    here = [each for each, at in zip(same, places, strict=True) if at == place]
+    placed = [(tuple(_place(each, sent)), each) for each in errors if each["loc"][:1] == first]
+    place = max((at for at, _ in placed), key=len)
+    here = [each for at, each in placed if at == place]
     found = next((each for each in here if each["type"] == "value_error"), here[0])
     name = re.sub(r"\.(?=\[)", "", ".".join(place))
     if isinstance(inner := found.get("ctx", {}).get("error"), FieldError):

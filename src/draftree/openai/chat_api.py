@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -121,13 +121,6 @@ class ChatRequest(WithTools):
     def predicted(self) -> str:
         return "" if self.prediction is None else text_of(self.prediction.content, "prediction.content")
 
-    @property
-    def names(self) -> Mapping[str, str]:
-        return {"prompt": "messages"} | ({"max_tokens": "max_completion_tokens"} if self.max_completion_tokens else {})
-
-    def limit(self, room: int) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
     def refuse(self) -> None:
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs go with logprobs: set that to true")
@@ -163,10 +156,6 @@ class TokenizeRequest(Sent):
     add_special_tokens: bool | None = None  # of a prompt; not sent: as the model has it
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        return {} if self.messages is None else {"prompt": "messages"}
 
     def conversation(self) -> Conversation:
         """The messages as chat templates take them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
 
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
@@ -42,11 +41,7 @@ class Choices:
             for n in range(body.n)
         ]
         self.tags = body.tags(engine)
-        self.options: dict[str, Any] = {
-            "prediction": body.predicted,
-            "priority": body.priority,
-            "timeout": body.timeout,
-        }
+        self.options = {"prediction": body.predicted, **body.model_dump(include={"priority", "timeout"})}
 
 
 def _room(body: Sampled, prompt: Sequence[int], engine: Engine) -> int:

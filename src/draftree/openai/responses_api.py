@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,7 +18,7 @@ from .bad_bodies import UnsupportedError
 from .chat_api import CalledFunction, Part, past_call, text_of
 from .request_mapping import Choices
 from .schema import Body, ResponseFormat
-from .tools import CallParser, Parsed, ToolCall, WithTools
+from .tools import CallParser, Parsed, WithTools
 
 
 class InputItem(Body):
@@ -63,6 +63,7 @@ class ResponsesRequest(WithTools):
     """``/v1/responses``."""
 
     prefix = "resp_"
+    n: Literal[1] = 1
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
@@ -71,13 +72,6 @@ class ResponsesRequest(WithTools):
     previous_response_id: None = None
     background: Literal[False] | None = None
     metadata: dict[str, str] | None = None
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        return {"prompt": "input", "max_tokens": "max_output_tokens"}
-
-    def limit(self, room: int) -> int | None:
-        return self.max_output_tokens
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -92,23 +86,26 @@ class ResponsesRequest(WithTools):
             raise FieldError("stream_options.include_trace", "a response has no trace: ask for a chat or a completion")
         if self.max_tokens is not None:
             raise UnsupportedError("max_tokens", "use max_output_tokens")
-        if self.n != 1:
-            raise FieldError("n", "a response has one output: leave n out")
 
     def prompts(self) -> Sequence[Conversation]:
         """The instructions and the input as chat templates take them; calls belong to the answer before them."""
         items = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        messages: list[dict[str, Any]] = []
-        if self.instructions:
-            messages.append({"role": "system", "content": self.instructions})
+        instructions = {"role": "system", "content": self.instructions}
+        messages: list[dict[str, Any]] = [instructions] if self.instructions else []
         for at, item in enumerate(items):
             message = item.plain(at)
             if item.type == "function_call" and messages and messages[-1]["role"] == "assistant":
-                calls = [*messages[-1].get("tool_calls", ()), *message["tool_calls"]]
-                messages[-1] = {**messages[-1], "tool_calls": calls}
+                messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
             else:
                 messages.append(message)
         return [Conversation(messages, self.templates())]
+
+
+_NULL = (
+    "completed_at error incomplete_details max_tool_calls previous_response_id prompt_cache_key reasoning "
+    "safety_identifier usage"
+).split()
+"""Fields of a response that say nothing before its end, or nothing at all here."""
 
 
 class ResponseBuilder:
@@ -199,7 +196,9 @@ class ResponseBuilder:
             if part.call is None:
                 yield from self._said(part.text)
             elif part.begins:
-                yield from self._call(part.call)
+                self._unsaid.clear()
+                call = {"type": "function_call", "call_id": part.call.key, "name": part.call.name, "arguments": ""}
+                yield from self._open("fc", call)
             else:
                 self._items[-1]["arguments"] += part.text
                 if part.text:
@@ -221,14 +220,10 @@ class ResponseBuilder:
         if text or scored:
             yield self._within("response.output_text.delta", content_index=0, delta=text, logprobs=scored)
 
-    def _call(self, call: ToolCall) -> Iterator[dict[str, Any]]:
-        """A call begins; a message before it has ended."""
-        self._unsaid.clear()
+    def _open(self, kind: str, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """An item begins; a message before it has ended."""
         if self._items and self._items[-1]["status"] == "in_progress":
             yield from self._close("completed")
-        yield from self._open("fc", {"type": "function_call", "call_id": call.key, "name": call.name, "arguments": ""})
-
-    def _open(self, kind: str, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
         begun = {"id": f"{kind}_{secrets.token_hex(16)}", "status": "in_progress", **item}
         yield self._event("response.output_item.added", output_index=len(self._items), item=begun)
         self._items.append(begun)
@@ -258,21 +253,17 @@ class ResponseBuilder:
         body = self._body
         chosen = body.tool_choice or "auto"
         return {
+            **dict.fromkeys(_NULL),
             "id": self._id,
             "object": "response",
             "created_at": self._created,
-            "completed_at": None,
             "status": status,
-            "error": None,
-            "incomplete_details": None,
             "model": self._model,
             "output": [],
             "instructions": body.instructions,
-            "previous_response_id": None,
             "tools": [tool.echoed() for tool in body.tools or ()],
             "tool_choice": chosen if isinstance(chosen, str) else chosen.model_dump(exclude_unset=True),
             "parallel_tool_calls": body.several,
-            "max_tool_calls": None,
             "truncation": "disabled",
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_unset=True) or {"type": "text"}},
             "temperature": 1.0 if body.temperature is None else body.temperature,
@@ -280,15 +271,11 @@ class ResponseBuilder:
             "presence_penalty": body.presence_penalty or 0.0,
             "frequency_penalty": body.frequency_penalty or 0.0,
             "top_logprobs": body.top_logprobs or 0,
-            "reasoning": None,
-            "usage": None,
             "max_output_tokens": body.max_output_tokens,
             "store": False,
             "background": False,
             "service_tier": "default",
             "metadata": body.metadata or {},
-            "safety_identifier": None,
-            "prompt_cache_key": None,
         }
 
 

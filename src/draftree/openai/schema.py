@@ -36,8 +36,6 @@ from ..sampling.grammar import Grammar
 from ..text.encoding import Prompt
 from .bad_bodies import UnsupportedError, check_extra, check_values
 
-MOST_CHOICES = 16
-"""Of one request (``n``)."""
 Texts = Annotated[list[str], Field(max_length=1024)]
 TokenIds = list[Whole]
 DEEPEST = 128
@@ -62,15 +60,7 @@ class Body(BaseModel):
 class Sent(Body):
     """The whole of what a client sends."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_values(cls, body: object) -> object:
-        return check_values(body)
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """The engine's name of a field -> the client's, where that is another."""
-        return {}
+    _check_values = model_validator(mode="before")(check_values)
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -78,9 +68,14 @@ class Sent(Body):
         try:
             yield
         except FieldError as error:
+            sent = (name for name in _CLIENTS.get(error.field, ()) if getattr(self, name, None) is not None)
             if not isinstance(error, UnsupportedError):
-                error.rename(self.names.get(error.field, error.field))
+                error.rename(next(sent, error.field))
             raise
+
+
+_CLIENTS = {"prompt": ("messages", "input"), "max_tokens": ("max_output_tokens", "max_completion_tokens")}
+"""The engine's name of a field -> the clients', where those are others."""
 
 
 class Speculative(BaseModel):
@@ -198,7 +193,7 @@ class Sampled(Sent):
     prefix: ClassVar[str]
     model: str
     max_tokens: Count | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
+    n: Annotated[int, Field(ge=1, le=16)] = 1
     stop: str | Texts | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -261,7 +256,8 @@ class Sampled(Sent):
 
     def limit(self, room: int) -> int | None:
         """Most tokens of an answer; what the client has not said fits into the ``room`` that the prompt leaves."""
-        return self.max_tokens
+        sent = (getattr(self, name, None) for name in (*_CLIENTS["max_tokens"], "max_tokens"))
+        return next((most for most in sent if most is not None), None)
 
     @property
     def predicted(self) -> str:
@@ -305,11 +301,8 @@ class Sampled(Sent):
         """
         chosen = self.draftree or Speculative()
         if chosen.drafter not in (None, NONE, str(default.spec)):
-            raise FieldError(
-                "draftree.drafter",
-                f"drafter {chosen.drafter!r} is not loaded: use {str(default.spec)!r}, which this server was started "
-                f"with, or {NONE!r}",
-            )
+            said = f"drafter {chosen.drafter!r} is not loaded: use {str(default.spec)!r} or {NONE!r}"
+            raise FieldError("draftree.drafter", said)
         if self.predicted and chosen.drafter is None and LOOKUP not in default.spec.sources:
             default = SpeculationParams(drafter=LOOKUP)
         elif self.draftree is None:

@@ -175,19 +175,15 @@ def check_tools(given: Sequence[Tool] | None) -> list[Tool]:
     """
     names: set[str] = set()
     for at, tool in enumerate(given or ()):
-        function = tool.described
+        function, where = tool.described, tool.field(at, "name")
         if not _NAME.fullmatch(function.name):
-            raise FieldError(
-                tool.field(at, "name"), f"a function's name is {function.name!r}: use 1 to 128 of A-Z a-z 0-9 _ - . : /"
-            )
+            raise FieldError(where, f"a function's name is {function.name!r}: use 1 to 128 of A-Z a-z 0-9 _ - . : /")
         if function.name in names:
-            raise FieldError(tool.field(at, "name"), f"two functions have the name {function.name!r}: rename one")
+            raise FieldError(where, f"two functions have the name {function.name!r}: rename one")
         names.add(function.name)
         if (kind := (function.parameters or _NO_PARAMETERS).get("type", "object")) != "object":
-            where = tool.field(at, "parameters")
-            raise FieldError(
-                where, f"{where} has the type {kind!r}: describe an object, whose properties are arguments"
-            )
+            said = f"parameters have the type {kind!r}: describe an object, whose properties are arguments"
+            raise FieldError(tool.field(at, "parameters"), said)
     return list(given or ())
 
 
