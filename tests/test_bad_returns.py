@@ -17,10 +17,9 @@ from draftree.errors import DraftreeError
 from draftree.policies.base import Candidates, Child, GrowthPolicy
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
-from draftree.tree import DraftTree
-from draftree.verify.schemes import Match, NodeByNode, Scheme, UniformDraws, Verdict, Visit
+from draftree.verify.schemes import Match, NodeByNode, Scheme, UniformDraws, Visit
 
-from .toy import ToyModel, chain_tree
+from .toy import ToyModel
 
 VOCAB = 5
 Returns = Callable[..., Any]
@@ -59,22 +58,6 @@ class MySource(DraftSource):
 class MyPolicy(GrowthPolicy):
     def grow(self, frontier: Any) -> list[Child]:
         return frontier.likeliest([1] * len(frontier.requests), [False] * len(frontier.requests))  # type: ignore[no-any-return]
-
-
-class MyDrafter(Drafter):
-    name = "mine"
-    policy = StaticTree(1, 2)
-
-    def __init__(self, propose: Returns) -> None:
-        self.propose = propose  # type: ignore[method-assign]
-
-
-class MyScheme(Match):
-    name = "my-scheme"
-
-    def __init__(self, verify: Returns) -> None:
-        super().__init__()
-        self.verify = verify  # type: ignore[method-assign]
 
 
 def decoded(policy: GrowthPolicy | None = None, drafter: Drafter | None = None, scheme: Scheme | None = None) -> None:
@@ -190,51 +173,6 @@ def test_a_source_that_scores_wrongly_is_named_with_the_rule(case: str) -> None:
 @pytest.mark.parametrize(("scorer", "rule"), [(_raises, "raised KeyError"), (_const(None), "scorer returned None")])
 def test_a_source_that_begins_wrongly_is_named_with_the_rule(scorer: Returns, rule: str) -> None:
     refused("drafter mine", rule, drafter=TreeDrafter(StaticTree(1, 2), MySource(scorer=scorer)))
-
-
-TREES: dict[str, tuple[Returns, str]] = {
-    "raises": (_raises, "raised KeyError: 'lost'"),
-    "None": (_const(None), "a DraftTree for each request"),
-    "too few": (_const([]), "a DraftTree for each request"),
-    "too many": (_const([chain_tree([1])] * 2), "a DraftTree for each request"),
-    "None each": (_const([None]), "a DraftTree for each request"),
-    "beyond the vocabulary": (_const([chain_tree([1, VOCAB])]), f"token {VOCAB}: the target has 0 to 4"),
-    "a negative token": (_const([chain_tree([-3])]), "token -3: the target has 0 to 4"),
-    "too many nodes": (_const([DraftTree.of([0, 1, 2, 3, 4], [-1] * 5, [1] * 5, [0] * 5, [0] * 5)]), "5 nodes of 4"),
-    "too deep": (
-        lambda requests, budgets, *_: [chain_tree([1] * min(4, budgets[0].depth + 1))],
-        "depth",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", TREES)
-def test_a_drafter_that_proposes_wrongly_is_named_with_the_rule(case: str) -> None:
-    returns, rule = TREES[case]
-    refused("drafter mine", rule, drafter=MyDrafter(returns))
-
-
-VERDICTS: dict[str, tuple[Returns, str]] = {
-    "raises": (_raises, "raised KeyError: 'lost'"),
-    "None": (_const(None), "a Verdict for each tree"),
-    "too few": (_const([]), "a Verdict for each tree"),
-    "None each": (_const([None]), "a Verdict for each tree"),
-    "no tokens": (_const([Verdict([], [])]), "one token more than its path"),
-    "no bonus": (_const([Verdict([0], [1])]), "one token more than its path"),
-    "no lists": (_const([Verdict(None, None)]), "one token more than its path"),  # type: ignore[arg-type]
-    "no node": (_const([Verdict([99], [0, 0])]), "path"),
-    "a negative node": (_const([Verdict([-1], [0, 0])]), "path"),
-    "beyond the vocabulary": (_const([Verdict([], [VOCAB])]), f"token {VOCAB}: the target has 0 to 4"),
-    "a negative token": (_const([Verdict([], [-1])]), "token -1: the target has 0 to 4"),
-    "a fraction": (_const([Verdict([], [2.0])]), "token 2.0: the target has 0 to 4"),  # type: ignore[list-item]
-    "nothing": (_const([Verdict([], [None])]), "token None: the target has 0 to 4"),  # type: ignore[list-item]
-}
-
-
-@pytest.mark.parametrize("case", VERDICTS)
-def test_a_scheme_that_verifies_wrongly_is_named_with_the_rule(case: str) -> None:
-    returns, rule = VERDICTS[case]
-    refused("verification my-scheme", rule, scheme=MyScheme(returns))
 
 
 DECISIONS: dict[str, tuple[Returns, str]] = {

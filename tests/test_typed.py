@@ -142,8 +142,6 @@ def test_the_engine_refuses_arguments_of_wrong_types(value: Any) -> None:
         lambda: engine.generate([[1]], [value]),
         lambda: list(engine.stream(value, params)),
         lambda: engine.stepper.close(engine.stepper.open(engine.request(value, params))),
-        lambda: engine.stepper.step(value),
-        lambda: engine.stepper.step([value]),
         lambda: d.Engine(model, d.Speculation(nodes=value)),
         lambda: d.Engine(model, value),
         lambda: d.Engine(value),

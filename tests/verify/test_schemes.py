@@ -26,10 +26,7 @@ from draftree.verify.schemes import (
     Verdict,
     Visit,
     log,
-    multi_round,
-    relaxed,
     residual,
-    walk,
 )
 
 from ..toy import ToyModel
@@ -222,7 +219,7 @@ def place(p: list[float], children: list[int], entropy: float = 0.0) -> Visit:
 
 def relaxed_distribution(p: list[float], children: list[int], allowed: Callable[[float], int]) -> list[float]:
     total = [0.0] * len(p)
-    for token, chance in outcomes(lambda c: relaxed(place(p, children), c, allowed=allowed)):
+    for token, chance in outcomes(partial(Relaxed(allowed).decide, place(p, children))):
         total[token] += chance
     return total
 
@@ -254,7 +251,7 @@ def test_by_default_a_sure_target_is_not_relaxed(entropy: float, allowed: int) -
 @pytest.mark.parametrize("answer", [-1, 1.5, None])
 def test_a_function_that_gives_no_count_is_refused(answer: object) -> None:
     with pytest.raises(ValueError, match="relaxed: the function of entropy gave"):
-        relaxed(place([0.5, 0.5], [1]), Chance([]), allowed=lambda h: answer)  # type: ignore[arg-type, return-value]
+        Relaxed(lambda h: answer).decide(place([0.5, 0.5], [1]), Chance([]))  # type: ignore[arg-type, return-value]
 
 
 def test_a_sparse_draft_distribution_is_read_at_its_tokens() -> None:
@@ -271,7 +268,7 @@ def test_a_walk_reads_only_the_distributions_of_the_nodes_that_it_visits() -> No
         asked.append(node)
         return model.after([*PROMPT, *tree.tokens[[n for n in asked if n != ROOT]].tolist()]).numpy()
 
-    verdict = walk(tree, distribution, partial(multi_round, replacement=False), Chance([]))
+    verdict = MultiRound().accept(tree, distribution, Chance([]))
     assert asked == [ROOT, *verdict.path]
 
 
@@ -283,10 +280,10 @@ def unsure(h: float) -> int:
 def test_the_draft_must_be_unsure_too_where_both_are_asked_for(draft: float, loose: bool) -> None:
     p = [0.4, 0.3, 0.2, 0.1]
     found = [0.0] * 4
-    for token, chance in outcomes(lambda c: relaxed(place(p, [3, 1], draft), c, allowed=unsure, both=True)):
+    for token, chance in outcomes(partial(Relaxed(unsure, "both").decide, place(p, [3, 1], draft))):
         found[token] += chance
     assert found == pytest.approx([0.0, 0.9, 0.0, 0.1] if loose else p)
-    for token, chance in outcomes(lambda c: relaxed(place(p, [3, 1], draft), c, allowed=unsure)):
+    for token, chance in outcomes(partial(Relaxed(unsure).decide, place(p, [3, 1], draft))):
         found[token] -= chance
     assert found == pytest.approx([0.0] * 4 if loose else [0.4, -0.6, 0.2, 0.0])
 
@@ -295,9 +292,10 @@ def test_the_draft_entropy_is_that_of_the_node_whose_children_are_judged() -> No
     tree = DraftTree.of([0, 1], [ROOT, 0], [1, 2], [0.0, 0.0], [0.1, 0.9])
     seen = []
 
-    def decide(at: Visit, draws: UniformDraws) -> int:
-        seen.append(at.entropy)
-        return at.children[0]
+    class Follows(NodeByNode):
+        def decide(self, visit: Visit, draws: UniformDraws) -> int:
+            seen.append(visit.entropy)
+            return visit.children[0]
 
-    walk(tree, lambda node, drawn: np.zeros(3), decide, Chance([0] * 9))
+    Follows().accept(tree, lambda node, drawn: np.zeros(3), Chance([0] * 9))
     assert seen == pytest.approx([0.1, 0.9])

@@ -22,14 +22,14 @@ from ..request import DrafterStats, Logprobs, Outcome, Request, StepCost
 from ..sampling.draws import Draws
 from ..scores import Scores
 from ..tree import ROOT, DraftTree
-from ..verify.schemes import SCHEMES, Scheme, Verdict
+from ..verify.schemes import Scheme, Verdict
 from .speculation import EngineRequest, Observer
 
-_OWN_SCHEMES = {type(scheme) for scheme in SCHEMES.values()}
 _RESERVED = 256
 """Most drafted nodes of a request that cache is reserved for."""
 _SCORED = 64
 """Most tokens of a prompt that a step reads where their log-probabilities are wanted: it computes all their logits."""
+_NO_VERDICT = Verdict([], [])
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,7 @@ class _Part:
         ends: the head ends with the request's last token: the next one is drawn.
         tree: drafted below the last token of the head, its root.
         first: slot of node 0 of the tree; node n has slot first + n, ROOT included.
-        verdict: on the tree; None: the head does not end with the request's last token.
+        verdict: on the tree; empty where the head does not end with the request's last token.
         logprobs: of its tokens, where they were asked for.
         taken: tokens that the request took of the verdict.
     """
@@ -54,7 +54,7 @@ class _Part:
     ends: bool
     tree: DraftTree = field(default_factory=DraftTree.empty)
     first: int = 0
-    verdict: Verdict | None = None
+    verdict: Verdict = _NO_VERDICT
     logprobs: list[Logprobs] = field(default_factory=list)
     taken: int = 0
 
@@ -91,9 +91,9 @@ class _Part:
             slots = [self.first + node for node in (ROOT, *verdict.path)]
             self.logprobs = Logprobs.of(scores, slots, verdict.tokens, best)
 
-    def append(self, verdict: Verdict) -> None:
+    def append(self) -> None:
         """Give the request its tokens; an exception of a stopping criterion ends it, and no other."""
-        before = len(self.request.ids)
+        before, verdict = len(self.request.ids), self.verdict
         try:
             self.request.append(verdict.tokens, len(verdict.path), self.logprobs)
         except Exception as error:  # noqa: BLE001 - a criterion raises what it likes
@@ -102,8 +102,7 @@ class _Part:
 
     def outcome(self, cost: StepCost) -> Outcome:
         """What became of the tree."""
-        verdict = self.verdict or Verdict([], [])
-        return Outcome(self.request, self.tree, verdict.path, verdict.tokens, self.taken, cost)
+        return Outcome(self.request, self.tree, self.verdict.path, self.verdict.tokens, self.taken, cost)
 
 
 class Stepper:
@@ -174,11 +173,10 @@ class Stepper:
             an outcome for each request whose prompt had been read before.
 
         Raises:
-            ConfigError: a request is closed or finished, or there twice; or they are no list.
+            ConfigError: a request is closed or finished.
             RunError: a step of one failed after its commit.
         """
-        timer = StepTimer()
-        _check(requests)
+        began = time.perf_counter()
         if self._leaders:
             requests = [request for request in requests if not self._waits(request, requests)]
         parts = _parts(requests, prompt_tokens)
@@ -189,40 +187,34 @@ class Stepper:
             rows.append(part.row)
             if len(part.row.parents):  # a failed step has left them behind
                 self._target.commit(part.row, [])
-        vocab = self._target.capabilities.vocab_size
-        groups = _draft(parts, prompt_tokens, vocab)
-        timer.lap()
+        groups = _draft(parts, prompt_tokens, self._target.capabilities.vocab_size)
+        drafted = time.perf_counter()
         for part in parts:
             nodes.append(part.nodes)
         scores = self._target.extend(rows, nodes)
         opened = _read(parts, scores)
-        _verify(parts, scores, vocab)
-        timer.lap()
-        self._commit(parts)
-        timer.lap()
+        _verify(parts, scores)
+        verified = time.perf_counter()
+        for part in parts:
+            below = len(part.head)
+            self._target.commit(part.row, [*range(below), *map(below.__add__, part.verdict.path)])
+            if part.ends:
+                part.append()
+        verify, other = verified - drafted, time.perf_counter() - verified
         outcomes: dict[Request, Outcome] = {}
         for drafter, own in groups:
-            cost = timer.cost(len(parts), drafter)
+            cost = StepCost(len(parts), drafter.seconds, verify, other, drafter.passes, drafter.part_seconds)
             became = [part.outcome(cost) for part in own]
             self._observe(drafter, own, became)
             outcomes |= {outcome.request: outcome for outcome in became}
         for part in parts:
             if not part.decodes:
-                timer.read(part.request)
+                part.request.stats.seconds.prefill += time.perf_counter() - began
         for part in opened:
             part.request.stats.tokens = part.taken
             for observer in (*self._observers, *part.request.observers):
                 observer.opened(part.request)
         return [outcomes[request] for request in requests if request in outcomes]
-
-    def _commit(self, parts: Sequence[_Part]) -> None:
-        """Commit heads and accepted paths, and append their tokens."""
-        for part in parts:
-            below, verdict = len(part.head), part.verdict
-            path = verdict.path if verdict else []
-            self._target.commit(part.row, [*range(below), *map(below.__add__, path)])
-            if verdict:
-                part.append(verdict)
 
     def _observe(self, drafter: Drafter, parts: Sequence[_Part], outcomes: Sequence[Outcome]) -> None:
         call_named(f"drafter {drafter.name}: observe", drafter.observe, outcomes)
@@ -259,20 +251,13 @@ class Stepper:
         return request.prompt_length + tokens + 1 + min(request.speculation.nodes, _RESERVED)
 
 
-def _check(requests: Sequence[EngineRequest]) -> None:
-    """Raise ConfigError unless these are requests that can go on, each once."""
-    if not isinstance(requests, (list, tuple)):
-        raise ConfigError(f"step takes a list of requests: {requests!r} is none")
-    rows = [*map(_row, requests)]
-    if len(set(rows)) < len(rows):
-        raise ConfigError("a request is in this step twice: step each once")
-
-
 def _parts(requests: Sequence[EngineRequest], prompt_tokens: int | None) -> list[_Part]:
     """What each request feeds, in the order of their rows."""
     parts, left = list[_Part](), prompt_tokens
     for request in requests:
-        row, decodes, unread = _row(request), request.decodes, request.unread
+        if (row := request.row) is None or request.finish_reason is not None:
+            raise ConfigError("a closed or finished request cannot go on: open its prompt again")
+        decodes, unread = request.decodes, request.unread
         if unread != 1 if decodes else unread < 1:
             raise RunError("a step of this request failed half-way: open its prompt again")
         if not decodes:
@@ -284,14 +269,6 @@ def _parts(requests: Sequence[EngineRequest], prompt_tokens: int | None) -> list
             ends = row.length + unread == len(request.ids)
             parts.append(_Part(request, row, head, decodes, ends))
     return sorted(parts, key=lambda part: part.row.number) if len(parts) > 1 else parts
-
-
-def _row(request: EngineRequest) -> Row:
-    if not isinstance(request, EngineRequest):
-        raise ConfigError(f"{request!r} is no request: give what open returned")
-    if request.row is None or request.finish_reason is not None:
-        raise ConfigError("a closed or finished request cannot go on: open its prompt again")
-    return request.row
 
 
 def _draft(parts: Sequence[_Part], reading: int | None, vocab: int) -> list[tuple[Drafter, list[_Part]]]:
@@ -312,9 +289,9 @@ def _draft(parts: Sequence[_Part], reading: int | None, vocab: int) -> list[tupl
             drawing = requests[0].speculation.scheme.drawing
             name = f"drafter {drafter.name}"
             trees = call_named(name, drafter.propose, requests, budgets, drawing, other_tokens, reading)
-            _check_each(name, "propose", trees, len(own), DraftTree, "request")
-            for part, tree, budget in zip(own, trees, budgets, strict=True):
-                _check_tree(name, tree, budget, vocab)
+            for part, tree in zip(own, trees, strict=True):
+                if len(tree) and (tree.tokens.min() < 0 or tree.tokens.max() >= vocab):
+                    check_tokens(name, tree.tokens.tolist(), vocab)
                 part.tree = tree
     return list(groups.values())
 
@@ -331,36 +308,7 @@ def _read(parts: Sequence[_Part], scores: Scores) -> list[_Part]:
     return opened
 
 
-def _check_each(name: str, method: str, values: object, count: int, kind: type, of: str) -> None:
-    """Raise ConfigError unless these are as many values of a type."""
-    if not isinstance(values, list) or len(values) != count or not all([isinstance(value, kind) for value in values]):
-        raise ConfigError(f"{name}: {method} returned {values!r}: return a list with a {kind.__name__} for each {of}")
-
-
-def _check_tree(name: str, tree: DraftTree, budget: Budget, vocab: int) -> None:
-    """Raise ConfigError unless a tree stays within its budget and the vocabulary."""
-    if not len(tree):
-        return
-    if len(tree) > budget.nodes:
-        raise ConfigError(f"{name} proposed a tree of {len(tree)} nodes of {budget.nodes}: stay within the budget")
-    if budget.depth is not None and tree.depth > budget.depth:
-        raise ConfigError(f"{name} proposed a tree of depth {tree.depth} of {budget.depth}: stay within the budget")
-    if tree.tokens.min() < 0 or tree.tokens.max() >= vocab:
-        check_tokens(name, tree.tokens.tolist(), vocab)
-
-
-def _check_verdict(name: str, verdict: Verdict, tree: DraftTree, vocab: int) -> None:
-    """Raise ConfigError unless it is a path from the root down with its tokens, and one more."""
-    path, tokens = verdict.path, verdict.tokens
-    if not isinstance(path, list) or not isinstance(tokens, list) or len(tokens) != len(path) + 1:
-        raise ConfigError(f"{name} gave {verdict!r}: a verdict has one token more than its path")
-    steps = zip([ROOT, *path], path, strict=False)
-    if not all(0 <= node < len(tree) and tree.parents[node] == above for above, node in steps):
-        raise ConfigError(f"{name} gave {verdict!r}: its path is no path from the root down the tree")
-    check_tokens(name, tokens, vocab)
-
-
-def _verify(parts: Sequence[_Part], scores: Scores, vocab: int) -> None:
+def _verify(parts: Sequence[_Part], scores: Scores) -> None:
     """Find the verdicts, by one scheme after the other."""
     groups: dict[Scheme, list[_Part]] = {}
     for part in parts:
@@ -372,36 +320,8 @@ def _verify(parts: Sequence[_Part], scores: Scores, vocab: int) -> None:
             firsts.append(part.first)
             trees.append(part.tree)
             draws.append(part.request.draws)
-        name = f"verification {scheme.name}"
-        if type(scheme) in _OWN_SCHEMES:  # they raise nothing but what a request's processors raise
-            verdicts = scheme.verify(scores, firsts, trees, draws)
-        else:
-            verdicts = call_named(name, scheme.verify, scores, firsts, trees, draws)
-        _check_each(name, "verify", verdicts, len(own), Verdict, "tree")
-        for part, verdict in zip(own, verdicts, strict=True):
-            _check_verdict(name, verdict, part.tree, vocab)
+        for part, verdict in zip(own, scheme.verify(scores, firsts, trees, draws), strict=True):
             part.judge(verdict, scores)
-
-
-class StepTimer:
-    """Takes the time of a step, which begins when it is made, as its phases end: drafted, verified, committed."""
-
-    def __init__(self) -> None:
-        self._ends = [time.perf_counter()]
-
-    def lap(self) -> None:
-        """A phase has ended."""
-        self._ends.append(time.perf_counter())
-
-    def cost(self, batch: int, drafter: Drafter) -> StepCost:
-        """The cost of the step for the requests of one drafter."""
-        _, drafted, verified, committed = self._ends
-        verify, other = verified - drafted, committed - verified
-        return StepCost(batch, drafter.seconds, verify, other, drafter.passes, drafter.part_seconds)
-
-    def read(self, request: Request) -> None:
-        """The step is over; the request's prompt was read in it."""
-        request.stats.seconds.prefill += time.perf_counter() - self._ends[0]
 
 
 def count(outcome: Outcome, drafter: Drafter) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import Checked
-from ..errors import ConfigError, unknown_name
+from ..errors import ConfigError, call_named, check_tokens, unknown_name
 from ..policies.base import GrowthPolicy
 from ..sampling.draws import DrawPlace, Draws, draw_at
 from ..sampling.warping import largest, softmax
@@ -92,27 +92,6 @@ class Visit(NamedTuple):
         return self.distribution.dense(len(self.logits))
 
 
-Decision = Callable[[Visit, UniformDraws], int]
-
-
-def walk(tree: DraftTree, target: TargetLogits, decide: Decision, draws: UniformDraws) -> Verdict:
-    """Go down ``tree`` for as long as the decisions name children; a leaf emits the target's own draw."""
-    node, path, tokens = ROOT, list[int](), list[int]()
-    while True:
-        logits, children = target(node, tokens), tree.children(node)
-        drafted = tree.tokens[children].tolist()
-        if drafted:
-            entropy = float(tree.entropies[children[0]])
-            visit = Visit(logits, drafted, tree.distributions.get(node), len(tokens), entropy)
-            tokens.append(index(decide(visit, draws)))
-        else:
-            tokens.append(draws.draw(logits, len(tokens)))
-        if tokens[-1] not in drafted:
-            return Verdict(path, tokens)
-        node = children[drafted.index(tokens[-1])]
-        path.append(node)
-
-
 def residual(p: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.float64]:
     """norm(max(p - taken, 0)); p where nothing is left, which has probability 0 apart from rounding."""
     rest = np.maximum(p - taken, 0)
@@ -123,61 +102,6 @@ def residual(p: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.f
 def log(p: NDArray[np.float64]) -> NDArray[np.float64]:
     with np.errstate(divide="ignore"):
         return np.log(p)
-
-
-def multi_round(visit: Visit, draws: UniformDraws, *, replacement: bool) -> int:
-    """Offer the drawn children one after the other to what is left of p (SpecInfer; without replacement: RSD, Sequoia).
-
-    r = p; each child x, drawn from z, is accepted with probability min(1, r[x] / z[x]); a rejection leaves
-    r = norm(max(r - z, 0)) and, without replacement, takes x out of z. The last rejection emits y ~ r.
-    """
-    left, logits = visit.p, visit.draft_logits
-    for token in visit.children:
-        drawn = softmax(logits)
-        if draws.accepts(min(1.0, _ratio(left, drawn, token))):
-            return token
-        left = residual(left, drawn)
-        if not replacement:
-            logits[token] = -np.inf
-    return draws.draw(log(left), visit.depth)
-
-
-def top_and_one(visit: Visit, draws: UniformDraws) -> int:
-    """S = the k - 1 most probable children, one more x drawn from z = norm(q off S) (Hu et al., ICLR 2025).
-
-    x is accepted with probability min(1, p[x] / z[x]); else y ~ norm(max(p - z, 0)), which may be in S. So the walk
-    goes on with probability p(S) + sum off S of min(p, z).
-    """
-    *top, token = visit.children
-    p, logits = visit.p, visit.draft_logits
-    logits[top] = -np.inf
-    rest = softmax(logits)
-    if draws.accepts(min(1.0, _ratio(p, rest, token))):
-        return token
-    return draws.draw(log(residual(p, rest)), visit.depth)
-
-
-def relaxed(visit: Visit, draws: UniformDraws, *, allowed: Callable[[float], int], both: bool = False) -> int:
-    """*match*, but where the target is unsure one of its best tokens will do (lossy; Gunjur & Waitz, Section 6.1).
-
-    The target draws y ~ p; when y is no child, the child that p ranks highest is taken if it is among the target's
-    ``allowed(H)`` most probable tokens. H is the entropy of p in nats; with ``both``, the lesser of that and the
-    entropy of the draft distribution, so that the draft must be unsure too.
-    """
-    token = draws.draw(visit.logits, visit.depth)
-    if token in visit.children:
-        return token
-    p = visit.p
-    entropy = -float((p * np.where(p > 0, log(p), 0.0)).sum())
-    if both:
-        entropy = min(entropy, visit.entropy)
-    count = allowed(entropy)
-    if not isinstance(count, int) or count < 0:
-        raise ConfigError(f"relaxed: the function of entropy gave {count!r} for {entropy:.3g} nats: return 0 or more")
-    for candidate in largest(visit.logits, min(count, len(visit.logits))).tolist():
-        if candidate in visit.children and visit.logits[candidate] > -math.inf:
-            return int(candidate)
-    return token
 
 
 def _ratio(p: NDArray[np.float64], q: NDArray[np.float64], token: int) -> float:
@@ -333,8 +257,30 @@ class NodeByNode(Scheme):
         """The token that is emitted at a node."""
 
     def accept(self, tree: DraftTree, target: TargetLogits, draws: UniformDraws) -> Verdict:
-        """Verify one tree."""
-        return walk(tree, target, self.decide, draws)
+        """Go down ``tree`` for as long as the decisions name children; a leaf emits the target's own draw.
+
+        Raises:
+            ConfigError: a decision is no token of the vocabulary.
+            RunError: ``decide`` raised.
+        """
+        name, node, path, tokens = f"verification {self.name}", ROOT, list[int](), list[int]()
+        while True:
+            logits, children = target(node, tokens), tree.children(node)
+            drafted = tree.tokens[children].tolist()
+            if drafted:
+                entropy = float(tree.entropies[children[0]])
+                visit = Visit(logits, drafted, tree.distributions.get(node), len(tokens), entropy)
+                tokens.append(call_named(name, self._decided, visit, draws))
+                check_tokens(name, tokens[-1:], len(logits))
+            else:
+                tokens.append(draws.draw(logits, len(tokens)))
+            if tokens[-1] not in drafted:
+                return Verdict(path, tokens)
+            node = children[drafted.index(tokens[-1])]
+            path.append(node)
+
+    def _decided(self, visit: Visit, draws: UniformDraws) -> int:
+        return index(self.decide(visit, draws))
 
     def verify(
         self, scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
@@ -354,36 +300,55 @@ def _target_logits(scores: Scores, first: int, draws: Draws) -> TargetLogits:
 
 
 class MultiRound(NodeByNode):
-    """See ``multi_round``; children drawn without replacement."""
+    """Offer the drawn children one after the other to what is left of p (SpecInfer; without replacement: RSD, Sequoia).
+
+    r = p; each child x, drawn from z, is accepted with probability min(1, r[x] / z[x]); a rejection leaves
+    r = norm(max(r - z, 0)) and, without replacement, takes x out of z. The last rejection emits y ~ r.
+    """
 
     name = "multi-round"
     summary = "children drawn without replacement, offered one by one to what is left of the target distribution"
     drawing = Drawing.WITHOUT_REPLACEMENT
 
     def decide(self, visit: Visit, draws: UniformDraws) -> int:
-        return multi_round(visit, draws, replacement=False)
+        left, logits = visit.p, visit.draft_logits
+        for token in visit.children:
+            drawn = softmax(logits)
+            if draws.accepts(min(1.0, _ratio(left, drawn, token))):
+                return token
+            left = residual(left, drawn)
+            if self.drawing is Drawing.WITHOUT_REPLACEMENT:
+                logits[token] = -np.inf
+        return draws.draw(log(left), visit.depth)
 
 
-class MultiRoundReplacement(NodeByNode):
-    """See ``multi_round``; children drawn with replacement."""
+class MultiRoundReplacement(MultiRound):
+    """``MultiRound`` of children drawn with replacement."""
 
     name = "multi-round-replacement"
     summary = "multi-round with children drawn with replacement"
     drawing = Drawing.WITH_REPLACEMENT
 
-    def decide(self, visit: Visit, draws: UniformDraws) -> int:
-        return multi_round(visit, draws, replacement=True)
-
 
 class TopAndOne(NodeByNode):
-    """See ``top_and_one``."""
+    """S = the k - 1 most probable children, one more x drawn from z = norm(q off S) (Hu et al., ICLR 2025).
+
+    x is accepted with probability min(1, p[x] / z[x]); else y ~ norm(max(p - z, 0)), which may be in S. So the walk
+    goes on with probability p(S) + sum off S of min(p, z).
+    """
 
     name = "top1-residual"
     summary = "the k - 1 most probable children and one drawn from the rest; never below match with the k - 1"
     drawing = Drawing.TOP_AND_ONE
 
     def decide(self, visit: Visit, draws: UniformDraws) -> int:
-        return top_and_one(visit, draws)
+        *top, token = visit.children
+        p, logits = visit.p, visit.draft_logits
+        logits[top] = -np.inf
+        rest = softmax(logits)
+        if draws.accepts(min(1.0, _ratio(p, rest, token))):
+            return token
+        return draws.draw(log(residual(p, rest)), visit.depth)
 
 
 def allowed_by_entropy(entropy: float) -> int:
@@ -391,31 +356,45 @@ def allowed_by_entropy(entropy: float) -> int:
     return math.ceil(entropy) if entropy >= 1 else 0
 
 
-Unsure = Literal["target", "both"]
-"""Whose entropy counts for ``Relaxed``: the target's, or the lesser of target's and draft's (the paper's idea)."""
-
-
 @dataclass(frozen=True, slots=True)
 class Relaxed(Checked, NodeByNode):
-    """See ``relaxed``; lossy. At temperature 0 entropy and ranks are those at temperature 1.
+    """*match*, but where the target is unsure one of its best tokens will do (lossy; Gunjur & Waitz, Section 6.1).
+
+    The target draws y ~ p; when y is no child, the child that p ranks highest is taken if it is among the target's
+    ``allowed(H)`` most probable tokens. At temperature 0 entropy and ranks are those at temperature 1.
 
     Attributes:
         allowed: entropy in nats -> how many of the target's most probable tokens will do.
-        when: what must be unsure.
+        when: whose entropy H is: the target's, or with "both" the lesser of that and the entropy of the draft
+            distribution, so that the draft must be unsure too (the paper's idea).
 
     Raises:
         ConfigError: ``when`` is none of them.
     """
 
     allowed: Callable[[float], int] = allowed_by_entropy
-    when: Unsure = "target"
+    when: Literal["target", "both"] = "target"
 
     name: ClassVar[str] = "relaxed"
     summary: ClassVar[str] = "lossy: match, but where the target's entropy is high one of its best tokens will do"
     lossy: ClassVar[bool] = True
 
     def decide(self, visit: Visit, draws: UniformDraws) -> int:
-        return relaxed(visit, draws, allowed=self.allowed, both=self.when == "both")
+        token = draws.draw(visit.logits, visit.depth)
+        if token in visit.children:
+            return token
+        p = visit.p
+        entropy = -float((p * np.where(p > 0, log(p), 0.0)).sum())
+        if self.when == "both":
+            entropy = min(entropy, visit.entropy)
+        count = self.allowed(entropy)
+        if not isinstance(count, int) or count < 0:
+            rule = "return 0 or more"
+            raise ConfigError(f"relaxed: the function of entropy gave {count!r} for {entropy:.3g} nats: {rule}")
+        for candidate in largest(visit.logits, min(count, len(visit.logits))).tolist():
+            if candidate in visit.children and visit.logits[candidate] > -math.inf:
+                return int(candidate)
+        return token
 
 
 SCHEMES: dict[str, Scheme] = {
