@@ -19,7 +19,7 @@ from torch import Tensor
 from draftree.artifacts import write_whole
 from draftree.bench.suites import choose, load_suite
 from draftree.config import MAX_NODES, Budget, SamplingParams
-from draftree.drafters.base import Drafter, DraftSource, Drawn, Grown, Scorer, UnscoredNode
+from draftree.drafters.base import Drafter, DraftSource, Grown, Scorer, UnscoredNode
 from draftree.drafters.draft_model import candidates_of_top
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
@@ -97,9 +97,6 @@ class _Recorder(Scorer):
             self._numbers[node] = len(self.last) - 1
         self.found += found
         return found
-
-    def draw(self, counts: Sequence[int]) -> list[Drawn]:
-        return self._scorer.draw(counts)
 
 
 class _RecordingSource(DraftSource):

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from draftree.config import Budget, SamplingParams
-from draftree.drafters.base import Key, draw, draw_children
+from draftree.drafters.base import draw, draw_children
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.input_processor import text_stream
 from draftree.errors import ConfigError
 from draftree.models.huggingface.torch_scores import warp
-from draftree.policies.base import Child, Frontier, GrowthPolicy
+from draftree.policies.base import Candidates, Child, Frontier, GrowthPolicy
 from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.sampling.warping import softmax
@@ -54,28 +54,29 @@ def test_children_follow_the_distribution_of_their_drawing(drawing: Drawing, cou
     n = DRAWS // count
     logits, counts = Q.log().numpy(), torch.zeros([len(Q)] * count)
     for seed in range(n):
-        counts[tuple(draw(logits, count, Key(seed, 7, ROOT), drawing).tolist())] += 1
+        counts[tuple(draw(logits, count, drawing, seed, 7).tolist())] += 1
     assert chi_square(counts.flatten(), distribution_of(drawing, count).flatten()) > 1e-4
 
 
-@pytest.mark.parametrize("other", [Key(3, 8, 0), Key(3, 7, 1), Key(4, 7, 0)])
+@pytest.mark.parametrize("other", [(3, 8, 0), (3, 7, 1), (4, 7, 0)])
 @pytest.mark.parametrize("drawing", RANDOM)
-def test_each_part_of_the_key_changes_the_draws(drawing: Drawing, other: Key) -> None:
+def test_each_part_of_the_key_changes_the_draws(drawing: Drawing, other: tuple[int, int, int]) -> None:
     flat = np.zeros(1000, np.float32)
-    assert draw(flat, 3, Key(3, 7, 0), drawing)[-1] != draw(flat, 3, other, drawing)[-1]
+    assert draw(flat, 3, drawing, 3, 7, 0)[-1] != draw(flat, 3, drawing, *other)[-1]
 
 
-@pytest.mark.parametrize("drawing", Drawing)
+@pytest.mark.parametrize("drawing", RANDOM)
 def test_children_do_not_depend_on_who_else_is_drawn(drawing: Drawing) -> None:
     made = request(SamplingParams(temperature=1.0, seed=9), [1, 2])
-    nodes = [(made, f) for f in range(5)]
-    every = [DraftDistribution(row) for row in np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)]
+    nodes = [(0, f) for f in range(5)]
+    rows = [DraftDistribution(row) for row in np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)]
+    every = [Candidates((), (), 0.0, q) for q in rows]
     counts = [3, 1, 0, 4, 2]
-    together = draw_children(nodes, every, counts, drawing)
+    together = draw_children([made], drawing, nodes, every, counts)
     for f, count in enumerate(counts):
         assert len(together[f].tokens) == count
         if count:
-            alone = draw_children(nodes[f : f + 1], every[f : f + 1], counts[f : f + 1], drawing)
+            alone = draw_children([made], drawing, nodes[f : f + 1], every[f : f + 1], counts[f : f + 1])
             assert alone[0].tokens == together[f].tokens
 
 

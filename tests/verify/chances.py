@@ -67,31 +67,31 @@ def outcomes(program: Callable[[Chance], T]) -> Iterator[tuple[T, float]]:
 
 
 class DrawingScorer(Scorer):
-    """A ``Scorer`` over a toy that draws children as the schemes define it, by the script."""
+    """A ``Scorer`` over a toy; it draws children as the schemes define it, by the script."""
 
     def __init__(self, model: ToyModel, drawing: Drawing, chance: Chance) -> None:
         self._model = model
         self._drawing = drawing
         self._chance = chance
         self._paths: dict[tuple[int, int], Path] = {}
-        self._distributions: list[Tensor] = []
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """See ``Scorer``."""
         for row, node, parent, token in nodes:
             self._paths[row, node] = () if node == ROOT else (*self._paths[row, parent], token)
-        return self._ask([self._paths[n.request, n.node] for n in nodes], width)
-
-    def _ask(self, paths: Sequence[Path], width: int) -> list[Candidates]:
-        self._distributions = [self._model.after([*PROMPT, *path]).double().log_softmax(-1) for path in paths]
-        top = torch.stack(self._distributions).topk(min(width, len(self._distributions[0])))
-        entropies = torch.special.entr(torch.stack(self._distributions).exp()).sum(-1)
+        rows = torch.stack([self._after(n.request, n.node) for n in nodes])
+        top = rows.topk(min(width, rows.shape[1]))
+        entropies = torch.special.entr(rows.exp()).sum(-1)
         return candidates_of_top(Top(top.indices.numpy(), top.values.float().numpy(), entropies.float().numpy()), [])
 
-    def draw(self, counts: Sequence[int]) -> list[Drawn]:
-        """See ``Scorer``."""
+    def _after(self, request: int, node: int) -> Tensor:
+        return self._model.after([*PROMPT, *self._paths[request, node]]).double().log_softmax(-1)
+
+    def draw(self, nodes: Sequence[tuple[int, int]], found: Sequence[Candidates], counts: Sequence[int]) -> list[Drawn]:
+        """A ``DrawChildren``."""
         drawn = []
-        for x, count in zip(self._distributions, counts, strict=True):
+        for node, count in zip(nodes, counts, strict=True):
+            x = self._after(*node)
             tokens = self._children(x, count)
             drawn.append(Drawn(tokens, x[tokens].float().tolist(), DraftDistribution(x.numpy())))
         return drawn
@@ -113,7 +113,8 @@ def drawn_trees(
 
     def drawn(chance: Chance) -> DraftTree:
         plan = policy.plan([], [Budget(nodes)])
-        return grow(DrawingScorer(drafter, drawing, chance), policy, plan, drawing)[0].tree
+        scorer = DrawingScorer(drafter, drawing, chance)
+        return grow(scorer, policy, plan, draw=scorer.draw)[0].tree
 
     return outcomes(drawn)
 

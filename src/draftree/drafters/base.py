@@ -11,7 +11,7 @@ A node has one number while a proposal grows: that of the pool (``grow.py``), or
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
@@ -43,21 +43,13 @@ class Drawn(NamedTuple):
     distribution: DraftDistribution | None
 
 
-class Key(NamedTuple):
-    """What the noise of a node's children depends on.
-
-    Attributes:
-        seed: the request's.
-        position: of the step's root: no two steps share it.
-        node: number in the step's tree while it grows, ROOT for the root.
-    """
-
-    seed: int
-    position: int
-    node: int
+DrawChildren = Callable[[Sequence[tuple[int, int]], Sequence[Candidates], Sequence[int]], list[Drawn]]
+"""(nodes by request and number, what may follow them, how many children each gets) -> these children."""
 
 
-def draw(logits: NDArray[np.floating], count: int, key: Key, drawing: Drawing) -> Numbers:
+def draw(
+    logits: NDArray[np.floating], count: int, drawing: Drawing, seed: int, position: int, node: int = ROOT
+) -> Numbers:
     """Draw the children of one node by the Gumbel-max trick.
 
     The k largest of logits + Gumbel noise, in order, are k draws without replacement (Yellott 1977; Kool et al., ICML
@@ -67,16 +59,17 @@ def draw(logits: NDArray[np.floating], count: int, key: Key, drawing: Drawing) -
         logits: [K] of the draft distribution.
         count: children, at most as many as have positive probability.
         drawing: how.
+        seed: the request's.
+        position: of the step's root: no two steps share it.
+        node: number in the step's tree while it grows.
 
     Returns:
         [count] entries of ``logits`` in draw order.
     """
 
     def stream(number: int) -> int:
-        return stream_key(derive_seed(key.seed, DRAFT_NOISE, key.node, number), key.position)
+        return stream_key(derive_seed(seed, DRAFT_NOISE, node, number), position)
 
-    if not drawing.random:
-        return largest(logits, count)
     if drawing is Drawing.WITHOUT_REPLACEMENT:
         return largest(logits + gumbel_noise(stream(0), len(logits)), count)
     if drawing is Drawing.TOP_AND_ONE:
@@ -87,19 +80,28 @@ def draw(logits: NDArray[np.floating], count: int, key: Key, drawing: Drawing) -
 
 
 def draw_children(
-    nodes: Sequence[tuple[Request, int]],
-    distributions: Sequence[DraftDistribution],
-    counts: Sequence[int],
+    requests: Sequence[Request],
     drawing: Drawing,
+    nodes: Sequence[tuple[int, int]],
+    found: Sequence[Candidates],
+    counts: Sequence[int],
 ) -> list[Drawn]:
-    """Draw ``counts`` children for nodes, by request and number; at temperature 0 the most probable ones."""
+    """A ``DrawChildren`` for requests; at temperature 0 their children are the most probable ones.
+
+    Raises:
+        ConfigError: a node's source gives no distribution. Schemes that draw children reject sources that learn from
+            other requests.
+    """
     drawn = []
-    for (request, node), q, count in zip(nodes, distributions, counts, strict=True):
-        random = request.params.temperature > 0
-        key = Key(request.seed, len(request.ids), node)
-        at = draw(q.logits, count, key, drawing if random else Drawing.TOP) if count else np.zeros(0, np.int64)
-        tokens = at if q.tokens is None else q.tokens[at]
-        drawn.append(Drawn(tokens.tolist(), q.logits[at].tolist(), q if random and count else None))
+    for (b, node), (tokens, logprobs, _, q, _), count in zip(nodes, found, counts, strict=True):
+        request = requests[b]
+        if not count or not request.params.temperature:
+            drawn.append(Drawn(tokens, logprobs, None))
+            continue
+        if q is None:
+            raise ConfigError("this drafter does not draw children: use verification match")
+        at = draw(q.logits, count, drawing, request.seed, len(request.ids), node)
+        drawn.append(Drawn((at if q.tokens is None else q.tokens[at]).tolist(), q.logits[at].tolist(), q))
     return drawn
 
 
@@ -186,14 +188,6 @@ class Scorer(ABC):
         Nodes come in the order of their requests, each after its parent, and a root first.
         """
 
-    def draw(self, counts: Sequence[int]) -> list[Drawn]:
-        """Draw ``counts[f]`` children for each of the nodes that were scored last.
-
-        Raises:
-            ConfigError: it draws none. Schemes that draw children reject sources that learn from other requests.
-        """
-        raise ConfigError("this drafter does not draw children: use verification match")
-
 
 class NodeStates:
     """The states of a proposal's nodes.
@@ -232,9 +226,6 @@ class AllowedScorer(Scorer):
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         scored = zip(self._scorer.score(nodes, width), self._states.of(nodes), strict=True)
         return [allowed(found, state) for found, state in scored]
-
-    def draw(self, counts: Sequence[int]) -> list[Drawn]:
-        return self._scorer.draw(counts)
 
 
 def allowed(found: Candidates, state: ConstraintState | None) -> Candidates:

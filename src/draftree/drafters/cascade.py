@@ -169,7 +169,7 @@ class _Rounds:
     """
 
     def __init__(self, cascade: CascadeSource, requests: Sequence[Request], drawing: Drawing) -> None:
-        self._cascade, self._requests, self._drawing = cascade, requests, drawing
+        self._cascade, self._requests = cascade, requests
         self.tries = [TokenTrie() for _ in requests]
         self._lower = _Stage(cascade.lower, requests, self.tries, drawing)
         self._upper = _Stage(cascade.upper, requests, self.tries, drawing)
@@ -233,7 +233,7 @@ class _Rounds:
             self._cascade.lower.enable(plan.enabled)
         scorer = _TrieScorer(self._lower.predict, self.tries, list(anchors.items()))
         proposals = []
-        for (b, anchor), grown in zip(anchors.items(), grow(scorer, policy, plan, self._drawing), strict=True):
+        for (b, anchor), grown in zip(anchors.items(), grow(scorer, policy, plan), strict=True):
             nodes = self.tries[b].nodes_of(grown.tree, anchor)
             self.proposed[b].update(nodes)
             self.guessed[b].update(self.tries[b].parents[node] for node in nodes)

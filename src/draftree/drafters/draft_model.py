@@ -30,7 +30,7 @@ from ..request import Outcome, Request
 from ..sampling.warping import log_sum_exp, stream_key, warp
 from ..scores import Draft, Edit, Scores, Top
 from ..tree import ROOT, DraftDistribution, Drawing
-from .base import BeamSource, Drawn, Grown, NodeStates, Scorer, UnscoredNode, draw_children
+from .base import BeamSource, Grown, NodeStates, Scorer, UnscoredNode
 
 log = logging.getLogger("draftree.drafters")
 
@@ -217,8 +217,6 @@ class ModelScorer(Scorer):
         self._source, self._requests, self._drawing = source, requests, drawing
         self._depths: dict[tuple[int, int], int] = {}
         self._states = NodeStates(requests)
-        self._scored: Sequence[UnscoredNode] = ()
-        self._distributions: list[DraftDistribution] = []
 
     def _state(self, b: int) -> State:
         return self._source._states[self._requests[b]]
@@ -260,15 +258,15 @@ class ModelScorer(Scorer):
             warpings = [request.params.warping for request in requests]
             draft = Draft(warpings, keys if self._drawing is Drawing.COUPLED else None)
         found = scores.top(slots, min(width, self._source.vocab_size), edits, draft)
-        self._scored, self._distributions = nodes, []
+        distributions = list[DraftDistribution]()
         if self._drawing.random:
             ids_of = {b: self._source.vocabulary_of(self._state(b).row) for b, *_ in nodes}
             for logits, request, node in zip(scores.logits(slots, edits), requests, nodes, strict=True):
                 ids = ids_of[node.request]
                 own = logits[: self._source.vocab_size if ids is None else len(ids)]
                 own = warp(own, request.params.warping) if request.params.temperature else own
-                self._distributions.append(DraftDistribution(own - np.float32(log_sum_exp(own)), ids))
-        return candidates_of_top(found, self._distributions)
+                distributions.append(DraftDistribution(own - np.float32(log_sum_exp(own)), ids))
+        return candidates_of_top(found, distributions)
 
     def _edits(self, nodes: Sequence[UnscoredNode]) -> list[Edit] | None:
         """What the requests' constraints and the target's vocabulary rule out."""
@@ -288,10 +286,6 @@ class ModelScorer(Scorer):
     def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Scores:
         """Scores after ``new``: the unscored nodes, and before them what waits in their rows."""
         return self._source.extend(rows, new)
-
-    def draw(self, counts: Sequence[int]) -> list[Drawn]:
-        nodes = [(self._requests[b], node) for b, node, _, _ in self._scored]
-        return draw_children(nodes, self._distributions, counts, self._drawing)
 
 
 def candidates_of_top(found: Top, distributions: Sequence[DraftDistribution]) -> list[Candidates]:

@@ -10,7 +10,7 @@ costs no draft pass.
 
 Where children are drawn at random (``Drawing``), the policy and the budget first settle how many each node of the
 frontier gets. They know the most probable tokens of the draft distribution and what was drawn in the layers above. Only
-then does the scorer draw them. So no choice depends on a drawn sibling, which is what the schemes that verify such
+then are they drawn. So no choice depends on a drawn sibling, which is what the schemes that verify such
 trees stand on.
 """
 
@@ -20,6 +20,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -31,7 +32,18 @@ from ..models.base import LanguageModel
 from ..policies.base import Candidates, Child, Frontier, GrowthPolicy, Plan, Pool, best_per_request
 from ..request import Outcome, Request
 from ..tree import ROOT, DraftDistribution, DraftTree, Drawing
-from .base import NOTHING_GROWN, AllowedScorer, Drafter, DraftSource, Drawn, Grown, Scorer, UnscoredNode
+from .base import (
+    NOTHING_GROWN,
+    AllowedScorer,
+    Drafter,
+    DraftSource,
+    DrawChildren,
+    Drawn,
+    Grown,
+    Scorer,
+    UnscoredNode,
+    draw_children,
+)
 
 
 @dataclass
@@ -100,7 +112,8 @@ class TreeDrafter(Drafter):
             raise ConfigError(f"drafter {self.name}: scorer returned {scorer!r}: return a Scorer")
         if constrained:
             scorer = AllowedScorer(scorer, requests)
-        grown = grow(scorer, self.policy, plan, drawing, f"drafter {self.name}")
+        draw = partial(draw_children, requests, drawing) if drawing.random else None
+        grown = grow(scorer, self.policy, plan, f"drafter {self.name}", draw)
         self.source.settle(requests, grown)
         return [g.tree for g in grown]
 
@@ -118,12 +131,13 @@ class TreeDrafter(Drafter):
 
 
 def grow(
-    scorer: Scorer, policy: GrowthPolicy, plan: Plan, drawing: Drawing = Drawing.COUPLED, name: str = "drafter"
+    scorer: Scorer, policy: GrowthPolicy, plan: Plan, name: str = "drafter", draw: DrawChildren | None = None
 ) -> list[Grown]:
     """Grow one tree a request, each within its budget of the policy's plan.
 
     Args:
         name: what messages call the scorer.
+        draw: draws children at random; None: they are the candidates.
 
     Raises:
         ConfigError: the policy or the scorer broke the rules of its seam: the policy kept more than the budget, a node
@@ -149,7 +163,7 @@ def grow(
     frontier = Frontier(plan, 0, requests, roots, zeros, zeros, found, nodes, limits, pools)
     while True:
         children = _fitting(frontier, _grown(policy, frontier), most)
-        added = _add(trees, frontier, children, scorer if drawing.random else None)
+        added = _add(trees, frontier, children, draw)
         depth = frontier.depth + 1
         unscored, requests, numbers = list[UnscoredNode](), list[int](), list[int]()
         paths, tags = list[float](), list[Any]()
@@ -296,13 +310,14 @@ def _fitting(frontier: Frontier, children: list[Child], most: Sequence[int]) -> 
 
 
 def _add(
-    trees: Sequence[_Draft], frontier: Frontier, children: Sequence[Child], drawing: Scorer | None
+    trees: Sequence[_Draft], frontier: Frontier, children: Sequence[Child], draw: DrawChildren | None
 ) -> list[UnscoredNode]:
-    """Add children to their pools, drawn by a scorer or else the candidates; those that may get children in turn."""
+    """Add children to their pools, drawn or else the candidates; those that may get children in turn."""
     found: Sequence[Candidates | Drawn] = frontier.candidates
-    if drawing and children:
-        found = drawn = drawing.draw(_counted(children, len(found)))
-        for request, node, (_, _, q) in zip(frontier.requests, frontier.nodes, drawn, strict=True):
+    if draw and children:
+        nodes = [*zip(frontier.requests, frontier.nodes, strict=True)]
+        found = drawn = draw(nodes, frontier.candidates, _counted(children, len(nodes)))
+        for (request, node), (_, _, q) in zip(nodes, drawn, strict=True):
             if q is not None:
                 trees[request].distributions[node] = q
     added = []

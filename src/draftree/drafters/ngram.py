@@ -27,14 +27,7 @@ from ..policies.base import Candidates
 from ..request import Request
 from ..sampling.constraint import ConstraintState
 from ..tree import ROOT, DraftDistribution, Drawing
-from .base import (
-    BeamSource,
-    Drawn,
-    NodeStates,
-    Scorer,
-    UnscoredNode,
-    draw_children,
-)
+from .base import BeamSource, NodeStates, Scorer, UnscoredNode
 
 SHORTEST, LONGEST = 2, 16
 """Lengths of matches, in tokens."""
@@ -73,16 +66,18 @@ def probabilities(matches: Sequence[NgramMatch]) -> dict[int, float]:
     return {token: weight / total for token, weight in ranked}
 
 
-def candidates_of(blend: Mapping[int, float], width: int) -> Candidates:
+def candidates_of(blend: Mapping[int, float], width: int, drawn: bool = False) -> Candidates:
     """Candidates of a distribution over few tokens.
 
     Args:
         blend: token -> probability, in descending order; what is missing from 1 is one outcome of the entropy.
         width: most candidates.
+        drawn: children are drawn from these tokens, whose probabilities are normalised for that.
     """
     logs, rest = [*map(math.log, blend.values())], 1 - sum(blend.values())
     entropy = -sum(map(mul, blend.values(), logs)) - (rest * math.log(rest) if rest > 0 else 0.0)
-    return Candidates([*blend][:width], logs[:width], entropy)
+    q = DraftDistribution(np.array(logs, np.float32), np.array([*blend])) if drawn and blend else None
+    return Candidates([*blend][:width], logs[:width], entropy, q)
 
 
 class NgramIndex:
@@ -170,17 +165,14 @@ class NgramScorer(Scorer):
     """
 
     def __init__(self, indexes: Sequence[NgramIndex], requests: Sequence[Request], drawing: Drawing) -> None:
-        self._indexes, self._requests, self._drawing = indexes, requests, drawing
+        self._indexes, self._drawing = indexes, drawing
         self._matches = {(b, ROOT): index.latest() for b, index in enumerate(indexes)}
         self._tails = {(b, ROOT): request.ids[-LONGEST:] for b, request in enumerate(requests)}
         self._states = NodeStates(requests)
-        self._scored: list[tuple[int, int, dict[int, float]]] = []
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
-        self._scored = [
-            (n.request, n.node, self._predict(n, state)) for n, state in zip(nodes, self._states.of(nodes), strict=True)
-        ]
-        return [candidates_of(found, width) for _, _, found in self._scored]
+        found = [self._predict(n, state) for n, state in zip(nodes, self._states.of(nodes), strict=True)]
+        return [candidates_of(blend, width, self._drawing.random) for blend in found]
 
     def _predict(self, node: UnscoredNode, state: ConstraintState | None) -> dict[int, float]:
         """What a constraint forces; else what has followed, as far as the constraint allows it."""
@@ -202,15 +194,6 @@ class NgramScorer(Scorer):
         found = followed(self._matches[b, parent], token) or self._indexes[b].matches(tail)
         self._matches[b, number] = found
         return found
-
-    def draw(self, counts: Sequence[int]) -> list[Drawn]:
-        """Draw from the successors alone, normalised; see ``Scorer``."""
-        nodes = [(self._requests[b], node) for b, node, _ in self._scored]
-        known = [
-            DraftDistribution(np.log(np.array(list(found.values()), np.float32)), np.array(list(found)))
-            for _, _, found in self._scored
-        ]
-        return draw_children(nodes, known, counts, self._drawing)
 
 
 @dataclass(slots=True)
