@@ -403,9 +403,17 @@ def test_an_observer_that_fails_leaves_no_row_open() -> None:
     assert [len(o.told) for o in observers] == [3, 3]
 
 
-def test_a_step_of_nothing_does_nothing() -> None:
-    """``step([])`` was a ValueError of ``min()``."""
-    assert Engine(target()).stepper.step([]) == []
+def test_a_step_of_nothing_does_nothing_and_of_a_sequence_twice_is_refused() -> None:
+    """``step([])`` was a ValueError of ``min()``, and a request there twice had its drafts committed twice."""
+    engine = Engine(target(), Speculation(TreeDrafter(StaticTree(), NgramSource())))
+    assert engine.stepper.step([]) == []
+    request = opened(engine, PROMPTS[0], SamplingParams(max_tokens=TOKENS))
+    with pytest.raises(ConfigError):
+        engine.stepper.step([request, request])
+    while request.finish_reason is None:
+        engine.stepper.step([request])
+    assert request.output_ids == _stock()[0]
+    engine.stepper.close(request)
 
 
 def test_the_cache_of_a_batch_is_reserved_exactly() -> None:

@@ -341,7 +341,7 @@ def test_a_text_that_cannot_be_encoded_is_named_as_what_it_is(target: HFModel, f
 
 
 def test_bad_words_need_text_and_beams_take_none() -> None:
-    with pytest.raises(InputError, match="bad_words .* need text"):
+    with pytest.raises(InputError, match="bad_words has 'a'"):
         Engine(ToyModel()).submit([1], SamplingParams(bad_words=("a",)))
     for values in ({"bad_words": ("a",)}, {"min_tokens": 2}, {"allowed_token_ids": (1,)}, {"stop_token_ids": (1,)}):
         with pytest.raises(ConfigError, match=f"beams take no {next(iter(values))}"):

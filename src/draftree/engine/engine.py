@@ -11,11 +11,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 from ..config import SamplingParams, typed
@@ -55,40 +54,32 @@ class Handle:
         self._job.cancelled = True
         self._engine.sweep()
 
-    def chunks(self) -> Generator[Chunk | None]:
-        """Its tokens as far as they have come, then None for as long as more are to come; leaving early cancels it.
-
-        Raises:
-            the exception that ended it.
-        """
-        given, chunks = 0, self.request.chunks
-        try:
-            while not (self.done and given == len(chunks)):
-                given += (new := given < len(chunks))
-                yield chunks[given - 1] if new else None
-        finally:
-            if not self.done:
-                self.cancel()
-        if self.request.error is not None:
-            raise self.request.error
-
     def __iter__(self) -> Iterator[Chunk]:
         """Its tokens as they come; leaving early cancels it.
 
         Raises:
             the exception that ended it.
         """
-        given = 0
-        with closing(self.chunks()) as chunks:
-            for chunk in chunks:
-                if chunk is None:
-                    self._engine.wait(partial(self._has_moved, given))
+        given, chunks = 0, self.request.chunks
+
+        def moved() -> bool:
+            return self.done or len(chunks) > given
+
+        try:
+            while given < len(chunks) or not self.done:
+                if given == len(chunks):
+                    self._engine.wait(moved)
                 else:
                     given += 1
-                    yield chunk
+                    yield chunks[given - 1]
+        finally:
+            if not self.done:
+                self.cancel()
+        self._check()
 
-    def _has_moved(self, given: int) -> bool:
-        return self.done or len(self.request.chunks) > given
+    def _check(self) -> None:
+        if self.request.error is not None:
+            raise self.request.error
 
     def result(self) -> Generation:
         """Wait for its end.
@@ -97,8 +88,7 @@ class Handle:
             the exception that ended it.
         """
         self._engine.wait(lambda: self.done)
-        if self.request.error is not None:
-            raise self.request.error
+        self._check()
         return self.generation
 
     @property
@@ -137,9 +127,10 @@ class Engine:
         self.speculation = self._speculations.find(speculation or Speculation())
         self.stepper = Stepper(target, observers, scheduling.prefixes)
         self.scheduler = Scheduler(scheduling, target.holds, self.stepper.prefixes)
-        self._changed = threading.Condition()  # guards the scheduler, the tasks and the worker; notified of each step
+        self._changed = threading.Condition()  # guards the scheduler and the tasks; notified of each step
+        self._models = threading.Lock()  # of the thread that works on the models
         self._tasks: deque[tuple[Future[Speculation], SpeculationParams | Speculation]] = deque()
-        self._worker: int | None = None  # the thread that works on the models
+        self._worker: int | None = None  # that thread
         self.setup = Setup(target, self.speculation)
         for observer in observers:
             observer.built(self.setup)
@@ -179,10 +170,9 @@ class Engine:
         """
         if speculation is not None and not isinstance(speculation, (SpeculationParams, Speculation)):
             raise ConfigError(f"speculation is {speculation!r}: give SpeculationParams, a Speculation or None")
-        options = {"speculation": self.speculation, "observers": observers}
-        request = self.inputs.request(prompt, params, prediction, **options)
-        if speculation is not None:
-            request.speculation = self._prepared(speculation)
+        request = self.inputs.request(prompt, params, prediction)
+        request.speculation = self.speculation if speculation is None else self._prepared(speculation)
+        request.observers = tuple(observers)
         return request
 
     def submit(
@@ -290,14 +280,12 @@ class Engine:
     def wait(
         self,
         ready: Callable[[], bool],
-        stepped: Callable[[], None] = lambda: None,
         idle: Callable[[Callable[[], bool]], None] | None = None,
     ) -> None:
         """Wait until something is so; make the steps for all meanwhile, unless another thread makes them.
 
         Args:
             ready: returns whether it is; called after each step, after ``wake``, and when requests come.
-            stepped: called by this thread after each step that it makes.
             idle: called by this thread where there was no work for ``_IDLE_SECONDS``, once until there is again; its
                 argument returns whether there is: then it should end.
 
@@ -309,42 +297,32 @@ class Engine:
         while not ready():
             with self._at_work() as working:
                 if working:
-                    self._work(ready, stepped, idle)
+                    self._work(ready, idle)
                 else:
-                    self._changed.wait_for(lambda: self._worker is None or ready())
+                    with self._changed:
+                        self._changed.wait_for(lambda: not self._models.locked() or ready())
 
     @contextmanager
     def _at_work(self) -> Iterator[bool]:
-        """Become the thread that works on the models; yields false, with the condition held, where another one is."""
-        self._changed.acquire()
+        """Become the thread that works on the models; yields false where another one is."""
+        if not self._models.acquire(blocking=False):
+            yield False
+            return
+        self._worker = threading.get_ident()
         try:
-            if self._worker is not None:
-                yield False
-                return
-            self._worker = threading.get_ident()
-            self._changed.release()
-            try:
-                yield True
-            finally:
-                self._changed.acquire()
-                self._worker = None
-                self._changed.notify_all()
+            yield True
         finally:
-            self._changed.release()
+            self._worker = None
+            self._models.release()
+            self.wake()
 
-    def _work(
-        self,
-        ready: Callable[[], bool],
-        stepped: Callable[[], None],
-        idle: Callable[[Callable[[], bool]], None] | None,
-    ) -> None:
+    def _work(self, ready: Callable[[], bool], idle: Callable[[Callable[[], bool]], None] | None) -> None:
         def is_wanted() -> bool:
             return bool(self._tasks or self.scheduler.jobs or ready())
 
         rested = idle is None
         while not ready():
             worked = self.advance()
-            stepped()
             with self._changed:
                 self._changed.notify_all()
                 woken = worked or self._changed.wait_for(is_wanted, None if rested else _IDLE_SECONDS)
@@ -362,8 +340,7 @@ class Engine:
         with self._at_work() as working:
             if working:
                 self._end()
-            else:
-                self._changed.notify_all()
+        self.wake()
 
     def advance(self) -> bool:
         """End what has to end, admit what may run, and make one step of it; false where there was nothing to do.
@@ -373,9 +350,7 @@ class Engine:
         worked = self._load() | self._end()
         running = self._admit()
         prompt_tokens = self.scheduler.prompt_tokens
-        unread = 0
-        for request in running:
-            unread += 0 if request.decodes else request.unread
+        unread = sum([request.unread for request in running if not request.decodes])
         began, failure = time.perf_counter(), None
         try:
             if self.stepper.step(running, prompt_tokens):

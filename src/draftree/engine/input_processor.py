@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ..config import SamplingParams
 from ..errors import ConfigError, ContextError, FieldError, InputError, PromptError
@@ -31,8 +30,6 @@ class InputProcessor:
         self.tokenizer, self._target = target.tokenizer, target
         # transformers' tokenizers change in their first call; from then on threads may share them.
         self._start = [] if self.tokenizer is None else self.tokenizer.encode("")
-        self._compiling = Lock()
-        self._grammars: Grammars | None = None
 
     def encode(self, prompt: Prompt, *, whole: bool = True, field: str = "prompt") -> list[int]:
         """Token ids of a prompt (``Engine.request``), which is to fit the context unless it is not ``whole``.
@@ -60,30 +57,24 @@ class InputProcessor:
             raise PromptError("the model has no tokenizer: it gives no text")
         return token_speller(self.tokenizer)
 
-    @property
+    @cached_property
     def grammars(self) -> Grammars:
-        """As ``Engine.grammars``; made at the first use."""
-        with self._compiling:
-            if self._grammars is None:
-                from ..sampling.grammar import Grammars
+        """As ``Engine.grammars``."""
+        from ..sampling.grammar import Grammars
 
-                if self.tokenizer is None:
-                    raise ConfigError("grammars are of text but the model has no tokenizer: load one with it")
-                can = self._target.capabilities
-                self._grammars = Grammars(self.tokenizer, can.vocab_size, can.eos_ids)
-            return self._grammars
+        if self.tokenizer is None:
+            raise ConfigError("grammars are of text but the model has no tokenizer: load one with it")
+        can = self._target.capabilities
+        return Grammars(self.tokenizer, can.vocab_size, can.eos_ids)
 
-    def request(
-        self, prompt: Prompt, params: SamplingParams | None, prediction: str | Sequence[int], **options: Any
-    ) -> EngineRequest:
-        """A request that fits the model (``Engine.request``; the options are those of ``EngineRequest``)."""
+    def request(self, prompt: Prompt, params: SamplingParams | None, prediction: str | Sequence[int]) -> EngineRequest:
+        """A request that fits the model (``Engine.request``)."""
         params, can = SamplingParams() if params is None else params, self._target.capabilities
         check_params(params)
         ids, limit = fitted(self._target, self.encode(prompt, whole=params.truncate_prompt_tokens is None), params)
         stream = text_stream(self.tokenizer, params, ids)
         params = with_token_rules(params, can, self.spelled)
-        predicted = self._predicted(prediction)
-        return EngineRequest(ids, params, limit, can.eos_ids, stream, predicted, **options)
+        return EngineRequest(ids, params, limit, can.eos_ids, stream, self._predicted(prediction))
 
     def _predicted(self, prediction: str | Sequence[int]) -> list[int]:
         if not len(prediction):
@@ -174,7 +165,7 @@ def text_stream(tokenizer: Tokenizer | None, params: SamplingParams, context: Se
     """The stream for one request.
 
     Raises:
-        InputError: stop strings or bad words without a tokenizer.
+        InputError: stop strings without a tokenizer.
     """
     if tokenizer is not None:
         return Detokenizer(
@@ -185,9 +176,8 @@ def text_stream(tokenizer: Tokenizer | None, params: SamplingParams, context: Se
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
         )
-    for name, texts in (("stop strings", params.stop), ("bad_words", params.bad_words)):
-        if texts:
-            raise InputError(f"{name} {list(texts)} need text: load the model with its tokenizer")
+    if params.stop:
+        raise InputError(f"stop strings {list(params.stop)} need text: load the model with its tokenizer")
     return NoText()
 
 
@@ -210,14 +200,10 @@ def with_token_rules(
     if params.ignore_eos and inner is not None:
         raise FieldError("ignore_eos", "ignore_eos and a constraint exclude each other: leave one of them out")
     ends = frozenset(params.stop_token_ids).union(() if params.ignore_eos else can.eos_ids)
-    named: dict[str, Iterable[int]] = {
-        "stop_token_ids": params.stop_token_ids,
-        "allowed_token_ids": params.allowed_token_ids or (),
-        "logit_bias": params.logit_bias or (),
-    }
-    for name, ids in named.items():
-        if (out := next((token for token in ids if not 0 <= token < can.vocab_size), None)) is not None:
-            raise FieldError(name, f"{name} has {out}: use token ids from 0 to {can.vocab_size - 1}")
+    for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for token in getattr(params, name) or ():
+            if not 0 <= token < can.vocab_size:
+                raise FieldError(name, f"{name} has {token}: use token ids from 0 to {can.vocab_size - 1}")
     if params.min_tokens or params.bad_words or params.allowed_token_ids is not None:
         words = []
         for word in params.bad_words:

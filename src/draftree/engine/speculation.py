@@ -7,7 +7,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from threading import Lock
-from typing import Any
 
 from ..config import check_fields, key_values, option, typed
 from ..drafters.base import Drafter
@@ -164,17 +163,13 @@ class Speculations:
         return speculation
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What an engine was built of, and when (ISO 8601, UTC)."""
 
     target: LanguageModel
     speculation: Speculation
-    date: str = field(default_factory=_now)
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 class Observer:
@@ -194,11 +189,7 @@ class Observer:
 
 
 class EngineRequest(Request):
-    """A request with its speculation and with observers of its own."""
+    """A request with its speculation, which the engine adds, and with observers of its own."""
 
-    def __init__(
-        self, *args: Any, speculation: Speculation, observers: Sequence[Observer] = (), **options: Any
-    ) -> None:
-        super().__init__(*args, **options)
-        self.speculation = speculation
-        self.observers = tuple(observers)
+    speculation: Speculation
+    observers: tuple[Observer, ...] = ()

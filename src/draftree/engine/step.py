@@ -173,10 +173,12 @@ class Stepper:
             an outcome for each request whose prompt had been read before.
 
         Raises:
-            ConfigError: a request is closed or finished.
+            ConfigError: a request is closed or finished, or there twice.
             RunError: a step of one failed after its commit.
         """
         began = time.perf_counter()
+        if len(set(requests)) < len(requests):
+            raise ConfigError("a request is in this step twice: step each once")
         if self._leaders:
             requests = [request for request in requests if not self._waits(request, requests)]
         parts = _parts(requests, prompt_tokens)

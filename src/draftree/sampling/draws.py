@@ -6,9 +6,8 @@ Knows paths of tokens, but no trees.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -32,19 +31,11 @@ class Penalties:
     """
 
     def __init__(self, params: SamplingParams, history: Sequence[int], prompt_length: int) -> None:
-        self._repetition = params.repetition_penalty
-        self._frequency, self._presence = params.frequency_penalty, params.presence_penalty
-        self._counted = self._frequency != 0 or self._presence != 0
+        self._params = params
+        self._counted = params.frequency_penalty != 0 or params.presence_penalty != 0
         self._generated = Counter(history[prompt_length:]) if self._counted else Counter[int]()
-        biases = params.logit_bias or {}
-        seen = set(history) if self._repetition != 1 else set[int]()
-        tokens = seen.union(self._generated, biases)
-        self._index = {token: i for i, token in enumerate(tokens)}
-        factors = np.array([self._repetition if token in seen else 1.0 for token in tokens], np.float32)
-        addend = [biases.get(token, 0.0) - self._penalty(self._generated[token]) for token in tokens]
-        self._changes = Changes(
-            np.array([*tokens], np.int32), np.reciprocal(factors), factors, np.array(addend, np.float32)
-        )
+        seen = set(history) if params.repetition_penalty != 1 else set[int]()
+        self._base = self._changes(seen.union(self._generated, params.logit_bias or ()), seen, self._generated)
 
     @classmethod
     def of(cls, params: SamplingParams, history: Sequence[int], prompt_length: int) -> Penalties | None:
@@ -52,25 +43,25 @@ class Penalties:
         values = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         return cls(params, history, prompt_length) if values != (1.0, 0.0, 0.0) or params.logit_bias else None
 
-    def _penalty(self, count: int) -> float:
-        """What is taken off the logit of a token that was generated so often."""
-        return self._frequency * count + self._presence if count else 0.0
+    def _changes(self, tokens: Collection[int], seen: Collection[int], counts: Mapping[int, int]) -> Changes:
+        """Of tokens, by those that the text has, and how often each was generated."""
+        repetition, biases = self._params.repetition_penalty, self._params.logit_bias or {}
+        frequency, presence = self._params.frequency_penalty, self._params.presence_penalty
+        factors = np.array([repetition if token in seen else 1.0 for token in tokens], np.float32)
+        penalties = [frequency * counts[token] + presence if token in counts else 0.0 for token in tokens]
+        addend = [biases.get(token, 0.0) - penalty for token, penalty in zip(tokens, penalties, strict=True)]
+        return Changes(np.array([*tokens], np.int32), np.reciprocal(factors), factors, np.array(addend, np.float32))
 
     def after(self, drawn: Sequence[int]) -> Changes:
         """The changes after tokens that follow the history."""
-        base = self._changes
-        if not drawn or (self._repetition == 1 and not self._counted):
+        base = self._base
+        if not drawn or (self._params.repetition_penalty == 1 and not self._counted):
             return base
-        index = self._index | {token: -1 for token in drawn if token not in self._index}
-        new = [token for token, at in index.items() if at < 0]
-        index |= {token: len(base.tokens) + i for i, token in enumerate(new)}
-        factors = np.append(base.negative, np.ones(len(new), np.float32))
-        addend = np.append(base.addend, np.zeros(len(new), np.float32))
-        for token, times in Counter(drawn).items():
-            at, before = index[token], self._generated[token]
-            factors[at] = self._repetition
-            addend[at] -= self._penalty(before + times) - self._penalty(before)
-        return Changes(np.append(base.tokens, np.array(new, np.int32)), np.reciprocal(factors), factors, addend)
+        counts = {token: self._generated[token] + times for token, times in Counter(drawn).items()}
+        own = self._changes(counts, counts, counts)
+        others = np.isin(base.tokens, own.tokens, invert=True)
+        columns = [(getattr(base, each.name)[others], getattr(own, each.name)) for each in fields(Changes)]
+        return Changes(*map(np.concatenate, columns))
 
 
 @dataclass(slots=True, eq=False)
@@ -157,21 +148,16 @@ class DrawPlace(NamedTuple):
 
 def draw_at(scores: Scores, places: Sequence[DrawPlace]) -> list[int]:
     """The target's own next token at each place; without processors of users in one call of ``scores``."""
-    slots, processed, edited, random = [*map(attrgetter("slot"), places)], False, False, False
-    for draws in set(map(attrgetter("draws"), places)):
-        processed |= bool(draws.params.processors)
-        edited |= draws.edits
-        random |= draws.params.temperature > 0
-    if processed:
+    slots, every = [place.slot for place in places], {place.draws for place in places}
+    if any([draws.params.processors for draws in every]):
         return [_draw_processed(scores, p) if p.draws.params.processors else draw_at(scores, [p])[0] for p in places]
-    edits = [draws.edit(drawn) for draws, _, drawn in places] if edited else None
-    if random:
+    edits = [draws.edit(drawn) for draws, _, drawn in places] if any([draws.edits for draws in every]) else None
+    if any([draws.params.temperature for draws in every]):
         keys = [draws.key(len(drawn)) for draws, _, drawn in places]
         found = scores.draw(slots, keys, [p.draws.params.warping for p in places], edits)
     else:
         found = scores.argmax(slots, edits)
-    tokens: list[int] = found.tolist()
-    return tokens
+    return list(found.tolist())
 
 
 def _draw_processed(scores: Scores, place: DrawPlace) -> int:

@@ -140,8 +140,8 @@ class _KeyTokens:
 class GrammarState(ConstraintState):
     """A matcher of llguidance at one place of a text, and the keys of its JSON."""
 
-    def __init__(self, matcher: LLMatcher, grammar: Grammar, keys: JsonKeys | None) -> None:
-        self._matcher, self._grammar, self._keys = matcher, grammar, keys
+    def __init__(self, matcher: LLMatcher, grammars: Grammars, keys: JsonKeys | None) -> None:
+        self._matcher, self._grammars, self._keys = matcher, grammars, keys
         self._after: dict[int, ConstraintState | None] = {}
 
     @cached_property
@@ -152,13 +152,13 @@ class GrammarState(ConstraintState):
             ConfigError: the grammar is too complex here, or the vocabulary cannot spell what it asks for.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)  # it may have one more than V needs
-        mask = bits[: self._grammar._words].copy()
+        mask = bits[: self._grammars.words].copy()
         if self._matcher.is_error():
             raise ConfigError(f"the grammar cannot be followed: {_brief(self._matcher.get_error())}: simplify it")
         if not self._fits(mask):
             raise ConfigError("the grammar cannot be followed: no token of the model's vocabulary fits here")
-        if self._keys is not None and self._grammar._key_tokens is not None:
-            clear(mask, self._grammar._key_tokens.repeating(self._keys, mask))
+        if self._keys is not None:
+            clear(mask, self._grammars.key_tokens.repeating(self._keys, mask))
             if not mask.any():
                 raise ConfigError("the grammar cannot be followed: its object has each key that may come already")
         return mask
@@ -170,7 +170,7 @@ class GrammarState(ConstraintState):
             return bool(words)
         word = int(mask[words[0]])
         token = 32 * words[0] + word.bit_length() - 1
-        return bool(word & (word - 1)) or token in self._grammar._ends or bool(self._matcher.validate_tokens([token]))
+        return bool(word & (word - 1)) or token in self._grammars.ends or bool(self._matcher.validate_tokens([token]))
 
     @property
     def forced(self) -> int | None:
@@ -179,19 +179,20 @@ class GrammarState(ConstraintState):
 
     def after(self, token: int) -> ConstraintState | None:
         if token not in self._after:
-            found: ConstraintState | None = None
-            if token in self._grammar._ends:
-                found = TextEnded() if self.allowed(token) else None
-            elif self._matcher.validate_tokens([token]):
-                keys = self._keys
-                if keys is not None and self._grammar._key_tokens is not None:
-                    keys = keys.after(self._grammar._key_tokens.spelled(token))
-                if keys is not None or self._keys is None:
-                    matcher = self._matcher.deep_copy()
-                    matcher.consume_token(token)
-                    found = GrammarState(matcher, self._grammar, keys)
-            self._after[token] = found
+            self._after[token] = self._next(token)
         return self._after[token]
+
+    def _next(self, token: int) -> ConstraintState | None:
+        if token in self._grammars.ends:
+            return TextEnded() if self.allowed(token) else None
+        if not self._matcher.validate_tokens([token]):
+            return None
+        keys = self._keys and self._keys.after(self._grammars.key_tokens.spelled(token))
+        if keys is None and self._keys is not None:
+            return None
+        matcher = self._matcher.deep_copy()
+        matcher.consume_token(token)
+        return GrammarState(matcher, self._grammars, keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +207,11 @@ class Grammar:
     kind: str
     source: str
     _matcher: LLMatcher = field(repr=False, compare=False)
-    _ends: frozenset[int] = field(repr=False, compare=False)
-    _words: int = field(repr=False, compare=False)  # of a mask
+    _grammars: Grammars = field(repr=False, compare=False)
     _keys: JsonKeys | None = field(repr=False, compare=False)
-    _key_tokens: _KeyTokens | None = field(repr=False, compare=False)
 
     def start(self) -> ConstraintState:
-        return GrammarState(self._matcher.deep_copy(), self, self._keys)
+        return GrammarState(self._matcher.deep_copy(), self._grammars, self._keys)
 
 
 class Grammars:
@@ -223,6 +222,10 @@ class Grammars:
         vocab_size: width of its logits.
         eos_ids: tokens that end a text.
 
+    Attributes:
+        ends: these.
+        words: of a mask.
+
     Raises:
         ConfigError: the tokenizer does not say how its tokens are spelled, or no token ends a text.
     """
@@ -231,11 +234,12 @@ class Grammars:
         if not eos_ids:
             raise ConfigError("the model has no end-of-sequence token: a text that a grammar has ended could not end")
         self._tokenizer = tokenizer
-        self._ends, ends = frozenset(eos_ids), sorted(eos_ids)
+        self.ends, ends = frozenset(eos_ids), sorted(eos_ids)
         if isinstance(tokenizer, SpelledTokenizer):
             self._tokens = LLTokenizer(TokenizerWrapper(_Spelled(tokenizer, ends[0])), vocab_size, ends)
         else:
             self._tokens = _of_transformers(tokenizer, vocab_size, ends)
+        self.words = -(-self._tokens.vocab_size // 32)
 
     def json_schema(self, schema: Mapping[str, Any]) -> Grammar:
         """JSON on one line that is valid by a schema, without a key twice in an object. ``oneOf`` is read as ``anyOf``.
@@ -317,7 +321,7 @@ class Grammars:
         return self._compiled("calls", "lark", "\n".join(["%llguidance {}", f"start: {start}", *rules]), keys)
 
     @cached_property
-    def _key_tokens(self) -> _KeyTokens:
+    def key_tokens(self) -> _KeyTokens:
         return _KeyTokens(self._tokens)
 
     @cached_property
@@ -330,7 +334,7 @@ class Grammars:
     def _special(self) -> Sequence[int]:
         """Tokens that no text spells and that end none."""
         every = range(self._tokens.vocab_size)
-        return [token for token in every if self._tokens.is_special_token(token) and token not in self._ends]
+        return [token for token in every if self._tokens.is_special_token(token) and token not in self.ends]
 
     @cached_property
     def _tag_tokens(self) -> Mapping[str, int]:
@@ -356,8 +360,7 @@ class Grammars:
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             raise ConfigError(f"the {kind} cannot be used: {_brief(matcher.get_error())}")
-        words, key_tokens = -(-self._tokens.vocab_size // 32), None if keys is None else self._key_tokens
-        made = Grammar(kind, source, matcher, self._ends, words, keys, key_tokens)
+        made = Grammar(kind, source, matcher, self, keys)
         _ = made.start().mask  # what cannot even begin is found now
         return made
 

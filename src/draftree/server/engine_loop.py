@@ -158,18 +158,22 @@ class EngineLoop:
         loaded.set_result(engine)
         self._started.wait()
         try:
-            idle = partial(measure_missing, self._models())
-            engine.wait(lambda: self._stopped and not engine.scheduler.jobs, self._stepped, idle)
+            engine.wait(self._has_ended, partial(measure_missing, self._models()))
         except BaseException as error:  # noqa: BLE001 - a server without an engine says so from then on
             self.failure = error
-        self._stepped()
+        self._notify()
+
+    def _has_ended(self) -> bool:
+        """Called after each step, which the submissions are notified of."""
+        self._notify()
+        return self._stopped and not self.engine.scheduler.jobs
 
     def _models(self) -> tuple[LanguageModel, ...]:
         """That make the passes of requests which choose no drafter of their own."""
         drafter = self.engine.speculation.drafter
         return self.engine.target, *(drafter.source.models if isinstance(drafter, TreeDrafter) else ())
 
-    def _stepped(self) -> None:
+    def _notify(self) -> None:
         if not self._due and self._loop is not None and not self._loop.is_closed():
             self._due = True
             self._loop.call_soon_threadsafe(self._look)
