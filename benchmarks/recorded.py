@@ -103,12 +103,8 @@ class _RecordingSource(DraftSource):
     """A source whose scorers are recorded."""
 
     def __init__(self, source: DraftSource) -> None:
-        self._source = source
+        self._source, self.name = source, source.name
         self.recorder: _Recorder | None = None
-
-    @property
-    def name(self) -> str:
-        return self._source.name
 
     def open(self, request: Request) -> None:
         self._source.open(request)
@@ -228,14 +224,12 @@ class RecordedSource(DraftSource):
         scored, missing: nodes that it scored, and those of them that nothing was recorded for.
     """
 
+    name = "recorded"
+
     def __init__(self, known: KnownText) -> None:
         self.known = known
         self.scored = 0
         self.missing = 0
-
-    @property
-    def name(self) -> str:
-        return "recorded"
 
     def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """One request at a time."""

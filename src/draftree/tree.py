@@ -9,7 +9,7 @@ as parent -1. Nodes are numbered in level order, so a parent's number is always 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -143,6 +143,23 @@ class DraftTree:
     def children(self, node: int) -> list[int]:
         """Numbers of the children of ``node`` (ROOT for the root), in rank order."""
         return [child for child, parent in enumerate(self.parents.tolist()) if parent == node]
+
+    def follow(self, drawn: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Walk down along what was drawn at the root and then at each node; of equal siblings to the first.
+
+        Args:
+            drawn: [N + 1] tokens.
+
+        Returns:
+            the nodes in order, and the tokens that were drawn at the root and at each of them.
+        """
+        node, path, tokens = ROOT, list[int](), [drawn[0]]
+        for child, (parent, token) in enumerate(zip(self.parents.tolist(), self.tokens.tolist(), strict=True)):
+            if parent == node and token == tokens[-1]:
+                node = child
+                path.append(child)
+                tokens.append(drawn[child - ROOT])
+        return path, tokens
 
 
 _EMPTY = DraftTree.of([], [], [], [], [])

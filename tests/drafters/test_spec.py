@@ -108,8 +108,8 @@ def test_cascades_learn_and_are_no_models() -> None:
     [
         ("lookup>", "'lookup>' has a stage without a name: write it as lookup>head"),
         (">self", "has a stage without a name"),
-        ("lookup:tau=1>self", "its first stage has no setting 'tau': it has method and its settings"),
-        ("lookup>self:cap=3", "its last stage has no setting 'cap': it has tau, pending, rejected"),
+        ("lookup:tau=1>self", "method hsddw has no setting 'tau'"),
+        ("lookup>self:cap=3", "the last stage, self:cap=3, has no setting 'cap': it has tau, pending, rejected"),
         ("lookup:cap=2:floor=3>self", "cap is 2 and floor 3"),
         ("lookup:method=hsddw:start=-1>self", "start is -1.0: use at least 0"),
         ("lookup:method=chian>self", "no method 'chian': did you mean chain"),
@@ -133,12 +133,10 @@ def test_names_that_cannot_be_are_answered_in_one_line(model: HFModel, name: str
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(("name", "level"), [("lookup>{}", 2), ("{}>self", 1)])
-def test_a_level_of_another_vocabulary_is_named_with_both_sizes(
-    model: HFModel, tmp_path: Path, name: str, level: int
-) -> None:
+@pytest.mark.parametrize("name", ["lookup>{}", "{}>self"])
+def test_a_level_of_another_vocabulary_is_named_with_both_sizes(model: HFModel, tmp_path: Path, name: str) -> None:
     other = save_tiny(tmp_path / "other", vocab_shift=True)
-    with pytest.raises(VocabularyError, match=rf"stage {level} of {name.count('>') + 1}, .*other: .* 61 tokens .* 61"):
+    with pytest.raises(VocabularyError, match=r"other .* 61 tokens .* 61"):
         load_drafter(name.format(other), model, StaticTree())
 
 

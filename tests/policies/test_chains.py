@@ -25,12 +25,10 @@ STEP = StepCost(batch=1, draft=1.0, verify=1.0, other=0.0, draft_passes=0)
 class Unsure(DraftSource):
     """Says token 0, then 1, ... after every node, with entropies from a script by path."""
 
+    name = "unsure"
+
     def __init__(self, entropy: Callable[[Path], float]) -> None:
         self.entropy = entropy
-
-    @property
-    def name(self) -> str:
-        return "unsure"
 
     def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         logprobs = [math.log(0.5**rank) for rank in range(1, 9)]

@@ -39,12 +39,10 @@ Rule = Callable[[Nodes], tuple[int, float]]
 class Scripted(DraftSource):
     """Predicts by a rule, which may be replaced between steps."""
 
+    name = "scripted"
+
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-
-    @property
-    def name(self) -> str:
-        return "scripted"
 
     def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         def script(row: int, path: Nodes) -> tuple[list[int], list[float], float]:

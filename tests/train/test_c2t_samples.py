@@ -47,9 +47,7 @@ P = list(FEATURES).index("probability")
 class TwoTokens(DraftSource):
     """Drafts token 1 with probability 0.7 and token 2 with 0.3, after any text."""
 
-    @property
-    def name(self) -> str:
-        return "two tokens"
+    name = "two tokens"
 
     def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         return ScriptedScorer(lambda row, path: ([1, 2], [math.log(0.7), math.log(0.3)], 0.61))

@@ -255,16 +255,18 @@ class DraftSource(ABC):
     """Predicts what may follow, and keeps what state that takes for each request.
 
     Attributes:
+        name: what people call it.
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
         own_passes: of its own model so far.
+        sources: that it is made of: the parts of an ensemble, A and B of a cascade.
+        model: the language model whose passes it makes, one for each layer of the trees; None: there is none.
     """
 
+    name: str
     learns: bool = False
     own_passes: int = 0
-
-    @property
-    @abstractmethod
-    def name(self) -> str: ...
+    sources: tuple[DraftSource, ...] = ()
+    model: LanguageModel | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -272,19 +274,9 @@ class DraftSource(ABC):
         return self.name
 
     @property
-    def sources(self) -> tuple[DraftSource, ...]:
-        """The sources that it is made of: the parts of an ensemble, A and B of a cascade."""
-        return ()
-
-    @property
     def parts(self) -> tuple[DraftSource, ...]:
         """What a policy enables or disables: the sources that an ensemble joins; else itself."""
         return (self,)
-
-    @property
-    def model(self) -> LanguageModel | None:
-        """The language model whose passes it makes, one for each layer of the trees; None: there is none."""
-        return None
 
     @property
     def models(self) -> tuple[LanguageModel, ...]:

@@ -11,11 +11,10 @@ is at most the stopping threshold tau2, the mean entropy of its tokens that the 
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..config import Budget, Checked, Count, Entropy
@@ -54,7 +53,7 @@ class TokenTrie:
 
     def __init__(self) -> None:
         self._children: dict[tuple[int, int], int] = {}
-        self.parents, self.tokens, self._depths = list[int](), list[int](), list[int]()
+        self.parents, self.tokens = list[int](), list[int]()
 
     def child(self, parent: int, token: int) -> int:
         """The child of a node by its token; new if there was none."""
@@ -62,12 +61,7 @@ class TokenTrie:
         if node == len(self.tokens):
             self.parents.append(parent)
             self.tokens.append(token)
-            self._depths.append(self.depth(parent) + 1)
         return node
-
-    def depth(self, node: int) -> int:
-        """0 for the root."""
-        return 0 if node == ROOT else self._depths[node]
 
     def path(self, node: int) -> list[int]:
         """The nodes from the root, left out, down to this one."""
@@ -102,22 +96,16 @@ class _Stage:
 
     def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
         """What follows these nodes; those above them that the source has not read are scored with them."""
-        if unread := list(dict.fromkeys(place for b, node in nodes for place in self._unread(b, node))):
+        paths = [(b, n) for b, node in nodes for n in (ROOT, *self._tries[b].path(node))]
+        if unread := [*dict.fromkeys((b, n) for b, n in paths if n not in self.found[b])]:
             scored = self._scorer.score([self._unscored(b, node) for b, node in unread], width)
             for (b, node), candidates in zip(unread, scored, strict=True):
                 self.found[b][node] = candidates
         return [self.found[b][node] for b, node in nodes]
 
-    def _unread(self, b: int, node: int) -> list[TrieNode]:
-        """The nodes from the first one that has to be scored down to this one."""
-        found = self.found[b]
-        return [(b, n) for n in (ROOT, *self._tries[b].path(node)) if n not in found]
-
     def _unscored(self, b: int, node: int) -> UnscoredNode:
-        if node == ROOT:
-            return UnscoredNode(b, ROOT, ROOT, 0)
-        trie = self._tries[b]
-        return UnscoredNode(b, node, trie.parents[node], trie.tokens[node])
+        parents, tokens = self._tries[b].parents, self._tries[b].tokens
+        return UnscoredNode(b, node, ROOT, 0) if node == ROOT else UnscoredNode(b, node, parents[node], tokens[node])
 
 
 class _TrieScorer(Scorer):
@@ -165,7 +153,6 @@ class _Rounds:
     Attributes:
         tries: the requests' tries.
         proposed: for each request, the nodes whose tokens A proposed.
-        guessed: for each request, the nodes that A proposed tokens below.
     """
 
     def __init__(self, cascade: CascadeSource, requests: Sequence[Request], drawing: Drawing) -> None:
@@ -173,39 +160,34 @@ class _Rounds:
         self.tries = [TokenTrie() for _ in requests]
         self._lower = _Stage(cascade.lower, requests, self.tries, drawing)
         self._upper = _Stage(cascade.upper, requests, self.tries, drawing)
-        self._ended = [set[int]() for _ in requests]
         self.proposed = [set[int]() for _ in requests]
-        self.guessed = [set[int]() for _ in requests]
 
     def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
         """What follows nodes of one depth; nothing where the run ends."""
         found = self._upper.found
         wanted: dict[int, list[int]] = defaultdict(list)
         for b, node in nodes:
-            if node not in found[b] and node not in self._ended[b]:
-                if node == ROOT or self._goes_on(b, node):
-                    wanted[b].append(node)
-                else:
-                    self._ended[b].add(node)
+            if node not in found[b] and (node == ROOT or self._goes_on(b, node)):
+                wanted[b].append(node)
         if wanted:
-            self._round(dict(sorted(wanted.items())), width)
+            self._round(wanted, width)
         return [found[b].get(node, NO_CANDIDATES) for b, node in nodes]
 
     def _goes_on(self, b: int, node: int) -> bool:
         """Whether the run is drafted further below a token that B has chosen and not scored."""
         trie, cascade = self.tries[b], self._cascade
-        above = self._upper.found[b].get(trie.parents[node])
-        if above is None:
+        parent = trie.parents[node]
+        if (above := self._upper.found[b].get(parent)) is None:
             return False
-        if cascade.settings.rejected == "end" and trie.parents[node] in self.guessed[b]:
+        if cascade.settings.rejected == "end" and any(trie.parents[n] == parent for n in self.proposed[b]):
             return False
-        return cascade.goes_on(self._requests[b], trie.depth(node), above.entropy)
+        return cascade.goes_on(self._requests[b], len(trie.path(node)), above.entropy)
 
     def _round(self, wanted: Mapping[int, Sequence[int]], width: int) -> None:
-        """Propose below the likeliest wanted node of each request, and score all of it."""
+        """Propose below the first wanted node of each request, mostly the likeliest, and score all of it."""
         lower, upper = self._cascade.lower, self._cascade.upper
         began, passes = time.perf_counter(), (lower.passes, upper.passes)
-        plan, proposals = self._propose({b: self._likeliest(b, nodes) for b, nodes in wanted.items()})
+        plan, proposals = self._propose({b: nodes[0] for b, nodes in wanted.items()})
         proposed = time.perf_counter()
         self._upper.predict([(p.request, node) for p in proposals for node in [*wanted[p.request], *p.nodes]], width)
         verify = time.perf_counter() - proposed
@@ -214,15 +196,6 @@ class _Rounds:
         self._cascade.policy.observe(plan, outcomes)
         for outcome in outcomes:
             _count(outcome, upper.passes - passes[1])
-
-    def _likeliest(self, b: int, wanted: Sequence[int]) -> int:
-        """The node whose path from the root down B finds most probable."""
-        found, trie = self._upper.found[b], self.tries[b]
-
-        def logprob(node: int) -> float:
-            return sum(_logprob(found[trie.parents[n]], trie.tokens[n]) for n in trie.path(node))
-
-        return wanted[0] if len(wanted) == 1 else max(wanted, key=logprob)
 
     def _propose(self, anchors: Mapping[int, int]) -> tuple[Plan, list[_Proposal]]:
         """What A proposes below a node of each request, and the policy's plan of it."""
@@ -236,7 +209,6 @@ class _Rounds:
         for (b, anchor), grown in zip(anchors.items(), grow(scorer, policy, plan), strict=True):
             nodes = self.tries[b].nodes_of(grown.tree, anchor)
             self.proposed[b].update(nodes)
-            self.guessed[b].update(self.tries[b].parents[node] for node in nodes)
             proposals.append(_Proposal(b, anchor, grown.tree, nodes))
         return plan, proposals
 
@@ -246,21 +218,14 @@ class _Rounds:
         most = upper.nodes if upper.depth is None else min(upper.nodes, upper.depth)
         if lower.depth is not None:
             most = min(most, lower.depth + 1)
-        return Budget(min(upper.nodes, lower.nodes), max(0, most - 1 - self.tries[b].depth(anchor)))
+        return Budget(min(upper.nodes, lower.nodes), max(0, most - 1 - len(self.tries[b].path(anchor))))
 
     def _outcome(self, proposal: _Proposal, cost: StepCost) -> Outcome:
         """What B accepted of a proposal: its own most probable token after each node, while A had proposed it."""
-        b, node, tree, nodes = proposal
-        at, path, tokens = ROOT, list[int](), list[int]()
-        while True:
-            found = self._upper.found[b][node].tokens
-            tokens.append(found[0] if found else -1)
-            accepted = [child for child in tree.children(at) if int(tree.tokens[child]) == tokens[-1]]
-            if not accepted:
-                return Outcome(self._requests[b], tree, path, tokens, len(tokens), cost)
-            at = accepted[0]
-            node = nodes[at]
-            path.append(at)
+        b, anchor, tree, nodes = proposal
+        found = [self._upper.found[b][node].tokens for node in (anchor, *nodes)]
+        path, tokens = tree.follow([own[0] if own else -1 for own in found])
+        return Outcome(self._requests[b], tree, path, tokens, len(tokens), cost)
 
 
 def _count(outcome: Outcome, passes: int) -> None:
@@ -276,12 +241,7 @@ def _count(outcome: Outcome, passes: int) -> None:
     below.accepted += len(outcome.path)
 
 
-def _logprob(found: Candidates, token: int) -> float:
-    """Log-probability of a token after one node; -inf where it is no candidate."""
-    return dict(zip(found.tokens, found.logprobs, strict=True)).get(token, -math.inf)
-
-
-@dataclass(slots=True)
+@dataclass
 class CascadeSource(DraftSource):
     """A draft source that predicts what B predicts, in fewer passes of B.
 
@@ -296,32 +256,22 @@ class CascadeSource(DraftSource):
 
     learns = True
 
-    lower: DraftSource = field()
-    upper: DraftSource = field()
-    policy: GrowthPolicy = field()
+    lower: DraftSource
+    upper: DraftSource
+    policy: GrowthPolicy
     settings: LoopBack = LoopBack()
-    called: tuple[str, str] = ("", "")
-    fits: dict[Request, tuple[Budget, Budget]] = field(default_factory=dict, init=False, repr=False)
-    _thresholds: dict[Request, Threshold] = field(default_factory=dict, init=False, repr=False)
-    _rounds: _Rounds | None = field(default=None, init=False, repr=False)
-    """Those of the proposal under way."""
+    called: tuple[str, str] | None = None
 
-    @property
-    def sources(self) -> tuple[DraftSource, ...]:
-        return self.lower, self.upper
-
-    @property
-    def name(self) -> str:
-        return ">".join(self.stage_names)
+    def __post_init__(self) -> None:
+        self.stage_names = self.called or (self.lower.name, self.upper.name)
+        self.sources, self.name = (self.lower, self.upper), ">".join(self.stage_names)
+        self.fits: dict[Request, tuple[Budget, Budget]] = {}
+        self._thresholds: dict[Request, Threshold] = {}
+        self._rounds: _Rounds | None = None  # of the proposal under way
 
     @property
     def fingerprint(self) -> str:
         return ">".join(source.fingerprint for source in self.sources)
-
-    @property
-    def stage_names(self) -> tuple[str, str]:
-        lower, upper = self.called
-        return lower or self.lower.name, upper or self.upper.name
 
     def threshold(self, request: Request) -> Threshold:
         """The stopping threshold of a request."""
@@ -348,12 +298,12 @@ class CascadeSource(DraftSource):
                 f"drafter {self.name}: {self.stage_names[1]} is no model, whose passes a cascade could save: use "
                 f"drafter {'+'.join(self.stage_names)}"
             )
-        super(CascadeSource, self).prepare(target, prefixes)
+        super().prepare(target, prefixes)
         self.policy.prepare(self.upper.model, self.lower.parts)
 
     def open(self, request: Request) -> None:
         request.stats.stages = [StageStats(name) for name in self.stage_names]
-        super(CascadeSource, self).open(request)
+        super().open(request)
 
     def fit(self, request: Request, budget: Budget) -> Budget:
         """What B can draft within."""
@@ -369,7 +319,7 @@ class CascadeSource(DraftSource):
         if self._rounds is not None:
             pairs = zip(self._rounds.tries, grown, strict=True)
             ours = [Grown(g.tree, trie.nodes_of(g.tree)) for trie, g in pairs]
-            super(CascadeSource, self).settle(requests, ours)
+            super().settle(requests, ours)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn from what the target has verified, and count whose tokens it accepted."""
@@ -385,9 +335,9 @@ class CascadeSource(DraftSource):
                 lower.emitted += proposed
                 upper.emitted += len(accepted) - proposed
         self._rounds = None
-        super(CascadeSource, self).observe(outcomes)
+        super().observe(outcomes)
 
     def close(self, request: Request) -> None:
         self.fits.pop(request, None)
         self._thresholds.pop(request, None)
-        super(CascadeSource, self).close(request)
+        super().close(request)

@@ -49,15 +49,8 @@ class State:
     numbers: dict[int, int] = field(default_factory=dict)
     kept: int = 0
 
-    def settle(self, grown: Sequence[int]) -> None:
-        """Node i of the finished tree was node ``grown[i]`` while it grew."""
-        old, self.numbers = self.numbers, {}
-        for new, node in enumerate([ROOT, *grown], start=ROOT):
-            if node in old:
-                self.numbers[new] = old[node]
 
-
-@dataclass(slots=True)
+@dataclass
 class RowSource(BeamSource):
     """Predicts by a model that reads each request in a row of its own.
 
@@ -68,17 +61,11 @@ class RowSource(BeamSource):
 
     model: LanguageModel = field()
     vocab_size: int
-    _states: dict[Request, State] = field(default_factory=dict, repr=False)
-    _prefixes: PrefixCache = field(init=False, repr=False)
-    _outgrown: bool = field(default=False, init=False, repr=False)
-    """Some text was longer than its context."""
 
     def __post_init__(self) -> None:
-        self._prefixes = PrefixCache(self.model, 0)
-
-    @property
-    def name(self) -> str:
-        return self.model.capabilities.name
+        self.name, self._prefixes = self.model.capabilities.name, PrefixCache(self.model, 0)
+        self._states: dict[Request, State] = {}
+        self._outgrown = False  # some text was longer than its context
 
     @property
     def fingerprint(self) -> str:
@@ -124,11 +111,10 @@ class RowSource(BeamSource):
             self._prefixes.keep(request.ids, row)
 
 
-@dataclass(slots=True)
 class ModelSource(RowSource):
     """Predicts by a language model."""
 
-    _speed: float = field(default=1.0, init=False, repr=False)
+    _speed = 1.0
     """Tokens that it reads while the target reads one, about."""
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
@@ -182,7 +168,8 @@ class ModelSource(RowSource):
         """Follow the trees' pruning."""
         for request, (_, numbers) in zip(requests, grown, strict=True):
             if state := self._states.get(request):
-                state.settle(numbers)
+                old, grown_as = state.numbers, enumerate([ROOT, *numbers], start=ROOT)
+                state.numbers = {new: old[node] for new, node in grown_as if node in old}
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Commit what was fed and accepted: tokens that were waiting, then nodes until one that was never fed."""
@@ -217,9 +204,6 @@ class ModelScorer(Scorer):
         self._source, self._requests, self._drawing = source, requests, drawing
         self._depths: dict[tuple[int, int], int] = {}
         self._states = NodeStates(requests)
-
-    def _state(self, b: int) -> State:
-        return self._source._states[self._requests[b]]
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """Feed nodes, and the waiting tokens of requests whose roots are among them, in one pass."""
@@ -260,7 +244,7 @@ class ModelScorer(Scorer):
         found = scores.top(slots, min(width, self._source.vocab_size), edits, draft)
         distributions = list[DraftDistribution]()
         if self._drawing.random:
-            ids_of = {b: self._source.vocabulary_of(self._state(b).row) for b, *_ in nodes}
+            ids_of = {b: self._source.vocabulary_of(self._source.opened(self._requests[b]).row) for b, *_ in nodes}
             for logits, request, node in zip(scores.logits(slots, edits), requests, nodes, strict=True):
                 ids = ids_of[node.request]
                 own = logits[: self._source.vocab_size if ids is None else len(ids)]
@@ -306,7 +290,7 @@ def _mask(tokens: int, words: int) -> NDArray[np.uint32]:
     return np.packbits(allowed, bitorder="little").view(np.uint32)
 
 
-@dataclass(slots=True)
+@dataclass
 class EagleSource(RowSource):
     """Predicts by an EAGLE head. Its rows hold a request's tokens but the first, which has no hidden state before it.
 

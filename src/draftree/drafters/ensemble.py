@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import compress
 
 from ..config import Budget
-from ..errors import ConfigError
 from ..policies.base import NO_CANDIDATES, Candidates
 from ..request import Request
 from ..tree import ROOT, Drawing
@@ -24,44 +23,27 @@ _SURE = math.log(0.5)
 """Log-probability of its first candidate from which on a part is sure."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # a slot takes the place of the property ``parts``
 class EnsembleSource(DraftSource):
     """Predicts what one of its parts predicts.
 
     Attributes:
-        parts: the sources, at least two.
-
-    Raises:
-        ConfigError: fewer, or two of one name.
+        parts: the sources.
     """
 
     learns = True
 
     parts: tuple[DraftSource, ...] = field()
-    _limits: dict[Request, list[float]] = field(default_factory=dict, repr=False)
-    """How deep each part drafts for the requests of the proposal."""
-    _scorer: _EnsembleScorer | None = field(default=None, repr=False)
-    _enabled: Sequence[bool] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        names = [part.name for part in self.parts]
-        if len(names) < 2:
-            raise ConfigError(f"an ensemble of {names}: give at least two sources")
-        if len(set(names)) < len(names):
-            raise ConfigError(f"an ensemble of {names}: give each source once")
-        self._enabled = [True] * len(self.parts)
-
-    @property
-    def name(self) -> str:
-        return "+".join(part.name for part in self.parts)
+        self.name, self.sources = "+".join(part.name for part in self.parts), self.parts
+        self._enabled: Sequence[bool] = [True] * len(self.parts)
+        self._limits: dict[Request, list[float]] = {}  # how deep each part drafts for the requests of the proposal
+        self._scorer: _EnsembleScorer | None = None
 
     @property
     def fingerprint(self) -> str:
         return "+".join(part.fingerprint for part in self.parts)
-
-    @property
-    def sources(self) -> tuple[DraftSource, ...]:
-        return self.parts
 
     def enable(self, parts: Sequence[bool]) -> None:
         """The others are not begun, and draft nothing."""
@@ -122,7 +104,8 @@ class _EnsembleScorer(Scorer):
         self._depths: dict[tuple[int, int], int] = {}
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
-        found = self._choose([n for n in nodes if n.node == ROOT], width)
+        roots = [n for n in nodes if n.node == ROOT]
+        found = self._choose(roots, width) if roots else {}
         groups: dict[int, list[UnscoredNode]] = {}
         for node in nodes:
             request, number, parent, _ = node
@@ -140,16 +123,18 @@ class _EnsembleScorer(Scorer):
         found: dict[UnscoredNode, Candidates] = {}
         for part in self._scorers:
             open_ = [n for n in roots if self._limits[n.request][part] and not _is_sure(found.get(n, NO_CANDIDATES))]
+            if not open_:
+                continue
             for root, candidates in zip(open_, self._score(part, open_, width), strict=True):
                 if candidates.tokens:
                     found[root], self._part[root.request] = candidates, part
         return found
 
     def _score(self, part: int, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
-        if not nodes:
-            return []
         began = time.perf_counter()
-        found = [candidates._replace(part=part) for candidates in self._scorers[part].score(nodes, width)]
+        found = self._scorers[part].score(nodes, width)
+        if part:
+            found = [candidates._replace(part=part) for candidates in found]
         self.seconds[part] += time.perf_counter() - began
         return found
 

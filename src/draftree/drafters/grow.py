@@ -73,7 +73,7 @@ class TreeDrafter(Drafter):
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         self.source.prepare(target, prefixes)
-        call_named(f"policy {_name(self.policy)}: prepare", self.policy.prepare, target, self.source.parts)
+        call_named(f"policy {type(self.policy).__name__}: prepare", self.policy.prepare, target, self.source.parts)
 
     def open(self, request: Request) -> None:
         self.source.open(request)
@@ -88,7 +88,10 @@ class TreeDrafter(Drafter):
     ) -> list[DraftTree]:
         """Plan, grow, and settle."""
         began, passes = time.perf_counter(), self.source.passes
-        plan = self._plan = planned(self.policy, requests, budgets, other_tokens)
+        name = f"policy {type(self.policy).__name__}: plan"
+        plan = self._plan = call_named(name, self.policy.plan, requests, budgets, other_tokens)
+        if not isinstance(plan, Plan) or len(plan.budgets) != len(budgets):
+            raise ConfigError(f"{name} returned {plan!r}: return a Plan with a budget a request")
         if plan.enabled is not None:
             self.source.enable(plan.enabled)
         if any([budget.nodes for budget in plan.budgets]):
@@ -122,7 +125,7 @@ class TreeDrafter(Drafter):
         began = time.perf_counter()
         self.source.observe(outcomes)
         if self._plan is not None:
-            call_named(f"policy {_name(self.policy)}: observe", self.policy.observe, self._plan, outcomes)
+            call_named(f"policy {type(self.policy).__name__}: observe", self.policy.observe, self._plan, outcomes)
         self._plan = None
         self._learning += time.perf_counter() - began
 
@@ -185,36 +188,24 @@ def grow(
     return [tree.finished(keep, budget) for tree, keep, budget in zip(trees, kept, budgets, strict=True)]
 
 
-def _name(policy: GrowthPolicy) -> str:
-    return type(policy).__name__
-
-
-def planned(
-    policy: GrowthPolicy, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0
-) -> Plan:
-    """The policy's plan; ConfigError unless it is one for these requests."""
-    plan = call_named(f"policy {_name(policy)}: plan", policy.plan, requests, budgets, other_tokens)
-    if not isinstance(plan, Plan) or len(plan.budgets) != len(budgets):
-        raise ConfigError(f"policy {_name(policy)}: plan returned {plan!r}: return a Plan with a budget a request")
-    return plan
-
-
 def _whole(policy: GrowthPolicy, method: str, nodes: int) -> int:
-    value = call_named(f"policy {_name(policy)}: {method}", getattr(policy, method), nodes)
+    name = f"policy {type(policy).__name__}: {method}"
+    value = call_named(name, getattr(policy, method), nodes)
     if not isinstance(value, int) or value < 1:
-        raise ConfigError(f"policy {_name(policy)}: {method} returned {value!r}: return a whole number from 1 on")
+        raise ConfigError(f"{name} returned {value!r}: return a whole number from 1 on")
     return value
 
 
 def _grown(policy: GrowthPolicy, frontier: Frontier) -> list[Child]:
     """The policy's children; ConfigError unless they are candidates of the frontier, in order and each once."""
-    children = call_named(f"policy {_name(policy)}: grow", policy.grow, frontier)
+    name = f"policy {type(policy).__name__}: grow"
+    children = call_named(name, policy.grow, frontier)
     if not isinstance(children, list):
-        raise ConfigError(f"policy {_name(policy)}: grow returned {children!r}: return a list of Child")
+        raise ConfigError(f"{name} returned {children!r}: return a list of Child")
     counts, last = [len(found.tokens) for found in frontier.candidates], (ROOT, ROOT)
     for child in children:
         if not isinstance(child, Child):
-            raise ConfigError(f"policy {_name(policy)}: grow returned {child!r} in its list: return a list of Child")
+            raise ConfigError(f"{name} returned {child!r} in its list: return a list of Child")
         parent, rank, *_ = child
         if not isinstance(parent, (int, np.integer)) or not 0 <= parent < len(counts):
             rule = f"use a parent from 0 to {len(counts) - 1}, an index in the frontier"
@@ -225,27 +216,21 @@ def _grown(policy: GrowthPolicy, frontier: Frontier) -> list[Child]:
         else:
             last = parent, rank
             continue
-        raise ConfigError(f"policy {_name(policy)}: grow returned {child!r}: {rule}")
+        raise ConfigError(f"{name} returned {child!r}: {rule}")
     return children
 
 
 def _pruned(policy: GrowthPolicy, plan: Plan, pools: Sequence[Pool]) -> Sequence[Sequence[bool] | None]:
     """Which nodes the policy keeps; ConfigError unless it is a flag for each."""
-    kept = call_named(f"policy {_name(policy)}: prune", policy.prune, plan, pools)
+    name = f"policy {type(policy).__name__}: prune"
+    kept = call_named(name, policy.prune, plan, pools)
     if (
         not isinstance(kept, (list, tuple))
-        or [*map(_length, kept)]
-        != [None if keep is None else len(pool.tokens) for keep, pool in zip(kept, pools, strict=False)]
         or len(kept) != len(pools)
+        or any([keep is not None and len(keep) != len(pool.tokens) for keep, pool in zip(kept, pools, strict=True)])
     ):
-        raise ConfigError(
-            f"policy {_name(policy)}: prune returned {kept!r}: return for each pool a flag for each node, or None"
-        )
+        raise ConfigError(f"{name} returned {kept!r}: return for each pool a flag for each node, or None")
     return kept
-
-
-def _length(flags: Sequence[bool] | None) -> int | None:
-    return None if flags is None else len(flags)
 
 
 def _scored(name: str, scorer: Scorer, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
@@ -305,7 +290,10 @@ def _fitting(frontier: Frontier, children: list[Child], most: Sequence[int]) -> 
     if len(children) <= min([most[request] - len(frontier.pools[request].tokens) for request in frontier.requests]):
         return children
     left = [count - len(pool.tokens) for count, pool in zip(most, frontier.pools, strict=True)]
-    paths, requests = [*map(frontier.path_logprob, children)], [frontier.requests[child.parent] for child in children]
+    paths, requests = list[float](), list[int]()
+    for parent, rank, *_ in children:
+        paths.append(frontier.path_logprobs[parent] + frontier.candidates[parent].logprobs[rank])
+        requests.append(frontier.requests[parent])
     return [*compress(children, best_per_request(paths, requests, left))]
 
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import compress
 from operator import itemgetter, mul
 
 import numpy as np
@@ -165,38 +166,33 @@ class NgramScorer(Scorer):
     """
 
     def __init__(self, indexes: Sequence[NgramIndex], requests: Sequence[Request], drawing: Drawing) -> None:
-        self._indexes, self._drawing = indexes, drawing
+        self._indexes, self._drawn = indexes, drawing.random
         self._matches = {(b, ROOT): index.latest() for b, index in enumerate(indexes)}
         self._tails = {(b, ROOT): request.ids[-LONGEST:] for b, request in enumerate(requests)}
         self._states = NodeStates(requests)
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
-        found = [self._predict(n, state) for n, state in zip(nodes, self._states.of(nodes), strict=True)]
-        return [candidates_of(blend, width, self._drawing.random) for blend in found]
-
-    def _predict(self, node: UnscoredNode, state: ConstraintState | None) -> dict[int, float]:
-        """What a constraint forces; else what has followed, as far as the constraint allows it."""
-        found = probabilities(self._matches_of(node))
-        if state is None:
-            return found
-        if (forced := state.forced) is not None:
-            return {forced: _FORCED}
-        if not found:
-            return found
-        allowed = state.allows(np.array(list(found))).tolist()
-        return {token: p for (token, p), open_ in zip(found.items(), allowed, strict=True) if open_}
-
-    def _matches_of(self, node: UnscoredNode) -> list[NgramMatch]:
-        b, number, parent, token = node
-        if number == ROOT:
-            return self._matches[b, ROOT]
-        tail = self._tails[b, number] = [*self._tails[b, parent], token][-LONGEST:]
-        found = followed(self._matches[b, parent], token) or self._indexes[b].matches(tail)
-        self._matches[b, number] = found
-        return found
+        scored = []
+        for (b, node, parent, token), state in zip(nodes, self._states.of(nodes), strict=True):
+            if node != ROOT:
+                tail = self._tails[b, node] = [*self._tails[b, parent], token][-LONGEST:]
+                self._matches[b, node] = followed(self._matches[b, parent], token) or self._indexes[b].matches(tail)
+            found = probabilities(self._matches[b, node])
+            if state is not None:
+                found = _allowed(found, state)
+            scored.append(candidates_of(found, width, self._drawn))
+        return scored
 
 
-@dataclass(slots=True)
+def _allowed(found: dict[int, float], state: ConstraintState) -> dict[int, float]:
+    """What a constraint forces; else what it allows of what has followed."""
+    if (forced := state.forced) is not None:
+        return {forced: _FORCED}
+    allowed = state.allows(np.array([*found], np.int64)).tolist()
+    return dict(compress(found.items(), allowed))
+
+
+@dataclass
 class NgramSource(BeamSource):
     """Predicts what has followed the last tokens in each request's own prompt and output.
 
@@ -207,16 +203,14 @@ class NgramSource(BeamSource):
         ConfigError: it is out of range.
     """
 
+    name = "lookup"
+
     shortest: int = SHORTEST
-    _indexes: dict[Request, NgramIndex] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        self._indexes: dict[Request, NgramIndex] = {}
         if not 1 <= self.shortest <= LONGEST:
             raise ConfigError(f"shortest match of lookup is {self.shortest}: use 1 to {LONGEST} tokens")
-
-    @property
-    def name(self) -> str:
-        return "lookup"
 
     def open(self, request: Request) -> None:
         self._indexes[request] = NgramIndex.begun(request.ids, request.prediction, self.shortest)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from functools import partial
+from typing import Any
 
 from ..artifacts import is_path, user_path
 from ..config import typed
@@ -25,7 +26,7 @@ from ..models.model_files import gguf_path
 from ..models.protocols import DraftHead
 from ..policies.auto import AutoTree
 from ..policies.base import GrowthPolicy, Provenance, read_number
-from ..policies.entropy import CHAIN, FIRST, DynamicWindow, Window, read_start
+from ..policies.entropy import CHAIN, DynamicWindow, Window, read_start
 from ..policies.methods import find_method
 from .base import Drafter, DraftSource
 from .cascade import CascadeSource, LoopBack
@@ -40,8 +41,12 @@ LOOKUP = "lookup"
 """Drafts from the request's own texts, a predicted output among them."""
 METHOD = "hsddw"
 """The default method of a stage's proposals."""
-_LOOP = ("tau", "pending", "rejected")
-"""Settings of ``LoopBack``."""
+_LOOP: Mapping[str, Callable[[str], Any]] = {
+    "tau": partial(read_start, "tau"),
+    "pending": lambda text: read_number(int, "pending", text, "use a whole number of tokens, at least 1"),
+    "rejected": str,
+}
+"""Settings of ``LoopBack``, and how they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +72,8 @@ class StageSpec:
             for part in self.sources:
                 if self.sources.count(part) > 1:
                     raise ConfigError(f"drafter {self.name!r} has {part} twice: name each part once")
-            if NONE in self.sources:
-                raise ConfigError(f"drafter {self.name!r}: none drafts nothing and joins nothing: leave it out")
-            if AUTO in self.sources:
-                raise ConfigError(
-                    f"drafter {self.name!r}: auto chooses all parts itself: use it alone, or name what it should join"
-                )
+                if part in (AUTO, NONE):
+                    raise ConfigError(f"drafter {self.name!r}: {part} joins no other: use it alone, or leave it out")
 
     @classmethod
     def parse(cls, text: str) -> StageSpec:
@@ -94,28 +95,22 @@ class StageSpec:
     def __str__(self) -> str:
         return ":".join([self.name, *(f"{key}={value}" for key, value in self.settings.items())])
 
-    @property
-    def loop_settings(self) -> list[str]:
-        """Names of its settings that are of ``LoopBack``, and not of its method."""
-        return [key for key in self.settings if key in _LOOP]
-
     def policy(self, window: Window | None = None) -> GrowthPolicy:
         """A new policy that shapes its proposals to the next stage, from "method" and the settings of that method.
 
         Args:
-            window: of ``hsddw``, in place of ``METHOD`` where the stage has no such settings.
+            window: of ``hsddw``, in place of ``METHOD`` where the stage has no settings.
         """
-        given = {key: value for key, value in self.settings.items() if key not in self.loop_settings}
-        if window is not None and not given:
+        if window is not None and not self.settings:
             return DynamicWindow(window)
+        given = dict(self.settings)
         return find_method(given.pop("method", METHOD)).policy(given)
 
     def loop_back(self) -> LoopBack:
-        """When it lets the stage before it draft again: the settings ``_LOOP``."""
-        pending = self.settings.get("pending", str(LoopBack().pending))
-        most = read_number(int, "pending", pending, "use a whole number of tokens, at least 1")
-        rejected = self.settings.get("rejected", LoopBack().rejected)
-        return LoopBack(read_start("tau", self.settings.get("tau", FIRST)), most, cast(Literal["on", "end"], rejected))
+        """When it lets the stage before it draft again."""
+        if wrong := [key for key in self.settings if key not in _LOOP]:
+            raise ConfigError(f"the last stage, {self}, has no setting {wrong[0]!r}: it has {', '.join(_LOOP)}")
+        return LoopBack(**{key: _LOOP[key](text) for key, text in self.settings.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +129,6 @@ class DrafterSpec:
         if len(self.stages) > 2:
             raise ConfigError(f"drafter '{self}' has {len(self.stages)} stages: a cascade has two, A>B")
         first, last = self.stages
-        if wrong := first.loop_settings:
-            raise ConfigError(
-                f"drafter '{self}': its first stage has no setting {wrong[0]!r}: it has method and its settings"
-            )
-        if wrong := [key for key in last.settings if key not in _LOOP]:
-            raise ConfigError(
-                f"drafter '{self}': its last stage has no setting {wrong[0]!r}: it has {', '.join(_LOOP)}"
-            )
         first.policy()
         last.loop_back()
         for stage in self.stages:
@@ -182,15 +169,6 @@ class DrafterSpec:
 
 def _sources(text: str) -> tuple[str, ...]:
     return (text.strip(),) if is_path(text) else tuple(part.strip() for part in text.split("+"))
-
-
-def _folder_or_model(name: str | LanguageModel, target: LanguageModel) -> LanguageModel:
-    if not isinstance(name, str):
-        check_vocabulary(target, name)
-        return name
-    if is_head(name):
-        return load_head(user_path(name), target)
-    return load_draft_model(name, target)
 
 
 def is_head(name: str) -> bool:
@@ -312,14 +290,9 @@ def load_source(
         name, target: as ``load_drafter``.
         window: shapes the proposals of stages that have no method of their own; None: their default does.
     """
-    stages = DrafterSpec.parse(name).stages
-    made: list[DraftSource] = []
-    for number, stage in enumerate(stages, start=1):
-        try:
-            parts = tuple(_source(part, target) for part in stage.sources)
-        except VocabularyError as error:
-            place = f"stage {number} of {len(stages)}, {stage.name}: " if len(stages) > 1 else ""
-            raise VocabularyError(f"{place}{error}") from None
+    stages, made = DrafterSpec.parse(name).stages, list[DraftSource]()
+    for stage in stages:
+        parts = tuple(_source(part, target) for part in stage.sources)
         made.append(parts[0] if len(parts) == 1 else EnsembleSource(parts))
     if len(stages) == 1:
         return made[0]
@@ -328,9 +301,15 @@ def load_source(
 
 
 def _source(name: str | LanguageModel, target: LanguageModel) -> DraftSource:
-    """The source of one name."""
-    known = SOURCES.get(name) if isinstance(name, str) else None
-    made = _folder_or_model(name, target) if known is None else known(target)
+    """The source of one name, or of a loaded model."""
+    made: DraftSource | LanguageModel
+    if not isinstance(name, str):
+        check_vocabulary(target, name)
+        made = name
+    elif name in SOURCES:
+        made = SOURCES[name](target)
+    else:
+        made = load_head(user_path(name), target) if is_head(name) else load_draft_model(name, target)
     if isinstance(made, DraftSource):
         return made
     vocab = target.capabilities.vocab_size

@@ -16,7 +16,7 @@ from ..sampling.constraint import followed
 from ..sampling.draws import Draws
 from ..sampling.warping import gumbel_noise
 from ..text.detokenizer import NoText
-from ..tree import ROOT, DraftTree
+from ..tree import DraftTree
 from .step import count
 
 if TYPE_CHECKING:
@@ -110,14 +110,8 @@ class Replay:
 
     def accepted(self, tree: DraftTree) -> list[int]:
         """The nodes that match verification accepts: the longest path that the output follows."""
-        path: list[int] = []
-        node = ROOT
-        for token in self.left:
-            node = next((c for c in tree.children(node) if int(tree.tokens[c]) == token), ROOT)
-            if node == ROOT:
-                break
-            path.append(node)
-        return path
+        following = [*self.left, *[-1] * (1 + tree.depth)]
+        return tree.follow([following[0], *map(following.__getitem__, tree.depths.tolist())])[0]
 
 
 def pass_maker(target: LanguageModel, features: Tensor | None) -> LanguageModel | None:

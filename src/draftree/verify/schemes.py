@@ -132,7 +132,7 @@ def match(scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], dra
     verdicts = _walked(scores, firsts, trees, draws, walking) if walking else {}
     drawn, at = draw_at(scores, places) if places else [], 0
     for b in together:
-        verdicts[b] = _followed(trees[b], drawn[at : at + 1 + len(trees[b])])
+        verdicts[b] = Verdict(*trees[b].follow(drawn[at : at + 1 + len(trees[b])]))
         at += 1 + len(trees[b])
     return [verdicts[b] for b in range(len(trees))]
 
@@ -143,17 +143,6 @@ def _places(draws: Draws, first: int, tree: DraftTree) -> list[DrawPlace]:
     for slot, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True), start=first):
         places.append(DrawPlace(draws, slot, [*places[parent - ROOT].drawn, token]))
     return places
-
-
-def _followed(tree: DraftTree, drawn: Sequence[int]) -> Verdict:
-    """The walk along what was drawn at the root and at each node; of equal siblings it goes to the first."""
-    node, path, tokens = ROOT, list[int](), [drawn[0]]
-    for child, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
-        if parent == node and token == tokens[-1]:
-            node = child
-            path.append(child)
-            tokens.append(drawn[child - ROOT])
-    return Verdict(path, tokens)
 
 
 def _walked(
