@@ -137,10 +137,10 @@ def test_each_contestant_has_a_policy_of_its_own() -> None:
 
 
 BAD = {
-    "draftree_test_none:Mine": "no module 'draftree_test_none'",
-    "draftree_test_mine.inner:Mine": "no module 'draftree_test_mine.inner'",
-    "./draftree_test_mine.py:Mine": "no module './draftree_test_mine.py'",
-    ":Mine": "no module ''",
+    "draftree_test_none:Mine": "No module named 'draftree_test_none'",
+    "draftree_test_mine.inner:Mine": "No module named 'draftree_test_mine.inner'",
+    "./draftree_test_mine.py:Mine": "importing ./draftree_test_mine.py raised",
+    ":Mine": "importing raised ValueError: Empty module name: write MODULE:POLICY",
     "draftree_test_raises:Mine": "importing draftree_test_raises raised ZeroDivisionError: division by zero",
     "draftree_test_ends:Mine": "importing draftree_test_ends raised SystemExit",
     "draftree_test_syntax:Mine": "importing draftree_test_syntax raised SyntaxError",

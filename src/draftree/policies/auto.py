@@ -36,9 +36,6 @@ _REST = 8
 """Where nothing pays, it is settled anew after so many steps, or with a new request: settling costs time, too."""
 
 
-NOTHING = Budget(0)
-
-
 @dataclass(slots=True, kw_only=True)
 class AutoPlan(Plan):
     """A plan of ``AutoTree``.
@@ -70,7 +67,7 @@ class AutoPlan(Plan):
             self.size += 1
 
 
-@dataclass(slots=True)
+@dataclass
 class AutoTree(GrowthPolicy):
     """Chooses each step's shape by what it gains and costs on this machine; learns both as it decodes.
 
@@ -88,16 +85,11 @@ class AutoTree(GrowthPolicy):
     depth: Count = 16
     target: Profile | None = None
     drafter: Profile | None = None
-    report: Report = field(init=False, repr=False, compare=False)
-    _trust: Sequence[Trust] = field(init=False, repr=False, compare=False)
-    _selection: Selection = field(init=False, repr=False, compare=False)
-    _costs: CostModel = field(init=False, repr=False, compare=False)
-    _models: list[Capabilities] | None = field(default=None, repr=False, compare=False)
-    _rest: int = field(default=0, repr=False, compare=False)
-    """Steps until it is settled anew."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self._models: list[Capabilities] | None = None
+        self._rest = 0  # steps until it is settled anew
         self._learn_anew([Record(profile=self.drafter)])
 
     def _learn_anew(self, records: Sequence[Record]) -> None:
@@ -132,7 +124,7 @@ class AutoTree(GrowthPolicy):
         """Look up the costs and choose the drafters; no nodes where drafting cannot win, and while that rests."""
         if self._rest and all([request.stats.steps for request in requests]):
             self._rest -= 1
-            return Plan([NOTHING] * len(requests))
+            return Plan([Budget(0)] * len(requests))
         if self.target is None:
             raise ConfigError("auto has no costs: give its drafter to an Engine, which finds them")
         ar = ARPass(max([len(request.ids) for request in requests]), len(requests), other_tokens)

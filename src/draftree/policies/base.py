@@ -83,10 +83,12 @@ class Plan:
     Attributes:
         budgets: [B] to draft within; a drafter narrows them to what its source can draft.
         enabled: which of the drafters of ``GrowthPolicy.prepare`` draft; None: all.
+        requests: [B] that it is for.
     """
 
     budgets: Sequence[Budget]
     enabled: Sequence[bool] | None = None
+    requests: Sequence[Request] = ()
 
 
 class Frontier(NamedTuple):
@@ -121,9 +123,6 @@ class Frontier(NamedTuple):
         """[F][K] path log-probabilities of the candidates."""
         pairs = zip(self.path_logprobs, self.candidates, strict=True)
         return [[path + logprob for logprob in found.logprobs] for path, found in pairs]
-
-    def path_logprob(self, child: Child) -> float:
-        return self.path_logprobs[child.parent] + self.candidates[child.parent].logprobs[child.rank]
 
     def likeliest(self, counts: Sequence[int], extend: Sequence[bool]) -> list[Child]:
         """Of each node the first ``counts[f]`` candidates, or all that there are; ``extend``: of their node."""
@@ -160,11 +159,8 @@ class SourceInfo(Protocol):
         models: all that make passes for it.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def model(self) -> LanguageModel | None: ...
+    name: str
+    model: LanguageModel | None
 
     @property
     def models(self) -> Sequence[LanguageModel]: ...
@@ -183,14 +179,11 @@ class GrowthPolicy(ABC):
 
     Attributes:
         by_value: siblings are ranked or dropped by their probabilities. Then children may not be drawn at random.
+        default_nodes: node budget where none is given.
     """
 
     by_value: bool = False
-
-    @property
-    def default_nodes(self) -> int:
-        """Node budget where none is given."""
-        return DEFAULT_NODES
+    default_nodes: int = DEFAULT_NODES
 
     @property
     def made_for(self) -> Provenance | None:
@@ -210,7 +203,7 @@ class GrowthPolicy(ABC):
 
         ``other_tokens``: those that the pass which verifies the trees computes for other requests.
         """
-        return Plan(budgets)
+        return Plan(budgets, requests=requests)
 
     def pool(self, nodes: int) -> int:
         """Most nodes to draft for a finished tree of ``nodes``."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, cast
+from typing import Annotated
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from annotated_types import Ge
 
-from ..config import DEFAULT_NODES, MAX_NODES, Budget, Checked, Count, Entropy, NodeCount, check_fields
+from ..config import DEFAULT_NODES, MAX_NODES, Checked, Count, Entropy, NodeCount, check_fields
 from ..errors import ConfigError, call_named
 from ..request import Outcome, Request
 from .base import Child, Frontier, GrowthPolicy, Plan, Width, descending, read_number
@@ -64,6 +64,8 @@ class EntropyTree(Checked, GrowthPolicy):
         depth: deepest level, an upper bound of ``depth_of``.
     """
 
+    default_nodes = MAX_NODES
+
     width_of: EntropyFunction = BranchingSteps()
     depth_of: EntropyFunction | None = None
     width: Width = 7
@@ -71,10 +73,6 @@ class EntropyTree(Checked, GrowthPolicy):
 
     def width_for(self, nodes: int) -> int:
         return min(self.width, nodes)
-
-    @property
-    def default_nodes(self) -> int:
-        return MAX_NODES
 
     def grow(self, frontier: Frontier) -> list[Child]:
         counts = self.children(frontier)
@@ -109,9 +107,7 @@ class BudgetTree(EntropyTree):
     the budget is smaller), and is the tree without a budget if that fits.
     """
 
-    @property
-    def default_nodes(self) -> int:
-        return DEFAULT_NODES
+    default_nodes = DEFAULT_NODES
 
     def children(self, frontier: Frontier) -> list[int]:
         """[F] numbers of children, within each request's share of this level."""
@@ -233,17 +229,6 @@ def read_start(what: str, text: float | str) -> float | None:
     return None if text == FIRST else read_number(float, what, text, _STARTS)
 
 
-@dataclass(slots=True, kw_only=True)
-class WindowPlan(Plan):
-    """A plan of ``DynamicWindow``.
-
-    Attributes:
-        thresholds: [B] of the requests.
-    """
-
-    thresholds: Sequence[Threshold]
-
-
 @dataclass(slots=True)
 class DynamicWindow(Checked, GrowthPolicy):
     """A chain that ends where the entropy exceeds tau, the mean entropy of the request's rejected tokens."""
@@ -259,16 +244,14 @@ class DynamicWindow(Checked, GrowthPolicy):
     def width_for(self, nodes: int) -> int:
         return 1
 
-    def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> WindowPlan:
-        thresholds = [self.threshold(request) for request in requests]
-        return WindowPlan(budgets, thresholds=thresholds)
-
     def grow(self, frontier: Frontier) -> list[Child]:
         """The most probable token, unless tau is crossed beyond the floor."""
-        plan, depth, window = cast(WindowPlan, frontier.plan), frontier.depth + 1, self.window
+        depth, window = frontier.depth + 1, self.window
         counts, extend = list[int](), list[bool]()
         for request, found in zip(frontier.requests, frontier.candidates, strict=True):
-            tau = np.float32(plan.thresholds[request].value)  # a mean of a tree's entropies, which are float32
+            tau = np.float32(
+                self.threshold(frontier.plan.requests[request]).value
+            )  # a mean of a tree's entropies, which are float32
             crossed = depth >= window.floor and bool(np.float32(found.entropy) > tau)
             counts.append(int(window.keep or depth == window.floor or not crossed))
             extend.append(not crossed and depth < window.cap)
@@ -276,5 +259,5 @@ class DynamicWindow(Checked, GrowthPolicy):
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn tau from each rejected token."""
-        for outcome, tau in zip(outcomes, cast(WindowPlan, plan).thresholds, strict=True):
-            tau.learn(outcome)
+        for outcome in outcomes:
+            self.threshold(outcome.request).learn(outcome)

@@ -9,8 +9,8 @@ fade: while a drafter does not draft its own comes near the guess again, and whe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
 from typing import NamedTuple
@@ -162,44 +162,37 @@ _MOST = 4.0
 """A proposal that takes so many times as long as expected, or longer, counts as so many: a stall is no cost."""
 
 
-@dataclass(slots=True, eq=False)
 class Record:
     """What one drafter has gained and cost.
 
-    Attributes:
+    Args:
         source: the drafter; None: unknown.
         profiles: measured costs of the models that make passes for it, by ``id``.
         profile: of these, that of the model that makes one pass a layer; None: there is none.
+
+    Attributes:
         on: it drafts in the step that was begun last.
         steps, tokens, seconds: how often it drafted, accepted tokens of its trees, what drafting took.
     """
 
-    source: SourceInfo | None = None
-    profiles: dict[int, Profile] = field(default_factory=dict, repr=False)
-    profile: Profile | None = None
-    on: bool = True
-    steps: int = 0
-    tokens: float = 0.0
-    seconds: float = 0.0
-    _scale: float = field(init=False, repr=False)  # seconds of a layer over the profile's; without one, seconds
-    _pass: Callable[[float, int, int], float] | None = field(init=False, repr=False)
-    _first: tuple[float, int, float] = field(init=False, repr=False)
-    _gained: float = field(default=0.0, repr=False)
-    _spent: float = field(default=0.0, repr=False)
-    _weight: float = field(default=0.0, repr=False)
-
-    def __post_init__(self) -> None:
-        self._scale = 1.0 if self.profile else 0.0
-        self._pass = remembered(self.profile) if self.profile else None
-        model = self.source.model if self.source else None
-        self._first = _FIRST if model is None else _FIRST_OF_MODEL
-        if isinstance(model, DraftHead):
-            self._first = _FIRST_OF_HEAD
+    def __init__(
+        self,
+        source: SourceInfo | None = None,
+        profiles: Mapping[int, Profile] | None = None,
+        profile: Profile | None = None,
+    ) -> None:
+        self.source, self._profiles = source, profiles or {}
+        self.on, self.steps, self.tokens, self.seconds = True, 0, 0.0, 0.0
+        self._scale = 1.0 if profile else 0.0  # seconds of a layer over the profile's; without one, seconds
+        self._pass = remembered(profile) if profile else None
+        self._gained = self._spent = self._weight = 0.0
+        model = source.model if source else None
+        self._first = _FIRST if model is None else _FIRST_OF_HEAD if isinstance(model, DraftHead) else _FIRST_OF_MODEL
 
     def reading(self, requests: Sequence[Request]) -> float:
         """Seconds in which its models read what they have not read of these requests."""
         unread = [pair for request in requests if self.source for pair in self.source.unread(request)]
-        return sum([self.profiles[id(model)].seconds(n, n) for model, n in unread if n > _READS])
+        return sum([self._profiles[id(model)].seconds(n, n) for model, n in unread if n > _READS])
 
     def layer(self, ar: ARPass) -> float:
         """Seconds of drafting one layer."""

@@ -281,7 +281,7 @@ def read_method(text: str) -> str | Method:
     used, or returns one when it is called; its arguments with a number or a text as default are the settings.
 
     Raises:
-        UnknownNameError: there is no such module or attribute.
+        UnknownNameError: there is no such attribute.
         ConfigError: the module cannot be imported.
     """
     name, sign, attribute = text.partition(":")
@@ -294,13 +294,9 @@ def read_method(text: str) -> str | Method:
     try:
         module = import_module(name)
     except (Exception, SystemExit) as error:
-        missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
-        if missing or not all(map(str.isidentifier, name.split("."))):
-            raise UnknownNameError(
-                f"method {text!r}: no module {name!r} in {folder} or installed: write MODULE:POLICY"
-            ) from None
         raised = f"{type(error).__name__}: {first_line(error)}"
-        raise ConfigError(f"method {text!r}: importing {name} raised {raised}") from error
+        way_out = f"write MODULE:POLICY of a module in {folder} or an installed one"
+        raise ConfigError(f"method {text!r}: importing {name} raised {raised}: {way_out}") from error
     file = getattr(module, "__file__", None) or name
     if (found := getattr(module, attribute, None)) is None:
         raise UnknownNameError(f"method {text!r}: {file} has no {attribute!r}")

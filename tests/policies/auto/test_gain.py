@@ -33,9 +33,13 @@ def step(selection: Selection, accepted: int, seconds: float, drafted: int = 4) 
     return on
 
 
+def profile(seconds: float) -> Profile:
+    return Profile(ME, (Point(1, 64, (1, 9), (seconds, seconds)),))
+
+
 def layer(seconds: float) -> Record:
     """A drafter whose model takes so many seconds a layer."""
-    return Record(profile=Profile(ME, (Point(1, 64, (1, 9), (seconds, seconds)),)))
+    return Record(profile=profile(seconds))
 
 
 @pytest.mark.parametrize(("seconds", "at_first", "later"), [(0.05, 24, 424), (0.3, 2, 40), (1.0, 0, 0)])
@@ -102,9 +106,7 @@ def test_the_guess_of_a_head_outlasts_a_slow_start(head: bool) -> None:
     """The first answer of a process had one drafted step in thirty: its head's first passes had found nothing in the
     processor's caches, and two of three tokens were wrong."""
     model = create_autospec(DraftHead, instance=True) if head else None
-    record = layer(0.3)
-    record = Record(cast(SourceInfo, Named(model)), {}, record.profile)
-    selection = Selection([record])
+    selection = Selection([Record(cast(SourceInfo, Named(model)), {}, profile(0.3))])
     for accepted in (0, 1, 0):
         step(selection, accepted, 0.6)
     assert step(selection, 1, 0.3) is head
