@@ -18,14 +18,11 @@ from torch import Tensor
 
 from draftree.artifacts import write_whole
 from draftree.bench.suites import choose, load_suite
-from draftree.config import MAX_NODES, Budget, SamplingParams
-from draftree.drafters.base import Drafter, DraftSource, Grown, Scorer, UnscoredNode
+from draftree.config import MAX_NODES, Budget
+from draftree.drafters.base import DraftSource, Grown, Scorer, UnscoredNode
 from draftree.drafters.draft_model import candidates_of_top
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
-from draftree.engine.engine import Engine
-from draftree.engine.replay import Replay, pass_maker
-from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError
 from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
@@ -35,7 +32,7 @@ from draftree.policies.best_paths import Eagle2Tree
 from draftree.request import Outcome, Request
 from draftree.scores import Top
 from draftree.text.encoding import encode, user
-from draftree.train.rank_acceptance import decoded
+from draftree.train.responses import replayed, respond
 from draftree.tree import ROOT, Drawing
 
 BEAM, DEPTH = 16, 10
@@ -147,22 +144,25 @@ def record(
         return
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-    ar, recording, params = (
-        Engine(target, Speculation(Drafter())),
-        _RecordingSource(source),
-        SamplingParams(max_tokens=max_tokens),
-    )
+    recording = _RecordingSource(source)
     drafter = TreeDrafter(Eagle2Tree(beam, depth), recording)
     columns: dict[str, list[Tensor]] = {name: [] for name in (*_COLUMNS, "prompts", "lengths", "ids")}
-    for prompt in prompts:
-        request, features = decoded(ar, prompt, params)
-        text = request.output_ids
-        if len(text) < 3:
+    drawn = respond(
+        target,
+        prompts,
+        range(len(prompts)),
+        rows=1,
+        max_tokens=max_tokens,
+        seed=0,
+        temperature=0.0,
+        states=lambda row: None,  # kept ones are rounded: passes make them again
+    )
+    for response in drawn:
+        if response.gained < 3:
             continue
-        positions = []
-        kept = target.tracked
-        passes = pass_maker(target, features)
-        with Replay(drafter, prompt, text, params, features, passes, kept) as replay, torch.inference_mode():
+        ids, positions = response.tokens.tolist(), []
+        prompt, text = ids[: response.prompt_length], ids[response.prompt_length :]
+        with replayed(drafter, response, 0, target) as replay, torch.inference_mode():
             while len(replay.left) > 1:
                 tree = replay.propose(MAX_NODES, min(depth, len(replay.left) - 1))
                 assert recording.recorder is not None  # noqa: S101 - propose has begun one

@@ -61,7 +61,7 @@ def response(tokens: list[int], number: int = 0) -> Response:
 
 def test_labels_on_a_scripted_toy_are_the_path_that_the_target_takes() -> None:
     # Behind the first token comes 1 2 2: a tree of depth 2 (the last token is the bonus) whose path 1, 2 is accepted.
-    found, trees = samples_along(TreeDrafter(full_trees(), TwoTokens()), response([9, 1, 2, 2]), 0, share=1.0)
+    found, trees = samples_along(TreeDrafter(full_trees(), TwoTokens()), response([9, 1, 2, 2]), 0, 1.0, target())
     assert trees == 1
     got = sorted(zip(found.features[:, P].tolist(), found.accepted.tolist(), strict=True))
     want = [(0.09, False), (0.21, False), (0.21, True), (0.3, False), (0.49, False), (0.7, True)]
@@ -71,7 +71,9 @@ def test_labels_on_a_scripted_toy_are_the_path_that_the_target_takes() -> None:
 
 def test_each_tree_begins_where_the_last_one_was_left() -> None:
     # 3 is never drafted: the trees are rooted at 9, 3 and 3; the one before the last token has no room.
-    found, trees = samples_along(TreeDrafter(full_trees(), TwoTokens()), response([9, 2, 3, 3, 1, 1, 1]), 0, share=1.0)
+    found, trees = samples_along(
+        TreeDrafter(full_trees(), TwoTokens()), response([9, 2, 3, 3, 1, 1, 1]), 0, 1.0, target()
+    )
     assert trees == 3
     assert int(found.accepted.sum()) == 1 + 0 + 2
     assert found.numbers.tolist() == [0] * len(found.accepted)
@@ -99,7 +101,7 @@ def test_samples_are_those_of_decoding_with_full_trees(name: str, number: int) -
     want = Samples.joined([samples_of(step.tree, step.path, number) for step in steps])
     accepted = [np.isin(np.arange(len(step.tree)), step.path) for step in steps]
     assert np.array_equal(want.accepted.numpy(), np.concatenate(accepted))
-    got, trees = samples_along(drafter(name, model, full_trees()), drawn, seed, share=1.0)
+    got, trees = samples_along(drafter(name, model, full_trees()), drawn, seed, 1.0, model)
     assert trees == len(steps)
     assert torch.equal(got.accepted, want.accepted)
     assert torch.allclose(got.features, want.features, atol=1e-4)
@@ -109,7 +111,7 @@ def test_samples_are_those_of_decoding_with_full_trees(name: str, number: int) -
 def test_full_trees_have_a_thousand_nodes_and_are_not_pruned() -> None:
     model = target()
     (drawn,) = respond(model, PROMPTS, [0], rows=1, max_tokens=30, seed=0)
-    found, _ = samples_along(drafter("relative", model, full_trees()), drawn, 0, share=1.0)
+    found, _ = samples_along(drafter("relative", model, full_trees()), drawn, 0, 1.0, model)
     depths = found.features[:, list(FEATURES).index("depth")]
     assert NODES == 1010
     assert int((depths == 0).sum()) % 10 == 0 and int((depths == 5).sum()) % 100 == 0

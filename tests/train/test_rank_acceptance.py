@@ -13,6 +13,7 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
+from draftree.engine.replay import Replay
 from draftree.models.base import prefill
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.torch_scores import gumbel_noise
@@ -51,7 +52,8 @@ def decoded(prompt: tuple[int, ...], temperature: float = 0.0) -> tuple[list[int
 
 def along(made: Drafter, policy: TruePath, stride: int, temperature: float = 0.0) -> list[list[int | None]]:
     output, params = decoded(PROMPTS[0], temperature)
-    return list(ranks_along(made, policy, PROMPTS[0], output, params, depth=4, stride=stride))
+    with Replay(made, PROMPTS[0], output, params) as replay:
+        return list(ranks_along(replay, policy, depth=4, stride=stride))
 
 
 @pytest.mark.parametrize("stride", [1, 3, 4, 7])

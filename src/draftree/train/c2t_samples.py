@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -21,17 +21,15 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..artifacts import make_folder, read_bytes, write_whole
-from ..config import Checked, Count, SamplingParams, option
+from ..config import Checked, Count, option
 from ..drafters.base import Drafter
-from ..engine.replay import Replay, pass_maker
 from ..errors import ConfigError, ModelFileError
-from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
-from ..models.huggingface.inspection import torch_dtype
+from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import Eagle2Tree
 from ..policies.c2t import FEATURES, features, of_tree
 from ..tree import DraftTree
-from .responses import MAX_ROWS, DataRecipe, Response, respond, seed_of
+from .responses import MAX_ROWS, DataRecipe, Response, replayed, respond, seed_of
 
 WIDTH, LEVELS = 10, 11
 NODES = WIDTH + (LEVELS - 1) * WIDTH**2
@@ -91,28 +89,18 @@ def thinned(samples: Samples, share: float, generator: torch.Generator) -> Sampl
 
 @torch.inference_mode()
 def samples_along(
-    drafter: Drafter,
-    response: Response,
-    seed: int,
-    share: float,
-    verifier: LanguageModel | None = None,
-    kept: FeatureSpec = FINAL_STATE,
+    drafter: Drafter, response: Response, seed: int, share: float, target: LanguageModel
 ) -> tuple[Samples, int]:
     """Samples from decoding a response again with full trees, and how many trees there were.
 
     Args:
         drafter: grows ``full_trees``.
-        response: drawn with ``seed``; hidden states as the drafter reads them.
+        response: the target's, drawn with ``seed``.
         share: of nodes that were not accepted to keep.
-        verifier: the target, to make its passes all the same (``pass_maker``).
-        kept: which hidden states the response has.
     """
     generator = torch.Generator().manual_seed(seed_of(response.number, seed))
-    ids, start = response.tokens.tolist(), response.prompt_length
-    params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
-    states = response.features if response.features.shape[1] else None
     parts: list[Samples] = []
-    with Replay(drafter, ids[:start], ids[start:], params, states, verifier, kept) as replay:
+    with replayed(drafter, response, seed, target) as replay:
         while replay.left:
             tree, path = replay.step(NODES)
             if len(tree):
@@ -254,7 +242,7 @@ def collect(
         rows: responses that the target gives together.
         progress: called with how many samples there are.
     """
-    recipe, can = store.recipe, target.capabilities
+    recipe = store.recipe
 
     def wanted() -> Iterator[int]:
         for number in range(len(prompts)):
@@ -263,20 +251,11 @@ def collect(
             if number not in store.done:
                 yield number
 
-    drawn = respond(
-        target,
-        prompts,
-        wanted(),
-        rows=rows,
-        max_tokens=recipe.max_tokens,
-        seed=recipe.seed,
-    )
+    drawn = respond(target, prompts, wanted(), rows=rows, max_tokens=recipe.max_tokens, seed=recipe.seed)
     with closing(drawn):
         for response in drawn:
             if store.count >= most:
                 return
-            read = replace(response, features=response.features.to(can.device, torch_dtype(can)))
-            verifier = pass_maker(target, read.features if read.features.shape[1] else None)
-            samples, trees = samples_along(drafter, read, recipe.seed, recipe.negatives, verifier, target.tracked)
+            samples, trees = samples_along(drafter, response, recipe.seed, recipe.negatives, target)
             store.add(response.number, samples, trees)
             progress(min(store.count, most))

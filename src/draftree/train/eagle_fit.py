@@ -21,20 +21,18 @@ from torch import Tensor
 from torch.nn.functional import linear, pad, smooth_l1_loss
 
 from ..artifacts import write_whole
-from ..config import Checked, Count, LearningRate, SamplingParams, option
+from ..config import Checked, Count, LearningRate, option
 from ..drafters.draft_model import EagleSource
 from ..drafters.grow import TreeDrafter
-from ..engine.replay import Replay
 from ..errors import ConfigError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..models.heads.eagle_network import EagleNetwork
 from ..models.huggingface.cache import feature_part
-from ..models.huggingface.inspection import torch_dtype
 from ..models.protocols import DraftHead
 from ..policies.best_paths import OptTree
 from ..policies.fixed import StaticTree
 from .rank_acceptance import TruePath, ranks_along
-from .responses import Response, rounded_up, seed_of
+from .responses import Response, replayed, rounded_up
 
 DEPTH = 5
 RANKS = (1, 2, 4)
@@ -213,27 +211,14 @@ def evaluate(head: DraftHead, responses: Sequence[Response], seed: int, progress
     gained, steps = 0, dict.fromkeys(trees, 0)
     drafts: list[list[int | None]] = []
     for done, response in enumerate(used, start=1):
-        ids = response.tokens.tolist()
-        prompt, output = ids[: response.prompt_length], ids[response.prompt_length :]
-        features = response.features.to(head.capabilities.device, torch_dtype(head.capabilities))
-        params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
-        drafts += ranks_along(
-            drafter,
-            policy,
-            prompt,
-            output,
-            params,
-            depth=DEPTH,
-            stride=STRIDE,
-            features=features,
-            kept=response.kept,
-        )
+        with replayed(drafter, response, seed, head) as replay:
+            drafts += ranks_along(replay, policy, depth=DEPTH, stride=STRIDE)
         for name, (tree, nodes) in trees.items():
-            with Replay(tree, prompt, output, params, features, kept=response.kept) as replay:
+            with replayed(tree, response, seed, head) as replay:
                 while replay.left:
                     replay.step(nodes)
                     steps[name] += 1
-        gained += len(output) - 1
+        gained += response.gained - 1
         progress(done)
     layers = [[ranks[d] for ranks in drafts if len(ranks) > d] for d in range(DEPTH)]
     acceptance = [[_share(ranks, most) for most in RANKS] for ranks in layers]

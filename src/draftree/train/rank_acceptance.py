@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Interval
-from torch import Tensor
 
 from ..artifacts import read_bytes, write_whole
-from ..config import Checked, Count, NodeCount, SamplingParams, Temperature, option
+from ..config import Checked, Count, NodeCount, Temperature, option
 from ..drafters.base import Drafter
-from ..engine.engine import Engine
-from ..engine.replay import Replay, pass_maker
-from ..engine.speculation import Speculation
+from ..engine.replay import Replay
 from ..errors import ConfigError
-from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
+from ..models.base import LanguageModel
 from ..policies.base import MAX_WIDTH, Child, Frontier, GrowthPolicy
 from ..policies.fixed import Counts
-from ..request import Request
-from .responses import row_features
+from .responses import replayed, respond
 
 
 @dataclass(slots=True)
@@ -57,32 +54,18 @@ class TruePath(GrowthPolicy):
 
 
 @torch.inference_mode()
-def ranks_along(
-    drafter: Drafter,
-    policy: TruePath,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    params: SamplingParams,
-    *,
-    depth: int,
-    stride: int,
-    features: Tensor | None = None,
-    target: LanguageModel | None = None,
-    kept: FeatureSpec = FINAL_STATE,
-) -> Iterator[list[int | None]]:
-    """The ranks of the next ``depth`` tokens of ``output``, from every ``stride``-th position of it on.
+def ranks_along(replay: Replay, policy: TruePath, *, depth: int, stride: int) -> Iterator[list[int | None]]:
+    """The ranks of the next ``depth`` tokens of an output, from every ``stride``-th position of it on.
 
     Args:
-        drafter: with ``policy``.
-        prompt, output, params, features, target, kept: as ``Replay`` takes them.
+        replay: of the output, by a drafter with ``policy``.
     """
-    with Replay(drafter, prompt, output, params, features, target, kept) as replay:
-        while replay.left:
-            policy.follow(replay.left[:depth])
-            tree = replay.propose(len(policy.truth), len(policy.truth))
-            yield policy.ranks
-            gained = min(stride, len(replay.left))
-            replay.advance(tree, list(range(min(len(tree), gained - 1))), gained)  # the last token is the next root
+    while replay.left:
+        policy.follow(replay.left[:depth])
+        tree = replay.propose(len(policy.truth), len(policy.truth))
+        yield policy.ranks
+        gained = min(stride, len(replay.left))
+        replay.advance(tree, list(range(min(len(tree), gained - 1))), gained)  # the last token is the next root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,35 +151,13 @@ def measure(
         prompts: token ids.
         seed: of the first prompt; each has its own.
     """
-    engine = Engine(target, Speculation(Drafter()))
-    for number, prompt in enumerate(prompts[tally.done :], start=tally.done):
-        most = min(options.max_tokens, target.capabilities.max_length - len(prompt))
-        params = SamplingParams(max_tokens=most, temperature=options.temperature, seed=seed + number)
-        request, features = decoded(engine, prompt, params)
-        for ranks in ranks_along(
-            drafter,
-            policy,
-            prompt,
-            request.output_ids,
-            params,
-            depth=options.depth,
-            stride=options.stride,
-            features=features,
-            target=pass_maker(target, features),
-            kept=target.tracked,
-        ):
-            tally.add(ranks)
-        tally.done = number + 1
-        tally.save()
-        yield tally.done
-
-
-def decoded(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[Request, Tensor | None]:
-    """A prompt's request when it has ended, and the target's hidden states where it tracks them."""
-    request = engine.stepper.open(engine.request(list(prompt), params))
-    try:
-        while request.finish_reason is None:
-            engine.stepper.step([request])
-        return request, None if request.row is None else row_features(request.row)
-    finally:
-        engine.stepper.close(request)
+    numbers = range(tally.done, len(prompts))
+    limits: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+    with closing(respond(target, prompts, numbers, rows=1, seed=seed, **limits)) as drawn:
+        for response in drawn:
+            with replayed(drafter, response, seed, target) as replay:
+                for ranks in ranks_along(replay, policy, depth=options.depth, stride=options.stride):
+                    tally.add(ranks)
+            tally.done = response.number + 1
+            tally.save()
+            yield tally.done

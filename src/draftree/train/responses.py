@@ -16,14 +16,15 @@ from torch import Tensor
 
 from ..artifacts import LARGEST_DATA, read_text, reason, user_path
 from ..config import SamplingParams
-from ..engine.engine import Engine, Handle
-from ..engine.scheduler import SchedulerParams
-from ..engine.speculation import Observer, Speculation
+from ..drafters.base import Drafter
+from ..engine.engine import Engine
+from ..engine.replay import Replay, pass_maker
+from ..engine.speculation import EngineRequest, Speculation
 from ..errors import PromptError, UnknownNameError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Row
 from ..models.huggingface.cache import FeatureRow
+from ..models.huggingface.inspection import torch_dtype
 from ..models.protocols import FeatureModel
-from ..request import Outcome, Request
 from ..text.encoding import encode, user
 
 LONGEST_PROMPT = 512
@@ -152,6 +153,8 @@ TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 the greedy paths."""
 AGAIN = (0.7, 1.0)
 """Of further responses, in turn: another greedy one would be the same."""
+_READ = 512
+"""Most tokens of prompts that a step reads: bounds the memory of a pass."""
 _GRAIN = 64
 
 
@@ -179,6 +182,20 @@ class Response:
     def gained(self) -> int:
         """Tokens of the response."""
         return self.tokens.shape[0] - self.prompt_length
+
+
+def replayed(drafter: Drafter, response: Response, seed: int, model: LanguageModel) -> Replay:
+    """A response that is decoded again with a drafter.
+
+    Args:
+        seed: with which it was drawn.
+        model: the target, or a head for it, which has its device and dtype; the target makes its passes all the same
+            where the drafter reads hidden states that the response has not.
+    """
+    ids, start, can = response.tokens.tolist(), response.prompt_length, model.capabilities
+    params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
+    states = response.features.to(can.device, torch_dtype(can)) if response.features.shape[1] else None
+    return Replay(drafter, ids[:start], ids[start:], params, states, pass_maker(model, states), response.kept)
 
 
 def row_features(row: Row) -> Tensor | None:
@@ -224,6 +241,7 @@ def respond(
     rows: int,
     max_tokens: int,
     seed: int,
+    temperature: float | None = None,
     states: Callable[[Row], Tensor | None] = row_features,
 ) -> Generator[Response]:
     """Responses to the prompts of these numbers, in the order in which they end.
@@ -236,56 +254,36 @@ def respond(
         numbers: which are still to do; read one by one, as rows become free.
         rows: responses that are decoded together.
         max_tokens: most tokens of a response.
+        temperature: of all; None: ``temperature_of`` each.
         states: gives a row's hidden states.
     """
     target.reserve(rows, max(map(len, prompts)) + max_tokens)
-    ended = _EndedFeatures(states)
-    engine = Engine(target, Speculation(nodes=1), observers=[ended], scheduling=SchedulerParams(rows=rows, queue=rows))
-    waiting, running = iter(numbers), dict[int, Handle]()
+    engine = Engine(target, Speculation(nodes=1))
+    stepper, waiting, running = engine.stepper, iter(numbers), dict[int, EngineRequest]()
     try:
         while True:
             for number in islice(waiting, rows - len(running)):
-                prompt, temperature = prompts[number % len(prompts)], temperature_of(number, len(prompts))
+                prompt = prompts[number % len(prompts)]
                 limit = min(max_tokens, target.capabilities.max_length - len(prompt) - 1)
-                params = SamplingParams(max_tokens=limit, temperature=temperature, seed=seed_of(number, seed))
-                running[number] = engine.submit(prompt, params)
+                at = temperature_of(number, len(prompts)) if temperature is None else temperature
+                params = SamplingParams(max_tokens=limit, temperature=at, seed=seed_of(number, seed))
+                running[number] = engine.request(prompt, params)
+                stepper.open_row(running[number])
             if not running:
                 return
-            engine.wait(lambda: any(handle.done for handle in running.values()))
-            for number in [n for n, handle in running.items() if handle.done]:
-                handle = running.pop(number)
-                handle.result()  # raises what ended it
-                request = handle.request
-                ids, features = torch.tensor(request.ids), ended.features.pop(request)
-                own = request.params.temperature, request.prompt_length, ids, features
-                yield Response(number, *own, target.tracked)
+            stepper.step([*running.values()], _READ)
+            for number in [n for n, request in running.items() if request.finish_reason is not None]:
+                request = running.pop(number)
+                found = None if request.row is None else states(request.row)
+                features = torch.zeros(len(request.ids) - 1, 0) if found is None else found
+                stepper.close(request)
+                ids, own = torch.tensor(request.ids), (request.params.temperature, request.prompt_length)
+                yield Response(number, *own, ids, _halved(features).cpu(), target.tracked)
     finally:
-        for handle in running.values():
-            handle.cancel()
+        for request in running.values():
+            stepper.close(request)
         if isinstance(target, FeatureModel) and not target.rows:
             target.free_cache()  # training on them needs the memory
-
-
-class _EndedFeatures(Observer):
-    """Keeps the hidden states of requests that have ended, as a ``Response`` has them."""
-
-    def __init__(self, states: Callable[[Row], Tensor | None]) -> None:
-        self._states = states
-        self.features: dict[Request, Tensor] = {}
-
-    def opened(self, request: Request) -> None:
-        self._keep(request)
-
-    def stepped(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            self._keep(outcome.request)
-
-    def _keep(self, request: Request) -> None:
-        if request.finish_reason is None or request.row is None:
-            return
-        states = self._states(request.row)
-        none = torch.zeros(len(request.ids) - 1, 0, dtype=torch.float16)
-        self.features[request] = none if states is None else _halved(states).cpu()
 
 
 def _halved(states: Tensor) -> Tensor:
