@@ -221,7 +221,7 @@ def test_what_one_kind_of_head_has_begun_is_not_anothers(
         assert "holds another model: give --out a folder of its own" in complaint(capsys)
         (out / "config.json").unlink()
         assert run(asked(model, prompts, out, "--arch", arch)) == 2
-        assert "for another --arch" in complaint(capsys)
+        assert "of other models, prompts or settings" in complaint(capsys)
 
 
 def test_a_head_that_was_copied_here_is_not_overwritten(
@@ -239,7 +239,7 @@ def test_other_settings_are_refused(model: str, trained: Path, prompts: Path, tm
     assert run(asked(model, prompts, out, "--learning-rate", "1e-4")) == 2
     assert "of a training with other responses or settings" in complaint(capsys)
     assert run(asked(model, prompts, out, "--max-tokens", "20")) == 2
-    assert "holds responses of another target, other prompts or other settings" in complaint(capsys)
+    assert "holds responses of other models, prompts or settings" in complaint(capsys)
 
 
 def test_nothing_to_learn_from_is_said(model: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:

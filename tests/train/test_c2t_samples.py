@@ -144,7 +144,7 @@ def recipe(**changes: object) -> SampleRecipe:
 
 
 def run(folder: Path, made: Drafter | None = None, most: int = 10**6) -> SampleStore:
-    model, store = target(), SampleStore.open(folder, recipe())
+    model, store = target(), SampleStore(folder, recipe())
     drafts = made or drafter("relative", model, full_trees())
     collect(store, model, drafts, PROMPTS, most=most, rows=2, progress=lambda count: None)
     return store
@@ -152,7 +152,7 @@ def run(folder: Path, made: Drafter | None = None, most: int = 10**6) -> SampleS
 
 def test_what_is_collected_comes_back_from_disk(tmp_path: Path) -> None:
     store = run(tmp_path / "data")
-    again = SampleStore.open(tmp_path / "data", recipe())
+    again = SampleStore(tmp_path / "data", recipe())
     assert (
         (again.done, again.count, again.trees)
         == (store.done, store.count, store.trees)
@@ -181,7 +181,7 @@ def test_an_interrupted_collection_goes_on_and_ends_with_the_same_samples(
         patch.setattr(module, "samples_along", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "data")
-    assert SampleStore.open(tmp_path / "data", recipe()).done == set(calls[:2])
+    assert SampleStore(tmp_path / "data", recipe()).done == set(calls[:2])
     store = run(tmp_path / "data")
     assert store.done == {0, 1, 2, 3}
     assert torch.equal(store.samples().accepted, whole.accepted)
@@ -200,8 +200,8 @@ def test_collection_stops_when_there_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"target": "other"}, {"drafter": "x"}, {"negatives": 0.4}, {"seed": 1}])
 def test_samples_of_other_settings_are_not_mixed_in(change: dict[str, object], tmp_path: Path) -> None:
     run(tmp_path / "data", most=10)
-    with pytest.raises(ConfigError, match="holds samples of other models, prompts or settings"):
-        SampleStore.open(tmp_path / "data", recipe(**change))
+    with pytest.raises(ConfigError, match="holds samples of other models, prompts or settings: .* remove the folder"):
+        SampleStore(tmp_path / "data", recipe(**change))
 
 
 def test_a_torn_shard_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_torn_shard_is_refused_by_its_name(tmp_path: Path) -> None:
     shard = tmp_path / "data" / "samples-00000000.safetensors"
     shard.write_bytes(shard.read_bytes()[:100])
     with pytest.raises(ModelFileError, match="cannot read .*samples-00000.*: remove it; its samples will be drawn"):
-        SampleStore.open(tmp_path / "data", recipe())
+        SampleStore(tmp_path / "data", recipe())
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, full_disk: None) -> None:
@@ -238,7 +238,7 @@ def test_a_drafter_that_reads_hidden_states_gets_them(tmp_path: Path) -> None:
     model = target()
     drafts = TreeDrafter(full_trees(), EagleSource(trained(model), VOCAB))
     drafts.prepare(model)
-    store = SampleStore.open(tmp_path / "data", recipe())
+    store = SampleStore(tmp_path / "data", recipe())
     collect(store, model, drafts, PROMPTS[:2], most=10**6, rows=2, progress=lambda count: None)
     assert store.done == {0, 1}
     assert bool(store.samples().accepted.any())

@@ -17,7 +17,7 @@ from draftree.models.base import FINAL_STATE, FeatureSpec, prefill
 from draftree.models.huggingface.cache import feature_part
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.native.native_model import NativeModel
-from draftree.train import head_data
+from draftree.train import head_data, shards
 from draftree.train.head_data import HeadData, by_length
 from draftree.train.responses import TEMPERATURES, DataRecipe, Response, digest, encoded, respond, shuffled
 
@@ -70,7 +70,7 @@ def store(drawn: Sequence[Response], target: HFModel, folder: Path, patch: pytes
     """Responses kept as if they had been drawn; a shard is full with two of them."""
     patch.setattr(head_data, "SHARD_TOKENS", 40)
     patch.setattr(head_data, "respond", lambda *given, **options: (r for r in drawn))
-    data = HeadData.open(folder, RECIPE, PROMPTS)
+    data = HeadData(folder, RECIPE, PROMPTS)
     data.collect(target, tokens=1000, seconds=60, rows=1, progress=lambda done: None)
     return data
 
@@ -78,11 +78,11 @@ def store(drawn: Sequence[Response], target: HFModel, folder: Path, patch: pytes
 def test_what_is_stored_is_what_is_read(target: HFModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = list(respond(target, PROMPTS, [2, 0, 1, 3], rows=4, max_tokens=20, seed=0))
     store(drawn[:3], target, tmp_path / "work", monkeypatch)
-    data = HeadData.open(tmp_path / "work", RECIPE, PROMPTS)  # as another run does
+    data = HeadData(tmp_path / "work", RECIPE, PROMPTS)  # as another run does
     assert (data.numbers, data.tokens) == ({r.number for r in drawn[:3]}, 60)
     store(drawn[3:], target, tmp_path / "work", monkeypatch)
     assert len(list((tmp_path / "work").glob("responses-*"))) > 1
-    again = HeadData.open(tmp_path / "work", RECIPE, PROMPTS).responses()
+    again = HeadData(tmp_path / "work", RECIPE, PROMPTS).responses()
     for one, two in zip(sorted(drawn, key=lambda r: r.number), again, strict=True):
         assert (one.number, one.prompt_length) == (two.number, two.prompt_length)
         assert (one.temperature, one.gained) == (two.temperature, two.gained)
@@ -97,7 +97,7 @@ def test_hidden_states_of_layers_come_with_a_response(tmp_path: Path) -> None:
     with torch.no_grad():
         model.model.get_input_embeddings().weight.mul_(1e6)
     model.track_features(wanted)
-    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS, model.tracked)
+    data = HeadData(tmp_path / "a", RECIPE, PROMPTS, model.tracked)
     assert data.bytes_needed(1000, 32) >= 1000 * (2 * 3 * 32 + 4)
     data.collect(model, tokens=40, seconds=60, rows=2, progress=lambda done: None)
     for response in data.responses():
@@ -105,8 +105,8 @@ def test_hidden_states_of_layers_come_with_a_response(tmp_path: Path) -> None:
         embedded = model.embeddings(response.tokens[:-1]).clamp(-65504, 65504)
         found = feature_part(response.kept, response.features, FeatureSpec((0,))).float()
         assert bool(response.features.isfinite().all()) and torch.allclose(found, embedded, rtol=1e-2)
-    with pytest.raises(ConfigError, match="for another --arch: .*choose another --out"):
-        HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
+    with pytest.raises(ConfigError, match="of other models, prompts or settings: .*choose another --out"):
+        HeadData(tmp_path / "a", RECIPE, PROMPTS)
 
 
 def test_a_shard_that_was_removed_costs_its_own_responses_alone(
@@ -117,9 +117,9 @@ def test_a_shard_that_was_removed_costs_its_own_responses_alone(
     drawn = [next(respond(target, PROMPTS, [n], rows=1, max_tokens=20, seed=0)) for n in range(4)]
     for one in drawn[:3]:
         store([one], target, tmp_path / "work", monkeypatch)
-    (tmp_path / "work" / "responses-00000.safetensors").unlink()
+    (tmp_path / "work" / "responses-00000000.safetensors").unlink()
     store(drawn[3:], target, tmp_path / "work", monkeypatch)
-    assert HeadData.open(tmp_path / "work", RECIPE, PROMPTS).numbers == {1, 2, 3}
+    assert HeadData(tmp_path / "work", RECIPE, PROMPTS).numbers == {1, 2, 3}
 
 
 def test_a_run_that_is_killed_behind_its_first_shard_goes_on(
@@ -136,41 +136,43 @@ def test_a_run_that_is_killed_behind_its_first_shard_goes_on(
 
     drawn = list(respond(target, PROMPTS, [0], rows=1, max_tokens=20, seed=0))
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(head_data, "write_whole", killed)
+        patch.setattr(shards, "write_whole", killed)
         store(drawn, target, tmp_path / "work", patch)
     assert written == ["recipe.json"]
-    assert not HeadData.open(tmp_path / "work", RECIPE, PROMPTS).numbers
+    assert not HeadData(tmp_path / "work", RECIPE, PROMPTS).numbers
 
 
 def test_a_truncated_shard_is_named(target: HFModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store(list(respond(target, PROMPTS, [0], rows=1, max_tokens=5, seed=0)), target, tmp_path / "work", monkeypatch)
-    shard = tmp_path / "work" / "responses-00000.safetensors"
+    shard = tmp_path / "work" / "responses-00000000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-10])
-    with pytest.raises(ModelFileError, match=r"cannot read .*responses-00000.* remove it; its responses will be drawn"):
-        HeadData.open(tmp_path / "work", RECIPE, PROMPTS)
+    with pytest.raises(
+        ModelFileError, match=r"cannot read .*responses-00000000.* remove it; its responses will be drawn"
+    ):
+        HeadData(tmp_path / "work", RECIPE, PROMPTS)
 
 
 def test_a_full_disk_is_one_line(target: HFModel, tmp_path: Path, full_disk: None) -> None:
-    data = HeadData.open(tmp_path / "work", RECIPE, PROMPTS)
+    data = HeadData(tmp_path / "work", RECIPE, PROMPTS)
     with pytest.raises(RunError, match="make room there, then give the same command again"):
         data.collect(target, tokens=1000, seconds=60, rows=1, progress=lambda done: None)
     assert not list((tmp_path / "work").iterdir())
 
 
 def test_interrupted_drawing_goes_on_and_ends_the_same(target: HFModel, tmp_path: Path) -> None:
-    whole = HeadData.open(tmp_path / "whole", RECIPE, PROMPTS)
+    whole = HeadData(tmp_path / "whole", RECIPE, PROMPTS)
     whole.collect(target, tokens=1000, seconds=60, rows=2, progress=lambda done: None)
 
     def interrupt(done: int) -> None:
         raise KeyboardInterrupt
 
-    data = HeadData.open(tmp_path / "part", RECIPE, PROMPTS)
+    data = HeadData(tmp_path / "part", RECIPE, PROMPTS)
     with pytest.raises(KeyboardInterrupt):
         data.collect(target, tokens=1000, seconds=60, rows=2, progress=interrupt)
-    data = HeadData.open(tmp_path / "part", RECIPE, PROMPTS)
+    data = HeadData(tmp_path / "part", RECIPE, PROMPTS)
     assert len(data.numbers) == 1
     data.collect(target, tokens=1000, seconds=60, rows=2, progress=lambda done: None)
-    found = [HeadData.open(tmp_path / name, RECIPE, PROMPTS).responses() for name in ("whole", "part")]
+    found = [HeadData(tmp_path / name, RECIPE, PROMPTS).responses() for name in ("whole", "part")]
     for one, two in zip(*found, strict=True):
         assert torch.equal(one.tokens, two.tokens)
         assert torch.allclose(one.features.float(), two.features.float(), atol=1e-2)
@@ -184,14 +186,14 @@ def test_rows_that_do_not_fit_a_devices_memory_are_one_line(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(head_data, "respond", full)
-    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
+    data = HeadData(tmp_path / "a", RECIPE, PROMPTS)
     with pytest.raises(RunError, match="7 rows do not fit the memory: the same command goes on with fewer --rows"):
         data.collect(target, tokens=1000, seconds=60, rows=7, progress=lambda done: None)
-    assert HeadData.open(tmp_path / "a", RECIPE, PROMPTS).numbers == {2}
+    assert HeadData(tmp_path / "a", RECIPE, PROMPTS).numbers == {2}
 
 
 def test_drawing_stops_at_the_tokens_or_the_time(target: HFModel, tmp_path: Path) -> None:
-    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
+    data = HeadData(tmp_path / "a", RECIPE, PROMPTS)
     data.collect(target, tokens=21, seconds=60, rows=1, progress=lambda done: None)
     assert data.tokens == 40
     data.collect(target, tokens=1000, seconds=0, rows=1, progress=lambda done: None)
@@ -201,14 +203,14 @@ def test_drawing_stops_at_the_tokens_or_the_time(target: HFModel, tmp_path: Path
 
 
 def test_the_first_prompts_are_kept_apart(target: HFModel, tmp_path: Path) -> None:
-    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
+    data = HeadData(tmp_path / "a", RECIPE, PROMPTS)
     data.collect(target, tokens=1000, seconds=60, rows=4, progress=lambda done: None)
     learned, apart = data.split(1)
     assert ([r.number for r in learned], [r.number for r in apart]) == ([1, 2, 3], [0])
 
 
 def test_further_responses_to_a_prompt_are_sampled_and_others(target: HFModel, tmp_path: Path) -> None:
-    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
+    data = HeadData(tmp_path / "a", RECIPE, PROMPTS)
     data.collect(target, tokens=1000, seconds=60, rows=4, progress=lambda done: None, each=3, held_out=1)
     found = {r.number: r for r in data.responses()}
     assert sorted(found) == [0, 1, 2, 3, 5, 6, 7, 9, 10, 11]  # the first prompt is kept apart, and answered once
@@ -226,15 +228,15 @@ def test_further_responses_to_a_prompt_are_sampled_and_others(target: HFModel, t
 
 
 def test_responses_of_another_recipe_are_refused(target: HFModel, tmp_path: Path) -> None:
-    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
+    data = HeadData(tmp_path / "a", RECIPE, PROMPTS)
     data.collect(target, tokens=20, seconds=60, rows=1, progress=lambda done: None)
     other = DataRecipe(target="tiny", prompts="p", max_tokens=21, seed=0, dtype="float32")
-    with pytest.raises(ConfigError, match="another target, other prompts or other settings, .*choose another --out"):
-        HeadData.open(tmp_path / "a", other, PROMPTS)
+    with pytest.raises(ConfigError, match="of other models, prompts or settings: .*choose another --out"):
+        HeadData(tmp_path / "a", other, PROMPTS)
 
 
 def test_a_small_disk_is_refused_with_the_bytes_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = HeadData.open(tmp_path / "a", RECIPE, PROMPTS)
+    data = HeadData(tmp_path / "a", RECIPE, PROMPTS)
     needed = data.bytes_needed(1000, 32)
     assert needed >= 1000 * (2 * 32 + 4)
     usage = type("Usage", (), {"free": needed - 1})
@@ -256,7 +258,7 @@ def test_prompts_of_like_length_are_answered_together(target: HFModel, tmp_path:
     assert by_length([3, 1, 2, 6, 9, 7, 5, 4], 3) == [1, 2, 0, 4, 5, 3, 7, 6]
     assert sorted(by_length([len(p) for p in PROMPTS], 2)) == list(range(len(PROMPTS)))
     prompts = [[1] * n for n in (4, 2, 5, 3)]
-    data = HeadData.open(tmp_path / "a", RECIPE, prompts)
+    data = HeadData(tmp_path / "a", RECIPE, prompts)
     data.collect(target, tokens=21, seconds=60, rows=1, progress=lambda done: None)
     assert data.numbers == {1, 3}  # the two shortest
 

@@ -27,7 +27,6 @@ from ..progress import out as output
 from ..progress import progress_reporter
 from ..train.c2t_fit import ClassifierFigures, ClassifierRecipe, check_split, evaluate, fit
 from ..train.c2t_samples import (
-    SAMPLES_RECIPE,
     SampleOptions,
     SampleRecipe,
     SampleStore,
@@ -49,6 +48,7 @@ from ..train.responses import (
     read_prompts,
     shuffled,
 )
+from ..train.shards import RECIPE
 from .interrupt import GO_ON, on_interrupt
 from .options import ComputeOptions, Drafter, Target, with_options
 
@@ -147,7 +147,7 @@ def head(
     training = HeadTraining(
         target=model,
         architecture=architecture,
-        data=HeadData.open(folder / WORK, data, encoded_prompts, model.tracked),
+        data=HeadData(folder / WORK, data, encoded_prompts, model.tracked),
         sources=files,
         recipe=replace(recipe, bf16=bf16, seed=source.seed),
         limits=limits,
@@ -189,7 +189,7 @@ def classifier(
     spec = _drafting(drafter)
     texts, files = source.read()
     check_split(len(texts), apart)
-    folder = own_folder(sampling.data or f"{path}.samples", "--data", SAMPLES_RECIPE)
+    folder = own_folder(sampling.data or f"{path}.samples", "--data", RECIPE)
     model = compute.load(target)
     drafts = load_drafter(spec, model, full_trees(), learning=False)
     tokens = encoded(model, texts, raw=source.raw)
@@ -197,7 +197,7 @@ def classifier(
     assert isinstance(drafts, TreeDrafter)  # noqa: S101 - drafter none is refused above
     made_for = provenance(model, drafts.source, drafts.name)
     context.with_resource(locked(folder, "--data", folder=True))
-    store = SampleStore.open(
+    store = SampleStore(
         folder,
         SampleRecipe(
             **asdict(made_for),

@@ -7,29 +7,25 @@ are those of such decoding, and no target pass goes into a thousand drafts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
 from annotated_types import Ge, Interval
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ..artifacts import make_folder, read_bytes, write_whole
 from ..config import Checked, Count, option
 from ..drafters.base import Drafter
-from ..errors import ConfigError, ModelFileError
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import Eagle2Tree
 from ..policies.c2t import FEATURES, features, of_tree
 from ..tree import DraftTree
 from .responses import MAX_ROWS, DataRecipe, Response, replayed, respond, seed_of
+from .shards import Shards
 
 WIDTH, LEVELS = 10, 11
 NODES = WIDTH + (LEVELS - 1) * WIDTH**2
@@ -140,54 +136,26 @@ class SampleOptions(Checked):
     data: str | None = option("Folder of the samples, for several fits; else FILE.samples.", metavar="DIR")
 
 
-SAMPLES_RECIPE = "recipe.json"
-
-
-@dataclass(slots=True)
 class SampleStore:
-    """Samples in a folder: a file for each prompt, written whole or not at all, and before them ``SAMPLES_RECIPE``.
+    """Samples in a folder: a file for each prompt.
 
     Attributes:
         done: prompts whose samples are there.
         count: samples that are there.
         trees: that they are of.
+
+    Raises:
+        ConfigError: the folder has samples of another recipe.
+        ModelFileError: a file cannot be read.
     """
 
-    folder: Path
-    recipe: SampleRecipe
-    done: set[int] = field(default_factory=set)
-    count: int = 0
-    trees: int = 0
-
-    @classmethod
-    def open(cls, folder: Path, recipe: SampleRecipe) -> SampleStore:
-        """What is in a folder.
-
-        Raises:
-            ConfigError: it is of another recipe, or has none.
-            ModelFileError: a file cannot be read.
-        """
-        store, path = cls(folder, recipe), folder / SAMPLES_RECIPE
-        own = asdict(recipe)
-        try:
-            found = json.loads(read_bytes(path))
-        except FileNotFoundError:
-            found = None if store._files else own
-        except (OSError, ValueError, RecursionError):
-            found = None
-        if found != own:
-            raise ConfigError(
-                f"{folder} holds samples of other models, prompts or settings: repeat that command to go on with them, "
-                "or remove the folder"
-            )
-        for file in store._files:
-            columns = _read(file)
-            store._book(int(file.stem.removeprefix("samples-")), len(columns["accepted"]), int(columns["trees"]))
-        return store
-
-    @property
-    def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("samples-*.safetensors"))
+    def __init__(self, folder: Path, recipe: SampleRecipe) -> None:
+        self.recipe, self.done, self.count, self.trees = recipe, set[int](), 0, 0
+        self._shards = Shards(folder, "samples", {**asdict(recipe), "features": list(FEATURES)})
+        self._shards.check("remove the folder")
+        for number, file in self._shards.files.items():
+            accepted, trees = self._shards.read(file, "accepted", "trees")
+            self._book(number, len(accepted), int(trees))
 
     def _book(self, number: int, samples: int, trees: int) -> None:
         self.done.add(number)
@@ -200,28 +168,13 @@ class SampleStore:
         Raises:
             RunError: the disk is full, or cannot be written.
         """
-        make_folder(self.folder)
-        if not self.done:
-            write_whole(self.folder / SAMPLES_RECIPE, json.dumps(asdict(self.recipe), indent=1) + "\n")
-        columns = {name: column.contiguous() for name, column in samples._asdict().items()}
-        write_whole(self.folder / f"samples-{number:08d}.safetensors", save(columns | {"trees": torch.tensor(trees)}))
+        self._shards.write(number, samples._asdict() | {"trees": torch.tensor(trees)})
         self._book(number, len(samples.accepted), trees)
 
     def samples(self) -> Samples:
         """All that is on disk, in the order of their prompts."""
-        found = [_read(path) for path in self._files]
-        return Samples.joined([Samples(*(c[name] for name in Samples._fields)) for c in found])
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        columns = load_file(path)
-        shapes = {name: tuple(columns[name].shape[1:]) for name in (*Samples._fields, "trees")}
-        if shapes.pop("features") != (len(FEATURES),) or set(shapes.values()) != {()}:
-            raise ValueError("another format")
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise ModelFileError(f"cannot read {path}: {error}: remove it; its samples will be drawn again") from None
-    return columns
+        files = self._shards.files.values()
+        return Samples.joined([Samples(*self._shards.read(file, *Samples._fields)) for file in files])
 
 
 def collect(

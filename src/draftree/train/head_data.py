@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import product, repeat
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
-from ..artifacts import is_bare, make_folder, read_bytes, write_whole
-from ..errors import ConfigError, ModelFileError, RunError
+from ..errors import ConfigError, RunError
 from ..models.base import FINAL_STATE, FeatureSpec
 from ..models.protocols import FeatureModel
 from .responses import DataRecipe, Response, respond
+from .shards import Shards
 
 SHARD_TOKENS = 1 << 15
 _BATCHES = 8
 """So many batches' prompts are put in order of length: a batch's attention is as long as its longest row."""
-_COLUMNS = ("numbers", "lengths", "prompt_lengths", "temperatures")
+_COUNTS = ("numbers", "lengths", "prompt_lengths")
 
 
 def by_length(lengths: Sequence[int], some: int) -> list[int]:
@@ -37,62 +33,37 @@ def by_length(lengths: Sequence[int], some: int) -> list[int]:
     return order
 
 
-@dataclass(slots=True)
 class HeadData:
-    """Responses in a folder: shards of some thousand tokens, each written whole, and ``recipe.json``.
+    """Responses in a folder: shards of some thousand tokens.
 
-    Attributes:
-        folder: made when the first response is there.
+    Args:
         recipe: how they are drawn.
         prompts: token ids, in order.
         kept: the hidden states that they come with.
+
+    Attributes:
         numbers: of the responses that are there.
         tokens: of these responses, prompts left out.
         seconds: spent drawing them so far, over all runs.
+
+    Raises:
+        ConfigError: the folder is of another recipe, or comes with other hidden states.
+        ModelFileError: a shard cannot be read.
     """
 
-    folder: Path
-    recipe: DataRecipe
-    prompts: list[list[int]]
-    kept: FeatureSpec = FINAL_STATE
-    numbers: set[int] = field(default_factory=set)
-    tokens: int = 0
-    seconds: float = 0.0
-    _waiting: list[Response] = field(default_factory=list)
-
-    @classmethod
-    def open(
-        cls, folder: Path, recipe: DataRecipe, prompts: list[list[int]], kept: FeatureSpec = FINAL_STATE
-    ) -> HeadData:
-        """What is in a folder; nothing where there is none.
-
-        Raises:
-            ConfigError: it is of another recipe, or comes with other hidden states.
-            ModelFileError: a shard cannot be read.
-        """
-        data = cls(folder, recipe, prompts, kept)
-        try:
-            found = json.loads(read_bytes(folder / "recipe.json"))
-            same = found["recipe"] == asdict(recipe) and found["layers"] == [*kept.layers]
-            data.seconds = float(found["seconds"])
-        except FileNotFoundError:
-            same = is_bare(folder)
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            same = False
-        if not same:
-            raise ConfigError(
-                f"{folder} holds responses of another target, other prompts or other settings, or for another --arch: "
-                "repeat that command to go on with them, or choose another --out"
-            )
-        for shard in data._shards:
-            numbers, lengths, prompt_lengths, _ = _read_columns(shard)
-            data.numbers.update(numbers.tolist())
-            data.tokens += int((lengths - prompt_lengths).sum())
-        return data
-
-    @property
-    def _shards(self) -> list[Path]:
-        return sorted(self.folder.glob("responses-*.safetensors"))
+    def __init__(
+        self, folder: Path, recipe: DataRecipe, prompts: list[list[int]], kept: FeatureSpec = FINAL_STATE
+    ) -> None:
+        self.folder, self.recipe, self.prompts, self.kept = folder, recipe, prompts, kept
+        self.numbers, self.tokens, self.seconds = set[int](), 0, 0.0
+        self._waiting: list[Response] = []
+        self._shards = Shards(folder, "responses", {**asdict(recipe), "layers": [*kept.layers]})
+        self._shards.check("choose another --out")
+        for file in self._shards.files.values():
+            numbers, lengths, prompt_lengths, seconds = self._shards.read(file, *_COUNTS, "seconds")
+            self.numbers.update(numbers.tolist())
+            self.tokens += int((lengths - prompt_lengths).sum())
+            self.seconds += float(seconds)
 
     def bytes_needed(self, tokens: int, hidden_size: int) -> int:
         """Bytes on disk for responses of so many tokens in all, at most: tokens and hidden states, prompts included.
@@ -179,11 +150,7 @@ class HeadData:
             self._save(time.monotonic() - began)
 
     def _save(self, seconds: float) -> None:
-        """Write the recipe, and then the responses that are not on disk yet: without a recipe they would be refused."""
-        self.seconds = seconds
-        content = {"recipe": asdict(self.recipe), "layers": [*self.kept.layers], "seconds": round(seconds, 1)}
-        make_folder(self.folder)
-        write_whole(self.folder / "recipe.json", json.dumps(content, indent=1) + "\n")
+        """Write the responses that are not on disk yet; drawing them has taken the time since the last shard."""
         if not self._waiting:
             return
         kept = self._waiting
@@ -194,20 +161,19 @@ class HeadData:
             "temperatures": torch.tensor([r.temperature for r in kept], dtype=torch.float64),
             "tokens": torch.cat([r.tokens for r in kept]).int(),
             "features": torch.cat([r.features for r in kept]),
+            "seconds": torch.tensor(seconds - self.seconds),
         }
-        shards = self._shards
-        number = 1 + int(shards[-1].stem.removeprefix("responses-")) if shards else 0
-        write_whole(self.folder / f"responses-{number:05d}.safetensors", save(columns))
+        self._shards.write(1 + max(self._shards.files, default=-1), columns)
+        self.seconds = seconds
         kept.clear()
 
     def responses(self) -> list[Response]:
         """All responses on disk in the order of their numbers; features are read from disk when they are used."""
         found: list[Response] = []
-        for path in self._shards:
-            numbers, lengths, prompt_lengths, temperatures = (column.tolist() for column in _read_columns(path))
-            with safe_open(path, framework="pt") as file:
-                tokens, features = file.get_tensor("tokens").long(), file.get_tensor("features")
-            texts, states = tokens.split(lengths), features.split([length - 1 for length in lengths])
+        for file in self._shards.files.values():
+            *counts, tokens, features = self._shards.read(file, *_COUNTS, "temperatures", "tokens", "features")
+            numbers, lengths, prompt_lengths, temperatures = (column.tolist() for column in counts)
+            texts, states = tokens.long().split(lengths), features.split([length - 1 for length in lengths])
             found += map(Response, numbers, temperatures, prompt_lengths, texts, states, repeat(self.kept))
         return sorted(found, key=lambda r: r.number)
 
@@ -215,11 +181,3 @@ class HeadData:
         """Responses to train on, and those to the first ``held_out`` prompts, which are kept apart."""
         found, prompts = self.responses(), len(self.prompts)
         return [r for r in found if r.number % prompts >= held_out], [r for r in found if r.number < held_out]
-
-
-def _read_columns(path: Path) -> list[Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return [file.get_tensor(name) for name in _COLUMNS]
-    except (OSError, SafetensorError) as error:
-        raise ModelFileError(f"cannot read {path}: {error}: remove it; its responses will be drawn again") from None
