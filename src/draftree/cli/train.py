@@ -37,7 +37,7 @@ from ..train.eagle_fit import FitRecipe, HeadFigures, fast_in_bf16
 from ..train.eagle_training import HeadTraining, TrainingLimits
 from ..train.head_architectures import ARCHITECTURES, Architecture, is_trained, read_trained
 from ..train.head_data import HeadData
-from ..train.rank_acceptance import CalibrationOptions, Tally, TruePath, measure
+from ..train.rank_acceptance import TALLY_FILE, CalibrationOptions, Tally, TruePath, measure
 from ..train.responses import (
     LONGEST_PROMPT,
     TEMPERATURES,
@@ -296,6 +296,7 @@ def calibrate(
     with on_interrupt(lambda: f"interrupted after {tally.done} of {len(prompts)} prompts: {GO_ON}"):
         with progress_reporter("calibrating", len(prompts), tally.done) as progress:
             for done in measure(options, model, drafts, policy, prompts, source.seed, tally):
+                TALLY_FILE.write(measured, tally)
                 progress(done)
     counts = tally.counts
     measured.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ although no tree had it, and no target pass is spent on drafts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Ge, Interval
 
-from ..artifacts import read_bytes, write_whole
+from ..artifacts import JsonFormat
 from ..config import Checked, Count, NodeCount, Temperature, option
 from ..drafters.base import Drafter
 from ..engine.replay import Replay
@@ -89,7 +88,6 @@ class Tally:
         done: prompts that are counted.
     """
 
-    path: Path
     key: str
     trials: list[int]
     accepted: list[list[int]]
@@ -102,16 +100,13 @@ class Tally:
         Raises:
             ConfigError: the file is of another calibration, or of none.
         """
-        fresh = cls(path, key, [0] * depth, [[0] * MAX_WIDTH for _ in range(depth)])
+        fresh = cls(key, [0] * depth, [[0] * MAX_WIDTH for _ in range(depth)])
         try:
-            found = json.loads(read_bytes(path))
-            Counts(tuple(found["trials"]), tuple(map(tuple, found["accepted"])))
-            if found["key"] == key:
-                return cls(path, key, found["trials"], found["accepted"], int(found["done"]))
+            found = TALLY_FILE.read(path)
         except FileNotFoundError:
             return fresh
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            raise ConfigError(f"{path} is of no calibration: remove it, or give --out another file") from None
+        if found.key == key:
+            return found
         raise ConfigError(
             f"{path} is of a calibration with other models, prompts or settings: repeat that one to finish it, "
             "or remove the file to start afresh"
@@ -123,15 +118,14 @@ class Tally:
             if rank is not None:
                 self.accepted[depth][rank] += 1
 
-    def save(self) -> None:
-        fields = {"key": self.key, "done": self.done, "trials": self.trials, "accepted": self.accepted}
-        write_whole(self.path, json.dumps(fields) + "\n")
-
     @property
     def counts(self) -> Counts:
         """Without the ranks that were never right."""
         used = max((rank + 1 for row in self.accepted for rank, count in enumerate(row) if count), default=1)
         return Counts(tuple(self.trials), tuple(tuple(row[:used]) for row in self.accepted))
+
+
+TALLY_FILE = JsonFormat("draftree tally", 1, "calibration", "remove it, or give --out another file", Tally)
 
 
 def measure(
@@ -143,8 +137,9 @@ def measure(
     seed: int,
     tally: Tally,
 ) -> Iterator[int]:
-    """Count at which ranks the drafter has what the target says after the prompts that are left; gives out how many are
-    done.
+    """Count at which ranks the drafter has what the target says after the prompts that are left.
+
+    Gives out how many are done; ``tally`` has their counts.
 
     Args:
         drafter: with ``policy``.
@@ -159,5 +154,4 @@ def measure(
                 for ranks in ranks_along(replay, policy, depth=options.depth, stride=options.stride):
                     tally.add(ranks)
             tally.done = response.number + 1
-            tally.save()
             yield tally.done
