@@ -31,7 +31,7 @@ from draftree.models.huggingface.cache import feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.train.eagle_fit import Fit, FitRecipe
 from draftree.train.eagle_training import draft_vocabulary
-from draftree.train.head_architectures import ARCHITECTURES, Start
+from draftree.train.head_architectures import ARCHITECTURES
 
 from .heads import frozen, responses
 from .published import FLAGS, ROPES, Recipe, eagle_head
@@ -127,7 +127,7 @@ def trained_difference() -> float:
         learned = responses(target)
         vocabulary = draft_vocabulary(learned, target.capabilities.vocab_size, 40)
         parts = frozen(target, vocabulary)
-        network = architecture.begin(Start(target, parts, vocabulary, learned, 0))
+        network = architecture.begin(target, parts, vocabulary, learned, 0)
         assert len(list(Fit(FitRecipe(batch=4), network, parts, learned, 30, "").run())) == 30
         save_head(Path(place) / "head", network, vocabulary, target)
         return worst(eagle_head(Path(place) / "head", target), target, loaded(Path(place) / "head"))

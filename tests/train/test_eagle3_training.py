@@ -25,7 +25,7 @@ from draftree.models.huggingface.cache import feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.train.eagle_fit import Batch, Fit, FitRecipe, evaluate, loss, unrolled
 from draftree.train.eagle_training import draft_vocabulary
-from draftree.train.head_architectures import ARCHITECTURES, Start, layers_read
+from draftree.train.head_architectures import ARCHITECTURES, layers_read
 from draftree.train.responses import Response
 
 from ..heads import PROMPTS, frozen, random_network, responses
@@ -67,7 +67,7 @@ def learned(target: HFModel) -> list[Response]:
 
 def untrained(target: HFModel, learned: list[Response]) -> tuple[EagleNetwork, Tensor]:
     vocabulary = draft_vocabulary(learned, VOCAB, 40)
-    return EAGLE3.begin(Start(target, frozen(target, vocabulary), vocabulary, learned, 0)), vocabulary
+    return EAGLE3.begin(target, frozen(target, vocabulary), vocabulary, learned, 0), vocabulary
 
 
 @pytest.fixture(scope="module")

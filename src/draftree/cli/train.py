@@ -131,7 +131,7 @@ def head(
         raise ConfigError(f"no draft head of this --arch in {start}: give --init a folder of one")
     texts, files = source.read()
     model = feature_model(compute.load(target))
-    read = architecture.features(model) if start is None else read_trained(start, model, architecture)[0].features
+    read = architecture.features(model) if start is None else read_trained(start, model)[0].features
     model.track_features(read | FINAL_STATE)
     encoded_prompts = encoded(model, texts, raw=source.raw)
     data = DataRecipe(

@@ -195,11 +195,10 @@ def evaluate(head: DraftHead, responses: Sequence[Response], seed: int, progress
     """Draft along responses: with the true token alone kept, for acceptance, and as decoding would, for its length.
 
     Args:
-        responses: of which only those with at least two tokens count.
+        responses: of at least two tokens each.
         seed: with which they were drawn.
         progress: called with how many of them are done.
     """
-    used = [r for r in responses if r.gained > 1]
     source = partial(EagleSource, head, head.capabilities.vocab_size)
     policy = TruePath()
     drafter = TreeDrafter(policy, source())
@@ -210,7 +209,7 @@ def evaluate(head: DraftHead, responses: Sequence[Response], seed: int, progress
     }
     gained, steps = 0, dict.fromkeys(trees, 0)
     drafts: list[list[int | None]] = []
-    for done, response in enumerate(used, start=1):
+    for done, response in enumerate(responses, start=1):
         with replayed(drafter, response, seed, head) as replay:
             drafts += ranks_along(replay, policy, depth=DEPTH, stride=STRIDE)
         for name, (tree, nodes) in trees.items():
@@ -223,7 +222,7 @@ def evaluate(head: DraftHead, responses: Sequence[Response], seed: int, progress
     layers = [[ranks[d] for ranks in drafts if len(ranks) > d] for d in range(DEPTH)]
     acceptance = [[_share(ranks, most) for most in RANKS] for ranks in layers]
     mal = {name: gained / max(1, n) for name, n in steps.items()}
-    return HeadFigures(len(used), gained, [len(ranks) for ranks in layers], acceptance, mal)
+    return HeadFigures(len(responses), gained, [len(ranks) for ranks in layers], acceptance, mal)
 
 
 def _share(ranks: Sequence[int | None], most: int) -> float:

@@ -22,9 +22,10 @@ from ..config import Checked, Count, Whole, option
 from ..errors import ConfigError, RunError
 from ..models.heads.eagle_network import EagleNetwork, save_head
 from ..models.heads.head_folder import EAGLE, head_in
+from ..models.huggingface.inspection import fingerprint
 from ..models.protocols import FeatureModel
 from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate
-from .head_architectures import Architecture, Start, read_trained
+from .head_architectures import Architecture, read_trained
 from .head_data import HeadData
 from .responses import AGAIN, LONGEST_PROMPT, MAX_ROWS, TEMPERATURES, PromptFile, Response
 
@@ -117,7 +118,7 @@ class HeadTraining:
         limits, data = self.limits, self.data
         if limits.packed and self.architecture.kind != EAGLE:
             raise ConfigError("an EAGLE-3 head is for other servers too, which read no Q4_1: leave --packed out")
-        begun = None if self.init is None else read_trained(self.init, self.target, self.architecture)
+        begun = None if self.init is None else read_trained(self.init, self.target)
         seconds = limits.hours * 3600
         checkpoint = data.folder / "checkpoint.pt"
         if not checkpoint.exists():
@@ -172,10 +173,10 @@ class HeadTraining:
         weight, bias = self.target.output_rows(vocabulary.to(device))
         embeddings = self.target.embeddings(every.to(device))
         frozen = Frozen(embeddings.float(), weight.float(), None if bias is None else bias.float())
+        key = self._key(learned, vocabulary, network)
         if network is None:
-            start = Start(self.target, frozen, vocabulary, learned, self.recipe.seed, self.limits.feed_forward)
-            network = self.architecture.begin(start)
-        key = self._key(learned, vocabulary)
+            own = self.recipe.seed, self.limits.feed_forward
+            network = self.architecture.begin(self.target, frozen, vocabulary, learned, *own)
         fit = Fit(self.recipe, network.to(device), frozen, learned, self.limits.steps or 1, key)
         if not fit.resume(checkpoint) and self.limits.steps is None:
             fit.steps = self._affordable(fit, learned, seconds)
@@ -190,17 +191,13 @@ class HeadTraining:
         most = _MOST_EPOCHS * -(-len(learned) // self.recipe.batch)
         return max(1, min(most, int(seconds * timed / (time.monotonic() - began))))
 
-    def _key(self, learned: list[Response], vocabulary: Tensor) -> str:
-        """Identifies the fit: settings, responses, and what it starts from."""
+    def _key(self, learned: list[Response], vocabulary: Tensor, network: EagleNetwork | None) -> str:
+        """Identifies the fit: settings, responses, and the network that it starts from."""
         data = [asdict(self.data.recipe), *self.data.kept.layers]
         sizes = self.limits.steps, self.limits.feed_forward
         parts = [asdict(self.recipe), sizes, data, vocabulary.tolist(), [r.number for r in learned]]
-        init = None
-        if self.init is not None:
-            files = sorted(self.init.glob("*.safetensors")) or sorted(self.init.glob("*.bin"))
-            init = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-        document = json.dumps([*parts, init])
-        return hashlib.sha256(document.encode()).hexdigest()
+        init = None if network is None else fingerprint(network.parameters())
+        return hashlib.sha256(json.dumps([*parts, init]).encode()).hexdigest()
 
     def _train(self, fit: Fit, checkpoint: Path, stage: Stage) -> None:
         """Do the steps that are left; interrupted, a checkpoint keeps those that are done."""
@@ -218,16 +215,12 @@ class HeadTraining:
 
     def _figures(self, apart: list[Response], stage: Stage) -> dict[str, HeadFigures]:
         head = head_in(self.out).torch_head(self.target)
-        groups = {
-            "greedy": [r for r in apart if r.temperature == 0],
-            "sampled": [r for r in apart if r.temperature > 0],
-        }
         found = {}
-        for name, group in groups.items():
-            with stage(f"evaluating {name} responses", len(group), 0) as progress:
-                if group:
+        for name, sampled in (("greedy", False), ("sampled", True)):
+            if group := [r for r in apart if (r.temperature > 0) is sampled]:
+                with stage(f"evaluating {name} responses", len(group), 0) as progress:
                     found[name] = evaluate(head, group, self.data.recipe.seed, progress)
-        content = {name: asdict(found[name]) if name in found else None for name in groups}
+        content = {name: asdict(figures) for name, figures in found.items()}
         write_whole(self.data.folder / "figures.json", json.dumps(content, indent=1) + "\n")
         return found
 
@@ -251,7 +244,7 @@ class HeadTraining:
             steps=fit.steps,
             precision="bfloat16, weights float32" if self.recipe.bf16 else "float32",
             stride=STRIDE,
-            tables="".join(_tables(name, found) for name, found in figures.items() if found.tokens),
+            tables="".join(_tables(name, found) for name, found in figures.items()),
         )
 
 

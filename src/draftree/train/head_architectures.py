@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..models.base import FINAL_STATE, FeatureSpec
 from ..models.heads.eagle_network import EagleNetwork
-from ..models.heads.head_folder import EAGLE, EAGLE3, KINDS, find_head
+from ..models.heads.head_folder import EAGLE, EAGLE3, find_head, head_in
 from ..models.heads.head_format import EagleConfig, HeadArrays, default_layers, tensor_shapes
 from ..models.huggingface.cache import feature_part
 from ..models.protocols import FeatureModel
@@ -40,43 +40,48 @@ class Architecture:
         kind: as ``HeadFolder.kind``.
         about: what it is, for the model card.
         start: what it starts from where no other head is given, for the card.
-        features: which hidden states of the target a new head reads.
-        begin: a network to train from the start, on the device of ``Frozen``: as good as a linear map makes it.
     """
 
     kind: str
     about: str
     start: str
-    features: Callable[[FeatureModel], FeatureSpec]
-    begin: Callable[[Start], EagleNetwork]
 
+    def features(self, target: FeatureModel) -> FeatureSpec:
+        """Which hidden states of the target a new head reads."""
+        return FINAL_STATE if self.kind == EAGLE else FeatureSpec(layers_read(target.layers))
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a new head is made from.
+    def begin(
+        self,
+        target: FeatureModel,
+        frozen: Frozen,
+        vocabulary: Tensor,
+        responses: Sequence[Response],
+        seed: int,
+        feed_forward: int | None = None,
+    ) -> EagleNetwork:
+        """A network to train from the start, on the device of ``frozen``: as good as a linear map makes it.
 
-    Attributes:
-        vocabulary: [D] int64 ids of the tokens that it drafts.
-        responses: to learn from.
-        seed: of the weights that start at random.
-        feed_forward: width of its MLP; None: the target's.
-    """
+        The state of an EAGLE-3 head starts as what a linear map of the hidden states that it reads tells of the final
+        one, and its output layer as the target's: so all drafting steps read states of one kind from the start.
 
-    target: FeatureModel
-    frozen: Frozen
-    vocabulary: Tensor
-    responses: Sequence[Response]
-    seed: int
-    feed_forward: int | None = None
-
-
-def _begin_eagle(start: Start) -> EagleNetwork:
-    frozen, responses = start.frozen, start.responses
-    scale = _spread(responses) / float(frozen.embeddings.square().mean().sqrt())
-    config = EagleConfig.like(start.target, start.feed_forward, embedding_scale=scale)
-    network = new_eagle(config, start.seed).to(frozen.weight.device)
-    regress(network, frozen, responses)
-    return network
+        Args:
+            vocabulary: [D] int64 ids of the tokens that it drafts.
+            responses: to learn from.
+            seed: of the weights that start at random.
+            feed_forward: width of its MLP; None: the target's.
+        """
+        if self.kind == EAGLE:
+            scale = _spread(responses) / float(frozen.embeddings.square().mean().sqrt())
+            network = new_eagle(EagleConfig.like(target, feed_forward, embedding_scale=scale), seed)
+        else:
+            features = self.features(target)
+            ids = {"draft_vocab_size": len(vocabulary), "eagle_aux_hidden_state_layer_ids": features.layers}
+            output = {"lm_head.weight": frozen.weight.detach().cpu().clone()}
+            config = EagleConfig.like(target, feed_forward, **ids)
+            network = _fresh(config, output, features, seed, fuses_states=True)
+        network = network.to(frozen.weight.device)
+        regress(network, frozen, responses)
+        return network
 
 
 def new_eagle(config: EagleConfig, seed: int) -> EagleNetwork:
@@ -84,18 +89,6 @@ def new_eagle(config: EagleConfig, seed: int) -> EagleNetwork:
     size = config.hidden_size
     given = {"fc.bias": torch.zeros(size), "layers.0.input_layernorm.weight": torch.ones(size)}
     return _fresh(config, given, FINAL_STATE, seed, fuses_states=False)
-
-
-def _begin_eagle3(start: Start) -> EagleNetwork:
-    """A state starts as what a linear map of the three hidden states tells of the final one, and its output layer as
-    the target's: so all drafting steps read states of one kind from the start."""
-    layers, weight = layers_read(start.target.layers), start.frozen.weight
-    vocabulary = {"draft_vocab_size": len(start.vocabulary), "eagle_aux_hidden_state_layer_ids": layers}
-    config = EagleConfig.like(start.target, start.feed_forward, **vocabulary)
-    output = {"lm_head.weight": weight.detach().cpu().clone()}
-    network = _fresh(config, output, FeatureSpec(layers), start.seed, fuses_states=True).to(weight.device)
-    fuse(network, start.responses)
-    return network
 
 
 def _fresh(
@@ -122,16 +115,17 @@ def is_trained(folder: Path, architecture: Architecture) -> bool:
     return head is not None and head.kind == architecture.kind
 
 
-def read_trained(folder: Path, target: FeatureModel, architecture: Architecture) -> tuple[EagleNetwork, Tensor | None]:
+def read_trained(folder: Path, target: FeatureModel) -> tuple[EagleNetwork, Tensor | None]:
     """A head to train further, and the [D] tokens that it drafts; None: any.
+
+    Args:
+        folder: one that ``is_trained``.
 
     Raises:
         ModelFileError: it cannot be read, or is not whole.
         ConfigError: it was made for another target, or is not one that can be trained.
     """
-    head = find_head(folder)
-    if head is None or head.kind != architecture.kind:
-        raise ConfigError(f"no {KINDS[architecture.kind]} head in {folder}: give --init a folder of one")
+    head = head_in(folder)
     network, vocabulary = head.network(head.arrays_for(target))
     (first, *others) = network.layers
     own = network.embed_tokens is not None or first.q_norm is not None
@@ -168,8 +162,6 @@ ARCHITECTURES = {
 One decoder layer in the line of EAGLE (Li et al., ICML 2024) that reads the target's hidden states;
 embeddings and output layer are the target's own and are not in the files.""",
         "ridge regression of the next hidden state",
-        lambda target: FINAL_STATE,
-        _begin_eagle,
     ),
     EAGLE3: Architecture(
         EAGLE3,
@@ -177,8 +169,6 @@ embeddings and output layer are the target's own and are not in the files.""",
 One decoder layer of EAGLE-3 (Li et al., 2025) that reads hidden states of several of the target's layers and
 has an output layer of its own, in the format of speculators; embeddings are the target's own.""",
         "ridge regression of the final hidden state on those that it reads; the target's output layer",
-        lambda target: FeatureSpec(layers_read(target.layers)),
-        _begin_eagle3,
     ),
 }
 """What can be trained, by name."""
@@ -192,63 +182,34 @@ def _spread(responses: Sequence[Response]) -> float:
 
 @torch.no_grad()
 def regress(network: EagleNetwork, frozen: Frozen, responses: Sequence[Response]) -> None:
-    """Set the input projection to the ridge regression of the next hidden state on its inputs; closed form.
+    """Set ``fc`` to a ridge regression; closed form.
 
+    That of an EAGLE-1 network is of the next hidden state on its inputs. That of an EAGLE-3 network is of the final
+    hidden state on those of the same token that the network reads; its last norm gets the mean size of final states.
     With the layer's own contribution at zero, the network then predicts as well as a linear map can.
     """
-
-    def pairs(batch: Batch) -> tuple[Tensor, Tensor]:
-        rows = torch.arange(len(batch.tokens), device=batch.tokens.device)[:, None]
-        embedded = frozen.embeddings[batch.tokens[rows, batch.at]][batch.valid] * network.config.embedding_scale
-        features = batch.features[rows, batch.at][batch.valid]
-        return torch.cat([embedded, features, torch.ones_like(features[:, :1])], dim=1), batch.truth[batch.valid]
-
-    solution = _ridge(_batches(responses, frozen.weight.device, FINAL_STATE), pairs, constants=1)
-    assert network.fc is not None  # noqa: S101 - an untrained one has it
-    network.fc.weight.copy_(solution[:-1].T)
-    network.fc.bias.copy_(solution[-1])
-
-
-@torch.no_grad()
-def fuse(network: EagleNetwork, responses: Sequence[Response]) -> None:
-    """Set ``fc`` to the ridge regression of the final hidden state on those of the same token that the network reads.
-
-    The last norm gets the mean size of final states. With the layer's own contribution at zero, the network's output
-    after a token is then the target's after the one before.
-    """
-    assert network.fc is not None and network.norm is not None  # noqa: S101 - an untrained one has both
-    wide = network.sizes[1]
-
-    def pairs(batch: Batch) -> tuple[Tensor, Tensor]:
-        rows = torch.arange(len(batch.tokens), device=batch.tokens.device)[:, None]
-        both = batch.features[rows, batch.at][batch.valid]
-        return both[:, :wide], both[:, wide:]
-
-    both = FeatureSpec(network.features.layers + FINAL_STATE.layers)
-    network.fc.weight.copy_(_ridge(_batches(responses, network.fc.weight.device, both), pairs, constants=0).T)
-    network.norm.weight.fill_(_spread(responses))
-
-
-def _batches(responses: Sequence[Response], device: torch.device, read: FeatureSpec) -> Iterator[Batch]:
-    for at in range(0, len(responses), _AT_ONCE):
-        yield Batch.of(responses[at : at + _AT_ONCE], device, read)
-
-
-def _ridge(batches: Iterator[Batch], pairs: Callable[[Batch], tuple[Tensor, Tensor]], *, constants: int) -> Tensor:
-    """[I, H] the ridge regression of [n, H] on [n, I] by the pairs of each batch.
-
-    Args:
-        constants: last inputs that are constant, which the penalty leaves out.
-    """
+    device, size, predicts = frozen.weight.device, frozen.weight.shape[1], network.predicts_features
+    read = network.features if predicts else FeatureSpec(network.features.layers + FINAL_STATE.layers)
     square = product = torch.zeros((), dtype=torch.float64)
     seen = 0
-    for batch in batches:
-        inputs, truth = pairs(batch)
+    for start in range(0, len(responses), _AT_ONCE):
+        batch = Batch.of(responses[start : start + _AT_ONCE], device, read)
+        rows = torch.arange(len(batch.tokens), device=device)[:, None]
+        states = batch.features[rows, batch.at][batch.valid]
+        inputs, truth = states[:, :-size], states[:, -size:]
+        if predicts:
+            embedded = frozen.embeddings[batch.tokens[rows, batch.at]][batch.valid] * network.config.embedding_scale
+            inputs, truth = torch.cat([embedded, states, torch.ones_like(states[:, :1])], 1), batch.truth[batch.valid]
         square, product = square + (inputs.T @ inputs).double(), product + (inputs.T @ truth).double()
         seen += len(inputs)
         if seen >= _RIDGE_POSITIONS:
             break
-    diagonal = square.diagonal()[: len(square) - constants]
+    diagonal = square.diagonal()[: len(square) - predicts]  # the constant is not penalised
     diagonal += _RIDGE * diagonal.mean()
     solution: Tensor = torch.linalg.solve(square, product)
-    return solution.float()
+    assert network.fc is not None  # noqa: S101 - an untrained one has it
+    network.fc.weight.copy_(solution[: network.fc.in_features].T)
+    if predicts:
+        network.fc.bias.copy_(solution[-1])
+    elif network.norm is not None:
+        network.norm.weight.fill_(_spread(responses))
