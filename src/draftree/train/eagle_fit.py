@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad, smooth_l1_loss
+from torch.nn.functional import cross_entropy, linear, smooth_l1_loss
+from torch.nn.utils.rnn import pad_sequence
 
 from ..artifacts import write_whole
 from ..config import Checked, Count, LearningRate, option
@@ -32,7 +33,7 @@ from ..models.protocols import DraftHead
 from ..policies.best_paths import OptTree
 from ..policies.fixed import StaticTree
 from .rank_acceptance import TruePath, ranks_along
-from .responses import Response, replayed, rounded_up
+from .responses import Response, replayed
 
 DEPTH = 5
 RANKS = (1, 2, 4)
@@ -45,7 +46,7 @@ _DELTA = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """B responses with N positions at most, of which R at most are learned from; N and R are rounded up.
+    """B responses with N positions at most, of which R at most are learned from.
 
     A response of L tokens has positions 1 to L - 2: position p has token p and the hidden state at p - 1, and the one
     at p is known. Those from the last one of the prompt on are learned from.
@@ -74,23 +75,14 @@ class Batch:
         """
         firsts = torch.tensor([max(r.prompt_length - 2, 0) for r in responses])
         counts = torch.tensor([len(r.features) - 1 for r in responses]) - firsts
-        width = rounded_up(max(len(r.features) - 1 for r in responses))
-        tokens = _padded([r.tokens[1:-1] for r in responses], width).to(device)
-        states = _padded([r.features for r in responses], width + 1).to(device).float()
-        columns = torch.arange(rounded_up(int(counts.max())))
+        tokens = pad_sequence([r.tokens[1:-1] for r in responses], batch_first=True).to(device)
+        states = pad_sequence([r.features for r in responses], batch_first=True).to(device).float()
+        columns = torch.arange(int(counts.max()))
         valid = columns < counts[:, None]
         at = torch.where(valid, firsts[:, None] + columns, 0).to(device)
         kept, rows = responses[0].kept, torch.arange(len(at), device=device)[:, None]
         truth = feature_part(kept, states, FINAL_STATE)[rows, at + 1]
         return cls(tokens, feature_part(kept, states[:, :-1], read), truth, at, valid.to(device))
-
-
-def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
-    """[B, length, ...] the parts, with zeros behind them."""
-    whole = parts[0].new_zeros((len(parts), length, *parts[0].shape[1:]))
-    for row, part in zip(whole, parts, strict=True):
-        row[: len(part)] = part
-    return whole
 
 
 def unrolled(network: EagleNetwork, embeddings: Tensor, batch: Batch, steps: int) -> list[Tensor]:
@@ -156,19 +148,15 @@ def loss(
     for step, states in enumerate(predicted):
         valid = batch.valid.clone()
         valid[:, :step] = False
-        chosen = valid.flatten().nonzero()[:, 0]
-        if not len(chosen):
+        if not valid.any():
             break
-        share = torch.ones_like(chosen, dtype=torch.float32) / len(chosen)
-        spare = rounded_up(len(chosen)) - len(chosen)
-        chosen, share = pad(chosen, (0, spare)), pad(share, (0, spare))  # padding has no share in the mean
-        own, truth = states.flatten(0, 1)[chosen], batch.truth.flatten(0, 1)[chosen]
-        read, output = network.readout(own), network.lm_head
+        own, output = states[valid], network.lm_head
+        read = network.readout(own)
         logits = linear(read, weight, bias) if output is None else output.forward(read)
-        each = -(target.flatten(0, 1)[chosen] * logits.float().log_softmax(-1)).sum(-1)
+        part = cross_entropy(logits.float(), target[valid])
         if network.predicts_features:
-            each = each + feature_weight * smooth_l1_loss(own.float(), truth, reduction="none").mean(-1)
-        total = total + decay**step * (share * each).sum()
+            part = part + feature_weight * smooth_l1_loss(own.float(), batch.truth[valid])
+        total = total + decay**step * part
     return total
 
 

@@ -155,7 +155,6 @@ AGAIN = (0.7, 1.0)
 """Of further responses, in turn: another greedy one would be the same."""
 _READ = 512
 """Most tokens of prompts that a step reads: bounds the memory of a pass."""
-_GRAIN = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -290,8 +289,3 @@ def _halved(states: Tensor) -> Tensor:
     """[..., F] float16; what is beyond its range, as some channels of first tokens may be, is its largest."""
     most = torch.finfo(torch.float16).max
     return states.half().clamp(-most, most)
-
-
-def rounded_up(size: int) -> int:
-    """To a multiple of 64: kernels are chosen for each shape, and kept."""
-    return -(-size // _GRAIN) * _GRAIN
