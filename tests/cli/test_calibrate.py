@@ -150,7 +150,7 @@ def test_prompts_are_lines_or_json_lines_with_a_prompt_or_a_text(tmp_path: Path)
         ("a.txt", b"\n \n", "a.txt has no prompts"),
         ("a.txt", b"caf\xe9", "a.txt: it is not valid UTF-8"),
         ("a.jsonl", b'{"prompt": "x"}\n{"prompt": ', "a.jsonl line 2 is not JSON"),
-        ("a.jsonl", b'{"title": "x"}', 'a.jsonl line 1 has no "prompt", "text", "question" or "instruction"'),
+        ("a.jsonl", b'{"title": "x"}', "a.jsonl line 1 has no text under any of prompt, text, question, instruction"),
         ("a.jsonl", b'{"prompt": ["x"]}', "a.jsonl line 1 has no"),
         ("a.jsonl", b'{"prompt": " "}', "a.jsonl line 1 has no"),
         ("a.jsonl", b"[1]", "a.jsonl line 1 has no"),

@@ -302,10 +302,10 @@ def test_prompt_files_are_read_as_they_are(name: str, content: str, expected: li
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
-        ("a.csv", "act,text\nx,y\n", 'a.csv line 1 has no column "prompt"'),
-        ("a.csv", "", 'a.csv line 1 has no column "prompt"'),
-        ("a.csv", 'act,prompt\nx,y\nz,""\n', "a.csv line 3 has no prompt"),
-        ("a.csv", "act,prompt\nx\n", "a.csv line 2 has no prompt"),
+        ("a.csv", "act,answer\nx,y\n", "a.csv line 2 has no text under any of prompt, text"),
+        ("a.csv", "", "a.csv has no prompts"),
+        ("a.csv", 'act,prompt\nx,y\nz,""\n', "a.csv line 3 has no text"),
+        ("a.csv", "act,prompt\nx\n", "a.csv line 2 has no text"),
         ("a.csv", 'act,prompt\nx,"y\n', "a.csv line 2 is not CSV"),
         ("a.csv", "act,prompt\n", "a.csv has no prompts"),
         ("a.jsonl", '{"instruction": "x"}\n{"response": "y"}\n', "a.jsonl line 2 has no"),

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ def digest(prompts: Sequence[Sequence[int]]) -> str:
 
 
 _KEYS = ("prompt", "text", "question", "instruction")
-"""Where a JSON object has its prompt; the first that it has counts."""
+"""Where an object has its prompt; the first that it has counts."""
 _CONTEXTS = ("context", "input")
 """Where it has what the prompt is about; added below it."""
 
@@ -82,7 +83,7 @@ _LONGEST_CELL = 1 << 24
 
 
 def read_prompts(name: str) -> list[str]:
-    """The prompts of a text file, one a line; a .jsonl file, one object a line; or a .csv file, column "prompt".
+    """The prompts of a text file, one a line; a .jsonl file, one object a line; or a .csv file, one object a row.
 
     An object has its prompt under one of ``_KEYS``, and may have more text for it under one of ``_CONTEXTS``, itself or
     in the first of its "instances": the formats of Dolly, GSM8K, MBPP and Self-Instruct.
@@ -98,27 +99,36 @@ def read_prompts(name: str) -> list[str]:
         raise UnknownNameError(f"no prompt file {name!r}: {_WAY_OUT}") from None
     except (OSError, UnicodeError) as error:
         raise PromptError(f"cannot read {name}: {reason(error)}: {_WAY_OUT}") from None
-    lines = [(at, line) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    if path.suffix == ".jsonl":
-        prompts = [_prompt(line, f"{name} line {at}") for at, line in lines]
-    elif path.suffix == ".csv":
-        prompts = list(_column(text, name))
-    else:
-        prompts = [line.strip() for _, line in lines]
+    prompts = [_prompt(item, f"{name} line {at}") for at, item in _objects(text, path.suffix, name)]
     if not prompts:
         raise PromptError(f"{name} has no prompts: {_WAY_OUT}")
     return prompts
 
 
-def _prompt(line: str, where: str) -> str:
-    try:
-        item = json.loads(line)
-    except (ValueError, RecursionError):
-        raise PromptError(f"{where} is not JSON: write one object a line") from None
-    found = _first(item, _KEYS)
-    if found is None:
-        *others, last = (f'"{key}"' for key in _KEYS)
-        raise PromptError(f"{where} has no {', '.join(others)} or {last} with at least one character: add one")
+def _objects(text: str, suffix: str, name: str) -> Iterator[tuple[int, Any]]:
+    """The objects of a file and their lines; a line of text is an object with a prompt."""
+    if suffix == ".csv":
+        csv.field_size_limit(_LONGEST_CELL)
+        rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        try:
+            yield from ((rows.line_num, row) for row in rows)
+        except csv.Error as error:
+            at = rows.line_num + 1
+            raise PromptError(
+                f"{name} line {at} is not CSV ({error}): put texts of several lines into quotes"
+            ) from None
+        return
+    for at, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield at, json.loads(line) if suffix == ".jsonl" else {"prompt": line.strip()}
+            except (ValueError, RecursionError):
+                raise PromptError(f"{name} line {at} is not JSON: write one object a line") from None
+
+
+def _prompt(item: Any, where: str) -> str:
+    if (found := _first(item, _KEYS)) is None:
+        raise PromptError(f"{where} has no text under any of {', '.join(_KEYS)}: add one, or take the line out")
     cases = item.get("instances")
     about = _first(item, _CONTEXTS) or _first(cases[0] if isinstance(cases, list) and cases else None, _CONTEXTS)
     return found if about is None else f"{found}\n\n{about}"
@@ -128,22 +138,6 @@ def _first(item: object, keys: tuple[str, ...]) -> str | None:
     """The text under the first key that is there; None where it is no text, or empty."""
     found = next((item[key] for key in keys if key in item), None) if isinstance(item, dict) else None
     return found if isinstance(found, str) and found.strip() else None
-
-
-def _column(text: str, name: str) -> Iterator[str]:
-    csv.field_size_limit(_LONGEST_CELL)
-    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    try:
-        if "prompt" not in (rows.fieldnames or ()):
-            raise PromptError(f'{name} line 1 has no column "prompt": name one so')
-        for row in rows:
-            if not (row["prompt"] or "").strip():
-                raise PromptError(f"{name} line {rows.line_num} has no prompt: fill its column, or take the line out")
-            yield row["prompt"]
-    except csv.Error as error:
-        raise PromptError(
-            f"{name} line {rows.line_num + 1} is not CSV ({error}): put texts of several lines into quotes"
-        ) from None
 
 
 MAX_ROWS = 1 << 16
