@@ -58,15 +58,15 @@ def test_the_tree_is_as_good_as_that_of_opt_tree_over_lookup(ids: list[int], pre
     )
 
 
-@given(ids=texts, nodes=st.integers(0, 9), depth=st.integers(1, 4), width=st.integers(1, 3))
+@given(ids=texts, nodes=st.integers(0, 9), width=st.integers(1, 3))
 @examples
-def test_nodes_are_in_level_order_and_within_the_bounds(ids: list[int], nodes: int, depth: int, width: int) -> None:
-    tokens, parents = Proposer().propose(ids, nodes, depth=depth, width=width)
+def test_nodes_are_in_level_order_and_within_the_bounds(ids: list[int], nodes: int, width: int) -> None:
+    tokens, parents = Proposer().propose(ids, nodes, width=width)
     depths = {ROOT: 0}
     for node, parent in enumerate(parents):
         depths[node] = depths[parent] + 1
     levels = list(depths.values())[1:]
-    assert len(tokens) == len(parents) <= nodes and levels == sorted(levels) and max(levels, default=0) <= depth
+    assert len(tokens) == len(parents) <= nodes and levels == sorted(levels)
     assert all(parents.count(node) <= width for node in depths)
     assert len(set(zip(tokens, parents, strict=True))) == len(tokens)
 

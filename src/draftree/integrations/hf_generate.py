@@ -66,12 +66,10 @@ def generate_with(
         ConfigError: beams or dictionary output are wanted, there are inputs beside ids, or the verification does not
             fit the trees.
     """
-    for what, value, only in (
-        ("num_beams", generation_config.num_beams or 1, 1),
-        ("return_dict_in_generate", bool(generation_config.return_dict_in_generate), False),
-    ):
-        if value != only:
-            raise ConfigError(f"{what} is {value}: draftree's custom_generate supports {only} only")
+    if (generation_config.num_beams or 1) > 1 or generation_config.return_dict_in_generate:
+        raise ConfigError(
+            "draftree's custom_generate knows no num_beams and no return_dict_in_generate: leave them out"
+        )
     others = model_inputs.keys() - {"attention_mask", "position_ids", "cache_position"}
     if given := next((name for name in sorted(others) if isinstance(model_inputs[name], Tensor)), None):
         raise ConfigError(f"{given} are given: draftree's custom_generate reads input_ids alone: leave them out")
@@ -115,14 +113,8 @@ def as_processor(processor: LogitsProcessor | LogitsProcessorList, device: torch
     Args:
         device: of the tensors that it is given.
     """
-
-    def run(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        history, row = torch.from_numpy(ids)[None].to(device), torch.from_numpy(logits)[None].to(device)
-        found: Tensor = processor(history, row)  # type: ignore[arg-type]
-        return found[0].cpu().numpy()
-
-    run.__name__ = type(processor).__name__
-    return run
+    alone = _PaddedRow(0, 1, torch.empty(0, dtype=torch.int64, device=device))
+    return partial(alone.process, processor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +145,10 @@ class _PaddedRow:
         )
 
     def process(
-        self, processor: LogitsProcessor, ids: NDArray[np.int64], logits: NDArray[np.float32]
+        self, processor: LogitsProcessor | LogitsProcessorList, ids: NDArray[np.int64], logits: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         rows = torch.from_numpy(logits).to(self.padding.device).repeat(self.batch, 1)
-        found: Tensor = processor(self._ids(ids), rows)
+        found: Tensor = processor(self._ids(ids), rows)  # type: ignore[arg-type]
         return found[self.row].cpu().numpy()
 
     def stop(self, criterion: StoppingCriteria, ids: NDArray[np.int64]) -> bool:

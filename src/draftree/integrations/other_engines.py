@@ -59,7 +59,7 @@ class Proposer:
         self._index: NgramIndex | None = None
 
     def propose(
-        self, ids: Sequence[int], budget: int, *, depth: int | None = None, width: int | None = None, cost: float = 0.0
+        self, ids: Sequence[int], budget: int, *, width: int | None = None, cost: float = 0.0
     ) -> tuple[list[int], list[int]]:
         """Draft a tree below the last token of a text, as large as pays.
 
@@ -70,7 +70,6 @@ class Proposer:
             ids: the text so far. It is read on from where the last call's ended; where it is another text, from its
                 beginning.
             budget: most nodes.
-            depth: deepest node; the root's children have depth 1. None: any.
             width: most children of a node; 1 gives a chain. None: any.
             cost: what one more node adds to a pass, over the time of a pass over one token.
 
@@ -81,11 +80,9 @@ class Proposer:
         Raises:
             ConfigError: a bound is out of range.
         """
-        for name, value in (("budget", budget), ("depth", depth), ("width", width)):
-            if value is not None and value < 0:
-                raise ConfigError(f"{name} is {value}: use a whole number, 0 or more")
-        if not 0 <= cost < inf:
-            raise ConfigError(f"cost is {cost}: use a number, 0 or more")
+        for name, value in (("budget", budget), ("width", width), ("cost", cost)):
+            if value is not None and not 0 <= value < inf:
+                raise ConfigError(f"{name} is {value}: use a number, 0 or more")
         own = self._read(list(ids))
         most = budget if width is None else min(width, budget)
         tails = [list(ids[-LONGEST:])]  # that of node i is tails[i + 1], the root's the first
@@ -94,9 +91,8 @@ class Proposer:
         ages, candidates, expected = count(), list[_Candidate](), 1.0
 
         def extend(node: int, probability: float, level: int) -> None:
-            if depth is None or level < depth:
-                for token, p in islice(probabilities(matches[node + 1]).items(), most):
-                    heappush(candidates, _Candidate(-probability * p, level + 1, next(ages), node, token))
+            for token, p in islice(probabilities(matches[node + 1]).items(), most):
+                heappush(candidates, _Candidate(-probability * p, level + 1, next(ages), node, token))
 
         extend(ROOT, 1.0, 0)
         while candidates and len(drafted) < budget:
