@@ -150,7 +150,7 @@ def digests(runs: Runs) -> str:
         }
         answers = hashlib.sha256((run.path / "results.jsonl").read_bytes()).hexdigest()
         config = {key: run.config[key] for key in ("commit", "machine", "versions", "prompts", "date")}
-        command = without_folders(run.command)
+        command = without_folders(run.config["command"])
         lines.append(
             json.dumps({"run": name, "command": command, **config, "results_sha256": answers, "figures": figures})
         )

@@ -178,7 +178,7 @@ def made_of(runs: Sequence[LoadedRun]) -> list[str]:
     ]
     for where in dict.fromkeys(map(_where, runs)):
         own = [run for run in runs if _where(run) == where]
-        parts += [f"{where}:", "\n".join(f"    {without_folders(run.command)}" for run in own)]
+        parts += [f"{where}:", "\n".join(f"    {without_folders(run.config['command'])}" for run in own)]
     return parts
 
 

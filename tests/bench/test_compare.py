@@ -38,7 +38,7 @@ def _judge(target: HFModel, method: str, own: list[int], plain: list[int], tempe
     records = [record(made[0], 0, _answer(plain)), record(made[1], 0, _answer(own))]
     verdicts, differences = compare(records, made, [ITEM], [], lambda: target)
     assert verdicts[records[0].key] == "equal"
-    assert [p.key for p in differences] == ([] if own == plain else [records[1].key])
+    assert [(p.prompt, p.method) for p in differences] == ([] if own == plain else [records[1].key])
     return verdicts[records[1].key]
 
 

@@ -48,8 +48,8 @@ def test_a_peer_takes_the_first_drafting_model() -> None:
     [
         ("opttree", "lookup", "did you mean opt-tree"),
         ("opt-tree:16", "lookup", "KEY=VALUE"),
-        ("opt-tree:nodes=0", "lookup", "nodes are '0'"),
-        ("opt-tree:nodes=x", "lookup", "nodes are 'x'"),
+        ("opt-tree:nodes=0", "lookup", "nodes is 0: use at least 1"),
+        ("opt-tree:nodes=x", "lookup", "nodes is 'x'"),
         ("opt-tree:speed=1", "lookup", "no setting 'speed'"),
         ("chain:verify=wrong", "lookup", "wrong"),
         ("chain:candidates=odd", "lookup", "candidates are 'odd': choose from coupled, plain"),

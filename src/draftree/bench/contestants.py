@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, Protocol, Unpack, cast
 
 import numpy as np
@@ -223,8 +224,7 @@ class Models:
     def __init__(self, target: str, **options: Unpack[ModelOptions]) -> None:
         self.target = load(target, **options)
         self._name, self._options = target, options
-        self._stock: dict[str, tuple[PreTrainedModel, Tokenizer | None]] = {}
-        self._drafters: dict[str, LanguageModel] = {}
+        self._stocked, self._draft_model = cache(self._stock), cache(partial(load_draft_model, target=self.target))
 
     def contestant(self, entry: Entry) -> Contestant:
         if entry.is_peer:
@@ -237,11 +237,7 @@ class Models:
 
     def drafter(self, name: str) -> str | LanguageModel:
         """What a drafter's name stands for. Models are shared: one contestant decodes at a time."""
-        if not is_model(DrafterSpec.parse(name)):
-            return name
-        if name not in self._drafters:
-            self._drafters[name] = load_draft_model(name, self.target)
-        return self._drafters[name]
+        return self._draft_model(name) if is_model(DrafterSpec.parse(name)) else name
 
     def _peer(self, entry: Entry) -> Contestant:
         if entry.peer == LLAMA_CPP:
@@ -259,8 +255,6 @@ class Models:
             options = {"assistant_model": self._stocked(entry.drafter)[0]}
         return TransformersPeer(model, tokenizer, **options)
 
-    def _stocked(self, name: str) -> tuple[PreTrainedModel, Tokenizer | None]:
-        if name not in self._stock:
-            model, tokenizer = load_stock(name, dtype=self._options.get("dtype"), device=self._options.get("device"))
-            self._stock[name] = bare(model), tokenizer
-        return self._stock[name]
+    def _stock(self, name: str) -> tuple[PreTrainedModel, Tokenizer | None]:
+        model, tokenizer = load_stock(name, dtype=self._options.get("dtype"), device=self._options.get("device"))
+        return bare(model), tokenizer

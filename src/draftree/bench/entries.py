@@ -19,7 +19,7 @@ from ..drafters.registry import NONE, DrafterSpec, is_model
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, UnknownNameError
 from ..models.base import LanguageModel
-from ..policies.base import GrowthPolicy, node_budget
+from ..policies.base import GrowthPolicy, node_budget, read_number
 from ..policies.methods import Method, find_policy, read_method
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
 
@@ -175,12 +175,7 @@ def _method(
 ) -> Entry:
     name, settings = named_settings(text, of_modules=True)
     if (own := settings.pop("nodes", None)) is not None:
-        try:
-            nodes = int(own)
-        except ValueError:
-            nodes = 0
-        if not 1 <= nodes <= MAX_NODES:
-            raise ConfigError(f"method {text!r}: its nodes are {own!r}: use a whole number from 1 to {MAX_NODES}")
+        nodes = read_number(int, f"method {text!r}: nodes", own, f"use a whole number from 1 to {MAX_NODES}")
     verify = settings.pop("verify", DEFAULT_SCHEME)
     if str(DrafterSpec.parse(drafter)) == NONE:
         raise ConfigError("drafter 'none' is AR decoding ('ar'), which takes part anyway: leave it out")

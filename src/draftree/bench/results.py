@@ -253,14 +253,12 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         config = json.loads(read_bytes(path / CONFIG))
-        if config["format"] != FORMAT or not isinstance(config["version"], int):
+        if (config["format"], config["version"]) != (FORMAT, VERSION):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(f"no run in {path}: name a folder that 'draftree bench --out' wrote") from None
-    if config["version"] != VERSION:
         raise ConfigError(
-            f"{path} is a run of version {config['version']} and this draftree reads {VERSION}: run it again"
-        )
+            f"no run in {path}: name a folder that 'draftree bench --out' of this version wrote"
+        ) from None
     return dict(config)
 
 

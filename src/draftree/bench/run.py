@@ -153,10 +153,6 @@ class AnswerDifference:
     gap: float | None
     verdict: str
 
-    @property
-    def key(self) -> Key:
-        return self.prompt, self.method
-
 
 def compare(
     records: Sequence[AnswerRecord],
@@ -176,7 +172,7 @@ def compare(
     by_label, by_id = {e.label: e for e in entries}, {i.id: i for i in items}
     base = ar_labels(entries)
     ar = {(r.prompt, r.temperature): r for r in records if r.method == base.get(r.temperature)}
-    before = {d.key: d for d in known}
+    before = {(d.prompt, d.method): d for d in known}
     verdicts: dict[Key, str] = {}
     differences: list[AnswerDifference] = []
     for record in records:
@@ -219,8 +215,7 @@ def _difference(
     prompt = encode_turns(target, [*before, item.turns[turn]])
     params = replace(sampling or SamplingParams(), temperature=record.temperature, seed=record.seed)
     found = first_difference(target, prompt, other.turns[turn].ids, record.turns[turn].ids, params)
-    if found is None:
-        raise ValueError(f"turn {turn} of prompt {record.prompt} does not differ")
+    assert found is not None  # noqa: S101 - the turn is one that differs
     if entry.beams is not None:
         verdict = BEAMS
     elif find_scheme(entry.verify).lossy:

@@ -262,10 +262,6 @@ class LoadedRun:
         return Path(self.config["suite"]).name
 
     @property
-    def command(self) -> str:
-        return str(self.config["command"])
-
-    @property
     def left(self) -> int:
         planned = self.config["prompts"] * len(self.entries)
         return 0 if read_summary(self.path).get("complete") else planned - len(self.records)
@@ -337,7 +333,7 @@ def report(run: LoadedRun, level: int = 2) -> str:
         header = ["method", "prompt", "token", "gap in logits", "verdict"]
         shown = f" (first {len(rows)} of {len(differences)})" if len(differences) > len(rows) else ""
         parts += [f"{deeper} Where answers differ from AR decoding's{shown}", markdown(header, rows)]
-    return "\n\n".join([*parts, f"    {run.command}"])
+    return "\n\n".join([*parts, f"    {run.config['command']}"])
 
 
 def _described(run: LoadedRun) -> str:
