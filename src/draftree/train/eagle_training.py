@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -149,7 +149,7 @@ class HeadTraining:
         self._train(fit, checkpoint, stage)
         save_head(self.out, fit.network, vocabulary, self.target, packed=limits.packed)
         figures = self._figures([r for r in apart if r.gained > 1], stage)
-        write_whole(self.out / "README.md", self._card(learned, fit, figures))
+        write_whole(self.out / "README.md", _card(self, learned, fit, figures))
         return figures
 
     def _rows(self) -> int:
@@ -224,35 +224,21 @@ class HeadTraining:
         write_whole(self.data.folder / "figures.json", json.dumps(content, indent=1) + "\n")
         return found
 
-    def _card(self, learned: list[Response], fit: Fit, figures: dict[str, HeadFigures]) -> str:
-        first, further = ("/".join(f"{t:g}" for t in kind) for kind in (TEMPERATURES, AGAIN))
-        several = learned[-1].number >= len(self.data.prompts)
-        return _CARD.format(
-            target=self.target.capabilities.name,
-            about=self.architecture.about,
-            sources="\n".join(
-                f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in self.sources
-            ),
-            responses=len(learned),
-            tokens=sum(r.gained for r in learned),
-            data=self.data.recipe,
-            temperatures=f"{first} in turn" + (f"; second and further ones to a prompt {further}" if several else ""),
-            start=f"the head {self.init.name}" if self.init else self.architecture.start,
-            drafted=len(fit.frozen.weight),
-            distance=_DISTANCE.format(recipe=self.recipe) if fit.network.predicts_features else "",
-            recipe=self.recipe,
-            steps=fit.steps,
-            precision="bfloat16, weights float32" if self.recipe.bf16 else "float32",
-            stride=STRIDE,
-            tables="".join(_tables(name, found) for name, found in figures.items()),
-        )
 
-
-_CARD = """\
+def _card(training: HeadTraining, learned: list[Response], fit: Fit, figures: Mapping[str, HeadFigures]) -> str:
+    """The model card."""
+    recipe, target, data = training.recipe, training.target.capabilities.name, training.data
+    rows = (f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in training.sources)
+    sources, tables = "\n".join(rows), "".join(_tables(name, found) for name, found in figures.items())
+    first, further = ("/".join(f"{t:g}" for t in kind) for kind in (TEMPERATURES, AGAIN))
+    several = f"; second and further ones to a prompt {further}" if learned[-1].number >= len(data.prompts) else ""
+    start = f"the head {training.init.name}" if training.init else training.architecture.start
+    distance = f", and {recipe.feature_weight} x smooth L1 of hidden states" if fit.network.predicts_features else ""
+    return f"""\
 # Draft head for {target}
 
 Drafts for `{target}` alone: `draftree generate "..." --target {target} --drafter FOLDER`.
-{about}
+{training.architecture.about}
 
 ## Data
 
@@ -267,24 +253,22 @@ from: mind them when you pass it on.
 
 ## Recipe
 
-- responses: {responses} of up to {data.max_tokens} tokens, {tokens} tokens in all, temperatures {temperatures}
+- responses: {len(learned)} of up to {data.recipe.max_tokens} tokens, {sum(r.gained for r in learned)} tokens in all, \
+temperatures {first} in turn{several}
 - start: {start}
-- loss: cross-entropy with the target distribution over {drafted} tokens{distance}; {recipe.unroll} drafting steps, \
-each further one weighted {recipe.decay}
-- optimiser: Muon (matrices) and AdamW, {steps} steps of {recipe.batch} responses, \
+- loss: cross-entropy with the target distribution over {len(fit.frozen.weight)} tokens{distance}; {recipe.unroll} \
+drafting steps, each further one weighted {recipe.decay}
+- optimiser: Muon (matrices) and AdamW, {fit.steps} steps of {recipe.batch} responses, \
 learning rate {recipe.learning_rate:g} falling to 0, weight decay {recipe.weight_decay:g}
-- precision: {precision}
+- precision: {"bfloat16, weights float32" if recipe.bf16 else "float32"}
 - seed: {recipe.seed}
 
 ## Figures
 
 On responses to prompts kept apart, drafted along the target's responses; acceptance lengths count the
-bonus token. Acceptance: every {stride} tokens, share of drafts whose true token is among the most probable
+bonus token. Acceptance: every {STRIDE} tokens, share of drafts whose true token is among the most probable
 1, 2 and 4, given that the tokens above it were true.
 {tables}"""
-
-
-_DISTANCE = ", and {recipe.feature_weight} x smooth L1 of hidden states"
 
 
 def _tables(name: str, figures: HeadFigures) -> str:

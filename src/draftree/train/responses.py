@@ -147,6 +147,8 @@ TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 the greedy paths."""
 AGAIN = (0.7, 1.0)
 """Of further responses, in turn: another greedy one would be the same."""
+_LARGEST = torch.finfo(torch.float16).max
+"""Some channels of first tokens may be beyond it."""
 _READ = 512
 """Most tokens of prompts that a step reads: bounds the memory of a pass."""
 
@@ -271,15 +273,9 @@ def respond(
                 features = torch.zeros(len(request.ids) - 1, 0) if found is None else found
                 stepper.close(request)
                 ids, own = torch.tensor(request.ids), (request.params.temperature, request.prompt_length)
-                yield Response(number, *own, ids, _halved(features).cpu(), target.tracked)
+                yield Response(number, *own, ids, features.half().clamp(-_LARGEST, _LARGEST).cpu(), target.tracked)
     finally:
         for request in running.values():
             stepper.close(request)
         if isinstance(target, FeatureModel) and not target.rows:
             target.free_cache()  # training on them needs the memory
-
-
-def _halved(states: Tensor) -> Tensor:
-    """[..., F] float16; what is beyond its range, as some channels of first tokens may be, is its largest."""
-    most = torch.finfo(torch.float16).max
-    return states.half().clamp(-most, most)
