@@ -111,8 +111,8 @@ class HeadTraining:
             stage: reports the progress of each stage.
 
         Raises:
-            ConfigError: what is there belongs to another training, the disk is too small, the head to start from is
-                not for this target, or its kind cannot be packed.
+            ConfigError: what is there belongs to another training, the head to start from is not for this target, or
+                its kind cannot be packed.
             RunError: there is nothing to learn from, or a file cannot be written.
         """
         limits, data = self.limits, self.data
@@ -123,7 +123,6 @@ class HeadTraining:
         checkpoint = data.folder / "checkpoint.pt"
         if not checkpoint.exists():
             share = 1.0 if limits.steps else RESPONSE_SHARE
-            data.check_room(limits.tokens, self.target.hidden_size)
             with stage("drawing response tokens", limits.tokens, data.tokens) as progress:
                 data.collect(
                     self.target,

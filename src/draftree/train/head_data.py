@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import ConfigError, RunError
+from ..errors import RunError
 from ..models.base import FINAL_STATE, FeatureSpec
 from ..models.protocols import FeatureModel
 from .responses import DataRecipe, Response, respond
@@ -64,31 +63,6 @@ class HeadData:
             self.numbers.update(numbers.tolist())
             self.tokens += int((lengths - prompt_lengths).sum())
             self.seconds += float(seconds)
-
-    def bytes_needed(self, tokens: int, hidden_size: int) -> int:
-        """Bytes on disk for responses of so many tokens in all, at most: tokens and hidden states, prompts included.
-
-        Args:
-            hidden_size: of one hidden state.
-        """
-        left = max(0, tokens - self.tokens)
-        responses = left / self.recipe.max_tokens * 2  # many end early
-        prompt = sum(map(len, self.prompts)) / len(self.prompts)
-        return int((left + responses * prompt) * (2 * hidden_size * len(self.kept.layers) + 4))
-
-    def check_room(self, tokens: int, hidden_size: int) -> None:
-        """Make sure that the disk can hold them.
-
-        Raises:
-            ConfigError: it cannot.
-        """
-        needed, place = self.bytes_needed(tokens, hidden_size), self.folder.absolute()
-        free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
-        if needed > free:
-            raise ConfigError(
-                f"responses of {tokens} tokens need {needed} bytes on disk and {self.folder.parent} has {free} free: "
-                "ask for fewer --tokens, or choose another --out"
-            )
 
     def collect(
         self,
