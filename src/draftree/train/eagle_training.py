@@ -27,7 +27,7 @@ from ..models.protocols import FeatureModel
 from .eagle_fit import RANKS, STRIDE, Fit, FitRecipe, Frozen, HeadFigures, evaluate
 from .head_architectures import Architecture, read_trained
 from .head_data import HeadData
-from .responses import AGAIN, LONGEST_PROMPT, MAX_ROWS, TEMPERATURES, PromptFile, Response
+from .responses import AGAIN, MAX_ROWS, TEMPERATURES, PromptFile, Response
 
 Stage = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
 """What is done, how many units it has and how many of them are done -> a context that gives what is called with how
@@ -36,8 +36,6 @@ many are done."""
 RESPONSE_SHARE, FIGURES_SHARE = 0.6, 0.05
 """Of the hours: for drawing responses, and for the figures at the end; the rest is for the fit."""
 _MOST_EPOCHS = 12
-_ROWS, _ROWS_IN_STEP = 32, 1024
-"""Responses that are drawn together on a CPU, and on a GPU."""
 _TIMED = 6
 """Steps that are timed to see how many fit the hours."""
 _EVERY = 120.0
@@ -59,8 +57,7 @@ class TrainingLimits(Checked):
         feed_forward: width of a new head's MLP; None: the target's.
         packed: keep its matrices in Q4_1.
         responses: to a prompt, if the tokens and the hours allow.
-        rows: responses that are drawn together; None: 32 on a CPU, elsewhere as many as half of the memory holds, up to
-            1024.
+        rows: responses that are drawn together.
 
     Raises:
         ConfigError: a value is out of range.
@@ -78,8 +75,8 @@ class TrainingLimits(Checked):
     responses: Annotated[int, Interval(ge=1, le=_MOST_RESPONSES)] = option(
         "Most responses to a prompt; further ones are sampled.", 1, metavar="N"
     )
-    rows: Annotated[int, Interval(ge=1, le=MAX_ROWS)] | None = option(
-        "Responses that are drawn together; 32, on a GPU 1024, as memory allows.", metavar="N"
+    rows: Annotated[int, Interval(ge=1, le=MAX_ROWS)] = option(
+        "Responses that are drawn together; on a GPU rather 1024.", 32, metavar="N"
     )
 
 
@@ -128,7 +125,7 @@ class HeadTraining:
                     self.target,
                     tokens=limits.tokens,
                     seconds=seconds * share,
-                    rows=limits.rows or self._rows(),
+                    rows=limits.rows,
                     progress=progress,
                     each=limits.responses,
                     held_out=limits.held_out,
@@ -150,14 +147,6 @@ class HeadTraining:
         figures = self._figures([r for r in apart if r.gained > 1], stage)
         write_whole(self.out / "README.md", _card(self, learned, fit, figures))
         return figures
-
-    def _rows(self) -> int:
-        """Responses that are drawn together, by default."""
-        device, tokens = self.target.capabilities.device, LONGEST_PROMPT + self.data.recipe.max_tokens
-        if not device.startswith("cuda"):
-            return _ROWS
-        memory = torch.cuda.mem_get_info(device)[1]
-        return max(1, min(_ROWS_IN_STEP, memory // 2 // (tokens * self.target.capabilities.slot_bytes)))
 
     def _fit(
         self,
