@@ -17,7 +17,7 @@ def test_ar_decoding_takes_part_at_every_temperature() -> None:
 
 def test_a_method_has_settings_nodes_and_verification() -> None:
     _, entry = entries(["opt-tree:delta=0.2:nodes=16:depth=3:verify=relaxed"], ["lookup"], [0.4], 8)
-    assert entry.policy() == OptTree(0.2, 3)
+    assert entry.speculation("lookup").method == OptTree(0.2, 3)
     assert (entry.nodes, entry.verify, entry.temperature, entry.drafter) == (16, "relaxed", 0.4, "lookup")
     assert not entry.draws_as_ar
 

@@ -132,7 +132,7 @@ def test_generate_grows_by_it(model: str, capsys: Captured) -> None:
 def test_each_contestant_has_a_policy_of_its_own() -> None:
     """What one of them learned would shape the other's trees."""
     both = entries(["draftree_test_mine:ready"], ["lookup", "self"], [0.0])[1:]
-    one, other = (entry.policy() for entry in both)
+    one, other = (entry.speculation("lookup").method for entry in both)
     assert one == other and one is not other
 
 

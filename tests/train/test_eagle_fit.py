@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from draftree.errors import ConfigError, RunError
+from draftree.models.base import FeatureSpec
 from draftree.models.heads.head_format import EagleConfig
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.train.eagle_fit import Fit, FitRecipe, evaluate
+from draftree.train.eagle_fit import Batch, Fit, FitRecipe, evaluate
 from draftree.train.eagle_training import draft_vocabulary
 from draftree.train.head_architectures import new_eagle, regress
 from draftree.train.responses import Response
@@ -80,16 +81,22 @@ def test_resumed_equals_uninterrupted(
     last = made(target, learned, 7)
     assert last.resume(tmp_path / "checkpoint.pt")
     assert list(last.run()) == list(range(stops[-1] + 1, 8))
-    assert last.losses == whole.losses
     for one, two in zip(whole.network.parameters(), last.network.parameters(), strict=True):
         assert torch.equal(one, two)
 
 
-def test_every_response_has_its_turn(target: HFModel, learned: list[Response]) -> None:
-    fit = made(target, learned, 4)
-    seen = [fit._order(epoch).tolist() for epoch in range(3)]
-    assert all(sorted(order) == [0, 1, 2, 3] for order in seen)
-    assert len({tuple(order) for order in seen}) > 1
+def test_every_response_has_its_turn(target: HFModel, learned: list[Response], monkeypatch: pytest.MonkeyPatch) -> None:
+    fit, seen, batch = made(target, learned, 6), list[int](), Batch.of
+
+    def noted(responses: Sequence[Response], device: torch.device, read: FeatureSpec) -> Batch:
+        seen.extend(response.number for response in responses)
+        return batch(responses, device, read)
+
+    monkeypatch.setattr(Batch, "of", noted)
+    assert list(fit.run())[-1] == 6
+    rounds = [seen[at : at + 4] for at in range(0, 12, 4)]
+    assert all(sorted(order) == [0, 1, 2, 3] for order in rounds)
+    assert len({tuple(order) for order in rounds}) > 1
 
 
 def test_a_checkpoint_of_another_fit_is_refused(target: HFModel, learned: list[Response], tmp_path: Path) -> None:
@@ -108,7 +115,7 @@ def test_a_truncated_checkpoint_is_refused(target: HFModel, learned: list[Respon
         fit.resume(path)
 
 
-@pytest.mark.parametrize("part", ["key", "network", "optimizers", "losses"])
+@pytest.mark.parametrize("part", ["key", "network", "optimizers", "steps"])
 def test_a_checkpoint_without_a_part_is_refused(
     part: str, target: HFModel, learned: list[Response], tmp_path: Path
 ) -> None:

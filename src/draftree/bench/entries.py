@@ -19,7 +19,7 @@ from ..drafters.registry import NONE, DrafterSpec, is_model
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, UnknownNameError
 from ..models.base import LanguageModel
-from ..policies.base import GrowthPolicy, node_budget, read_number
+from ..policies.base import node_budget, read_number
 from ..policies.methods import Method, find_policy, read_method
 from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
 
@@ -89,9 +89,6 @@ class Entry:
         method = None if self.is_peer else read_method(self.method)
         return [*self.settings.values(), *([method.file] if isinstance(method, Method) else [])]
 
-    def policy(self) -> GrowthPolicy:
-        return find_policy(read_method(self.method), self.settings)
-
     def speculation(self, drafter: str | LanguageModel) -> SpeculationParams:
         """How it drafts and verifies.
 
@@ -100,7 +97,7 @@ class Entry:
         """
         return SpeculationParams(
             drafter=drafter,
-            method=self.policy(),
+            method=find_policy(read_method(self.method), self.settings),
             nodes=self.nodes,
             verification=self.verify,
             candidates=self.candidates,

@@ -79,11 +79,9 @@ def generate_with(
     try:
         target = wrap(model)
         engine = Engine(target, speculation or SpeculationParams())
-        prompts = [row[seen.bool()].tolist() for row, seen in zip(input_ids, mask, strict=True)]
-        rows = [
-            _PaddedRow(b, len(prompts), row[~seen.bool()])
-            for b, (row, seen) in enumerate(zip(input_ids, mask, strict=True))
-        ]
+        pairs = [*zip(input_ids, mask.bool(), strict=True)]
+        prompts = [row[seen].tolist() for row, seen in pairs]
+        rows = [_PaddedRow(b, len(pairs), row[~seen]) for b, (row, seen) in enumerate(pairs)]
         params = [row.params(logits_processor, stopping_criteria, generation_config, seed) for row in rows]
         outputs = [g.token_ids for g in engine.generate(prompts, params)]
     finally:

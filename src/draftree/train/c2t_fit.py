@@ -77,7 +77,12 @@ def fit(
     Raises:
         RunError: all labels are equal, or there are none.
     """
-    check_labels(samples.accepted)
+    positive, count = int(samples.accepted.sum()), len(samples.accepted)
+    if positive in (0, count):
+        raise RunError(
+            f"there is nothing to learn from {count} drafted nodes, of which {positive} were accepted: use more "
+            "prompts, larger --samples or --max-tokens, or another drafter"
+        )
     given = samples.columns(recipe.features)
     mean, scale = given.mean(0), given.std(0).clamp(min=1e-6)
     x, y = (given - mean) / scale, samples.accepted.float()
@@ -108,21 +113,6 @@ def best_of(found: Sequence[tuple[float, float]]) -> int:
     best = max(recall for recall, _ in found)
     tied = [i for i, (recall, _) in enumerate(found) if recall > best - RECALL_TIE]
     return min(reversed(tied), key=lambda i: found[i][1])
-
-
-def check_labels(accepted: Tensor) -> None:
-    """Make sure that both labels occur.
-
-    Raises:
-        RunError: they do not.
-    """
-    positive, count = int(accepted.sum()), len(accepted)
-    if positive in (0, count):
-        which = "none was accepted" if not positive else "all were accepted"
-        raise RunError(
-            f"there is nothing to learn from {count} drafted nodes, of which {which}: use more prompts, larger "
-            "--samples or --max-tokens, or another drafter"
-        )
 
 
 def _folded(net: nn.Sequential, recipe: ClassifierRecipe, mean: Tensor, scale: Tensor, negatives: float) -> Classifier:

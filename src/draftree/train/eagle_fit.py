@@ -275,7 +275,6 @@ class Fit:
         steps: of the whole fit.
         key: identifies the fit; a checkpoint of another one is refused.
         done: steps so far.
-        losses: of all steps so far.
     """
 
     recipe: FitRecipe
@@ -285,7 +284,6 @@ class Fit:
     steps: int
     key: str
     done: int = 0
-    losses: list[float] = field(default_factory=list)
     _optimizers: list[torch.optim.Optimizer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -298,15 +296,12 @@ class Fit:
             torch.optim.AdamW(others, rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
 
-    def _order(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + epoch)
-        return torch.randperm(len(self.responses), generator=generator)
-
     def _batch(self, step: int) -> Batch:
         """The responses of a step: neighbours in a random order of all of them."""
         size = min(self.recipe.batch, len(self.responses))
-        each = len(self.responses) // size
-        chosen = self._order(step // each)[step % each * size :][:size].tolist()
+        epoch, at = divmod(step, len(self.responses) // size)
+        generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + epoch)
+        chosen = torch.randperm(len(self.responses), generator=generator)[at * size :][:size].tolist()
         return Batch.of([self.responses[i] for i in chosen], self.frozen.weight.device, self.network.features)
 
     def _batches(self) -> Iterator[Batch]:
@@ -341,7 +336,6 @@ class Fit:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), recipe.clip)
             for optimizer in self._optimizers:
                 optimizer.step()
-            self.losses.append(float(total.detach()))
             self.done += 1
             yield self.done
 
@@ -355,7 +349,6 @@ class Fit:
             "key": self.key,
             "done": self.done,
             "steps": self.steps,
-            "losses": self.losses,
             "network": self.network.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
@@ -377,7 +370,7 @@ class Fit:
                 self.network.load_state_dict(state["network"])
                 for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
                     optimizer.load_state_dict(kept)
-                self.done, self.steps, self.losses = state["done"], state["steps"], state["losses"]
+                self.done, self.steps = state["done"], state["steps"]
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError):
             raise ConfigError(f"cannot read the checkpoint {path}: remove it to train from the start") from None
         if not same:

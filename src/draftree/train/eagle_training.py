@@ -40,8 +40,6 @@ _TIMED = 6
 """Steps that are timed to see how many fit the hours."""
 _EVERY = 120.0
 """Seconds between checkpoints."""
-_MOST_RESPONSES = 1024
-"""Most responses to one prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +70,7 @@ class TrainingLimits(Checked):
     vocabulary: Count = option("Tokens that the head drafts; the text's own come on top.", 8192, metavar="N")
     feed_forward: Count | None = option("Width of the head's MLP; by default the target's.", metavar="N")
     packed: bool = option("Keep its matrices in 5 bits a weight, not in half precision.", False)
-    responses: Annotated[int, Interval(ge=1, le=_MOST_RESPONSES)] = option(
-        "Most responses to a prompt; further ones are sampled.", 1, metavar="N"
-    )
+    responses: Count = option("Most responses to a prompt; further ones are sampled.", 1, metavar="N")
     rows: Annotated[int, Interval(ge=1, le=MAX_ROWS)] = option(
         "Responses that are drawn together; on a GPU rather 1024.", 32, metavar="N"
     )
