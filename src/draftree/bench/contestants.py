@@ -182,10 +182,9 @@ class TransformersPeer:
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         """Answer one prompt; passes of the target are counted, the prefill's too."""
         ids = torch.tensor([prompt], device=self._model.device)
-        sampling: dict[str, Any] = {"do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": params.temperature > 0}
         if params.temperature:
-            names = ("temperature", "top_k", "top_p")
-            sampling = {"do_sample": True, **{name: getattr(params, name) for name in names}}
+            sampling |= {name: getattr(params, name) for name in ("temperature", "top_k", "top_p")}
         first, passes = _FirstTokens(), 0
         streaming = {} if "num_beams" in self._options else {"streamer": first}
 

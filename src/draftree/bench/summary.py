@@ -39,13 +39,7 @@ class Interval:
 
 
 def interval(values: Sequence[float], draws: int = DRAWS) -> Interval:
-    """Arithmetic mean of ``values``, one for each prompt, and its percentile interval; the same for the same values.
-
-    Raises:
-        ValueError: there are no values.
-    """
-    if not values:
-        raise ValueError("no values: an interval needs at least one")
+    """Arithmetic mean of ``values``, one for each prompt and at least one, and its percentile interval; repeatable."""
     n = len(values)
     sample = torch.tensor(values, dtype=torch.float64)
     chosen = torch.randint(n, (draws, n), generator=torch.Generator().manual_seed(0))
@@ -57,7 +51,7 @@ def ratio(own: Sequence[float], base: Sequence[float]) -> Interval:
     """Geometric mean of the ratios own / base, paired by prompt, and its interval.
 
     Raises:
-        ValueError: there are no values, or not as many of both.
+        ValueError: there are not as many of both.
     """
     found = interval([math.log(a / b) for a, b in zip(own, base, strict=True)])
     return Interval(math.exp(found.mean), math.exp(found.low), math.exp(found.high))
@@ -95,14 +89,6 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _acceptance_text(f: MethodFigures) -> str:
-    return " ".join(f"{x:.2f}" for x in (f.acceptance_by_depth or [])[:4])
-
-
-def _share_text(f: MethodFigures) -> str:
-    return "/".join(f"{100 * x:.0f}%" for x in (f.share or {}).values())
-
-
 def _verdict_text(f: MethodFigures) -> str:
     if f.ids_equal is None:
         return ""
@@ -118,8 +104,8 @@ _COLUMNS: Mapping[str, Callable[[MethodFigures], str]] = {
     "nodes/token": lambda f: number(f.nodes_per_token),
     "nodes/step": lambda f: number(f.nodes_per_step),
     "depth": lambda f: number(f.depth_per_step),
-    "accepted at depth 1, 2, ...": _acceptance_text,
-    "draft/verify/other": _share_text,
+    "accepted at depth 1, 2, ...": lambda f: " ".join(f"{x:.2f}" for x in (f.acceptance_by_depth or [])[:4]),
+    "draft/verify/other": lambda f: "/".join(f"{100 * x:.0f}%" for x in (f.share or {}).values()),
     "ids equal AR's": _verdict_text,
 }
 
