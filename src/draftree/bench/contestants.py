@@ -145,19 +145,6 @@ class BeamContestant:
         )
 
 
-def bare(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with a generation config that says how text ends and nothing else.
-
-    A checkpoint's own may penalise repetition or truncate the distribution, and ``generate`` falls back on it.
-    """
-    given = model.generation_config
-    if given is not None:
-        model.generation_config = GenerationConfig(
-            bos_token_id=given.bos_token_id, eos_token_id=given.eos_token_id, pad_token_id=given.pad_token_id
-        )
-    return model
-
-
 class _FirstTokens(BaseStreamer):
     """Notes when the first tokens come, and how many; the first call gives the prompt."""
 
@@ -255,5 +242,11 @@ class Models:
         return TransformersPeer(model, tokenizer, **options)
 
     def _stock(self, name: str) -> tuple[PreTrainedModel, Tokenizer | None]:
+        """A checkpoint by transformers, whose generation config says how text ends and nothing else.
+
+        Its own may penalise repetition or truncate the distribution, and ``generate`` falls back on it.
+        """
         model, tokenizer = load_stock(name, dtype=self._options.get("dtype"), device=self._options.get("device"))
-        return bare(model), tokenizer
+        ends = ("bos_token_id", "eos_token_id", "pad_token_id")
+        model.generation_config = GenerationConfig(**{end: getattr(model.generation_config, end) for end in ends})
+        return model, tokenizer
