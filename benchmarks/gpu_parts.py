@@ -310,7 +310,7 @@ def layers(options: Options) -> Iterator[str]:
         target = options.model("graph", options.dtype)
         drafter = load_drafter(options.drafter, target, OptTree(delta=0.05))
         engine, seconds, depths = Engine(target, Speculation(drafter, 16)), list[float](), list[int]()
-        with nullcontext() if ahead else patch.object(Demand, "expected", return_value=(0, 1)):
+        with nullcontext() if ahead else patch.object(Demand, "begin", return_value=(0, 1)):
             for text in texts:
                 params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
                 request = engine.stepper.open(engine.request(encode(target.tokenizer, user(text)), params))

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from draftree.models.base import LanguageModel, Nodes, Row, prefill_scored
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.huggingface.cache import TreeCache
-from draftree.models.huggingface.torch_scores import HeadScores, TorchScores
+from draftree.models.huggingface.torch_scores import TorchScores
 from draftree.scores import NumpyScores, Scores
 
 Found = list[tuple[list[int], float]]
@@ -59,7 +59,7 @@ def same_beams(ours: Found, theirs: Found, near: float = 1e-3) -> bool:
 
 def tensor_of(scores: Scores) -> Tensor:
     """[W, V] logits by slot."""
-    if isinstance(scores, TorchScores) and not isinstance(scores, HeadScores):
+    if isinstance(scores, TorchScores):
         return scores.tensor
     if isinstance(scores, NumpyScores):
         return torch.from_numpy(scores.rows)

@@ -240,19 +240,19 @@ S = TypeVar("S", bound=Scores)
 
 
 class LastScores:
-    """The scores of a model's last pass."""
+    """The scores of a model's last pass: ``last``, while they are valid."""
 
     def __init__(self) -> None:
-        self._last: Scores | None = None
+        self.last: Scores | None = None
 
     def expire(self) -> None:
         """A pass begins: those before it are not valid any more."""
-        if self._last is not None:
-            self._last.expire()
-        self._last = None
+        if self.last is not None:
+            self.last.expire()
+        self.last = None
 
     def keep(self, scores: S) -> S:
         """The scores of the pass that was made."""
         self.expire()
-        self._last = scores
+        self.last = scores
         return scores

@@ -86,7 +86,7 @@ def target_on(device: Accelerator, runner: str) -> HFModel:
 
 def head_drafter(device: Accelerator, head: HeadModel) -> TreeDrafter:
     device.take(head.layers.parameters())
-    return TreeDrafter(OptTree(), EagleSource(head, head.capabilities.vocab_size))
+    return TreeDrafter(OptTree(delta=0.1), EagleSource(head, head.capabilities.vocab_size))
 
 
 def steps(
@@ -164,4 +164,4 @@ def test_each_layer_of_a_head_is_one_round_trip(
         assert device.uploads <= want + 8 * ahead, "layers may be drafted that are not asked for"
         layers, spared = layers + passes, spared + passes - trips
     assert layers > 10
-    assert spared > layers / 3 if ahead else not spared
+    assert spared > layers / 5 if ahead else not spared

@@ -26,7 +26,7 @@ from ..huggingface.pass_inputs import BEFORE, NOTHING_FURTHER, PREFIX, Further, 
 from ..huggingface.runner import GRAPH, NO_CHOICE, NO_FEATURES, Made, Pass, runner_of
 from ..huggingface.torch_scores import HeadScores
 from ..protocols import FeatureModel, feature_model
-from .ahead import NOTHING_NEW, Ahead, Demand, Drafted, scores_ahead
+from .ahead import MOST_NODES, NOTHING_NEW, Ahead, Demand, Drafted, ask
 from .eagle_network import EagleNetwork
 from .head_passes import HeadPasses
 
@@ -64,7 +64,8 @@ class HeadModel(LanguageModel):
         layers: "network", the trained part, and "output", its output layer, or the target's for the vocabulary.
         capabilities: as the target's, whose tokens it takes.
         cache_bytes: memory that its cache may use (``holds``); by default half of what was free at load.
-        pass_seconds: wall-clock seconds inside its passes so far (on an accelerator, of launching them).
+        pass_seconds: wall-clock seconds inside its passes so far (on an accelerator, of launching them,
+            but those that are drafted ahead are waited for).
 
     Raises:
         UnsupportedModelError: the target's hidden states cannot be read.
@@ -95,11 +96,11 @@ class HeadModel(LanguageModel):
         )
         self._known = np.zeros(can.vocab_size, np.bool_)
         self._known[self.vocabulary] = True
-        self._passes = HeadPasses(network, output, self.vocabulary, self._target, _BEST if can.runner == GRAPH else 0)
+        best = 1 << min(_BEST, len(self.vocabulary)).bit_length() - 1 if can.runner == GRAPH else 0
+        self._passes = HeadPasses(network, output, self.vocabulary, self._target, best)
         self._runner = runner_of(can.runner, self._passes)
         self._rows: Rows[HeadRow] = Rows(layers)
         self._scores, self._demand = LastScores(), Demand()
-        self._last: HeadScores | None = None
         self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
 
     @property
@@ -153,8 +154,7 @@ class HeadModel(LanguageModel):
             )
             features.append(states[: len(text)])
             last.append(states[len(text) :])
-        if any(map(len, last)):  # beams: the nodes below follow no prediction
-            self._demand = Demand()
+        self._demand.drawn |= any(map(len, last))  # the nodes below follow no prediction
         scores = self.advance(own, texts, features)
         for row, states in zip(own, last, strict=True):
             if len(states):  # nodes below read them; the next proposal may begin there again
@@ -165,13 +165,13 @@ class HeadModel(LanguageModel):
 
     def _begin(self) -> None:
         """A pass begins, or takes what is drafted ahead."""
-        self._demand.drawn |= self._last is not None and not self._last.sufficed
+        last = self._scores.last
+        self._demand.drawn |= isinstance(last, HeadScores) and not last.sufficed
         self._scores.expire()
 
     def _kept(self, scores: HeadScores, began: float) -> HeadScores:
-        self._last = self._scores.keep(scores)
         self.pass_seconds += time.perf_counter() - began
-        return scores
+        return self._scores.keep(scores)
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch_dtype(self.capabilities), device=self.capabilities.device)
@@ -192,11 +192,11 @@ class HeadModel(LanguageModel):
         """
         began = time.perf_counter()
         self._begin()
-        demand, self._demand = self._demand, Demand()
         for row in rows:
             self.commit(row, [])
         fresh, found = [b for b, text in enumerate(texts) if len(text)], None
-        layers, width = demand.expected(self._passes.best if len(fresh) == len(rows) else 0)
+        longest = max(row.length + len(text) for row, text in zip(rows, texts, strict=True))
+        layers, width = self._demand.begin(self._passes.best if len(fresh) == len(rows) else 0, self._room(longest))
         if fresh:
             own, new = [rows[b] for b in fresh], [Nodes.chain(texts[b], 1) for b in fresh]
             for row, text in zip(own, new, strict=True):
@@ -206,16 +206,29 @@ class HeadModel(LanguageModel):
             for row, text in zip(own, new, strict=True):
                 self.commit(row, range(len(text.tokens)))
         if found is None or len(fresh) < len(rows):
-            further = self._further(rows)
-            numbers = on_device(self.capabilities.device, *further, np.arange(len(rows)))
-            states = torch.cat([row.scored for row in rows])
-            found = self._passes.scored(states, numbers[0], numbers[1].view(further.places.shape), numbers[2])
+            every = np.arange(len(rows))
+            found = self._scored(rows, torch.cat([row.scored for row in rows]), every, every)
+        counts = [1] * len(rows)
         if not layers:
-            return self._kept(_scores(found, [1] * len(rows)), began)
-        drafted = self._draft_ahead(rows, found, layers, width)
+            return self._kept(_scores(found, counts), began)
+        drafted, roots = self._draft_ahead(rows, found, layers, width), np.arange(len(rows))
         for number, row in enumerate(rows):
             row.ahead = Ahead(drafted, number)
-        return self._kept(drafted.scores(np.arange(len(rows)), [1] * len(rows)), began)
+        return self._kept(self._scores_ahead(rows, drafted, roots, counts), began)
+
+    def _room(self, length: int) -> int:
+        """Nodes of a row behind so many tokens for which the cache need not grow: where it does, graphs are lost."""
+        slots, room = max(self._rows.cache.placement.slots, self._runner.slots(length)), MOST_NODES
+        while room and self._runner.slots(length + room) > slots:
+            room //= 2
+        return room
+
+    @torch.inference_mode()
+    def _scored(self, rows: Sequence[HeadRow], states: Tensor, places: Longs, which: Longs) -> Made:
+        """What follows states at places, each of the row ``which``."""
+        further = self._further(rows)
+        tokens, room, at, own = on_device(self.capabilities.device, *further, places, which)
+        return self._passes.scored(states.index_select(0, at), tokens, room.view(further.places.shape), own)
 
     def _draft_ahead(self, rows: Sequence[HeadRow], found: Made, layers: int, width: int) -> Drafted:
         """Passes over nodes that follow the most probable paths, layer by layer, before the host knows their tokens.
@@ -223,7 +236,8 @@ class HeadModel(LanguageModel):
         Args:
             found: by the pass over the roots, which has chosen the first layer.
         """
-        roots, made = torch.cat([row.predicted for row in rows]), [found.copy()]
+        assert found.best is not None  # noqa: S101
+        states, best = [torch.cat([row.predicted for row in rows])], [found.best.clone()]
         further = self._further(self._placed())
         for layer in range(layers):
             parent = (layer - 1) * width if layer else ROOT  # any of the layer above: it gives positions alone
@@ -232,12 +246,24 @@ class HeadModel(LanguageModel):
             choice = len(rows), width, width
             step = Pass(replace(inputs, further=further), NO_FEATURES, found.states, found.chosen, choice)
             found = self._runner.forward(step, self._rows.cache)
-            made.append(found.copy())
+            assert found.states is not None and found.best is not None  # noqa: S101
+            states.append(found.states.clone())  # the next pass writes over what this one has made
+            best.append(found.best.clone())
             for row, parents in zip(rows, grown, strict=True):
                 row.parents = parents
         for row in rows:
             row.parents = NO_NODES
-        return Drafted(roots, made, width)
+        return Drafted(states, best, width)
+
+    def _scores_ahead(
+        self, rows: Sequence[HeadRow], drafted: Drafted, places: Longs, counts: Sequence[int]
+    ) -> HeadScores:
+        def found() -> tuple[Tensor, Tensor]:
+            made = self._scored(rows, drafted.states, places, np.repeat(np.arange(len(rows)), counts))
+            assert made.ids is not None  # noqa: S101
+            return made.logits, made.ids
+
+        return HeadScores(found, counts, drafted.best[torch.from_numpy(places)])
 
     @torch.inference_mode()
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Scores:
@@ -253,16 +279,19 @@ class HeadModel(LanguageModel):
         self._begin()
         own = [self.own(row) for row in rows]
         if states is None and any(row.length for row in own):
-            self._demand.add(nodes)
-            if (scores := scores_ahead([row.ahead for row in own], nodes)) is not None:
+            places = ask([row.ahead for row in own], nodes)
+            self._demand.add(nodes, there=places is not None)
+            if places is not None and own[0].ahead is not None:
                 for row, new in zip(own, nodes, strict=True):
                     row.parents = np.append(row.parents, new.parents)
-                return self._kept(scores, began)
+                counts = [new.scored for new in nodes]
+                return self._kept(self._scores_ahead(own, own[0].ahead.drafted, places, counts), began)
             found = self._append_below(own, nodes)
         elif states is None:
             found = self._append(own, nodes, self._zeros(sum(len(new.tokens) for new in nodes), self.network.sizes[0]))
         else:
             for row, new in zip(own, nodes, strict=True):
+                self._settle(row)
                 self._learn(row, new)
             found = self._append(own, nodes, torch.cat([*states]))
         return self._kept(_scores(found, [new.scored for new in nodes]), began)
@@ -272,20 +301,25 @@ class HeadModel(LanguageModel):
         for row, new in zip(rows, nodes, strict=True):
             if (new.parents >= len(row.parents)).any():
                 raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
-        every, states, before, first = list[Nodes](), list[Tensor](), list[Longs](), 0
+        former = [(row.ahead, row.parents) for row in rows]
+        every, before, states, size = list[Nodes](), list[Longs](), dict[int, tuple[int, Tensor]](), 0
         for row, new in zip(rows, nodes, strict=True):
-            ahead, row.ahead = row.ahead, None
-            if ahead is None:
-                every.append(new)
-                states.append(row.predicted)
-                before.append(new.parents.astype(np.int64) + (first + 1))
-            else:
-                every.append(ahead.asked_and(new, row.parents))
-                states.append(ahead.drafted.states)
-                before.append(ahead.above(every[-1].parents) + first)
-                row.parents = NO_NODES
-            first += len(states[-1])
-        return self._append(rows, every, torch.cat(states), np.concatenate(before))
+            held, above, ahead = row.predicted, new.parents.astype(np.int64) + 1, row.ahead
+            if ahead is not None:
+                new = ahead.asked_and(new, row.parents)
+                held, above = ahead.drafted.states, ahead.above(new.parents)
+                row.ahead, row.parents = None, NO_NODES
+            if id(held) not in states:
+                states[id(held)] = size, held
+                size += len(held)
+            every.append(new)
+            before.append(above + states[id(held)][0])
+        try:
+            return self._append(rows, every, torch.cat([own for _, own in states.values()]), np.concatenate(before))
+        except BaseException:
+            for row, (ahead, parents) in zip(rows, former, strict=True):
+                row.ahead, row.parents = ahead, parents
+            raise
 
     def _append(
         self,
@@ -361,6 +395,7 @@ class HeadModel(LanguageModel):
     def _settle(self, row: HeadRow) -> None:
         """Let a pass over what has been asked for replace what was drafted ahead."""
         if row.ahead is not None and row.ahead.asked:
+            self._scores.expire()
             self._append_below([row], [NOTHING_NEW])
         row.ahead = None
 
@@ -396,8 +431,9 @@ class HeadModel(LanguageModel):
 
 def _scores(found: Made, counts: Sequence[int]) -> HeadScores:
     """Scores of what a pass has found, ``counts`` of each row."""
-    assert found.ids is not None  # noqa: S101
-    return HeadScores(found.logits, counts, found.ids, found.best)
+    logits, ids = found.logits, found.ids
+    assert ids is not None  # noqa: S101
+    return HeadScores(lambda: (logits, ids), counts, found.best)
 
 
 def output_for(target: FeatureModel, vocabulary: Tensor) -> nn.Linear:

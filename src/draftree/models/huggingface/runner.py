@@ -45,8 +45,8 @@ class Pass:
         features: which hidden states are wanted, of all tokens.
         states: [P, H] of a draft head: line ``BEFORE`` of the inputs' table has which of them each token reads.
         chosen: [4, T] what the pass before has chosen (``DeviceInputs``): the host does not know its tokens.
-        choice: of a draft head that chooses nodes, in how many rows it does, below how many of each row's last nodes,
-            and how many; ``NO_CHOICE``: it chooses none.
+        choice: rows, last nodes of each, and nodes to choose below these, of a draft head that chooses; else
+            ``NO_CHOICE``.
     """
 
     inputs: PassInputs
@@ -96,11 +96,6 @@ class Made:
         states = None if self.states is None else self.states[:tokens]
         ids, best = (None if each is None else each[:wanted] for each in (self.ids, self.best))
         return Made(states, self.logits[:wanted], ids, best, self.chosen)
-
-    def copy(self) -> Made:
-        """What stays beyond the next pass."""
-        states, ids, best = (each if each is None else each.clone() for each in (self.states, self.ids, self.best))
-        return Made(states, self.logits.clone(), ids, best)
 
 
 class Runner(Protocol):

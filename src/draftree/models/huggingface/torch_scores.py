@@ -5,7 +5,7 @@ Noise and warping are those of ``sampling``, on rows of tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby, repeat
 
@@ -128,9 +128,9 @@ class TorchScores(Scores):
         tensor: [W, V] logits by slot, on any device; they are not changed.
     """
 
-    def __init__(self, tensor: Tensor, counts: Sequence[int]) -> None:
+    def __init__(self, tensor: Tensor | None, counts: Sequence[int]) -> None:
         super().__init__(counts)
-        self._tensor: Tensor | None = tensor
+        self._tensor = tensor
 
     def expire(self) -> None:
         super().expire()
@@ -244,28 +244,36 @@ class HeadScores(TorchScores):
     """Scores over the draft vocabulary of each row; of an edit only the mask counts.
 
     Args:
-        tensor: [W, K] logits by slot.
-        ids: [W, K] int64, the tokens of the logits.
+        found: gives [W, K] logits by slot and [W, K] int64 their tokens, once something asks for them.
         best: [W, 2k + 1] the most probable tokens, their log-probabilities and the entropy; None: not known yet.
-        places: [W] which rows of ``tensor`` and ``ids`` the slots have; None: as they come.
 
     Attributes:
         sufficed: ``best`` has had all that was asked for.
     """
 
     def __init__(
-        self,
-        tensor: Tensor,
-        counts: Sequence[int],
-        ids: Tensor,
-        best: Tensor | None = None,
-        places: NDArray[np.int64] | None = None,
+        self, found: Callable[[], tuple[Tensor, Tensor]], counts: Sequence[int], best: Tensor | None = None
     ) -> None:
-        super().__init__(tensor, counts)
-        self._ids, self._best, self._places, self.sufficed = ids, best, places, True
+        super().__init__(None, counts)
+        self._found: Callable[[], tuple[Tensor, Tensor]] | None = found
+        self._ids: Tensor | None = None
+        self._best, self.sufficed = best, True
 
-    def _at(self, rows: Tensor, slots: Slots) -> Tensor:
-        return super()._at(rows, slots if self._places is None else self._places[np.asarray(slots, np.int64)])
+    def expire(self) -> None:
+        super().expire()
+        self._found = self._ids = self._best = None
+
+    @property
+    def tensor(self) -> Tensor:
+        if self._found is not None and self._tensor is None:
+            self._tensor, self._ids = self._found()
+        return super().tensor
+
+    @property
+    def ids(self) -> Tensor:
+        """[W, K] int64 the tokens of the logits by slot."""
+        assert self.tensor is not None and self._ids is not None  # noqa: S101
+        return self._ids
 
     @torch.inference_mode()
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
@@ -275,7 +283,7 @@ class HeadScores(TorchScores):
         if warped or masked or self._best is None or count > self._best.shape[1] // 2:
             self.sufficed = False
             return super().top(slots, count, edits, draft)
-        ids, logprobs, entropies = _top_of(super()._at(self._best, slots))
+        ids, logprobs, entropies = _top_of(self._at(self._best, slots))
         return Top(ids[:, :count], logprobs[:, :count], entropies)
 
     def _edited(self, slots: Slots, edits: Edits | None) -> Tensor:
@@ -284,20 +292,20 @@ class HeadScores(TorchScores):
         if not masks:
             return rows
         own, words = on_device(rows.device, np.array([*masks]), np.stack([*masks.values()]).astype(np.int64))
-        some, ids = rows.index_select(0, own), self._at(self._ids, slots).index_select(0, own)
+        some, ids = rows.index_select(0, own), self._at(self.ids, slots).index_select(0, own)
         allowed = (words.view(len(own), -1).gather(1, ids >> 5) >> (ids & 31) & 1).bool()
         allows_none = ~(allowed & some.isfinite()).any(-1, keepdim=True)
         return rows.index_copy(0, own, some.masked_fill(~(allowed | allows_none), float("-inf")))
 
     def _noise(self, slots: Slots, keys: Sequence[int]) -> Iterator[Tensor]:
-        return iter(gumbel_noise(keys, self._at(self._ids, slots)).split(_ROWS))
+        return iter(gumbel_noise(keys, self._at(self.ids, slots)).split(_ROWS))
 
     def _tokens(self, slots: Slots, entries: Tensor) -> Tensor:
-        return self._at(self._ids, slots).gather(1, entries)
+        return self._at(self.ids, slots).gather(1, entries)
 
     @torch.inference_mode()
     def log_probabilities(self, slots: Slots, tokens: Sequence[int]) -> NDArray[np.float32]:
         rows = self._edited(slots, None)
         (wanted,) = on_device(rows.device, np.array(tokens, np.int64))
-        other = self._at(self._ids, slots) != wanted[:, None]
+        other = self._at(self.ids, slots) != wanted[:, None]
         return (rows.masked_fill(other, float("-inf")).amax(-1) - rows.logsumexp(-1)).cpu().numpy()
