@@ -68,7 +68,7 @@ def tensor_of(scores: Scores) -> Tensor:
 
 def nbytes(cache: TreeCache) -> int:
     """Bytes that a cache's keys and values take."""
-    return sum(states.nbytes for states in cache.storage.blocks)
+    return sum(states.nbytes for states in cache.blocks)
 
 
 def extended(

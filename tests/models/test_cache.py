@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.models.huggingface.cache import TreeCache, TreeLayer, packed, padded
+from draftree.models.huggingface.cache import TreeCache, packed, padded
 from draftree.models.huggingface.pass_inputs import COLUMN, GRAIN, ROW, SEEN, DeviceInputs, PassInputs, Shape
 
 from ..references import nbytes
@@ -36,7 +36,7 @@ def place(
     cache: TreeCache, first: int, starts: Sequence[int], counts: Sequence[int], order: Sequence[int] | None = None
 ) -> None:
     """Place a pass, and bring what its placement needs to the device."""
-    places, at = cache.place(first, starts, counts, order), cache.placement
+    places, at = cache.place(first, starts, counts, order or range(len(starts))), cache.placement
     table = np.zeros((SEEN + 1, places.shape[1]), np.int64)
     table[ROW : COLUMN + 1] = places
     shape = Shape(places.shape[1], at.count, at.width, at.end, 0, 1)
@@ -49,18 +49,18 @@ def snapshot(cache: TreeCache) -> list[tuple[Tensor, Tensor]]:
 
 
 def storage(cache: TreeCache) -> list[tuple[Tensor, Tensor]]:
-    return [layer.stored for layer in cache.layers if isinstance(layer, TreeLayer)]
+    return [cache.of(layer) for layer in range(LAYERS)]
 
 
 def test_reserve_is_exact_to_the_grain_at_first() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     cache.reserve(3, 5 * GRAIN + 1)
     write(cache, 0, [0], 2)
     assert storage(cache)[0][0].shape == (3, HEADS, 6 * GRAIN, DIM)
 
 
 def test_reserve_is_exact_again_as_long_as_nothing_is_written() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     cache.reserve(3, 5 * GRAIN)
     cache.reserve(4, 5 * GRAIN + 1)
     write(cache, 0, [0], 2)
@@ -68,13 +68,13 @@ def test_reserve_is_exact_again_as_long_as_nothing_is_written() -> None:
 
 
 def test_nothing_is_allotted_before_the_first_pass() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     cache.reserve(8, 1000)
     assert nbytes(cache) == 0
 
 
 def test_slots_double_when_one_more_is_needed() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     cache.reserve(1, 3 * GRAIN)
     write(cache, 0, [0], 2)
     cache.reserve(1, 3 * GRAIN + 1)
@@ -82,7 +82,7 @@ def test_slots_double_when_one_more_is_needed() -> None:
 
 
 def test_rows_double_when_one_more_is_needed() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     cache.reserve(3, GRAIN)
     write(cache, 0, [0], 2)
     cache.reserve(4, GRAIN)
@@ -90,14 +90,14 @@ def test_rows_double_when_one_more_is_needed() -> None:
 
 
 def test_a_demand_beyond_double_is_met_to_the_grain() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     write(cache, 0, [0], 2)
     cache.reserve(5, 7 * GRAIN + 1)
     assert storage(cache)[0][0].shape == (5, HEADS, 8 * GRAIN, DIM)
 
 
 def test_reserving_less_changes_nothing() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     cache.reserve(4, 4 * GRAIN)
     write(cache, 0, [0], 2)
     keys = storage(cache)[0][0]
@@ -106,7 +106,7 @@ def test_reserving_less_changes_nothing() -> None:
 
 
 def test_growing_keeps_what_is_there() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     write(cache, 0, [0, 0], 5)
     before = snapshot(cache)
     cache.reserve(9, 9 * GRAIN)
@@ -116,7 +116,7 @@ def test_growing_keeps_what_is_there() -> None:
 
 
 def test_storage_is_keys_and_values_of_all_layers() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     cache.reserve(3, 2 * GRAIN)
     write(cache, 0, [0], 1)
     assert nbytes(cache) == 2 * LAYERS * 3 * HEADS * 2 * GRAIN * DIM * 4
@@ -124,7 +124,7 @@ def test_storage_is_keys_and_values_of_all_layers() -> None:
 
 @pytest.mark.parametrize("width", [1, 7, 33])
 def test_a_cache_that_grows_holds_at_most_twice_what_its_tokens_need(width: int) -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     token = 2 * LAYERS * HEADS * DIM * 4
     for start in range(0, 1500, width):
         write(cache, 0, [start], width)
@@ -133,7 +133,7 @@ def test_a_cache_that_grows_holds_at_most_twice_what_its_tokens_need(width: int)
 
 
 def test_growing_token_by_token_reallocates_a_logarithmic_number_of_times() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     seen = set()
     for start in range(1500):
         write(cache, 0, [start], 1)
@@ -144,7 +144,7 @@ def test_growing_token_by_token_reallocates_a_logarithmic_number_of_times() -> N
 @pytest.mark.parametrize("counts", [[4, 4, 4], [1, 4, 2], [4, 0, 3]], ids=["even", "uneven", "one gets none"])
 @pytest.mark.parametrize("starts", [[3, 3, 3], [0, 7, 2]], ids=["uniform", "ragged"])
 def test_a_pass_writes_each_row_at_its_own_start_and_nowhere_else(starts: list[int], counts: list[int]) -> None:
-    cache, first = TreeCache(LAYERS), 1
+    cache, first = TreeCache(), 1
     cache.reserve(6, GRAIN)
     write(cache, first, starts, counts)
     for i, (keys, values) in enumerate(storage(cache)):
@@ -159,7 +159,7 @@ def test_a_pass_writes_each_row_at_its_own_start_and_nowhere_else(starts: list[i
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [2, 0]], ids=["as they lie", "another", "some"])
 @pytest.mark.parametrize("counts", [[2, 2, 2], [1, 3, 2]], ids=["even", "uneven"])
 def test_what_is_padded_is_packed_again(order: list[int], counts: list[int]) -> None:
-    cache, counts = TreeCache(LAYERS), [n if b in order else 0 for b, n in enumerate(counts)]
+    cache, counts = TreeCache(), [n if b in order else 0 for b, n in enumerate(counts)]
     place(cache, 0, [5, 5, 5], counts, order)
     at, given = cache.placement, states(sum(counts))
     lines = padded(given, at.count, at.sources)
@@ -170,7 +170,7 @@ def test_what_is_padded_is_packed_again(order: list[int], counts: list[int]) -> 
 
 @pytest.mark.parametrize("starts", [[3, 3], [0, 7]], ids=["uniform", "ragged"])
 def test_a_pass_sees_its_rows_up_to_the_last_new_slot(starts: list[int]) -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     cache.reserve(5, GRAIN)
     seen = write(cache, 2, starts, 4)
     for (keys, values), (all_keys, all_values) in zip(seen, storage(cache), strict=True):
@@ -179,28 +179,28 @@ def test_a_pass_sees_its_rows_up_to_the_last_new_slot(starts: list[int]) -> None
 
 
 def test_a_pass_gets_views_and_no_copies() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     (keys, values), _ = write(cache, 0, [0, 5], 3)
     assert keys.data_ptr() == storage(cache)[0][0].data_ptr()
     assert values.data_ptr() == storage(cache)[0][1].data_ptr()
 
 
 def test_each_token_has_a_row_a_slot_and_a_column() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     place(cache, 0, [4, 6], [3, 2])
     assert cache.placement.index is not None
     assert cache.placement.index.tolist() == [[0, 0, 0, 1, 1], [4, 5, 6, 6, 7], [0, 1, 2, 0, 1]]
 
 
 def test_place_makes_room_for_the_pass() -> None:
-    cache = TreeCache(LAYERS)
-    cache.place(2, [GRAIN - 1, 0], [2, 2])
+    cache = TreeCache()
+    cache.place(2, [GRAIN - 1, 0], [2, 2], [0, 1])
     assert (cache.placement.rows, cache.placement.slots) == (4, 2 * GRAIN)
 
 
 def test_the_mask_covers_all_slots_that_the_pass_sees() -> None:
-    cache = TreeCache(LAYERS)
-    cache.place(0, [2, 9], [4, 4])
+    cache = TreeCache()
+    cache.place(0, [2, 9], [4, 4], [0, 1])
     assert cache.get_mask_sizes(4, 0) == (13, 0)
     assert cache.get_seq_length() == 2
 
@@ -211,7 +211,7 @@ def test_the_mask_covers_all_slots_that_the_pass_sees() -> None:
     ids=["all move", "some move", "none moves", "one", "nothing"],
 )
 def test_compact_moves_the_accepted_slots_to_the_front(path: list[int]) -> None:
-    cache, start = TreeCache(LAYERS), 10
+    cache, start = TreeCache(), 10
     write(cache, 0, [0, 0], start + 6)
     before = snapshot(cache)
     cache.compact(1, start, path)
@@ -226,12 +226,12 @@ def _flat(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
 
 def test_a_cache_that_follows_another_keeps_states_of_a_kind_together() -> None:
     """Compaction, growth and copies are then one operation for all layers, and give what those layer by layer give."""
-    caches, sizes = [TreeCache(LAYERS)], [GRAIN, 2 * GRAIN]
+    caches, sizes = [TreeCache()], [GRAIN, 2 * GRAIN]
     write(caches[0], 0, [0, 0], 3)
-    caches += [TreeCache(LAYERS, caches[0]), TreeCache(LAYERS, TreeCache(LAYERS, caches[0]))]
+    caches += [TreeCache(caches[0]), TreeCache(TreeCache(caches[0]))]
     for cache in caches[1:]:
         write(cache, 0, [0, 0], 3)
-    assert [len(cache.storage.blocks) for cache in caches] == [2 * LAYERS, 1, 1]
+    assert [len(cache.blocks) for cache in caches] == [2 * LAYERS, 1, 1]
     for cache in caches:
         cache.compact(1, 0, [0, 2])
         cache.copy_row(1, 2, 2)
@@ -246,7 +246,7 @@ def test_layers_of_other_sizes_take_no_more_than_they_need() -> None:
     wide = torch.ones(1, HEADS, 2, 2 * DIM)
 
     def written(former: TreeCache | None) -> TreeCache:
-        cache = TreeCache(3, former)
+        cache = TreeCache(former)
         place(cache, 0, [0], [2])
         for layer, (keys, values) in enumerate(((states(2), states(2)), (states(2), wide), (wide, wide))):
             found = cache.update(keys, layer + values, layer)
@@ -255,12 +255,12 @@ def test_layers_of_other_sizes_take_no_more_than_they_need() -> None:
 
     first = written(None)
     again = written(first)
-    assert (len(first.storage.blocks), len(again.storage.blocks)) == (6, 2)
+    assert (len(first.blocks), len(again.blocks)) == (6, 2)
     assert nbytes(first) == nbytes(again)
 
 
 def test_compact_touches_only_the_slots_that_the_path_fills() -> None:
-    cache, start, path = TreeCache(LAYERS), 10, [0, 3, 5]
+    cache, start, path = TreeCache(), 10, [0, 3, 5]
     write(cache, 0, [0, 0, 0], start + 6)
     before = snapshot(cache)
     cache.compact(1, start, path)
@@ -270,7 +270,7 @@ def test_compact_touches_only_the_slots_that_the_path_fills() -> None:
 
 
 def test_copy_row_copies_the_first_slots_and_no_more() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     write(cache, 0, [0, 0, 0], 9)
     before = snapshot(cache)
     cache.copy_row(2, 0, 5)
@@ -281,7 +281,7 @@ def test_copy_row_copies_the_first_slots_and_no_more() -> None:
 
 
 def test_copy_row_makes_room_for_a_new_row() -> None:
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     write(cache, 0, [0], 9)
     cache.copy_row(0, 1, 9)
     for held in _flat(storage(cache)):
@@ -300,7 +300,7 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.mark.usefixtures("poisoned_memory")
 def test_storage_never_contains_nan() -> None:
     """Masked slots take part in 0 x value, and 0 x NaN is NaN."""
-    cache = TreeCache(LAYERS)
+    cache = TreeCache()
     write(cache, 0, [0, 6], 3)
     cache.reserve(5, 3 * GRAIN)
     cache.copy_row(1, 4, 9)

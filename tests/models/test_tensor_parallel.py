@@ -44,7 +44,7 @@ def part(name):
     model = load(name)
     row = prefill(model, [3, 5, 7])
     weight = model._part.model.model.layers[0].self_attn.q_proj.weight
-    keys = model._part.cache.layers[0].stored[0]
+    keys = model._part.cache.of(0)[0]
     model.close(row)
     can = model.capabilities
     shapes = list(weight.shape), list(weight.to_local().shape), keys.shape[1]

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftree.models.base import Nodes, Row
-from draftree.models.huggingface.cache import TreeLayer
+from draftree.models.huggingface.cache import TreeCache
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..references import extended
@@ -92,7 +92,9 @@ def assert_close(actual: Tensor, wanted: Tensor) -> None:
 
 
 def storage(cache: Any) -> list[tuple[Tensor, Tensor]]:
-    return [layer.stored if isinstance(layer, TreeLayer) else (layer.keys, layer.values) for layer in cache.layers]
+    if isinstance(cache, TreeCache):
+        return [*map(cache.of, sorted(cache._places))]
+    return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 @torch.inference_mode()

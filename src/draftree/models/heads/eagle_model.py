@@ -99,7 +99,7 @@ class HeadModel(LanguageModel):
         best = 1 << min(_BEST, len(self.vocabulary)).bit_length() - 1 if can.runner == GRAPH else 0
         self._passes = HeadPasses(network, output, self.vocabulary, self._target, best)
         self._runner = runner_of(can.runner, self._passes)
-        self._rows: Rows[HeadRow] = Rows(layers)
+        self._rows: Rows[HeadRow] = Rows()
         self._scores, self._demand = LastScores(), Demand()
         self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from ...errors import CacheError
 from ...tree import Ints
@@ -36,104 +36,56 @@ def packed(states: Tensor, index: Tensor | None) -> Tensor:
     return states if states.shape[0] == 1 or index is None else states[index[0], index[2]][None]
 
 
-class Kind(NamedTuple):
-    """Of a layer's keys, or values."""
-
-    heads: int
-    head_size: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, states: Tensor) -> Kind:
-        """Of [..., heads, slots, head_dim]."""
-        return cls(states.shape[-3], states.shape[-1], states.dtype, states.device)
+_Kind = tuple[int, int, torch.dtype, torch.device]
+"""Of a layer's keys, or values: heads, head_dim, dtype and device."""
 
 
-class Storage:
-    """Keys and values of a cache's layers: those of one kind in one tensor where it is known how many there are, so
-    that moving a row's slots is one gather and one copy, not two a layer.
+class TreeCache(Cache):
+    """The cache of one model: preallocated, grown by doubling.
+
+    Keys and values of one kind are in one tensor where it is known how many there are, so that moving a row's slots is
+    one gather and one copy, not two a layer.
 
     Attributes:
+        placement: allotted size and where the next pass writes.
         blocks: [n, rows, heads, slots, head_dim] each.
-        expected: how many keys and values of each kind will come, as far as it is known.
-        moves: how often a block has moved.
+        moves: how often the blocks have moved.
+
+    Args:
+        former: a cache of the same model, whose layers' kinds are known.
     """
 
-    def __init__(self, placement: Placement, expected: Mapping[Kind, int]) -> None:
-        self._placement, self.expected = placement, expected
-        self.blocks, self.moves = list[Tensor](), 0
-        self._kinds: Counter[Kind] = Counter()
-        self._places: dict[tuple[int, int], tuple[int, int]] = {}
-
-    @property
-    def seen(self) -> Mapping[Kind, int]:
-        """How many keys and values of each kind have come; before the first, how many are expected."""
-        return self._kinds or self.expected
-
-    def allot(self, layer: int, *states: Tensor) -> None:
-        """Make room for keys and values like a layer's first ones."""
-        for number, like in enumerate(states):
-            self._places[layer, number] = self._place(Kind.of(like), like)
+    def __init__(self, former: TreeCache | None = None) -> None:
+        super().__init__(layers=[])
+        self.placement, self.blocks, self.moves = Placement(), list[Tensor](), 0
+        self._expected: Mapping[_Kind, int] = {} if former is None else former._seen or former._expected
+        self._seen: Counter[_Kind] = Counter()
+        self._free: dict[_Kind, list[tuple[int, int]]] = {}
+        self._places: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
 
     def of(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, [rows, heads, slots, head_dim] each."""
-        (first, key), (second, value) = self._places[layer, 0], self._places[layer, 1]
+        (first, key), (second, value) = self._places[layer]
         return self.blocks[first][key], self.blocks[second][value]
 
-    def _place(self, kind: Kind, like: Tensor) -> tuple[int, int]:
-        """A block, and the next number in it."""
-        taken = self._kinds[kind]
-        self._kinds[kind] += 1
-        for number, block in enumerate(self.blocks):
-            if Kind.of(block) == kind:
-                if taken < len(block):
-                    return number, taken
-                taken -= len(block)
-        count = max(1, self.expected.get(kind, 0) - taken)
-        self.blocks.append(self._zeros(like.new_empty(count, 0, kind.heads, 0, kind.head_size)))
-        return len(self.blocks) - 1, 0
-
-    def _zeros(self, like: Tensor) -> Tensor:
-        """Zeroed: masked slots take part in 0 x value, so they must never hold a NaN."""
-        count, _, heads, _, size = like.shape
-        return like.new_zeros(count, self._placement.rows, heads, self._placement.slots, size)
-
-    def grow(self) -> None:
-        """Reallocate to the placement's size, keeping what is there."""
-        for number, old in enumerate(self.blocks):
-            _, rows, _, slots, _ = old.shape
-            if rows < self._placement.rows or slots < self._placement.slots:
-                self.blocks[number] = self._zeros(old)
-                self.moves += 1
-                self.blocks[number][:, :rows, :, :slots] = old
-
-
-class TreeLayer(CacheLayerMixin):
-    """One layer's keys and values; see the module for the layout."""
-
-    is_sliding = False
-
-    def __init__(self, number: int, placement: Placement, storage: Storage) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.placement, self._number, self._storage = placement, number, storage
-
-    @property
-    def stored(self) -> tuple[Tensor, Tensor]:
-        """Its keys and values."""
-        return self._storage.of(self._number)
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make room for states like these."""
-        self._storage.allot(self._number, key_states, value_states)
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Write a pass's states, [1, heads, T, head_dim] each, and return views of all that it may attend to."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        keys, values = self.stored
+        if layer_idx not in self._places:
+            self._places[layer_idx] = self._place(key_states), self._place(value_states)
+        keys, values = self.of(layer_idx)
         return self._written(keys, key_states), self._written(values, value_states)
+
+    def _place(self, like: Tensor) -> tuple[int, int]:
+        """A block for keys or values like a layer's first ones, and the next number in it."""
+        at, kind = self.placement, (like.shape[-3], like.shape[-1], like.dtype, like.device)
+        if not self._free.get(kind):
+            count = max(1, self._expected.get(kind, 0) - self._seen[kind])
+            self._free[kind] = [(len(self.blocks), number) for number in range(count)]
+            self.blocks.append(_zeros(like, count, at.rows, at.slots))
+        self._seen[kind] += 1
+        return self._free[kind].pop(0)
 
     def _written(self, storage: Tensor, states: Tensor) -> Tensor:
         """[B, heads, end, head_dim] of one storage."""
@@ -143,66 +95,47 @@ class TreeLayer(CacheLayerMixin):
         rows[at.index[0], :, at.index[1]] = states[0].transpose(0, 1)
         return rows.narrow(2, 0, at.end)
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    @property
+    def is_initialized(self) -> bool:
+        return bool(self.blocks)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.placement.end, 0
 
-    def get_seq_length(self) -> int:
+    def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.placement.start
 
-    def get_max_length(self) -> int:
-        return -1
-
-
-class TreeCache(Cache):
-    """The cache of one model: preallocated, grown by doubling.
-
-    Attributes:
-        placement: allotted size and where the next pass writes.
-        storage: keys and values of all layers.
-
-    Args:
-        former: a cache of the same model, whose layers' kinds are known.
-    """
-
-    def __init__(self, layers: int, former: TreeCache | None = None) -> None:
-        self.placement = Placement()
-        self.storage: Storage = Storage(self.placement, {} if former is None else former.storage.seen)
-        super().__init__(layers=[TreeLayer(number, self.placement, self.storage) for number in range(layers)])
-
     def reserve(self, rows: int, slots: int) -> None:
-        """Allot at least ``rows`` x ``slots``: exactly (to the grain) at first, by doubling when it has to grow."""
-        at = self.placement
+        """Allot at least ``rows`` x ``slots``: exactly (to the grain) at first, by doubling when it has to grow.
+
+        Where memory ends, nothing has changed.
+        """
+        at, factor = self.placement, 2 if self.blocks else 0
         if rows <= at.rows and slots <= at.slots:
             return
-        used, size = bool(self.storage.blocks), (at.rows, at.slots)
-        if rows > at.rows:
-            at.rows = max(rows, 2 * at.rows) if used else rows
-        if slots > at.slots:
-            at.slots = -(-max(slots, 2 * at.slots if used else 0) // GRAIN) * GRAIN
-        try:
-            self.storage.grow()
-        except (RuntimeError, MemoryError):  # out of memory: blocks that have grown are larger than need be
-            at.rows, at.slots = size
-            raise
+        rows = max(rows, factor * at.rows) if rows > at.rows else at.rows
+        slots = -(-max(slots, factor * at.slots) // GRAIN) * GRAIN if slots > at.slots else at.slots
+        grown = [_zeros(block, len(block), rows, slots) for block in self.blocks]
+        for new, old in zip(grown, self.blocks, strict=True):
+            new[:, : at.rows, :, : at.slots] = old
+        self.blocks, self.moves, at.rows, at.slots = grown, self.moves + 1, rows, slots
 
-    def place(
-        self, first: int, starts: Sequence[int], counts: Sequence[int], order: Sequence[int] | None = None
-    ) -> Longs:
+    def place(self, first: int, starts: Sequence[int], counts: Sequence[int], order: Sequence[int]) -> Longs:
         """Set where the next pass writes.
 
         Args:
             first: first row that it covers.
             starts, counts: of each row that it covers, the slot of the first new token, and how many are new.
-            order: of these rows those with new tokens, as their tokens come; by default as they lie.
+            order: of these rows those with new tokens, as their tokens come.
 
         Returns:
             [3, T] of each token its row among those covered, its slot, and its column of [B, width].
         """
-        at, own = self.placement, list(range(len(starts))) if order is None else list(order)
+        at = self.placement
         at.first, at.count, at.width = first, len(starts), max(counts)
-        at.start, at.end = min(starts[b] for b in own), max(starts[b] + counts[b] for b in own)
+        at.start, at.end = min(starts[b] for b in order), max(starts[b] + counts[b] for b in order)
         self.reserve(first + len(starts), at.end)
-        rows, columns = [b for b in own for _ in range(counts[b])], [i for b in own for i in range(counts[b])]
+        rows, columns = [b for b in order for _ in range(counts[b])], [i for b in order for i in range(counts[b])]
         return np.array([rows, [starts[b] + i for b, i in zip(rows, columns, strict=True)], columns], np.int64)
 
     def compact(self, row: int, start: int, path: Sequence[int]) -> Tensor | None:
@@ -211,12 +144,12 @@ class TreeCache(Cache):
         Returns:
             ``path`` on the device; None: they lie there.
         """
-        moved, blocks = next((i for i, p in enumerate(path) if p != i), len(path)), self.storage.blocks
+        moved = next((i for i, p in enumerate(path) if p != i), len(path))
         if moved == len(path):
             return None
-        (kept,) = on_device(blocks[0].device, np.array(path, np.int64))
+        (kept,) = on_device(self.blocks[0].device, np.array(path, np.int64))
         source = kept[moved:] + start
-        for block in blocks:
+        for block in self.blocks:
             own = block[:, row]
             own.narrow(2, start + moved, len(source)).copy_(own.index_select(2, source))
         return kept
@@ -224,8 +157,13 @@ class TreeCache(Cache):
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` slots of one row to another."""
         self.reserve(target + 1, length)
-        for block in self.storage.blocks:
+        for block in self.blocks:
             block[:, target, :, :length] = block[:, source, :, :length]
+
+
+def _zeros(like: Tensor, count: int, rows: int, slots: int) -> Tensor:
+    """Zeroed: masked slots take part in 0 x value, so they must never hold a NaN."""
+    return like.new_zeros(count, rows, like.shape[-3], slots, like.shape[-1])
 
 
 def long_row(counts: Sequence[int]) -> int | None:
@@ -248,8 +186,8 @@ R = TypeVar("R", bound=Row)
 class Rows(Generic[R]):
     """Open rows of a model and their keys and values; rows are numbered without a gap, as they lie in the cache."""
 
-    def __init__(self, layers: int, former: TreeCache | None = None) -> None:
-        self.cache = TreeCache(layers, former)
+    def __init__(self, former: TreeCache | None = None) -> None:
+        self.cache = TreeCache(former)
         self._open: list[R] = []
 
     def __len__(self) -> int:
@@ -352,25 +290,20 @@ class FeatureRow(Row):
         fresh = feature_part(tracked, states, self.kept)
         self.pending = fresh if self.pending is None else torch.cat([self.pending, fresh])
 
-    def last_features(self, count: int | None = None, wanted: FeatureSpec | None = None) -> Tensor:
+    def last_features(self, count: int = 0, wanted: FeatureSpec | None = None) -> Tensor:
         """[count, F] hidden states of the last committed tokens, on the model's device.
 
         Args:
-            count: at least 1; None: of all since the model tracks them.
+            count: 0: of all since the model tracks them.
             wanted: which; None: all that are kept.
 
         Raises:
             CacheError: the model does not track them, or fewer are kept.
         """
-        pieces, left = list[Tensor](), self.length if count is None else count
-        for piece in reversed(self.features):
-            if left <= 0:
-                break
-            pieces.append(piece[-left:])
-            left -= len(piece)
-        if not pieces or (left > 0 and count is not None):
+        pieces = self.features[-count:]  # each has at least one token
+        if sum(map(len, pieces)) < max(count, 1):
             raise CacheError("hidden states are missing: call the model's track_features before the row is opened")
-        return feature_part(self.kept, torch.cat(pieces[::-1]), wanted or self.kept)
+        return feature_part(self.kept, torch.cat(pieces)[-count:], wanted or self.kept)
 
     def pending_feature(self, node: int, wanted: FeatureSpec | None = None) -> Tensor:
         """[F] hidden states of an uncommitted node (``last_features``), on the model's device.
@@ -383,14 +316,11 @@ class FeatureRow(Row):
         return feature_part(self.kept, self.pending[node], wanted or self.kept)
 
     def first_features(self, length: int) -> list[Tensor]:
-        """Hidden states of the first ``length`` committed tokens, in pieces, as far as they are tracked."""
-        left = length - self.length + sum(map(len, self.features))
-        pieces: list[Tensor] = []
-        for piece in self.features:
-            if left > 0:
-                pieces.append(piece[:left])
-            left -= len(piece)
-        return pieces
+        """Hidden states of the first ``length`` committed tokens, in one piece, as far as they are tracked."""
+        if len(self.features) > 1:
+            self.features = [torch.cat(self.features)]
+        untracked = self.length - sum(map(len, self.features))
+        return [piece[: length - untracked] for piece in self.features if length > untracked]
 
     def has_features(self, wanted: FeatureSpec) -> bool:
         return not wanted or (self.kept.covers(wanted) and sum(map(len, self.features)) == self.length)

@@ -149,7 +149,7 @@ class HFModel(LanguageModel):
         self._runner: Runner = runner_of(self.capabilities.runner, StockRunner(self.model, hidden))
 
     def _start(self, former: TreeCache | None = None) -> None:
-        self._rows: Rows[FeatureRow] = Rows(self._layers, former)
+        self._rows: Rows[FeatureRow] = Rows(former)
         self._scores = LastScores()
         self.pass_seconds = 0.0
 
@@ -256,7 +256,7 @@ class HFModel(LanguageModel):
     @exclusive
     def free_cache(self) -> None:
         """Free the keys and values of rows that were closed; none may be open."""
-        self._rows.cache = TreeCache(self._layers, self.cache)
+        self._rows.cache = TreeCache(self.cache)
 
     def own(self, row: Row) -> FeatureRow:
         """``row``, if it is open and this model's; else a ``CacheError``."""

@@ -237,7 +237,7 @@ class GraphRunner:
         """A pass of a shape, from a row on, with some hidden states, by its graph where there is one."""
         if self._captures is None:
             return make()
-        moves, graphs = cache.storage.moves, self._graphs.get(cache)
+        moves, graphs = cache.moves, self._graphs.get(cache)
         if graphs is None or graphs.moves != moves:  # the storage that they write to is gone
             graphs = self._graphs[cache] = _Graphs(moves, self._captures())
         if key in graphs.refused or graphs.first_time(key):
