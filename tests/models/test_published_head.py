@@ -202,9 +202,9 @@ def _without(folder: Path, *names: str) -> None:
         put(folder, name, None)
 
 
-def _two_of_no_layers(folder: Path) -> None:
-    put(folder, "fc.weight", lambda x: x[:, :64])
-    edit(folder, eagle_aux_hidden_state_layer_ids=None)
+def _without_distances(folder: Path) -> None:
+    put(folder, "d2t", None)
+    put(folder, "t2d", lambda x: ~x)
 
 
 def _layers(folder: Path, **changes: Any) -> None:
@@ -234,23 +234,17 @@ BAD: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "fc of another width": (
         lambda f: put(f, "fc.weight", lambda x: x[:, :50]),
         ModelFileError,
-        r"fc.weight is \[32, 50\]: it reads no hidden states of size 32",
+        r"fc.weight is \[32, 50\], not \[32, 96\]",
     ),
     "fc of other layers": (
         lambda f: put(f, "fc.weight", lambda x: x[:, :64]),
         ModelFileError,
-        "reads 2 hidden states, and its config.json names 3",
-    ),
-    "fc of one more": (
-        _two_of_no_layers,
-        ModelFileError,
-        "reads 2 hidden states, and its config.json does not say which",
+        r"fc.weight is \[32, 64\], not \[32, 96\]",
     ),
     "token beyond": (lambda f: put(f, "d2t", lambda x: x + 1), ModelFileError, "leads to token 61, beyond 61 tokens"),
     "token below": (lambda f: put(f, "d2t", lambda x: x - 1), ModelFileError, "beyond 61 tokens"),
     "token twice": (lambda f: put(f, "d2t", lambda x: x - 2 * (x == 30)), ModelFileError, "leads to a token twice"),
-    "maps that differ": (lambda f: put(f, "t2d", lambda x: ~x), ModelFileError, "different tokens"),
-    "map of another size": (lambda f: put(f, "t2d", lambda x: x[:60]), ModelFileError, r"t2d is \[60\]"),
+    "map of other tokens": (_without_distances, ModelFileError, "drafts 31 tokens, and .* has 30"),
     "distances that are no numbers": (lambda f: put(f, "d2t", Tensor.float), ModelFileError, "d2t is"),
     "another vocabulary": (lambda f: edit(f, draft_vocab_size=30), ModelFileError, "drafts 30 tokens, and .* has 31"),
     "no number": (
@@ -363,7 +357,7 @@ def test_info_prints_what_it_is_and_for_which_target(tmp_path: Path, capsys: Cap
     assert run(["info", str(folder)]) == 0
     printed = capsys.readouterr().out
     for words in (
-        "EAGLE-3, speculators config",
+        "EAGLE-3",
         "org/tiny: hidden size 32, 61 tokens",
         "before layers 2, 16, 29",
         "31 of",

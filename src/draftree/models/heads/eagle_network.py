@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from ...artifacts import make_folder, write_whole
-from ...errors import ConfigError
 from ..base import Capabilities
 from ..huggingface.inspection import torch_dtype
 from ..native.native_head import rope_of
@@ -65,7 +64,7 @@ class EagleLayer(nn.Module):
     def __init__(self, config: EagleConfig, weights: Weights, at: str) -> None:
         super().__init__()
         if config.hidden_act not in ACT2FN:
-            raise ConfigError(f"its hidden_act is {config.hidden_act!r}: use one of transformers, such as silu")
+            raise ValueError(f"its hidden_act is {config.hidden_act!r}: use one of transformers, such as silu")
         self._heads, self._kv_heads, self._width = config.num_attention_heads, config.kv_heads, config.head_size
         self._residual_normed, eps = config.norm_before_residual, config.rms_norm_eps
         self.input_layernorm = _norm(weights, f"{at}.input_layernorm", eps)
@@ -127,9 +126,8 @@ class EagleNetwork(nn.Module):
 
     def __init__(self, arrays: HeadArrays) -> None:
         super().__init__()
-        config, eps, weights = arrays.config, arrays.config.rms_norm_eps, dict(arrays.parameters)
+        config, eps, weights = arrays.config, arrays.config.rms_norm_eps, arrays.parameters
         self.config, self.features, self.predicts_features = config, arrays.features, not arrays.fuses_states
-        self._fuses = arrays.fuses_states
         self.fc = _linear(weights, "fc") if "fc.weight" in weights else None
         self.input_norm = _norm(weights, "input_norm", eps)
         each = (_norm(weights, f"fc_norm.{i}", eps) for i in range(len(arrays.features.layers)))
@@ -156,7 +154,7 @@ class EagleNetwork(nn.Module):
 
     def fused(self, features: Tensor) -> Tensor:
         """[..., F] hidden states of the target -> [..., H] states."""
-        if not self._fuses:
+        if self.predicts_features:
             return features
         features = normed(self.input_norm, features)
         if self.fc_norm:
@@ -170,7 +168,7 @@ class EagleNetwork(nn.Module):
         if self.config.embedding_scale != 1:
             embeddings = embeddings * self.config.embedding_scale
         both = torch.cat([embeddings, states], dim=-1)
-        if self._fuses or self.fc is None:
+        if not self.predicts_features or self.fc is None:
             return both
         return self.fc.forward(both).to(embeddings.dtype)  # as precise under autocast as it came
 
@@ -219,12 +217,8 @@ def save_head(
         RunError: it cannot be written.
     """
     make_folder(folder)
-    ids, vocab, can, is_eagle1 = (
-        vocabulary.cpu(),
-        network.config.vocab_size,
-        target.capabilities,
-        network.predicts_features,
-    )
+    ids, vocab, can = vocabulary.cpu(), network.config.vocab_size, target.capabilities
+    is_eagle1 = network.predicts_features
     found = _tensors(network)
     if not is_eagle1:
         found["embed_tokens.weight"] = target.embeddings(torch.arange(vocab, device=can.device))
@@ -271,26 +265,18 @@ def _document(network: EagleNetwork, drafted: int, target: Capabilities, dtype: 
         "name_or_path": str(place.resolve()) if place.exists() else target.name,
     }
     document = {
+        "architectures": ["LlamaForCausalLMEagle" if network.predicts_features else "Eagle3DraftModel"],
         "draft_vocab_size": drafted,
         "dtype": str(dtype).removeprefix("torch."),
+        "speculators_config": {"verifier": verifier},
         "tie_word_embeddings": False,
         "transformer_layer_config": _layer_config(config, target),
+        **{name: getattr(config, name) for name in (_OF_EAGLE if network.predicts_features else _OF_EAGLE3)},
     }
-    if network.predicts_features:
+    if not network.predicts_features:
         document |= {
-            "architectures": ["LlamaForCausalLMEagle"],
-            "embedding_scale": config.embedding_scale,
-            "speculators_config": {"verifier": verifier},
-        }
-    else:
-        document |= {
-            "architectures": ["Eagle3DraftModel"],
             "eagle_aux_hidden_state_layer_ids": [*network.features.layers],
             "embed_requires_grad": False,
-            "fc_norm": config.fc_norm,
-            "norm_before_fc": config.norm_before_fc,
-            "norm_before_residual": config.norm_before_residual,
-            "norm_output": config.norm_output,
             "speculators_config": {
                 "algorithm": "eagle3",
                 "default_proposal_method": "greedy",
@@ -298,34 +284,31 @@ def _document(network: EagleNetwork, drafted: int, target: Capabilities, dtype: 
                 "verifier": verifier,
             },
             "speculators_model_type": "eagle3",
-            "target_hidden_size": config.target_hidden_size,
         }
     return document if config.logit_scale == 1 else document | {"logit_scale": config.logit_scale}
+
+
+_OF_EAGLE = ("embedding_scale",)
+_OF_EAGLE3 = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output", "target_hidden_size")
+_OF_LAYERS = (
+    *("attention_bias", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings"),
+    *("num_attention_heads", "num_hidden_layers", "rms_norm_eps", "vocab_size"),
+)
+"""Fields of a config that files have under the same names: of heads, and of their layers."""
 
 
 def _layer_config(config: EagleConfig, target: Capabilities) -> dict[str, Any]:
     """The config of a Llama model with such layers; rotary positions as transformers 5 has them, and as 4 had them."""
     rope = config.rope
-    return {
+    return {name: getattr(config, name) for name in _OF_LAYERS} | {
         "architectures": ["LlamaForCausalLM"],
-        "attention_bias": config.attention_bias,
-        "attention_dropout": 0.0,
         "dtype": str(target.dtype).removeprefix("torch."),
         "head_dim": config.head_size,
-        "hidden_act": config.hidden_act,
-        "hidden_size": config.hidden_size,
-        "initializer_range": 0.02,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_position_embeddings,
         "mlp_bias": False,
         "model_type": "llama",
-        "num_attention_heads": config.num_attention_heads,
-        "num_hidden_layers": config.num_hidden_layers,
         "num_key_value_heads": config.kv_heads,
-        "rms_norm_eps": config.rms_norm_eps,
         "rope_parameters": rope,
         "rope_scaling": None if rope["rope_type"] == "default" else rope,
         "rope_theta": rope["rope_theta"],
         "tie_word_embeddings": False,
-        "vocab_size": config.vocab_size,
     }

@@ -66,8 +66,8 @@ EAGLE3, EAGLE = "eagle3", "eagle"
 KINDS = {EAGLE3: "EAGLE-3", EAGLE: "EAGLE-1, EAGLE-2 or HASS"}
 """Kind of head -> its name for users."""
 _BASES = "(Llama|Mistral|Qwen2|Qwen3)"
-_ARCHITECTURES = {
-    EAGLE3: re.compile(rf"{_BASES}ForCausalLMEagle3|Eagle3{_BASES}ForCausalLM|Eagle3(Speculator|DraftModel)"),
+_NAMES = {
+    EAGLE3: re.compile(rf"eagle3|{_BASES}ForCausalLMEagle3|Eagle3{_BASES}ForCausalLM|Eagle3(Speculator|DraftModel)"),
     EAGLE: re.compile(rf"{_BASES}ForCausalLMEagle|Eagle{_BASES}ForCausalLM"),
 }
 _OTHER_HEADS = re.compile("eagle|medusa|hydra|dflash|dspark|speculator|mtp|draft", re.IGNORECASE)
@@ -95,11 +95,6 @@ class HeadFolder:
     kind: str
 
     @property
-    def of_speculators(self) -> bool:
-        """It has speculators' config: ids of layers are what these read."""
-        return "speculators_model_type" in self.document
-
-    @property
     def target(self) -> str | None:
         """The model that it was made for, if its config names one."""
         verifier = _part(_part(self.document, "speculators_config"), "verifier").get("name_or_path")
@@ -122,10 +117,9 @@ class HeadFolder:
         known = {key: value for key, value in flat.items() if value is not None}
         try:
             return TypeAdapter(EagleConfig).validate_json(json.dumps(known), strict=True)
-        except ValidationError as error:
-            raise self._unreadable(f"its {CONFIG} is wrong: {first_error(error)}") from None
-        except ConfigError as error:
-            raise self._unreadable(f"its {CONFIG} is wrong: {error}") from None
+        except (ValidationError, ConfigError) as error:
+            why = first_error(error) if isinstance(error, ValidationError) else error
+            raise self._unreadable(f"its {CONFIG} is wrong: {why}") from None
 
     def tensors(self) -> dict[str, Array]:
         """Its weights, by the names of speculators.
@@ -136,35 +130,23 @@ class HeadFolder:
         with self._reading():
             return read_tensors(self.folder)
 
-    def features(self, tensors: Mapping[str, Array], layers: int | None) -> FeatureSpec:
+    def features(self, layers: int | None) -> FeatureSpec:
         """Which hidden states of the target it reads.
 
         Args:
             layers: of the target, which counts hidden states from its end; None: it is not known.
 
         Raises:
-            ModelFileError: its ``fc`` fits no number of them, its config names another number of layers, or none where
-                there is no default.
+            ModelFileError: its config cannot be read.
             ConfigError: they are beyond the target.
         """
-        ids, size = self.config.eagle_aux_hidden_state_layer_ids, self.config.target_size
+        ids = self.config.eagle_aux_hidden_state_layer_ids
         if self.kind == EAGLE or not self.config.use_aux_hidden_state:
             return FINAL_STATE
-        default = default_layers(layers or 0)
-        count = len(default if ids is None else ids)
-        if "fc.weight" in tensors:
-            shape = tensors["fc.weight"].shape
-            if len(shape) != 2 or shape[1] % size:
-                raise self._unreadable(f"fc.weight is {list(shape)}: it reads no hidden states of size {size}")
-            count = int(shape[1]) // size
         if ids is None:
-            if count != len(default):
-                raise self._unreadable(f"fc.weight reads {count} hidden states, and its {CONFIG} does not say which")
-            ids = default if layers is not None else (0,) * count
-        elif ids[:1] == (1,) and not self.of_speculators:  # what layers give, counted from 0: what the next ones read
-            ids = tuple(layer + 1 for layer in ids)
-        if len(ids) != count:
-            raise self._unreadable(f"fc.weight reads {count} hidden states, and its {CONFIG} names {len(ids)}")
+            ids = default_layers(layers or 0)
+        elif ids[:1] == (1,) and "speculators_model_type" not in self.document:
+            ids = tuple(layer + 1 for layer in ids)  # what layers give, counted from 0: what the next ones read
         if layers is not None and not all(0 <= layer <= layers for layer in ids):
             its = self.target or "its target"
             raise ConfigError(
@@ -183,18 +165,13 @@ class HeadFolder:
             ModelFileError: it cannot be read, or is not whole.
             ConfigError: it reads layers that the target has not.
         """
-        tensors = self.tensors()
-        features = self.features(tensors, layers)
+        tensors, features = self.tensors(), self.features(layers)
         with self._reading():
             ids, config = vocabulary_in(tensors, self.config)
         tensors = {name: tensor for name, tensor in tensors.items() if not _UNUSED.fullmatch(name)}
         fuses_states = self.kind != EAGLE
         shapes = tensor_shapes(config, tensors, features, len(ids), fuses_states=fuses_states)
         self._check_tensors(tensors, shapes)
-        if "fc.weight" not in shapes and (width := len(features.layers) * config.target_size) != config.hidden_size:
-            raise self._unreadable(
-                f"hidden states are of size {width}, not {config.hidden_size}, and there is no fc.weight"
-            )
         used = {name: tensors[name] for name in shapes}
         return HeadArrays(config=config, features=features, ids=ids, fuses_states=fuses_states, tensors=used)
 
@@ -205,10 +182,16 @@ class HeadFolder:
             ModelFileError: it cannot be read, or is not whole.
             ConfigError: it was made for another target.
         """
-        self._check_target(target)
+        if mismatch := self.mismatch(target):
+            raise ConfigError(
+                f"draft head {self.folder} was made for {mismatch}: use the target that it was made for, train a head "
+                f"with 'draftree train head --target {target.capabilities.name}', or use drafter 'auto'"
+            )
         arrays = self.arrays(target.layers)
-        own = arrays.tensors.get(_EMBEDDINGS)
-        return arrays if own is None or not _are_of(target, own) else arrays.without(_EMBEDDINGS)
+        tensors = dict(arrays.tensors)
+        if (own := tensors.pop(_EMBEDDINGS, None)) is None or not _are_of(target, own):
+            return arrays
+        return replace(arrays, tensors=tensors)
 
     def network(self, arrays: HeadArrays) -> tuple[EagleNetwork, Tensor]:
         """The network of torch for its weights, and the target's ids of its vocabulary.
@@ -220,13 +203,9 @@ class HeadFolder:
         with needs_extra("torch", f"draft head {self.folder}"):
             import torch
 
-            from ..huggingface.hf_loading import quiet
             from .eagle_network import EagleNetwork
-        try:
-            with quiet():
-                return EagleNetwork(arrays).eval(), torch.from_numpy(arrays.ids)
-        except ConfigError as error:
-            raise self._unreadable(f"its {CONFIG} is wrong: {error}") from None
+        with self._reading():
+            return EagleNetwork(arrays).eval(), torch.from_numpy(arrays.ids)
 
     def load(self, target: LanguageModel) -> DraftHead:
         """The head, for a target: by the native engine where that runs the target, else by torch.
@@ -247,14 +226,6 @@ class HeadFolder:
         from .eagle_model import HeadModel
 
         return HeadModel(network, ids, target, f"head {self.folder.name}")
-
-    def _check_target(self, target: FeatureModel) -> None:
-        """Raise ConfigError if it was made for another target."""
-        if mismatch := self.mismatch(target):
-            raise ConfigError(
-                f"draft head {self.folder} was made for {mismatch}: use the target that it was made for, train a head "
-                f"with 'draftree train head --target {target.capabilities.name}', or use drafter 'auto'"
-            )
 
     def mismatch(self, target: FeatureModel) -> str | None:
         """What it was made for and what the target has in place of that; None: it was made for this target.
@@ -282,23 +253,17 @@ class HeadFolder:
         Raises:
             ModelFileError: it cannot be read, or is not whole.
         """
-        arrays = self.arrays(None)
-        with self._reading():
-            is_own = read_sample(self.folder) is not None
-        config, named = self.config, self.config.eagle_aux_hidden_state_layer_ids
-        read = f"{len(arrays.features.layers)} of the target"
-        if arrays.features != FINAL_STATE:
-            which = "2, half and all but 3" if named is None else ", ".join(map(str, arrays.features.layers))
-            read += f", before layers {which}"
-        else:
-            read += ", the final one"
-        parameters = sum(weight.size for weight in arrays.weights)
-        writer = "draftree" if is_own else "speculators" if self.of_speculators else "SafeAILab or SpecForge"
+        arrays, config = self.arrays(None), self.config
+        count, which = len(arrays.features.layers), ", ".join(map(str, arrays.features.layers))
+        if config.eagle_aux_hidden_state_layer_ids is None:
+            which = "2, half and all but 3"
+        read = "the final one" if arrays.features == FINAL_STATE else f"before layers {which}"
+        parameters = sum(weight.size for weight in arrays.parameters.values())
         layers, size, of_text = config.num_hidden_layers, config.hidden_size, ", and those of the text"
         return {
-            "draft head": f"{KINDS[self.kind]}, {writer} config",
+            "draft head": KINDS[self.kind],
             "target": f"{self.target or 'not named'}: hidden size {config.target_size}, {config.vocab_size} tokens",
-            "hidden states": read,
+            "hidden states": f"{count} of the target, {read}",
             "network": f"{layers} layer{'s' * (layers > 1)} of {size}, {parameters / 1e6:.1f} million parameters",
             "drafts": f"{len(arrays.ids)} of the target's tokens" + of_text * (self.kind == EAGLE),
         }
@@ -347,18 +312,13 @@ def find_head(folder: Path) -> HeadFolder | None:
         return None
     if not isinstance(document, dict):
         return None
-    declared = document.get("speculators_model_type")
-    if declared == EAGLE3:
-        return HeadFolder(folder, document, declared)
-    if declared is not None:
-        raise _unknown(folder, declared)
-    names = document.get("architectures")
-    architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    for kind, pattern in _ARCHITECTURES.items():
-        if pattern.fullmatch(architecture):
+    declared, names = document.get("speculators_model_type"), document.get("architectures")
+    named = str(declared or (names[0] if isinstance(names, list) and names else ""))
+    for kind, pattern in _NAMES.items():
+        if pattern.fullmatch(named):
             return HeadFolder(folder, document, kind)
-    if _OTHER_HEADS.search(architecture):
-        raise _unknown(folder, architecture)
+    if declared or _OTHER_HEADS.search(named):
+        raise _unknown(folder, named)
     if other := next((key for key in _OTHER_KEYS if key in document), None):
         raise _unknown(folder, other)
     if "draft_vocab_size" in document or "eagle_config" in document:

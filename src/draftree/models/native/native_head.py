@@ -20,7 +20,7 @@ from ...scores import Draft, Edit, Edits, Scores, Slots, Top, allowed_tokens
 from ...tree import ROOT
 from ..base import NO_NODES, FeatureSpec, Nodes, Row, exclusive
 from ..gguf.gguf_file import OUTPUT
-from ..heads.head_format import Array, EagleConfig, HeadArrays, fingerprint_of
+from ..heads.head_format import Array, EagleConfig, HeadArrays
 from .architecture import PLACE, Hyperparameters, frequencies, yarn, yarn_magnitude
 from .head_binding import LAST_STATE, NO_STATE, CHead, HeadDescription, LoadedHead, places
 from .native_model import NativeModel, NativeRow, NativeRows, NativeScores
@@ -243,11 +243,11 @@ class NativeHead(NativeRows[NativeHeadRow]):
             can,
             name=name,
             architecture=type(self).__name__,
-            parameters=sum(weight.size for weight in arrays.weights),
+            parameters=sum(weight.size for weight in arrays.parameters.values()),
             weights=description.multiplied[0],
             weight_bytes=description.multiplied[1],
             weight_format=weights.name,
-            fingerprint=fingerprint_of(arrays.weights),
+            fingerprint=arrays.fingerprint,
             slot_bytes=self.loaded.token_bytes,
             trees="",
         )
