@@ -17,10 +17,10 @@ from draftree.beams.forest import BeamParams
 from draftree.config import SamplingParams
 from draftree.engine.engine import load_engine
 from draftree.engine.speculation import SpeculationParams
-from draftree.errors import ConfigError, RunError, UnsupportedModelError
+from draftree.errors import ConfigError, UnsupportedModelError
 from draftree.models.huggingface.hf_loading import load_part, read_pretrained
-from draftree.models.huggingface.tensor_parallel import load_over_ranks
-from draftree.models.loading import load_here
+from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.loading import load, load_here
 from draftree.text.encoding import user
 
 from ..tiny import save_tiny
@@ -166,6 +166,6 @@ def test_options_that_need_whole_layers_are_refused(model: str, options: dict[st
         load_part(model, **options)
 
 
-def test_a_part_needs_other_processes(model: str) -> None:
-    with pytest.raises(RunError, match="run the command with torchrun"):
-        load_over_ranks(model, {}, load_part)
+def test_a_process_that_waits_for_no_other_has_whole_models(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert isinstance(load(model), HFModel)

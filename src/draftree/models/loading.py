@@ -76,9 +76,9 @@ def load(name: str = DEFAULT_MODEL, **options: Unpack[ModelOptions]) -> Language
     if processes() > 1:
         with needs_extra("torch", "torchrun"):
             from .huggingface.hf_loading import load_part
-            from .huggingface.tensor_parallel import launched, load_over_ranks
-        if launched():
-            return load_over_ranks(name, given, load_part)
+            from .huggingface.tensor_parallel import load_over_ranks
+        if (parallel := load_over_ranks(name, given, load_part)) is not None:
+            return parallel
     return load_here(name, **options)
 
 

@@ -9,7 +9,6 @@ import io
 import json
 import logging
 import shutil
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,7 +43,7 @@ from ..gguf.gguf_file import fingerprint
 from ..model_files import DEFAULT_MODEL, EMBEDDED, checkpoint, gguf_path
 from .hf_model import HFModel
 from .runner import chosen_runner
-from .tensor_parallel import agree
+from .tensor_parallel import agreed
 
 AUTO, BACKEND = "auto", "transformers"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -80,12 +79,8 @@ def load_part(name: str, **options: Any) -> HFModel:
         if options.get(option) not in (None, *fitting):
             raise ConfigError(f"{option} {options[option]!r} does not go with torchrun: leave one of them out")
     device, weights = _place(options.get("dtype"), options.get("device"))
-    failure: DraftreeError | None = None
-    try:
+    with agreed():
         stock, tokenizer = _load(name, device, weights, options.get("attention"), parts=dist.get_world_size())
-    except DraftreeError as error:
-        failure = error
-    agree(failure)
     return HFModel(stock, tokenizer, name=name, runner=EAGER)
 
 
@@ -111,17 +106,13 @@ def _load(
     if attention not in (None, *ATTENTIONS):
         raise ConfigError(f"attention is {attention!r}: choose from {', '.join(ATTENTIONS)}")
     gguf = gguf_path(name)
-    if gguf is not None:
-        model, tokenizer = _converted(gguf, name, weights, attention, parts)
-    else:
-        source = checkpoint(name)
-        try:
-            model, tokenizer = read_pretrained(source, name, dtype=weights, attention=attention, parts=parts)
-        except OSError as error:
-            raise UnknownNameError(
-                f"no model {name!r}: not a known name ({', '.join(EMBEDDED)}), not a folder or .gguf file, and the hub "
-                f"does not give it ({first_line(error)})"
-            ) from None
+    source = checkpoint(name) if gguf is None else str(convert(gguf))
+    try:
+        model, tokenizer = read_pretrained(source, name, dtype=weights, attention=attention, parts=parts)
+    except ModelFileError as error:
+        if gguf is None:
+            raise
+        raise ModelFileError(f"the conversion of {gguf.name} is damaged ({error}): delete {source}") from None
     if parts == 1:
         torch.nn.Module.to(model, place)
     return model, tokenizer
@@ -129,38 +120,19 @@ def _load(
 
 def _place(dtype: str | None, device: str | None) -> tuple[torch.device, torch.dtype | None]:
     """Device, and dtype of the weights; None is the checkpoint's own."""
-    place = _device(device)
+    cards = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    devices = ["cpu", *(["cuda", *cards] if cards else [])]
+    if device not in (None, *devices):
+        raise ConfigError(f"device is {device!r}: choose from {', '.join(devices)}")
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}: choose from {', '.join(DTYPES)}")
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return place, DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" else None
-
-
-def _device(device: str | None) -> torch.device:
-    try:
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError:
-        place = None
-    if place is None or place.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {device!r}: use cpu, cuda or cuda:N")
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device is {device!r} but there are {torch.cuda.device_count()} CUDA devices here: use cpu")
-    return place
 
 
 def cache_folder() -> Path:
     """Where converted models are kept."""
     return platformdirs.user_cache_path("draftree") / "models"
-
-
-def _converted(
-    gguf: Path, name: str, weights: torch.dtype | None, attention: str | None, parts: int
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model of a GGUF file, by way of its conversion."""
-    folder = convert(gguf)
-    try:
-        return read_pretrained(str(folder), name, dtype=weights, attention=attention, parts=parts)
-    except ModelFileError as error:
-        raise ModelFileError(f"the conversion of {gguf.name} is damaged ({error}): delete {folder}") from None
 
 
 def convert(gguf: Path) -> Path:
@@ -171,10 +143,7 @@ def convert(gguf: Path) -> Path:
         RunError: the cache directory cannot be written.
     """
     check_gguf(gguf)
-    try:
-        folder = cache_folder() / f"{gguf.stem}-{_identity(gguf)}"
-    except OSError as error:
-        raise ModelFileError(f"cannot read {gguf}: {first_line(error)}") from None
+    folder = cache_folder() / f"{gguf.stem}-{_identity(gguf)}"
     if folder.is_dir():
         return folder
     part = folder.with_name(f"{folder.name}.part")
@@ -189,15 +158,15 @@ def convert(gguf: Path) -> Path:
                 finally:
                     shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
-        raise _unwritable(error) from None
+        advice = f"{way_out(error)}, or set XDG_CACHE_HOME to another place"
+        raise RunError(f"cannot write the model cache {cache_folder()}: {first_line(error)}: {advice}") from None
     return folder
 
 
 def _convert_into(gguf: Path, folder: Path) -> None:
-    shown = sys.stderr.isatty()
     err.print(f"Converting {gguf.name} to safetensors under {folder.parent}; later starts read those", markup=False)
-    with contextlib.nullcontext() if shown else contextlib.redirect_stderr(io.StringIO()):
-        model, tokenizer = read_gguf(gguf, bars=shown)
+    with contextlib.redirect_stderr(io.StringIO()):  # bars that show a part of the work
+        model, tokenizer = _read(str(gguf.parent), str(gguf), dtype=torch.float32, gguf_file=gguf.name)
     # The weights are plain float32 now; the leftover quantiser would refuse to save them.
     vars(model).update(hf_quantizer=None, is_quantized=False)
     del model.config.quantization_config
@@ -205,14 +174,10 @@ def _convert_into(gguf: Path, folder: Path) -> None:
         with quiet():
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
     except Exception as error:  # noqa: BLE001 - a full disk is another exception in each of the writers
-        raise _unwritable(error) from None
-
-
-def _unwritable(error: Exception) -> RunError:
-    cause = error if isinstance(error, OSError) else OSError(errno.ENOSPC, "")
-    advice = f"{way_out(cause)}, or set XDG_CACHE_HOME to another place"
-    return RunError(f"cannot write the model cache {cache_folder()}: {first_line(error)}: {advice}")
+        raise OSError(errno.ENOSPC, first_line(error)) from None
 
 
 def _identity(gguf: Path) -> str:
@@ -247,13 +212,12 @@ def read_pretrained(
     Raises:
         UnsupportedModelError: it cannot be split.
         ModelFileError: it cannot be read, needs code of its own, is pickled, or lacks weights.
-        OSError: a hub id that the hub does not give.
+        UnknownNameError: a hub id that the hub does not give.
     """
     folder = Path(source)
-    if local := folder.is_dir():
+    if is_here := folder.is_dir():
         _check_files(folder, name)
-    passed = () if local else (OSError,)
-    with _reading(name, "config", passed=passed):
+    with _reading(name, "config", is_here=is_here):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         # A config.json may name weights that are pickled, and attention kernels to download and run.
         explicit = getattr(config, "transformers_weights", None)
@@ -262,7 +226,7 @@ def read_pretrained(
         config._attn_implementation = attention
     if parts > 1:
         _check_parts(config.get_text_config(decoder=True), name, parts)
-    return _read(source, name, passed=passed, parts=parts, dtype=dtype or "auto", config=config)
+    return _read(source, name, is_here=is_here, parts=parts, dtype=dtype or "auto", config=config)
 
 
 def _check_parts(config: Any, name: str, parts: int) -> None:
@@ -281,22 +245,12 @@ def _check_parts(config: Any, name: str, parts: int) -> None:
         )
 
 
-def read_gguf(path: Path, *, bars: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model of a GGUF file in float32, and its tokenizer.
-
-    Raises:
-        ModelFileError: it cannot be read, or lacks weights.
-    """
-    return _read(str(path.parent), str(path), bars=bars, dtype=torch.float32, gguf_file=path.name)
-
-
 def _read(
     source: str,
     name: str,
     *,
     dtype: torch.dtype | str,
-    bars: bool = False,
-    passed: tuple[type[Exception], ...] = (),
+    is_here: bool = True,
     parts: int = 1,
     **options: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -304,11 +258,11 @@ def _read(
     # Sizes that differ would be refused without their names, so they are taken here and refused below.
     strict = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     split = {"distributed_config": DistributedConfig(tp_plan="auto")} if parts > 1 else {}
-    with _reading(name, "weights", bars=bars, passed=passed):
+    with _reading(name, "weights", is_here=is_here):
         read: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **strict, **split, **options)
     model, report = read
     _check_weights(report, name)
-    with _reading(name, "tokenizer", bars=bars):
+    with _reading(name, "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **options)
     return model, tokenizer
 
@@ -357,14 +311,23 @@ def _check_weights(report: dict[str, Any], name: str) -> None:
 
 
 @contextlib.contextmanager
-def _reading(name: str, part: str, *, bars: bool = False, passed: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Silence transformers, and turn its errors, but for those of ``passed``, into one line."""
+def _reading(name: str, part: str, *, is_here: bool = True) -> Iterator[None]:
+    """Silence transformers, and turn its errors into one line.
+
+    Args:
+        is_here: a folder or a file; else a hub id.
+    """
     try:
-        with quiet(bars):
+        with quiet():
             yield
     except Exception as error:  # noqa: BLE001 - readers raise what they like, that of tokenizers bare Exceptions
-        if isinstance(error, (DraftreeError, MemoryError, torch.OutOfMemoryError, *passed)):
+        if isinstance(error, (DraftreeError, MemoryError, torch.OutOfMemoryError)):
             raise
+        if isinstance(error, OSError) and not is_here:
+            raise UnknownNameError(
+                f"no model {name!r}: not a known name ({', '.join(EMBEDDED)}), not a folder or .gguf file, and the hub "
+                f"does not give it ({first_line(error)})"
+            ) from None
         if "trust_remote_code" in str(error):
             why, way_out = "it needs Python code of its own, which is not run", "use a model that transformers has"
         else:
@@ -375,23 +338,17 @@ def _reading(name: str, part: str, *, bars: bool = False, passed: tuple[type[Exc
 
 
 @contextlib.contextmanager
-def quiet(bars: bool = False) -> Iterator[None]:
-    """Silence the log lines of transformers and the hub, and transformers' progress bars unless wanted."""
-    level, shown = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    hub = hub_logging.get_verbosity()
+def quiet() -> Iterator[None]:
+    """Silence the log lines of transformers and the hub, and transformers' progress bars."""
+    level, hub = transformers_logging.get_verbosity(), hub_logging.get_verbosity()
+    shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity(logging.ERROR)
-    _show_bars(bars)
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(level)
         hub_logging.set_verbosity(hub)
-        _show_bars(shown)
-
-
-def _show_bars(shown: bool) -> None:
-    if shown:
-        transformers_logging.enable_progress_bar()
-    else:
-        transformers_logging.disable_progress_bar()
+        if shown:
+            transformers_logging.enable_progress_bar()

@@ -59,7 +59,7 @@ class SharedState:
 
     lock: RLock = field(default_factory=RLock)
     tested: str | None = None
-    hidden: inspection.HiddenStates | None = None
+    hidden: inspection.HiddenStates = field(default_factory=inspection.HiddenStates)
 
 
 _SHARED: WeakKeyDictionary[PreTrainedModel, SharedState] = WeakKeyDictionary()
@@ -74,6 +74,8 @@ class HFModel(LanguageModel):
         capabilities: what was probed at load.
         tokenizer: the model's tokenizer, or None for a model of bare token ids.
         model: the Hugging Face model.
+        layers: L, its decoder layers.
+        tracked: which hidden states are kept.
         cache_bytes: by default half of what was free at load.
         pass_seconds: wall-clock seconds inside forward passes so far, prefills not counted (on an accelerator, of
             launching them).
@@ -86,6 +88,8 @@ class HFModel(LanguageModel):
         UnsupportedModelError: the model cannot be given draft trees.
         ConfigError: there is no such runner.
     """
+
+    tracked = FeatureSpec()
 
     @typed
     def __init__(
@@ -105,12 +109,11 @@ class HFModel(LanguageModel):
         shared = _SHARED.setdefault(model, SharedState())
         can = inspection.capabilities(model, name)
         self.capabilities: Capabilities = replace(can, runner=chosen_runner(runner, can.device))
-        self._lock = shared.lock
+        self._lock, self._hidden = shared.lock, shared.hidden
         if can.device.startswith("cuda"):
             norms.fuse(model)
-        self._layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
-        self._tracked = FeatureSpec()
-        self._run_with(None)
+        self.layers: int = model.config.get_text_config(decoder=True).num_hidden_layers
+        self._runner: Runner = runner_of(self.capabilities.runner, StockRunner(model, shared.hidden))
         self.cache_bytes = inspection.free_bytes(self.capabilities.device) // 2
         self._start()
         if self_test and shared.tested != self.capabilities.attention:
@@ -143,11 +146,6 @@ class HFModel(LanguageModel):
         causal = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
         inspection.check_equal(self, [(found, causal.float().cpu().numpy())], "sequential and causal")
 
-    def _run_with(self, hidden: inspection.HiddenStates | None) -> None:
-        """Make passes that read these hidden states from now on."""
-        self._hidden = hidden
-        self._runner: Runner = runner_of(self.capabilities.runner, StockRunner(self.model, hidden))
-
     def _start(self, former: TreeCache | None = None) -> None:
         self._rows: Rows[FeatureRow] = Rows(former)
         self._scores = LastScores()
@@ -171,23 +169,8 @@ class HFModel(LanguageModel):
         Raises:
             UnsupportedModelError: they cannot be read, or its logits are not its output layer's of the final ones.
         """
-        shared = _SHARED[self.model]
-        if shared.hidden is None:
-            shared.hidden = inspection.HiddenStates(self.model, self.capabilities.name)
-        shared.hidden.add(wanted)
-        self._tracked |= wanted
-        if self._hidden is None:
-            self._run_with(shared.hidden)
-
-    @property
-    def tracked(self) -> FeatureSpec:
-        """Which hidden states are kept."""
-        return self._tracked
-
-    @property
-    def layers(self) -> int:
-        """L, its decoder layers."""
-        return self._layers
+        self._hidden.add(wanted, self.model, self.capabilities.name)
+        self.tracked |= wanted
 
     @property
     def passes(self) -> str:
@@ -293,7 +276,7 @@ class HFModel(LanguageModel):
                 own[b].parents = parents
             if states is not None:
                 for b, part in zip(some, states.split([len(nodes[b].tokens) for b in some]), strict=True):
-                    own[b].add_features(part, self._tracked)
+                    own[b].add_features(part, self.tracked)
         whole = made[0][2] if len(made) == 1 else torch.cat([logits[b] for b in every])
         return self._scores.keep(scores_of(whole, [new.scored for new in nodes]))
 
@@ -315,7 +298,7 @@ class HFModel(LanguageModel):
                 f"a node at position {last} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
             )
         began = time.perf_counter()
-        made = self._runner.forward(Pass(inputs, self._tracked), self.cache)
+        made = self._runner.forward(Pass(inputs, self.tracked), self.cache)
         if not inputs.is_causal:
             self.pass_seconds += time.perf_counter() - began
         states = None if made.states is None else made.states.clone()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -229,31 +231,32 @@ def tolerance(dtype: torch.dtype) -> float:
 class HiddenStates:
     """Hidden states of a model's last pass, read by hooks, so that no modeling code is forked."""
 
-    def __init__(self, model: PreTrainedModel, name: str) -> None:
-        self._model, self._name = model, name
+    def __init__(self) -> None:
         self._hooked = FeatureSpec()
         self._last: dict[int, Tensor] = {}
 
-    def add(self, wanted: FeatureSpec) -> None:
-        """Read these too from now on.
+    def add(self, wanted: FeatureSpec, model: PreTrainedModel, name: str) -> None:
+        """Read these too from now on, of the passes of a model.
 
         Raises:
             UnsupportedModelError: there are no such layers, or they cannot be read, or ``FINAL`` ones are wanted of a
                 model whose logits are not its output layer's of them.
         """
-        fresh = [layer for layer in dict.fromkeys(wanted.layers) if layer not in self._hooked.layers]
-        if not fresh:
+        if self._hooked.covers(wanted):
             return
-        handles: list[Any] = []
-        try:
-            for layer in fresh:
-                handles.append(self._hook(layer))
-            if why := self._flaw(fresh):
-                raise self._unreadable(why)
-        except UnsupportedModelError:
-            for handle in handles:
-                handle.remove()
-            raise
+        fresh = [layer for layer in dict.fromkeys(wanted.layers) if layer not in self._hooked.layers]
+        count = model.config.get_text_config(decoder=True).num_hidden_layers
+        if beyond := [layer for layer in fresh if layer != FINAL and not 0 <= layer <= count]:
+            raise UnsupportedModelError(
+                f"{name} has {count} layers and no hidden state {beyond[0]}: use a draft head made for this model"
+            )
+        with ExitStack() as hooks:
+            if why := self._hook(model, fresh, count, hooks) or self._flaw(model, fresh):
+                raise UnsupportedModelError(
+                    f"{name} ({type(model).__name__}) gives no hidden states to draft from: {why}: use drafter "
+                    "'lookup' or a model"
+                )
+            hooks.pop_all()
         self._hooked |= wanted
 
     def read(self, wanted: FeatureSpec) -> Tensor:
@@ -261,36 +264,37 @@ class HiddenStates:
         found, self._last = self._last, {}
         return torch.cat([found[layer][0] for layer in wanted.layers], dim=-1)
 
-    def _hook(self, layer: int) -> Any:
-        body = self._model.get_decoder()
-        if body is None or body is self._model or self._model.get_output_embeddings() is None:
-            raise self._unreadable("its decoder and its output layer are not apart")
-        if layer == FINAL:
-            return body.register_forward_hook(lambda module, inputs, output: self._keep(layer, output[0]))
-        count = self._model.config.get_text_config(decoder=True).num_hidden_layers
-        if not 0 <= layer <= count:
-            raise UnsupportedModelError(
-                f"{self._name} has {count} layers and no hidden state {layer}: use a draft head made for this model"
-            )
-        layers = next((m for m in body.children() if isinstance(m, nn.ModuleList) and len(m) == count), None)
-        if layers is None:
-            raise self._unreadable("its decoder layers are not in one list")
-        if layer == count:
-            return layers[-1].register_forward_hook(lambda module, inputs, output: self._keep(layer, output))
+    def _hook(self, model: PreTrainedModel, fresh: Sequence[int], count: int, hooks: ExitStack) -> str:
+        """Keep hidden states from now on, until the hooks are removed; why that cannot be, or ""."""
+        body = model.get_decoder()
+        if body is None or body is model or model.get_output_embeddings() is None:
+            return "its decoder and its output layer are not apart"
+        layers = next((m for m in body.children() if isinstance(m, nn.ModuleList) and len(m) == count), nn.ModuleList())
+        if not layers and set(fresh) != {FINAL}:
+            return "its decoder layers are not in one list"
 
-        def before(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        def before(layer: int, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
             self._keep(layer, args[0] if args else options["hidden_states"])
 
-        return layers[layer].register_forward_pre_hook(before, with_kwargs=True)
+        def after(layer: int, module: nn.Module, args: object, output: Any) -> None:
+            self._keep(layer, output if isinstance(output, Tensor) else output[0])
 
-    def _keep(self, layer: int, found: Any) -> None:
-        states: Tensor = found if isinstance(found, Tensor) else found[0]
+        for layer in fresh:
+            if layer in (FINAL, count):
+                read = body if layer == FINAL else layers[-1]
+                hooks.callback(read.register_forward_hook(partial(after, layer)).remove)
+            else:
+                hook = layers[layer].register_forward_pre_hook(partial(before, layer), with_kwargs=True)
+                hooks.callback(hook.remove)
+        return ""
+
+    def _keep(self, layer: int, states: Tensor) -> None:
         self._last[layer] = states.detach()  # what the model's owner trains keeps no graph here
 
     @torch.inference_mode()
-    def _flaw(self, fresh: Sequence[int]) -> str:
+    def _flaw(self, model: PreTrainedModel, fresh: Sequence[int]) -> str:
         """Why hidden states are not those that are wanted, found out by one short pass; "" where they are."""
-        model, matrix = self._model, self._model.get_input_embeddings().weight
+        matrix = model.get_input_embeddings().weight
         size = matrix.shape[1] if isinstance(matrix, Tensor) else 0
         ids = torch.tensor([[11, 7, 5, 3]], device=model.device) % model.config.get_text_config(decoder=True).vocab_size
         logits = model(input_ids=ids, use_cache=False).logits
@@ -307,9 +311,3 @@ class HiddenStates:
         if difference(own.float().cpu().numpy(), logits.float().cpu().numpy()) <= allowed:
             return ""
         return "its logits are not its output layer's of them (they are scaled or capped)"
-
-    def _unreadable(self, why: str) -> UnsupportedModelError:
-        return UnsupportedModelError(
-            f"{self._name} ({type(self._model).__name__}) gives no hidden states to draft from: {why}: use drafter "
-            "'lookup' or a model"
-        )

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...errors import DraftreeError, RunError
+from ...errors import DraftreeError, RunError, first_line
 from ...progress import err
 from ...scores import Scores
 from ..base import Capabilities, LanguageModel, Nodes, Row
@@ -81,11 +81,6 @@ class Ranks:
 _ranks: Ranks | None = None
 
 
-def launched() -> bool:
-    """This is rank 0 of several processes that wait for its calls."""
-    return _ranks is not None
-
-
 def run_on_ranks(command: Callable[[], int], load: Part) -> int:
     """Run a command by rank 0, whose target is loaded over all processes; its exit code.
 
@@ -132,8 +127,7 @@ def _follow(rank: int, load: Part) -> int:
                     _make(model, what, [model.row_at(row) for row in rows], arguments)
     except RuntimeError as error:  # of this part, or because another process is gone
         err.quiet = False
-        why = (str(error).strip() or repr(error)).splitlines()[0]
-        err.print(f"draftree: process {rank} failed: {why}", style="red", markup=False)
+        err.print(f"draftree: process {rank} failed: {first_line(error)}", style="red", markup=False)
         return 1
 
 
@@ -143,25 +137,31 @@ def _make(model: HFModel, method: str, rows: Sequence[Row], arguments: Sequence[
     return getattr(model, method)(*first, *arguments)
 
 
-def load_over_ranks(name: str, options: dict[str, Any], load: Part) -> ParallelModel:
-    """Load a model over all ranks; called by rank 0.
+def load_over_ranks(name: str, options: dict[str, Any], load: Part) -> ParallelModel | None:
+    """Load a model over all ranks; None: this is not rank 0 of processes that wait for its calls.
 
     Raises:
         InputError: the model or an option does not go with several processes.
     """
     if _ranks is None:
-        raise RunError("no other processes wait for calls: run the command with torchrun")
+        return None
     with _ranks.call(_LOAD, name, options):
         part = load(name, **options)
     return ParallelModel(part, _ranks)
 
 
-def agree(failure: DraftreeError | None) -> None:
-    """Let all ranks fail where one has; called by all.
+@contextmanager
+def agreed() -> Iterator[None]:
+    """Let all ranks fail where one does in here.
 
     Raises:
         DraftreeError: this rank's failure, or that of another one.
     """
+    failure: DraftreeError | None = None
+    try:
+        yield
+    except DraftreeError as error:
+        failure = error
     found: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, None if failure is None else str(failure))
     if failure is not None:
