@@ -102,6 +102,13 @@ def test_a_head_that_reads_no_layers_reads_the_final_state(target: HFModel, tmp_
     assert torch.equal(head.fused(states), states)
 
 
+def test_a_norm_of_each_state_has_two_names(target: HFModel, tmp_path: Path) -> None:
+    folder = Recipe(flags={"fc_norm": True}).save(tmp_path)
+    named = eagle_head(folder, target).capabilities.fingerprint
+    edit(folder, fc_norm=None, use_aux_norm=True)
+    assert eagle_head(folder, target).capabilities.fingerprint == named
+
+
 @pytest.mark.parametrize("d2t", [True, False])
 @pytest.mark.parametrize("t2d", [True, False])
 def test_one_map_of_the_vocabulary_is_enough(d2t: bool, t2d: bool, target: HFModel, tmp_path: Path) -> None:

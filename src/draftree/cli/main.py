@@ -188,11 +188,10 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what a terminal's encoding lacks is no reason to stop
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # torchrun
-        from ..models.huggingface.hf_loading import load_part
         from ..models.huggingface.tensor_parallel import run_on_ranks
 
         signal.signal(signal.SIGINT, signal.default_int_handler)  # rank 0 lets the others end
-        code = run_on_ranks(run, load_part)
+        code = run_on_ranks(run)
     else:
         code = run()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done

@@ -75,9 +75,8 @@ def load(name: str = DEFAULT_MODEL, **options: Unpack[ModelOptions]) -> Language
     given = {option: value for option, value in options.items() if value is not None}
     if processes() > 1:
         with needs_extra("torch", "torchrun"):
-            from .huggingface.hf_loading import load_part
             from .huggingface.tensor_parallel import load_over_ranks
-        if (parallel := load_over_ranks(name, given, load_part)) is not None:
+        if (parallel := load_over_ranks(name, given)) is not None:
             return parallel
     return load_here(name, **options)
 

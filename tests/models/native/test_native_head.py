@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from draftree.errors import CacheError, ModelFileError, UnsupportedModelError
 from draftree.models.base import Nodes, Row, prefill
 from draftree.models.heads.eagle_network import EagleNetwork
-from draftree.models.heads.head_folder import HeadFolder, find_head
+from draftree.models.heads.head_folder import HeadFolder, find_head, load_head
 from draftree.models.huggingface.inspection import fingerprint
 from draftree.models.native.binding import tiers
 from draftree.models.native.native_head import NativeHead, NativeHeadRow
@@ -307,14 +307,14 @@ UNKNOWN: dict[str, tuple[Recipe, str]] = {
 def test_a_head_may_be_large(target: NativeModel, tmp_path: Path) -> None:
     folder = folder_of(replace(OWN, wide=51_200), tmp_path)
     assert sum(file.stat().st_size for file in folder.folder.glob("*.safetensors")) > 1 << 24
-    assert folder.load(target).capabilities.weights > 3 * 51_200 * HIDDEN
+    assert load_head(folder.folder, target).capabilities.weights > 3 * 51_200 * HIDDEN
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_what_the_engine_does_not_compute_is_one_line(case: str, target: NativeModel, tmp_path: Path) -> None:
     recipe, message = UNKNOWN[case]
     with pytest.raises(UnsupportedModelError, match=f"{message}.*use backend 'transformers', or drafter 'lookup'$"):
-        folder_of(recipe, tmp_path).load(target)
+        load_head(folder_of(recipe, tmp_path).folder, target)
 
 
 def test_a_damaged_folder_is_one_line(target: NativeModel, tmp_path: Path) -> None:
@@ -323,10 +323,4 @@ def test_a_damaged_folder_is_one_line(target: NativeModel, tmp_path: Path) -> No
     for data in (whole[:-100], whole[:9], b"", b"\xff" * 200):
         file.write_bytes(data)
         with pytest.raises(ModelFileError, match="cannot read the draft head"):
-            HeadFolder(file.parent, {**folder_document(file.parent)}, "eagle3").load(target)
-
-
-def folder_document(folder: Path) -> dict[str, Any]:
-    found = find_head(folder)
-    assert found is not None
-    return dict(found.document)
+            load_head(file.parent, target)

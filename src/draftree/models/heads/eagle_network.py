@@ -36,26 +36,15 @@ Weights = Mapping[str, Array]
 """Of a network, by the names of its parameters."""
 
 
-def _parameter(values: Array) -> nn.Parameter:
-    return nn.Parameter(torch.as_tensor(values), requires_grad=False)
-
-
 def _linear(weights: Weights, name: str) -> nn.Linear:
     rows, columns = weights[f"{name}.weight"].shape
-    made = nn.Linear(columns, rows, bias=False, device="meta")
-    made.weight = _parameter(weights[f"{name}.weight"])
-    if (bias := weights.get(f"{name}.bias")) is not None:
-        made.bias = _parameter(bias)
-    return made
+    return nn.Linear(columns, rows, bias=f"{name}.bias" in weights, device="meta")
 
 
 def _norm(weights: Weights, name: str, eps: float) -> nn.RMSNorm | None:
     """None: the head has no such norm."""
-    if (weight := weights.get(f"{name}.weight")) is None:
-        return None
-    made = nn.RMSNorm(len(weight), eps=eps, device="meta")
-    made.weight = _parameter(weight)
-    return made
+    weight = weights.get(f"{name}.weight")
+    return None if weight is None else nn.RMSNorm(len(weight), eps=eps, device="meta")
 
 
 class EagleLayer(nn.Module):
@@ -134,11 +123,11 @@ class EagleNetwork(nn.Module):
         self.fc_norm = nn.ModuleList(norm for norm in each if norm is not None)
         self.layers = nn.ModuleList(EagleLayer(config, weights, f"layers.{i}") for i in range(config.num_hidden_layers))
         self.norm = _norm(weights, "norm", eps)
-        self.embed_tokens: nn.Embedding | None = None
-        if (own := weights.get("embed_tokens.weight")) is not None:
-            self.embed_tokens = nn.Embedding(own.shape[0], own.shape[1], device="meta")
-            self.embed_tokens.weight = _parameter(own)
+        own = weights.get("embed_tokens.weight")
+        self.embed_tokens = None if own is None else nn.Embedding(own.shape[0], own.shape[1], device="meta")
         self.lm_head = _linear(weights, "lm_head") if "lm_head.weight" in weights else None
+        self.load_state_dict({name: torch.as_tensor(weight) for name, weight in weights.items()}, assign=True)
+        self.requires_grad_(False)
         frequencies, self._magnitude = rope_of(config)
         self._frequencies = (torch.from_numpy(frequencies),)  # no buffer of this one: they stay float64
 

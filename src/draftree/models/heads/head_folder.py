@@ -107,14 +107,8 @@ class HeadFolder:
         Raises:
             ModelFileError: some are missing or wrong.
         """
-        flat = {
-            **_part(self.document, "transformer_layer_config"),
-            **self.document,
-            **_part(self.document, "eagle_config"),
-        }
-        if "fc_norm" not in flat and "use_aux_norm" in flat:
-            flat["fc_norm"] = flat["use_aux_norm"]
-        known = {key: value for key, value in flat.items() if value is not None}
+        parts = _part(self.document, "transformer_layer_config"), self.document, _part(self.document, "eagle_config")
+        known = {key: value for part in parts for key, value in part.items() if value is not None}
         try:
             return TypeAdapter(EagleConfig).validate_json(json.dumps(known), strict=True)
         except (ValidationError, ConfigError) as error:
@@ -207,21 +201,8 @@ class HeadFolder:
         with self._reading():
             return EagleNetwork(arrays).eval(), torch.from_numpy(arrays.ids)
 
-    def load(self, target: LanguageModel) -> DraftHead:
-        """The head, for a target: by the native engine where that runs the target, else by torch.
-
-        Raises:
-            ModelFileError: it cannot be read, or is not whole.
-            ConfigError: it was made for another target.
-            UnsupportedModelError: the target's hidden states cannot be read, or the native engine does not compute it.
-            MissingPackageError: it needs torch, which is missing.
-        """
-        if isinstance(target, NativeModel):
-            return NativeHead(self.arrays_for(target), target, f"head {self.folder.name}")
-        return self.torch_head(feature_model(target))
-
     def torch_head(self, target: FeatureModel) -> HeadModel:
-        """The head by torch, which reads hidden states that are given to it (``load``)."""
+        """The head by torch, which reads hidden states that are given to it (``load_head``)."""
         network, ids = self.network(self.arrays_for(target))
         from .eagle_model import HeadModel
 
@@ -326,23 +307,29 @@ def find_head(folder: Path) -> HeadFolder | None:
     layers = document.get("num_hidden_layers")
     if not isinstance(layers, int) or layers > _MOST_LAYERS:
         return None
-    head = HeadFolder(folder, document, EAGLE)  # EAGLE-1 has the config of its target: its tensors tell
-    try:
+    try:  # EAGLE-1 has the config of its target: its tensors tell
         found = tensor_names(folder)
     except UNREADABLE:  # whoever reads it as a model says why
         return None
     if "fc.weight" not in found:
         return None
-    return replace(head, kind=EAGLE3) if "layers.0.hidden_norm.weight" in found else head
+    return HeadFolder(folder, document, EAGLE3 if "layers.0.hidden_norm.weight" in found else EAGLE)
 
 
 def load_head(folder: Path, target: LanguageModel) -> DraftHead:
-    """The head in a folder, for a target (``HeadFolder.load``).
+    """The head in a folder, for a target: by the native engine where that runs the target, else by torch.
 
     Raises:
         UnknownNameError: there is none.
+        ModelFileError: it cannot be read, or is not whole.
+        ConfigError: it was made for another target.
+        UnsupportedModelError: the target's hidden states cannot be read, or the native engine does not compute it.
+        MissingPackageError: it needs torch, which is missing.
     """
-    return head_in(folder).load(target)
+    head = head_in(folder)
+    if isinstance(target, NativeModel):
+        return NativeHead(head.arrays_for(target), target, f"head {folder.name}")
+    return head.torch_head(feature_model(target))
 
 
 def head_in(folder: Path) -> HeadFolder:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveInt
+from pydantic import AliasChoices, Field, NonNegativeInt, PositiveInt
 from safetensors import SafetensorError, deserialize, safe_open
 
 from ...artifacts import read_bytes
@@ -32,10 +32,8 @@ _ROPE_NUMBERS = {
 }
 """Kinds of rotary positions whose rotations do not depend on the length of a text, and what each needs."""
 _ROPE_MAY_HAVE = ("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow")
-ROPES = tuple(_ROPE_NUMBERS)
 _THETA = 10000.0
 """Base of rotary positions where a config names none, as transformers has it."""
-LayerId = Annotated[int, Field(ge=0)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -82,12 +80,12 @@ class EagleConfig:
     draft_vocab_size: PositiveInt | None = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
-    fc_norm: bool = False
+    fc_norm: Annotated[bool, Field(validation_alias=AliasChoices("fc_norm", "use_aux_norm"))] = False
     norm_output: bool = False
     logit_scale: PositiveNumber = 1.0
     embedding_scale: PositiveNumber = 1.0
     use_aux_hidden_state: bool = True
-    eagle_aux_hidden_state_layer_ids: tuple[LayerId, ...] | None = None
+    eagle_aux_hidden_state_layer_ids: tuple[NonNegativeInt, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.kv_heads or self.head_size % 2:
@@ -96,8 +94,8 @@ class EagleConfig:
                 "and an even size"
             )
         rope = self.rope
-        if (kind := rope["rope_type"]) not in ROPES:
-            raise ConfigError(f"its rotary positions are {kind!r}: draftree knows {', '.join(ROPES)}")
+        if (kind := rope["rope_type"]) not in _ROPE_NUMBERS:
+            raise ConfigError(f"its rotary positions are {kind!r}: draftree knows {', '.join(_ROPE_NUMBERS)}")
         for name in _ROPE_NUMBERS[kind] + _ROPE_MAY_HAVE:
             value = rope.get(name)
             if (value is None and name in _ROPE_NUMBERS[kind]) or not _is_positive(value):
@@ -270,15 +268,8 @@ PACKED = ".q4_1"
 """Ends the name of a matrix that is kept as [rows, bytes] of Q4_1 blocks, 5 bits a weight: draftree's own EAGLE-1 heads
 may be so."""
 UNREADABLE = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    RuntimeError,
-    EOFError,
-    SafetensorError,
-    pickle.UnpicklingError,
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, EOFError),
+    *(SafetensorError, pickle.UnpicklingError),
 )
 """What readers of damaged files raise."""
 _SAMPLED = (64, 32)

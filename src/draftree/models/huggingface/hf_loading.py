@@ -43,7 +43,6 @@ from ..gguf.gguf_file import fingerprint
 from ..model_files import DEFAULT_MODEL, EMBEDDED, checkpoint, gguf_path
 from .hf_model import HFModel
 from .runner import chosen_runner
-from .tensor_parallel import agreed
 
 AUTO, BACKEND = "auto", "transformers"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -79,9 +78,29 @@ def load_part(name: str, **options: Any) -> HFModel:
         if options.get(option) not in (None, *fitting):
             raise ConfigError(f"{option} {options[option]!r} does not go with torchrun: leave one of them out")
     device, weights = _place(options.get("dtype"), options.get("device"))
-    with agreed():
+    with _agreed():
         stock, tokenizer = _load(name, device, weights, options.get("attention"), parts=dist.get_world_size())
     return HFModel(stock, tokenizer, name=name, runner=EAGER)
+
+
+@contextlib.contextmanager
+def _agreed() -> Iterator[None]:
+    """Let all ranks fail where one does in here.
+
+    Raises:
+        DraftreeError: this rank's failure, or that of another one.
+    """
+    failure: DraftreeError | None = None
+    try:
+        yield
+    except DraftreeError as error:
+        failure = error
+    found: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, None if failure is None else str(failure))
+    if failure is not None:
+        raise failure
+    if other := next(((rank, why) for rank, why in enumerate(found) if why is not None), None):
+        raise RunError(f"process {other[0]} could not load its part: {other[1]}")
 
 
 def wrap(model: PreTrainedModel) -> LanguageModel:

@@ -29,15 +29,13 @@ from ...errors import DraftreeError, RunError, first_line
 from ...progress import err
 from ...scores import Scores
 from ..base import Capabilities, LanguageModel, Nodes, Row
+from .hf_loading import load_part
 from .hf_model import HFModel
 
 _PATIENCE = timedelta(days=365)
 """How long a rank waits for the next call: until somebody asks again."""
 _LOAD, _END = "load", "end"
 _HOST = torch.device("cpu")
-
-Part = Callable[..., HFModel]
-"""Loads this rank's part of a model, by name and options."""
 
 
 class Ranks:
@@ -72,39 +70,31 @@ class Ranks:
             raise
         self.under_way = False
 
-    def end(self) -> None:
-        """Let the other ranks end, unless they are inside a call: ``torchrun`` ends those."""
-        if not self.under_way:
-            self.send(_END)
-
 
 _ranks: Ranks | None = None
 
 
-def run_on_ranks(command: Callable[[], int], load: Part) -> int:
-    """Run a command by rank 0, whose target is loaded over all processes; its exit code.
-
-    Args:
-        load: loads a part, on any rank.
-    """
+def run_on_ranks(command: Callable[[], int]) -> int:
+    """Run a command by rank 0, whose target is loaded over all processes; its exit code."""
     global _ranks
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_PATIENCE)
     try:
         if rank := dist.get_rank():
-            return _follow(rank, load)
+            return _follow(rank)
         _ranks = Ranks()
         try:
             return command()
         finally:
-            _ranks.end()
+            if not _ranks.under_way:  # torchrun ends ranks that are inside a call
+                _ranks.send(_END)
             _ranks = None
     finally:
         dist.destroy_process_group()
 
 
-def _follow(rank: int, load: Part) -> int:
+def _follow(rank: int) -> int:
     """Make rank 0's calls until it ends, and print nothing; the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is rank 0's
     warnings.simplefilter("ignore")
@@ -120,7 +110,7 @@ def _follow(rank: int, load: Part) -> int:
             with contextlib.suppress(DraftreeError):  # rank 0 has raised it too
                 if what == _LOAD:
                     name, options = given
-                    parts.append(load(name, **options))
+                    parts.append(load_part(name, **options))
                 else:
                     number, rows, arguments = given
                     model = parts[number]
@@ -137,7 +127,7 @@ def _make(model: HFModel, method: str, rows: Sequence[Row], arguments: Sequence[
     return getattr(model, method)(*first, *arguments)
 
 
-def load_over_ranks(name: str, options: dict[str, Any], load: Part) -> ParallelModel | None:
+def load_over_ranks(name: str, options: dict[str, Any]) -> ParallelModel | None:
     """Load a model over all ranks; None: this is not rank 0 of processes that wait for its calls.
 
     Raises:
@@ -146,28 +136,8 @@ def load_over_ranks(name: str, options: dict[str, Any], load: Part) -> ParallelM
     if _ranks is None:
         return None
     with _ranks.call(_LOAD, name, options):
-        part = load(name, **options)
+        part = load_part(name, **options)
     return ParallelModel(part, _ranks)
-
-
-@contextmanager
-def agreed() -> Iterator[None]:
-    """Let all ranks fail where one does in here.
-
-    Raises:
-        DraftreeError: this rank's failure, or that of another one.
-    """
-    failure: DraftreeError | None = None
-    try:
-        yield
-    except DraftreeError as error:
-        failure = error
-    found: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, None if failure is None else str(failure))
-    if failure is not None:
-        raise failure
-    if other := next(((rank, why) for rank, why in enumerate(found) if why is not None), None):
-        raise RunError(f"process {other[0]} could not load its part: {other[1]}")
 
 
 class ParallelModel(LanguageModel):
