@@ -65,28 +65,17 @@ def by_rows(attention: Attention) -> Attention:
 
 
 def grouped_sdpa(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
     """An ``Attention``."""
-    special = dropout or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None
-    if attention_mask is None or attention_mask.shape[1] > 1 or special:
-        output: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
-        )
-        return output
-    if query.device.type == "cpu":
-        found = scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
-        )
-        return found.transpose(1, 2).contiguous(), None
-    return attend_as_one(query, key, value, attention_mask, scaling), None
+    special = options.get("dropout") or any(options.get(name) is not None for name in ("softcap", "position_bias"))
+    if mask is None or mask.shape[1] > 1 or special:
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
+    scaling = options.get("scaling")
+    if query.device.type != "cpu":
+        return attend_as_one(query, key, value, mask, scaling), None
+    found = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True)
+    return found.transpose(1, 2).contiguous(), None
 
 
 def attend_as_one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:

@@ -42,6 +42,7 @@ from ..gguf.gguf_checks import check as check_gguf
 from ..gguf.gguf_file import fingerprint
 from ..model_files import DEFAULT_MODEL, EMBEDDED, checkpoint, gguf_path
 from .hf_model import HFModel
+from .inspection import layer_sizes
 from .runner import chosen_runner
 
 AUTO, BACKEND = "auto", "transformers"
@@ -254,8 +255,7 @@ def _check_parts(config: Any, name: str, parts: int) -> None:
         raise UnsupportedModelError(
             f"{name} ({config.model_type}) has no tensor-parallel plan in transformers: run it without torchrun"
         )
-    heads = config.num_attention_heads
-    shared = getattr(config, "num_key_value_heads", None) or heads
+    heads, shared, *_ = layer_sizes(config)
     if shared % parts or heads % parts:
         even = [str(n) for n in range(2, shared + 1) if not shared % n and not heads % n]
         raise UnsupportedModelError(

@@ -191,15 +191,8 @@ class HFModel(LanguageModel):
 
     @property
     def layer_sizes(self) -> LayerSizes:
-        """Sizes of its own layers, as far as its config names them (``FeatureModel.layer_sizes``)."""
-        config, hidden = self.model.config.get_text_config(decoder=True), self.hidden_size
-        heads = int(getattr(config, "num_attention_heads", 0) or max(1, hidden // 64))
-        return LayerSizes(
-            query_heads=heads,
-            key_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-            head_size=int(getattr(config, "head_dim", None) or hidden // heads),
-            feed_forward=int(getattr(config, "intermediate_size", 0) or 3 * hidden),
-        )
+        """Sizes of its own layers (``FeatureModel.layer_sizes``)."""
+        return inspection.layer_sizes(self.model.config.get_text_config(decoder=True))
 
     def hidden_states(self, row: Row) -> Tensor:
         """[n, F] the tracked hidden states of committed tokens (``FeatureModel.hidden_states``)."""

@@ -33,6 +33,7 @@ from ..base import (
     prefill,
 )
 from ..heads.head_format import digest_of, spaced
+from ..protocols import LayerSizes
 from . import attention
 
 
@@ -103,10 +104,19 @@ def _slot_bytes(config: Any, dtype: torch.dtype) -> int:
     """Bytes that one token takes in the cache; latent attention keeps one vector for all heads, and the rotated one."""
     if rank := getattr(config, "kv_lora_rank", None):
         return int(config.num_hidden_layers * (rank + config.qk_rope_head_dim)) * dtype.itemsize
-    heads = config.num_attention_heads
-    shared = getattr(config, "num_key_value_heads", None) or heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return 2 * int(config.num_hidden_layers * shared * width) * dtype.itemsize
+    sizes = layer_sizes(config)
+    return 2 * int(config.num_hidden_layers * sizes.key_heads * sizes.head_size) * dtype.itemsize
+
+
+def layer_sizes(config: Any) -> LayerSizes:
+    """Sizes of a model's layers, as far as its config names them."""
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    return LayerSizes(
+        query_heads=heads,
+        key_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_size=getattr(config, "head_dim", None) or hidden // heads,
+        feed_forward=getattr(config, "intermediate_size", None) or 3 * hidden,
+    )
 
 
 def torch_dtype(can: Capabilities) -> torch.dtype:
