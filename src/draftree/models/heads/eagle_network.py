@@ -15,7 +15,7 @@ their format is draftree's alone, as speculators knows neither their draft vocab
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,8 @@ class EagleNetwork(nn.Module):
 
     Attributes:
         features: which hidden states of the target it reads.
+        sizes: H of states, and F of the target's hidden states.
+        blocks: its layers.
         predicts_features: its states are these hidden states, or predict them (EAGLE-1).
         embed_tokens: its own embeddings; None: it reads the target's.
         lm_head: its own output layer, over its vocabulary; None: the target's.
@@ -116,12 +118,14 @@ class EagleNetwork(nn.Module):
     def __init__(self, arrays: HeadArrays) -> None:
         super().__init__()
         config, eps, weights = arrays.config, arrays.config.rms_norm_eps, arrays.parameters
+        self.sizes = config.hidden_size, len(arrays.features.layers) * config.target_size
         self.config, self.features, self.predicts_features = config, arrays.features, not arrays.fuses_states
         self.fc = _linear(weights, "fc") if "fc.weight" in weights else None
         self.input_norm = _norm(weights, "input_norm", eps)
         each = (_norm(weights, f"fc_norm.{i}", eps) for i in range(len(arrays.features.layers)))
         self.fc_norm = nn.ModuleList(norm for norm in each if norm is not None)
-        self.layers = nn.ModuleList(EagleLayer(config, weights, f"layers.{i}") for i in range(config.num_hidden_layers))
+        self.blocks = tuple(EagleLayer(config, weights, f"layers.{i}") for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.blocks)
         self.norm = _norm(weights, "norm", eps)
         own = weights.get("embed_tokens.weight")
         self.embed_tokens = None if own is None else nn.Embedding(own.shape[0], own.shape[1], device="meta")
@@ -130,16 +134,6 @@ class EagleNetwork(nn.Module):
         self.requires_grad_(False)
         frequencies, self._magnitude = rope_of(config)
         self._frequencies = (torch.from_numpy(frequencies),)  # no buffer of this one: they stay float64
-
-    @property
-    def blocks(self) -> Sequence[EagleLayer]:
-        """Its layers."""
-        return tuple(self.layers)  # type: ignore[arg-type]
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """H of states, and F of the target's hidden states."""
-        return self.config.hidden_size, len(self.features.layers) * self.config.target_size
 
     def fused(self, features: Tensor) -> Tensor:
         """[..., F] hidden states of the target -> [..., H] states."""

@@ -121,7 +121,6 @@ class EagleConfig:
             num_key_value_heads=sizes.key_heads,
             head_dim=sizes.head_size + sizes.head_size % 2,
             rms_norm_eps=1e-5,
-            rope_theta=10000.0,
             max_position_embeddings=target.capabilities.max_length,
             **fields,
         )
