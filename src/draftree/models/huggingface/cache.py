@@ -232,17 +232,15 @@ class Rows(Generic[R]):
     def commit(self, row: R, path: Sequence[int]) -> Tensor | None:
         """Keep the uncommitted nodes of ``path``, drop the others (``TreeCache.compact`` for what it returns)."""
         row.check_path(path)
-        kept = self.cache.compact(row.number, row.length, path)
-        row.length += len(path)
-        row.parents = NO_NODES
-        return kept
+        return self._keep(row, path, len(path), NO_NODES)
 
     def prune(self, row: R, keep: Sequence[int], trunk: int) -> Tensor | None:
         """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
-        parents = row.pruned(keep, trunk)
+        return self._keep(row, keep, trunk, row.pruned(keep, trunk))
+
+    def _keep(self, row: R, keep: Sequence[int], trunk: int, parents: Ints) -> Tensor | None:
         kept = self.cache.compact(row.number, row.length, keep)
-        row.length += trunk
-        row.parents = parents
+        row.length, row.parents = row.length + trunk, parents
         return kept
 
     def fork(self, row: R, other: R) -> None:
