@@ -388,7 +388,7 @@ def test_a_full_disk_is_one_line(
     assert run(["info", str(save_gguf(tmp_path / "tiny.gguf")), "--backend", "transformers"]) == 1
     complaint = capsys.readouterr().err.splitlines()[-1]
     assert str(cache) in complaint
-    assert "disk space" in complaint
+    assert "make room" in complaint
     assert not list(cache.iterdir())
 
 
