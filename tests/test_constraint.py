@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from draftree.beams.forest import BeamParams
 from draftree.config import SamplingParams
 from draftree.drafters import grow as growing
-from draftree.drafters.base import DraftSource, Scorer
+from draftree.drafters.base import DraftSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -177,10 +177,7 @@ def test_what_is_sampled_without_the_constraint_is_caught() -> None:
 
 
 def test_drafts_that_do_not_know_the_constraint_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def blind(scorer: Scorer, requests: Sequence[object]) -> Scorer:
-        return scorer
-
-    monkeypatch.setattr(growing, "AllowedScorer", blind)
+    monkeypatch.setattr(growing, "allowed", lambda found, state: found)
     seen = Drafted()
     engine = Engine(
         model(), Speculation(TreeDrafter(StaticTree(width=3, depth=3), Says("unaware", UNAWARE))), observers=[seen]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from draftree.drafters.base import DraftSource
+from draftree.drafters.registry import provenance
 from draftree.models.huggingface.inspection import fingerprint
 
 from ..pairs import relative, source, target
@@ -38,7 +39,8 @@ def test_an_entry_beyond_the_sample_of_a_large_tensor_is_reached() -> None:
     assert fingerprint([one]) != fingerprint([other])
 
 
-def test_sources_without_a_model_go_by_their_names_and_joined_ones_by_their_parts() -> None:
+def test_sources_go_by_their_models_and_without_one_by_their_names() -> None:
     model = target()
     joined: DraftSource = source("lookup+relative", model)
-    assert joined.fingerprint == f"lookup+{fingerprint(relative().parameters())}"
+    assert provenance(model, joined, "").drafter_weights == fingerprint(relative().parameters())
+    assert provenance(model, source("lookup", model), "").drafter_weights == "lookup"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.config import Budget
-from draftree.drafters.base import Drawn, Scorer, UnscoredNode
+from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.draft_model import candidates_of_top
 from draftree.drafters.grow import grow
 from draftree.policies.base import Candidates, GrowthPolicy
@@ -87,13 +87,16 @@ class DrawingScorer(Scorer):
     def _after(self, request: int, node: int) -> Tensor:
         return self._model.after([*PROMPT, *self._paths[request, node]]).double().log_softmax(-1)
 
-    def draw(self, nodes: Sequence[tuple[int, int]], found: Sequence[Candidates], counts: Sequence[int]) -> list[Drawn]:
+    def draw(
+        self, nodes: Sequence[tuple[int, int]], found: Sequence[Candidates], counts: Sequence[int]
+    ) -> list[Candidates]:
         """A ``DrawChildren``."""
         drawn = []
-        for node, count in zip(nodes, counts, strict=True):
+        for node, candidates, count in zip(nodes, found, counts, strict=True):
             x = self._after(*node)
             tokens = self._children(x, count)
-            drawn.append(Drawn(tokens, x[tokens].float().tolist(), DraftDistribution(x.numpy())))
+            logprobs, q = x[tokens].float().tolist(), DraftDistribution(x.numpy())
+            drawn.append(candidates._replace(tokens=tokens, logprobs=logprobs, distribution=q))
         return drawn
 
     def _children(self, logits: Tensor, count: int) -> list[int]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -26,25 +25,12 @@ from ..request import Outcome, Request
 from ..sampling.constraint import ConstraintState
 from ..sampling.warping import DRAFT_NOISE, derive_seed, gumbel_noise, largest, stream_key
 from ..sampling.warping import draw as draw_one
-from ..tree import ROOT, DraftDistribution, DraftTree, Drawing
+from ..tree import ROOT, DraftTree, Drawing
 
+DrawChildren = Callable[[Sequence[tuple[int, int]], Sequence[Candidates], Sequence[int]], list[Candidates]]
+"""(nodes by request and number, what may follow them, how many children each gets) -> these children, in draw order.
 
-class Drawn(NamedTuple):
-    """The children that were drawn for one node.
-
-    Attributes:
-        tokens: in draw order.
-        logprobs: what the drafter gives each of them (nats).
-        distribution: what they were drawn from; None: nothing was drawn at random.
-    """
-
-    tokens: Sequence[int]
-    logprobs: Sequence[float]
-    distribution: DraftDistribution | None
-
-
-DrawChildren = Callable[[Sequence[tuple[int, int]], Sequence[Candidates], Sequence[int]], list[Drawn]]
-"""(nodes by request and number, what may follow them, how many children each gets) -> these children."""
+Their distribution is what they were drawn from; None: nothing was drawn at random."""
 
 
 def draw(
@@ -85,7 +71,7 @@ def draw_children(
     nodes: Sequence[tuple[int, int]],
     found: Sequence[Candidates],
     counts: Sequence[int],
-) -> list[Drawn]:
+) -> list[Candidates]:
     """A ``DrawChildren`` for requests; at temperature 0 their children are the most probable ones.
 
     Raises:
@@ -93,15 +79,16 @@ def draw_children(
             other requests.
     """
     drawn = []
-    for (b, node), (tokens, logprobs, _, q, _), count in zip(nodes, found, counts, strict=True):
-        request = requests[b]
+    for (b, node), candidates, count in zip(nodes, found, counts, strict=True):
+        request, q = requests[b], candidates.distribution
         if not count or not request.params.temperature:
-            drawn.append(Drawn(tokens, logprobs, None))
+            drawn.append(candidates._replace(distribution=None))
             continue
         if q is None:
             raise ConfigError("this drafter does not draw children: use verification match")
         at = draw(q.logits, count, drawing, request.seed, len(request.ids), node)
-        drawn.append(Drawn((at if q.tokens is None else q.tokens[at]).tolist(), q.logits[at].tolist(), q))
+        tokens = at if q.tokens is None else q.tokens[at]
+        drawn.append(candidates._replace(tokens=tokens.tolist(), logprobs=q.logits[at].tolist()))
     return drawn
 
 
@@ -207,33 +194,11 @@ class NodeStates:
             return [None] * len(nodes)
         found = []
         for b, node, parent, token in nodes:
-            if node == ROOT:
-                state = self._requests[b].state
-            else:
-                above = self._states.get((b, parent))
-                state = None if above is None else above.after(token)
+            above = self._states.get((b, parent))
+            state = self._requests[b].state if node == ROOT else above and above.after(token)
             self._states[b, node] = state
             found.append(state)
         return found
-
-
-class AllowedScorer(Scorer):
-    """Another scorer's candidates without those that the constraints refuse, whatever that scorer knows of them."""
-
-    def __init__(self, scorer: Scorer, requests: Sequence[Request]) -> None:
-        self._scorer, self._states = scorer, NodeStates(requests)
-
-    def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
-        scored = zip(self._scorer.score(nodes, width), self._states.of(nodes), strict=True)
-        return [allowed(found, state) for found, state in scored]
-
-
-def allowed(found: Candidates, state: ConstraintState | None) -> Candidates:
-    """The candidates that a constraint allows."""
-    if state is None or not found.tokens:
-        return found
-    flags = state.allows(np.array(found.tokens)).tolist()
-    return found._replace(tokens=[*compress(found.tokens, flags)], logprobs=[*compress(found.logprobs, flags)])
 
 
 class Grown(NamedTuple):
@@ -267,11 +232,6 @@ class DraftSource(ABC):
     own_passes: int = 0
     sources: tuple[DraftSource, ...] = ()
     model: LanguageModel | None = None
-
-    @property
-    def fingerprint(self) -> str:
-        """What it drafts with: the fingerprint of its model's weights, or its name where it has no model."""
-        return self.name
 
     @property
     def parts(self) -> tuple[DraftSource, ...]:

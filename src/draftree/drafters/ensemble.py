@@ -41,10 +41,6 @@ class EnsembleSource(DraftSource):
         self._limits: dict[Request, list[float]] = {}  # how deep each part drafts for the requests of the proposal
         self._scorer: _EnsembleScorer | None = None
 
-    @property
-    def fingerprint(self) -> str:
-        return "+".join(part.fingerprint for part in self.parts)
-
     def enable(self, parts: Sequence[bool]) -> None:
         """The others are not begun, and draft nothing."""
         self._enabled, self._scorer = list(parts), None

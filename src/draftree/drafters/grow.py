@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,15 +32,15 @@ from ..errors import ConfigError, call_named
 from ..models.base import LanguageModel
 from ..policies.base import Candidates, Child, Frontier, GrowthPolicy, Plan, Pool, best_per_request
 from ..request import Outcome, Request
+from ..sampling.constraint import ConstraintState
 from ..tree import ROOT, DraftDistribution, DraftTree, Drawing
 from .base import (
     NOTHING_GROWN,
-    AllowedScorer,
     Drafter,
     DraftSource,
     DrawChildren,
-    Drawn,
     Grown,
+    NodeStates,
     Scorer,
     UnscoredNode,
     draw_children,
@@ -103,20 +104,17 @@ class TreeDrafter(Drafter):
         return trees
 
     def _grown(self, plan: Plan, requests: Sequence[Request], drawing: Drawing, reading: int | None) -> list[DraftTree]:
-        fits, constrained = list[Budget](), False
+        fits = list[Budget]()
         for request, budget in zip(requests, plan.budgets, strict=True):
             fit = self.source.fit(request, budget)
             reads = reading is not None and fit.nodes and not self.source.read(request, reading)
             fits.append(Budget(0) if reads else fit)
-            constrained |= request.state is not None
         plan.budgets = fits
         scorer = self.source.scorer(requests, drawing)
         if not isinstance(scorer, Scorer):
             raise ConfigError(f"drafter {self.name}: scorer returned {scorer!r}: return a Scorer")
-        if constrained:
-            scorer = AllowedScorer(scorer, requests)
         draw = partial(draw_children, requests, drawing) if drawing.random else None
-        grown = grow(scorer, self.policy, plan, f"drafter {self.name}", draw)
+        grown = grow(scorer, self.policy, plan, f"drafter {self.name}", draw, NodeStates(requests))
         self.source.settle(requests, grown)
         return [g.tree for g in grown]
 
@@ -134,58 +132,57 @@ class TreeDrafter(Drafter):
 
 
 def grow(
-    scorer: Scorer, policy: GrowthPolicy, plan: Plan, name: str = "drafter", draw: DrawChildren | None = None
+    scorer: Scorer,
+    policy: GrowthPolicy,
+    plan: Plan,
+    name: str = "drafter",
+    draw: DrawChildren | None = None,
+    states: NodeStates | None = None,
 ) -> list[Grown]:
     """Grow one tree a request, each within its budget of the policy's plan.
 
     Args:
         name: what messages call the scorer.
         draw: draws children at random; None: they are the candidates.
+        states: of constraints, whose refused tokens are no candidates, whatever the scorer knows of them; None: there
+            are none.
 
     Raises:
         ConfigError: the policy or the scorer broke the rules of its seam: the policy kept more than the budget, a node
             without its parent, or children to be drawn other than by their number.
     """
-    budgets, trees, pools = plan.budgets, list[_Draft](), list[Pool]()
-    nodes, limits, requests = list[int](), list[int](), list[int]()
-    for request, budget in enumerate(budgets):
-        trees.append(_Draft())
-        pools.append(trees[request].pool)
-        nodes.append(budget.nodes)
-        limits.append(budget.nodes if budget.depth is None else budget.depth)
-        if nodes[request] and limits[request]:
-            requests.append(request)
-    if not requests:
+    budgets, trees = plan.budgets, [_Draft() for _ in plan.budgets]
+    pools, nodes = [tree.pool for tree in trees], [budget.nodes for budget in budgets]
+    limits = [budget.nodes if budget.depth is None else budget.depth for budget in budgets]
+    unscored = [UnscoredNode(b, ROOT, ROOT, 0) for b in range(len(budgets)) if nodes[b] and limits[b]]
+    if not unscored:
         return [NOTHING_GROWN] * len(budgets)
     width = _whole(policy, "width_for", max(nodes))
-    most = [_whole(policy, "pool", count) if count else 0 for count in nodes]
-    found = _scored(name, scorer, [UnscoredNode(request, ROOT, ROOT, 0) for request in requests], width)
-    for request, candidates in zip(requests, found, strict=True):
-        trees[request].part = candidates.part
-    roots, zeros = [ROOT] * len(requests), [0] * len(requests)
-    frontier = Frontier(plan, 0, requests, roots, zeros, zeros, found, nodes, limits, pools)
-    while True:
-        children = _fitting(frontier, _grown(policy, frontier), most)
-        added = _add(trees, frontier, children, draw)
-        depth = frontier.depth + 1
-        unscored, requests, numbers = list[UnscoredNode](), list[int](), list[int]()
+    most, depth = [_whole(policy, "pool", count) if count else 0 for count in nodes], 0
+    while unscored:
+        found, requests, numbers = _scored(name, scorer, unscored, width), list[int](), list[int]()
+        if states is not None:
+            found = [*map(allowed, found, states.of(unscored))]
         paths, tags = list[float](), list[Any]()
-        for node in added:
-            request, number, pool = node.request, node.node, pools[node.request]
-            if limits[request] > depth and most[request] > len(pool.tokens):
-                unscored.append(node)
-                requests.append(request)
-                numbers.append(number)
-                paths.append(pool.path_logprobs[number])
-                tags.append(pool.tags[number])
-        if not unscored:
-            break
-        found = _scored(name, scorer, unscored, width)
+        for request, number, _, _ in unscored:
+            requests.append(request)
+            numbers.append(number)
+            paths.append(pools[request].path_logprobs[number] if depth else 0.0)
+            tags.append(pools[request].tags[number] if depth else 0)
         frontier = Frontier(plan, depth, requests, numbers, paths, tags, found, nodes, limits, pools)
-    if not any(pool.tokens for pool in pools):
-        return [NOTHING_GROWN] * len(budgets)
+        added = _add(trees, frontier, _fitting(frontier, _grown(policy, frontier), most), draw)
+        depth += 1
+        unscored = [n for n in added if limits[n.request] > depth and most[n.request] > len(pools[n.request].tokens)]
     kept = _pruned(policy, plan, pools)
     return [tree.finished(keep, budget) for tree, keep, budget in zip(trees, kept, budgets, strict=True)]
+
+
+def allowed(found: Candidates, state: ConstraintState | None) -> Candidates:
+    """The candidates that a constraint allows."""
+    if state is None or not found.tokens:
+        return found
+    flags = state.allows(np.array(found.tokens)).tolist()
+    return found._replace(tokens=[*compress(found.tokens, flags)], logprobs=[*compress(found.logprobs, flags)])
 
 
 def _whole(policy: GrowthPolicy, method: str, nodes: int) -> int:
@@ -207,16 +204,13 @@ def _grown(policy: GrowthPolicy, frontier: Frontier) -> list[Child]:
         if not isinstance(child, Child):
             raise ConfigError(f"{name} returned {child!r} in its list: return a list of Child")
         parent, rank, *_ = child
-        if not isinstance(parent, (int, np.integer)) or not 0 <= parent < len(counts):
-            rule = f"use a parent from 0 to {len(counts) - 1}, an index in the frontier"
-        elif not isinstance(rank, (int, np.integer)) or not 0 <= rank < counts[parent]:
-            rule = f"node {parent} has {counts[parent]} candidates: use a rank below that, from 0 on"
-        elif (parent, rank) <= last:
-            rule = "give each child once, in the order of parents and then of ranks"
-        else:
-            last = parent, rank
-            continue
-        raise ConfigError(f"{name} returned {child!r}: {rule}")
+        whole = isinstance(parent, (int, np.integer)) and isinstance(rank, (int, np.integer))
+        if not (whole and 0 <= parent < len(counts) and 0 <= rank < counts[parent] and (parent, rank) > last):
+            raise ConfigError(
+                f"{name} returned {child!r}: use an index of the frontier, below {len(counts)}, as parent, one of its "
+                "candidates as rank, and give each child once, in the order of parents and then of ranks"
+            )
+        last = parent, rank
     return children
 
 
@@ -265,23 +259,18 @@ class _Draft:
 
     def finished(self, keep: Sequence[bool] | None, budget: Budget) -> Grown:
         """The tree of these nodes of the pool; None: of all."""
-        pool, distributions = self.pool, self.distributions
-        numbers = range(len(pool.tokens)) if keep is None else [*compress(range(len(pool.tokens)), keep)]
+        every = range(len(self.pool.tokens))
+        numbers = every if keep is None else [*compress(every, keep)]
         if not numbers:
             return NOTHING_GROWN
         if len(numbers) > budget.nodes:
             raise ConfigError(f"the policy kept {len(numbers)} nodes of {budget.nodes}: prune to the budget")
-        tokens, parents, depths, paths, entropies, _ = pool
-        if keep is not None:
-            new = dict(zip([ROOT, *numbers], range(ROOT, len(numbers)), strict=True))
-            above = [*compress(parents, keep)]
-            if not new.keys() >= set(above):
-                raise ConfigError(f"the policy kept nodes {numbers} without all of their parents: keep these too")
-            parents = [*map(new.__getitem__, above)]
-            tokens, depths = [*compress(tokens, keep)], [*compress(depths, keep)]
-            paths, entropies = [*compress(paths, keep)], [*compress(entropies, keep)]
-            if distributions:
-                distributions = {new[node]: q for node, q in distributions.items() if node in new}
+        tokens, parents, depths, paths, entropies, _ = ([column[n] for n in numbers] for column in self.pool)
+        new = dict(zip([ROOT, *numbers], range(ROOT, len(numbers)), strict=True))
+        if not new.keys() >= set(parents):
+            raise ConfigError(f"the policy kept nodes {numbers} without all of their parents: keep these too")
+        parents = [new[parent] for parent in parents]
+        distributions = {new[node]: q for node, q in self.distributions.items() if node in new}
         return Grown(DraftTree.of(tokens, parents, depths, paths, entropies, distributions, self.part), numbers)
 
 
@@ -301,36 +290,26 @@ def _add(
     trees: Sequence[_Draft], frontier: Frontier, children: Sequence[Child], draw: DrawChildren | None
 ) -> list[UnscoredNode]:
     """Add children to their pools, drawn or else the candidates; those that may get children in turn."""
-    found: Sequence[Candidates | Drawn] = frontier.candidates
+    found = frontier.candidates
     if draw and children:
-        nodes = [*zip(frontier.requests, frontier.nodes, strict=True)]
-        found = drawn = draw(nodes, frontier.candidates, _counted(children, len(nodes)))
-        for (request, node), (_, _, q) in zip(nodes, drawn, strict=True):
-            if q is not None:
-                trees[request].distributions[node] = q
-    added = []
-    for parent, rank, extend, tag in children:
-        request, above, candidates = frontier.requests[parent], frontier.nodes[parent], frontier.candidates[parent]
-        tree, token = trees[request], found[parent].tokens[rank]
-        tokens, parents, depths, paths, entropies, tags = tree.pool
-        if extend:
-            added.append(UnscoredNode(request, len(tokens), above, token))
-        tokens.append(token)
-        parents.append(above)
-        depths.append(frontier.depth + 1)
-        paths.append(frontier.path_logprobs[parent] + found[parent].logprobs[rank])
-        entropies.append(candidates.entropy)
-        tags.append(tag)
-    return added
-
-
-def _counted(children: Sequence[Child], parents: int) -> list[int]:
-    """How many children each of the parents gets, which must be its first candidates."""
-    counts = [0] * parents
-    for parent, rank, *_ in children:
-        if rank != counts[parent]:
+        counts = Counter(child.parent for child in children)
+        if any(child.rank >= counts[child.parent] for child in children):
             raise ConfigError(
                 "the policy passes over probable candidates: where children are drawn, keep the first ones"
             )
-        counts[parent] += 1
-    return counts
+        nodes = [*zip(frontier.requests, frontier.nodes, strict=True)]
+        found = draw(nodes, found, [counts[f] for f in range(len(nodes))])
+        for (request, node), drawn in zip(nodes, found, strict=True):
+            if drawn.distribution is not None:
+                trees[request].distributions[node] = drawn.distribution
+    added = []
+    for f, rank, extend, tag in children:
+        request, above, tree = frontier.requests[f], frontier.nodes[f], trees[frontier.requests[f]]
+        token, path = found[f].tokens[rank], frontier.path_logprobs[f] + found[f].logprobs[rank]
+        if extend:
+            added.append(UnscoredNode(request, len(tree.pool.tokens), above, token))
+        new = token, above, frontier.depth + 1, path, found[f].entropy, tag
+        for column, value in zip(tree.pool, new, strict=True):
+            column.append(value)
+        tree.part = found[f].part
+    return added

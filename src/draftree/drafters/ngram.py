@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from operator import itemgetter, mul
 
 import numpy as np
@@ -26,7 +25,6 @@ import numpy as np
 from ..errors import ConfigError
 from ..policies.base import Candidates
 from ..request import Request
-from ..sampling.constraint import ConstraintState
 from ..tree import ROOT, DraftDistribution, Drawing
 from .base import BeamSource, NodeStates, Scorer, UnscoredNode
 
@@ -178,18 +176,10 @@ class NgramScorer(Scorer):
                 tail = self._tails[b, node] = [*self._tails[b, parent], token][-LONGEST:]
                 self._matches[b, node] = followed(self._matches[b, parent], token) or self._indexes[b].matches(tail)
             found = probabilities(self._matches[b, node])
-            if state is not None:
-                found = _allowed(found, state)
+            if state is not None and (forced := state.forced) is not None:
+                found = {forced: _FORCED}
             scored.append(candidates_of(found, width, self._drawn))
         return scored
-
-
-def _allowed(found: dict[int, float], state: ConstraintState) -> dict[int, float]:
-    """What a constraint forces; else what it allows of what has followed."""
-    if (forced := state.forced) is not None:
-        return {forced: _FORCED}
-    allowed = state.allows(np.array([*found], np.int64)).tolist()
-    return dict(compress(found.items(), allowed))
 
 
 @dataclass

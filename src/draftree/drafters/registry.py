@@ -318,7 +318,8 @@ def _source(name: str | LanguageModel, target: LanguageModel) -> DraftSource:
 
 def provenance(target: LanguageModel, source: DraftSource, drafter: str) -> Provenance:
     """The models behind drafts of this source, which people call ``drafter``."""
-    return Provenance(target.capabilities.name, drafter, target.capabilities.fingerprint, source.fingerprint)
+    weights = "+".join(model.capabilities.fingerprint for model in source.models) or source.name
+    return Provenance(target.capabilities.name, drafter, target.capabilities.fingerprint, weights)
 
 
 def check_made_for(made_for: Provenance | None, used: Provenance) -> None:
