@@ -15,12 +15,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
+from weakref import WeakKeyDictionary
 
 from ..config import Budget, Checked, Count, Entropy
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..policies.base import NO_CANDIDATES, Candidates, GrowthPolicy, Plan
+from ..policies.base import NO_CANDIDATES, Candidates, GrowthPolicy
 from ..policies.entropy import Threshold
 from ..request import Outcome, Request, StageStats, StepCost
 from ..tree import ROOT, DraftTree, Drawing
@@ -49,18 +50,20 @@ class LoopBack(Checked):
 
 
 class TokenTrie:
-    """The token paths of one request in one proposal, whoever drafted them; ROOT is the empty path."""
+    """The token paths of one request in one proposal, whoever drafted them; ROOT is the empty path.
+
+    Attributes:
+        above: node -> its parent and its token; ROOT's mean nothing.
+    """
 
     def __init__(self) -> None:
         self._children: dict[tuple[int, int], int] = {}
-        self.parents, self.tokens = list[int](), list[int]()
+        self.above = {ROOT: (ROOT, 0)}
 
     def child(self, parent: int, token: int) -> int:
         """The child of a node by its token; new if there was none."""
-        node = self._children.setdefault((parent, token), len(self.tokens))
-        if node == len(self.tokens):
-            self.parents.append(parent)
-            self.tokens.append(token)
+        node = self._children.setdefault((parent, token), len(self._children))
+        self.above[node] = parent, token
         return node
 
     def path(self, node: int) -> list[int]:
@@ -68,7 +71,7 @@ class TokenTrie:
         down: list[int] = []
         while node != ROOT:
             down.append(node)
-            node = self.parents[node]
+            node, _ = self.above[node]
         return down[::-1]
 
     def nodes_of(self, tree: DraftTree, anchor: int = ROOT) -> list[int]:
@@ -98,14 +101,11 @@ class _Stage:
         """What follows these nodes; those above them that the source has not read are scored with them."""
         paths = [(b, n) for b, node in nodes for n in (ROOT, *self._tries[b].path(node))]
         if unread := [*dict.fromkeys((b, n) for b, n in paths if n not in self.found[b])]:
-            scored = self._scorer.score([self._unscored(b, node) for b, node in unread], width)
+            new = [UnscoredNode(b, node, *self._tries[b].above[node]) for b, node in unread]
+            scored = self._scorer.score(new, width)
             for (b, node), candidates in zip(unread, scored, strict=True):
                 self.found[b][node] = candidates
         return [self.found[b][node] for b, node in nodes]
-
-    def _unscored(self, b: int, node: int) -> UnscoredNode:
-        parents, tokens = self._tries[b].parents, self._tries[b].tokens
-        return UnscoredNode(b, node, ROOT, 0) if node == ROOT else UnscoredNode(b, node, parents[node], tokens[node])
 
 
 class _TrieScorer(Scorer):
@@ -129,22 +129,6 @@ class _TrieScorer(Scorer):
             self._nodes[tree, node] = own
             places.append((b, own))
         return self._predict(places, width)
-
-
-class _Proposal(NamedTuple):
-    """What A proposed below one node.
-
-    Attributes:
-        request: which one of the batch, from 0.
-        anchor: the node.
-        tree: the proposal.
-        nodes: of the tree, in the trie.
-    """
-
-    request: int
-    anchor: int
-    tree: DraftTree
-    nodes: list[int]
 
 
 class _Rounds:
@@ -176,41 +160,39 @@ class _Rounds:
     def _goes_on(self, b: int, node: int) -> bool:
         """Whether the run is drafted further below a token that B has chosen and not scored."""
         trie, cascade = self.tries[b], self._cascade
-        parent = trie.parents[node]
+        parent, _ = trie.above[node]
         if (above := self._upper.found[b].get(parent)) is None:
             return False
-        if cascade.settings.rejected == "end" and any(trie.parents[n] == parent for n in self.proposed[b]):
+        if cascade.settings.rejected == "end" and any(trie.above[n][0] == parent for n in self.proposed[b]):
             return False
         return cascade.goes_on(self._requests[b], len(trie.path(node)), above.entropy)
 
     def _round(self, wanted: Mapping[int, Sequence[int]], width: int) -> None:
         """Propose below the first wanted node of each request, mostly the likeliest, and score all of it."""
-        lower, upper = self._cascade.lower, self._cascade.upper
+        lower, upper, policy = self._cascade.lower, self._cascade.upper, self._cascade.policy
         began, passes = time.perf_counter(), (lower.passes, upper.passes)
-        plan, proposals = self._propose({b: nodes[0] for b, nodes in wanted.items()})
+        anchors = [(b, nodes[0]) for b, nodes in wanted.items()]
+        plan = policy.plan([self._requests[b] for b in wanted], [self._budget(*anchor) for anchor in anchors])
+        if plan.enabled is not None:
+            lower.enable(plan.enabled)
+        trees = [grown.tree for grown in grow(_TrieScorer(self._lower.predict, self.tries, anchors), policy, plan)]
+        proposals = [self.tries[b].nodes_of(tree, anchor) for (b, anchor), tree in zip(anchors, trees, strict=True)]
+        unscored = list[TrieNode]()
+        for (b, nodes), own in zip(wanted.items(), proposals, strict=True):
+            self.proposed[b].update(own)
+            unscored += [(b, node) for node in (*nodes, *own)]
         proposed = time.perf_counter()
-        self._upper.predict([(p.request, node) for p in proposals for node in [*wanted[p.request], *p.nodes]], width)
+        self._upper.predict(unscored, width)
         verify = time.perf_counter() - proposed
-        cost = StepCost(len(proposals), proposed - began, verify, 0.0, lower.passes - passes[0])
-        outcomes = [self._outcome(p, cost) for p in proposals]
-        self._cascade.policy.observe(plan, outcomes)
+        cost = StepCost(len(trees), proposed - began, verify, 0.0, lower.passes - passes[0])
+        outcomes = []
+        for (b, anchor), tree, own in zip(anchors, trees, proposals, strict=True):
+            found = [self._upper.found[b][node].tokens for node in (anchor, *own)]
+            path, tokens = tree.follow([best[0] if best else -1 for best in found])  # B's most probable tokens
+            outcomes.append(Outcome(self._requests[b], tree, path, tokens, len(tokens), cost))
+        policy.observe(plan, outcomes)
         for outcome in outcomes:
             _count(outcome, upper.passes - passes[1])
-
-    def _propose(self, anchors: Mapping[int, int]) -> tuple[Plan, list[_Proposal]]:
-        """What A proposes below a node of each request, and the policy's plan of it."""
-        policy = self._cascade.policy
-        requests = [self._requests[b] for b in anchors]
-        plan = policy.plan(requests, [self._budget(b, anchor) for b, anchor in anchors.items()])
-        if plan.enabled is not None:
-            self._cascade.lower.enable(plan.enabled)
-        scorer = _TrieScorer(self._lower.predict, self.tries, list(anchors.items()))
-        proposals = []
-        for (b, anchor), grown in zip(anchors.items(), grow(scorer, policy, plan), strict=True):
-            nodes = self.tries[b].nodes_of(grown.tree, anchor)
-            self.proposed[b].update(nodes)
-            proposals.append(_Proposal(b, anchor, grown.tree, nodes))
-        return plan, proposals
 
     def _budget(self, b: int, anchor: int) -> Budget:
         """What B can score below a node: nothing below the deepest layer, and no leaf of it."""
@@ -219,13 +201,6 @@ class _Rounds:
         if lower.depth is not None:
             most = min(most, lower.depth + 1)
         return Budget(min(upper.nodes, lower.nodes), max(0, most - 1 - len(self.tries[b].path(anchor))))
-
-    def _outcome(self, proposal: _Proposal, cost: StepCost) -> Outcome:
-        """What B accepted of a proposal: its own most probable token after each node, while A had proposed it."""
-        b, anchor, tree, nodes = proposal
-        found = [self._upper.found[b][node].tokens for node in (anchor, *nodes)]
-        path, tokens = tree.follow([own[0] if own else -1 for own in found])
-        return Outcome(self._requests[b], tree, path, tokens, len(tokens), cost)
 
 
 def _count(outcome: Outcome, passes: int) -> None:
@@ -265,13 +240,9 @@ class CascadeSource(DraftSource):
     def __post_init__(self) -> None:
         self.stage_names = self.called or (self.lower.name, self.upper.name)
         self.sources, self.name = (self.lower, self.upper), ">".join(self.stage_names)
-        self.fits: dict[Request, tuple[Budget, Budget]] = {}
-        self._thresholds: dict[Request, Threshold] = {}
+        self.fits = WeakKeyDictionary[Request, tuple[Budget, Budget]]()
+        self._thresholds = WeakKeyDictionary[Request, Threshold]()
         self._rounds: _Rounds | None = None  # of the proposal under way
-
-    @property
-    def fingerprint(self) -> str:
-        return ">".join(source.fingerprint for source in self.sources)
 
     def threshold(self, request: Request) -> Threshold:
         """The stopping threshold of a request."""
@@ -336,8 +307,3 @@ class CascadeSource(DraftSource):
                 upper.emitted += len(accepted) - proposed
         self._rounds = None
         super().observe(outcomes)
-
-    def close(self, request: Request) -> None:
-        self.fits.pop(request, None)
-        self._thresholds.pop(request, None)
-        super().close(request)

@@ -67,10 +67,6 @@ class RowSource(BeamSource):
         self._states: dict[Request, State] = {}
         self._outgrown = False  # some text was longer than its context
 
-    @property
-    def fingerprint(self) -> str:
-        return self.model.capabilities.fingerprint
-
     def fit(self, request: Request, budget: Budget) -> Budget:
         """The part that lies within the model's context; the request's statistics, and once the log, name its end."""
         most = self.model.capabilities.max_length
@@ -244,9 +240,8 @@ class ModelScorer(Scorer):
         found = scores.top(slots, min(width, self._source.vocab_size), edits, draft)
         distributions = list[DraftDistribution]()
         if self._drawing.random:
-            ids_of = {b: self._source.vocabulary_of(self._source.opened(self._requests[b]).row) for b, *_ in nodes}
-            for logits, request, node in zip(scores.logits(slots, edits), requests, nodes, strict=True):
-                ids = ids_of[node.request]
+            for logits, request in zip(scores.logits(slots, edits), requests, strict=True):
+                ids = self._source.vocabulary_of(self._source.opened(request).row)
                 own = logits[: self._source.vocab_size if ids is None else len(ids)]
                 own = warp(own, request.params.warping) if request.params.temperature else own
                 distributions.append(DraftDistribution(own - np.float32(log_sum_exp(own)), ids))
@@ -254,17 +249,16 @@ class ModelScorer(Scorer):
 
     def _edits(self, nodes: Sequence[UnscoredNode]) -> list[Edit] | None:
         """What the requests' constraints and the target's vocabulary rule out."""
-        states, size = self._states.of(nodes), self._source.model.capabilities.vocab_size
-        padded, words = size > self._source.vocab_size, -(-size // 32)
-        if not padded and not any(states):
+        states, vocab = self._states.of(nodes), self._source.vocab_size
+        if (size := self._source.model.capabilities.vocab_size) <= vocab and not any(states):
             return None
-        every = _mask(self._source.vocab_size, words)
-        edits = []
+        every, edits = _mask(vocab, -(-size // 32)), list[Edit]()
         for state in states:
-            mask = None if state is None else state.mask
-            if mask is not None:
-                mask = np.pad(mask[:words], (0, max(0, words - len(mask)))) & every
-            edits.append(Edit(mask=mask if mask is not None and mask.any() else every))
+            own = every
+            if state is not None and (mask := state.mask) is not None:
+                own = every.copy()
+                own[: len(mask)] &= mask[: len(every)]
+            edits.append(Edit(mask=own if own.any() else every))
         return edits
 
     def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Scores:
