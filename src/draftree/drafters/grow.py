@@ -265,7 +265,8 @@ class _Draft:
             return NOTHING_GROWN
         if len(numbers) > budget.nodes:
             raise ConfigError(f"the policy kept {len(numbers)} nodes of {budget.nodes}: prune to the budget")
-        tokens, parents, depths, paths, entropies, _ = ([column[n] for n in numbers] for column in self.pool)
+        columns: Sequence[list[Any]] = self.pool
+        tokens, parents, depths, paths, entropies, _ = ([column[n] for n in numbers] for column in columns)
         new = dict(zip([ROOT, *numbers], range(ROOT, len(numbers)), strict=True))
         if not new.keys() >= set(parents):
             raise ConfigError(f"the policy kept nodes {numbers} without all of their parents: keep these too")
@@ -302,14 +303,14 @@ def _add(
         for (request, node), drawn in zip(nodes, found, strict=True):
             if drawn.distribution is not None:
                 trees[request].distributions[node] = drawn.distribution
-    added = []
+    added, depth = [], frontier.depth + 1
     for f, rank, extend, tag in children:
         request, above, tree = frontier.requests[f], frontier.nodes[f], trees[frontier.requests[f]]
         token, path = found[f].tokens[rank], frontier.path_logprobs[f] + found[f].logprobs[rank]
         if extend:
             added.append(UnscoredNode(request, len(tree.pool.tokens), above, token))
-        new = token, above, frontier.depth + 1, path, found[f].entropy, tag
-        for column, value in zip(tree.pool, new, strict=True):
+        columns: Sequence[list[Any]] = tree.pool
+        for column, value in zip(columns, (token, above, depth, path, found[f].entropy, tag), strict=True):
             column.append(value)
         tree.part = found[f].part
     return added
