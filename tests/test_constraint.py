@@ -236,7 +236,7 @@ def test_masks_are_those_of_each_bit(vocab: int, seed: int, named: bool) -> None
             return mask
 
     assert np.array_equal(Fixed().allows(np.arange(vocab)), open_)
-    assert [Fixed().allowed(token) for token in range(vocab)] == open_.tolist()
+    assert [Fixed().allows(token) for token in range(vocab)] == open_.tolist()
     entries = rng.permutation(vocab)[: vocab // 2 + 1] if named else np.arange(vocab)
     logits = rng.standard_normal((2, len(entries))).astype(np.float32)
     allowed = open_[entries]

@@ -112,7 +112,7 @@ def test_patterns_that_explode_elsewhere_do_not(grammars: Grammars, pattern: str
     state = grammars.regex(pattern).start()
     try:
         for token in TOKENIZER.encode("x" * 60 if "x" in pattern else "a" * 60):
-            assert state.allowed(token)
+            assert state.allows(token)
             state = followed(state, [token])
     except ConfigError as error:
         assert "too many expressions" in str(error)
@@ -248,7 +248,7 @@ def test_a_tag_in_ordinary_tokens_is_a_tag_as_well() -> None:
     for token in text.encode("x<tool_call>"):
         assert state is not None
         state = state.after(token)
-    assert state is not None and not state.allowed(text.encode("x")[0])
+    assert state is not None and not state.allows(text.encode("x")[0])
     assert state.after(text.encode("\n")[0]) is not None
 
 

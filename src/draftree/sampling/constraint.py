@@ -11,8 +11,7 @@ trees change nothing of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -39,18 +38,13 @@ class ConstraintState(ABC):
     def after(self, token: int) -> ConstraintState | None:
         """The state after one more token; None: it must not come next."""
 
-    def allows(self, tokens: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Whether each of some tokens may come next; of the same shape."""
-        mask = self.mask
+    def allows(self, tokens: NDArray[np.integer] | int) -> NDArray[np.bool_]:
+        """Whether tokens, or one, may come next; of the same shape."""
+        at, mask = np.asarray(tokens), self.mask
         if mask is None:
-            return np.ones(tokens.shape, dtype=np.bool_)
-        found: NDArray[np.bool_] = (mask[tokens >> 5] >> (tokens & 31).astype(np.uint32) & 1).astype(np.bool_)
+            return np.ones(at.shape, np.bool_)
+        found: NDArray[np.bool_] = (mask[at >> 5] >> (at & 31).astype(np.uint32) & 1).astype(np.bool_)
         return found
-
-    def allowed(self, token: int) -> bool:
-        """Whether one token may come next."""
-        mask = self.mask
-        return mask is None or bool(mask[token >> 5] >> np.uint32(token & 31) & 1)
 
 
 @runtime_checkable
@@ -94,14 +88,11 @@ class RuleState(ConstraintState):
         self._after: dict[int, ConstraintState | None] = {}
 
     @cached_property
-    def mask(self) -> NDArray[np.uint32] | None:
+    def mask(self) -> NDArray[np.uint32]:
         rules, inner = self._rules, None if self._inner is None else self._inner.mask
-        early, refused = self._count < rules.least, rules.refused(self._tail)
-        if rules.allowed is None and inner is None and not early and not refused:
-            return None
         mask = rules.base.copy() if inner is None else rules.base & inner
-        clear(mask, refused)
-        if early:
+        clear(mask, rules.refused(self._tail))
+        if self._count < rules.least:
             longer = mask.copy()
             clear(longer, rules.ends)
             if longer.any():
@@ -123,12 +114,12 @@ class RuleState(ConstraintState):
         return self._after[token]
 
     def _next(self, token: int) -> ConstraintState | None:
-        if self.mask is not None and not self.mask.any():
+        if not self.mask.any():
             raise ConfigError(
                 "no token may come next: bad_words, allowed_token_ids and the constraint rule out all of them: loosen "
                 "one of them"
             )
-        if not self.allowed(token):
+        if not self.allows(token):
             return None
         rules = self._rules
         if token in rules.ends:
@@ -144,40 +135,39 @@ def clear(mask: NDArray[np.uint32], tokens: Collection[int]) -> None:
         mask[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
 
 
-@dataclass(frozen=True, slots=True)
 class TokenRules:
     """A ``Constraint`` that is made of a request's parameters.
 
-    Attributes:
+    Args:
         vocab_size: V.
         ends: tokens that end the text.
         least: tokens before which they do not come while any other may.
         allowed: tokens of which all are; None: any may come.
         words: sequences of which the last token does not come behind the others.
         inner: what the text must be besides.
+
+    Attributes:
         base: [ceil(V / 32)] uint32 mask of ``allowed``.
         longest: tokens before the last one of the longest sequence.
     """
 
-    vocab_size: int = field(repr=False)
-    ends: frozenset[int] = field(repr=False)
-    least: int = 0
-    allowed: tuple[int, ...] | None = field(default=None, repr=False)
-    words: Sequence[tuple[int, ...]] = ()
-    inner: Constraint | None = None
-    base: NDArray[np.uint32] = field(init=False, repr=False, compare=False)
-    longest: int = field(init=False, repr=False)
-    _endings: Mapping[tuple[int, ...], list[int]] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        bits = np.zeros(-(-self.vocab_size // 32) * 32, dtype=bool)
-        bits[list(self.allowed) if self.allowed is not None else slice(self.vocab_size)] = True
-        object.__setattr__(self, "base", np.packbits(bits, bitorder="little").view(np.uint32))
-        endings: dict[tuple[int, ...], list[int]] = {}
-        for *before, last in self.words:
-            endings.setdefault(tuple(before), []).append(last)
-        object.__setattr__(self, "_endings", endings)
-        object.__setattr__(self, "longest", max((len(before) for before in endings), default=0))
+    def __init__(
+        self,
+        vocab_size: int,
+        ends: frozenset[int],
+        least: int = 0,
+        allowed: Sequence[int] | None = None,
+        words: Sequence[tuple[int, ...]] = (),
+        inner: Constraint | None = None,
+    ) -> None:
+        self.ends, self.least, self.inner = ends, least, inner
+        bits = np.zeros(-(-vocab_size // 32) * 32, dtype=bool)
+        bits[slice(vocab_size) if allowed is None else list(allowed)] = True
+        self.base = np.packbits(bits, bitorder="little").view(np.uint32)
+        self._endings: dict[tuple[int, ...], list[int]] = {}
+        for *before, last in words:
+            self._endings.setdefault(tuple(before), []).append(last)
+        self.longest = max(map(len, self._endings), default=0)
 
     def start(self) -> ConstraintState:
         return RuleState(self, None if self.inner is None else self.inner.start(), 0, ())

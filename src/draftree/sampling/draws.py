@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import SamplingParams
-from ..scores import NO_EDIT, Changes, Edit, Scores, draw_warped
+from ..scores import NO_EDIT, Changes, Edit, Scores
 from .constraint import ConstraintState, followed
 from .warping import derive_seed, draw, stream_key, uniform, warp
 
@@ -94,28 +94,21 @@ class Draws:
         """What is drawn at a node takes what was drawn above it: a constraint's state, or a processor's call."""
         return self.state is not None or bool(self.params.processors)
 
-    @property
-    def edits(self) -> bool:
-        """Penalties, biases or a constraint change logits."""
-        return self._penalties is not None or self.state is not None
-
     def key(self, depth: int) -> int:
         """Of the noise ``depth`` tokens into this step."""
         return stream_key(self.seed, len(self.history) + depth)
 
     def edit(self, drawn: Sequence[int]) -> Edit:
         """What penalties, biases and the constraint change after tokens of this step."""
-        if not self.edits:
+        if self._penalties is None and self.state is None:
             return NO_EDIT
         changes = None if self._penalties is None else self._penalties.after(drawn)
         return Edit(changes, None if self.state is None else followed(self.state, drawn).mask)
 
     def processed(self, logits: NDArray[np.float32], drawn: Sequence[int]) -> NDArray[np.float32]:
         """[V] edited logits by the request's processors."""
-        if self.params.processors:
-            ids = np.array([*self.history, *drawn], dtype=np.int64)
-            for processor in self.params.processors:
-                logits = np.asarray(processor(ids, logits), dtype=np.float32)
+        for processor in self.params.processors:
+            logits = np.asarray(processor(np.array([*self.history, *drawn], np.int64), logits), np.float32)
         return logits
 
     def warped(self, scores: Scores, slot: int, drawn: Sequence[int]) -> NDArray[np.float32]:
@@ -150,17 +143,15 @@ def draw_at(scores: Scores, places: Sequence[DrawPlace]) -> list[int]:
     """The target's own next token at each place; without processors of users in one call of ``scores``."""
     slots, every = [place.slot for place in places], {place.draws for place in places}
     if any([draws.params.processors for draws in every]):
-        return [_draw_processed(scores, p) if p.draws.params.processors else draw_at(scores, [p])[0] for p in places]
-    edits = [draws.edit(drawn) for draws, _, drawn in places] if any([draws.edits for draws in every]) else None
+        if len(places) > 1:
+            return [draw_at(scores, [place])[0] for place in places]
+        ((own, slot, drawn),) = places
+        return [own.draw(own.warped(scores, slot, drawn), len(drawn))]
+    every_edit = [draws.edit(drawn) for draws, _, drawn in places]
+    edits = every_edit if any([edit is not NO_EDIT for edit in every_edit]) else None
     if any([draws.params.temperature for draws in every]):
         keys = [draws.key(len(drawn)) for draws, _, drawn in places]
         found = scores.draw(slots, keys, [p.draws.params.warping for p in places], edits)
     else:
         found = scores.argmax(slots, edits)
     return list(found.tolist())
-
-
-def _draw_processed(scores: Scores, place: DrawPlace) -> int:
-    draws, slot, drawn = place
-    logits = draws.processed(scores.logits([slot], [draws.edit(drawn)])[0], drawn)
-    return draw_warped(logits, draws.key(len(drawn)), draws.params.warping)

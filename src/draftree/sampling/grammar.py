@@ -175,7 +175,7 @@ class GrammarState(ConstraintState):
     @property
     def forced(self) -> int | None:
         tokens = self._matcher.compute_ff_tokens()
-        return tokens[0] if tokens and self.allowed(tokens[0]) else None
+        return tokens[0] if tokens and self.allows(tokens[0]) else None
 
     def after(self, token: int) -> ConstraintState | None:
         if token not in self._after:
@@ -184,7 +184,7 @@ class GrammarState(ConstraintState):
 
     def _next(self, token: int) -> ConstraintState | None:
         if token in self._grammars.ends:
-            return TextEnded() if self.allowed(token) else None
+            return TextEnded() if self.allows(token) else None
         if not self._matcher.validate_tokens([token]):
             return None
         keys = self._keys and self._keys.after(self._grammars.key_tokens.spelled(token))

@@ -18,6 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import index
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
@@ -122,18 +123,12 @@ def match(scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], dra
         trees: [B].
         draws: [B] of their requests.
     """
-    places, together, walking = list[DrawPlace](), list[int](), list[int]()
-    for b, own in enumerate(draws):
-        if own.walks:
-            walking.append(b)
-        else:
-            together.append(b)
-            places += _places(own, firsts[b], trees[b])
-    verdicts = _walked(scores, firsts, trees, draws, walking) if walking else {}
-    drawn, at = draw_at(scores, places) if places else [], 0
+    together = [b for b, own in enumerate(draws) if not own.walks]
+    verdicts = _walked(scores, firsts, trees, draws, [b for b, own in enumerate(draws) if own.walks])
+    places = [place for b in together for place in _places(draws[b], firsts[b], trees[b])]
+    drawn = iter(draw_at(scores, places) if places else ())
     for b in together:
-        verdicts[b] = Verdict(*trees[b].follow(drawn[at : at + 1 + len(trees[b])]))
-        at += 1 + len(trees[b])
+        verdicts[b] = Verdict(*trees[b].follow([*islice(drawn, 1 + len(trees[b]))]))
     return [verdicts[b] for b in range(len(trees))]
 
 
