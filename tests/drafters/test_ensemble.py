@@ -274,7 +274,7 @@ def test_a_folder_may_have_a_plus_in_its_name(tmp_path: Path) -> None:
 BAD = {
     "lookup+": "a part without a name",
     "+": "a part without a name",
-    "lookup+lookup": "has lookup twice",
+    "lookup+lookup": "has a part twice",
     "lookup+none": "none joins no other",
     "lookup+auto": "auto joins no other",
 }

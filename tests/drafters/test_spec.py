@@ -106,8 +106,8 @@ def test_cascades_learn_and_are_no_models() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("lookup>", "'lookup>' has a stage without a name: write it as lookup>head"),
-        (">self", "has a stage without a name"),
+        ("lookup>", "'lookup>' has a part without a name: write it as lookup.head"),
+        (">self", "has a part without a name"),
         ("lookup:tau=1>self", "method hsddw has no setting 'tau'"),
         ("lookup>self:cap=3", "the last stage, self:cap=3, has no setting 'cap': it has tau, pending, rejected"),
         ("lookup:cap=2:floor=3>self", "cap is 2 and floor 3"),
@@ -120,8 +120,8 @@ def test_cascades_learn_and_are_no_models() -> None:
         ("lookup>self:pending=0", "pending is 0: use at least 1"),
         ("lookup>self:pending=few", "pending is 'few': use a whole number"),
         ("lookup>self:rejected=maybe", "rejected is 'maybe': .*'on'.*'end'"),
-        ("none>self", "none is no stage of a cascade"),
-        ("auto>self", "auto is no stage of a cascade"),
+        ("none>self", "none joins no other"),
+        ("auto>self", "auto joins no other"),
         ("lookup>layers=1", "no drafter 'layers=1'"),
         ("lookup>self>self", "has 3 stages: a cascade has two, A>B"),
         ("lookup>no-such-folder/x/y", "no drafter 'no-such-folder/x/y'"),

@@ -56,24 +56,10 @@ class StageSpec:
     Attributes:
         sources: names of ``registry.SOURCES``, folders and models, or one loaded model; several are an ensemble.
         settings: as written.
-
-    Raises:
-        InputError: a source has no name, stands there twice or cannot be joined; a setting does not exist or is out of
-            range.
     """
 
     sources: tuple[str | LanguageModel, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if len(self.sources) > 1:
-            if not all(self.sources):
-                raise ConfigError(f"drafter {self.name!r} has a part without a name: write it as lookup+head")
-            for part in self.sources:
-                if self.sources.count(part) > 1:
-                    raise ConfigError(f"drafter {self.name!r} has {part} twice: name each part once")
-                if part in (AUTO, NONE):
-                    raise ConfigError(f"drafter {self.name!r}: {part} joins no other: use it alone, or leave it out")
 
     @classmethod
     def parse(cls, text: str) -> StageSpec:
@@ -118,22 +104,25 @@ class DrafterSpec:
     """A drafter: a cascade of stages, the first to draft first; a single stage is no cascade.
 
     Raises:
-        InputError: a setting does not exist or is out of range, or a stage is "auto" or "none".
+        InputError: a setting does not exist or is out of range, a source has no name or stands in a stage
+            twice, or "auto" or "none" is joined.
     """
 
     stages: tuple[StageSpec, ...]
 
     def __post_init__(self) -> None:
-        if not self.is_cascade:
-            return
+        if "" in self.sources:
+            raise ConfigError(f"drafter '{self}' has a part without a name: write it as lookup+head or lookup>head")
+        if any(stage.sources.count(part) > 1 for stage in self.stages for part in stage.sources):
+            raise ConfigError(f"drafter '{self}' has a part twice: name each part once")
+        if len(self.sources) > 1 and (alone := {AUTO, NONE}.intersection(self.sources)):
+            raise ConfigError(f"drafter '{self}': {alone.pop()} joins no other: use it alone, or leave it out")
         if len(self.stages) > 2:
             raise ConfigError(f"drafter '{self}' has {len(self.stages)} stages: a cascade has two, A>B")
-        first, last = self.stages
-        first.policy()
-        last.loop_back()
-        for stage in self.stages:
-            if stage.name in (AUTO, NONE):
-                raise ConfigError(f"drafter '{self}': {stage.name} is no stage of a cascade: name a drafter instead")
+        if self.is_cascade:
+            first, last = self.stages
+            first.policy()
+            last.loop_back()
 
     @classmethod
     def parse(cls, drafter: str | LanguageModel | DrafterSpec) -> DrafterSpec:
@@ -148,10 +137,7 @@ class DrafterSpec:
             return cls((StageSpec((drafter,)),))
         if ">" not in drafter:
             return cls((StageSpec(_sources(drafter)),))
-        stages = tuple(StageSpec.parse(part.strip()) for part in drafter.split(">"))
-        if not all(stage.name for stage in stages):
-            raise ConfigError(f"drafter {drafter!r} has a stage without a name: write it as lookup>head")
-        return cls(stages)
+        return cls(tuple(StageSpec.parse(part.strip()) for part in drafter.split(">")))
 
     def __str__(self) -> str:
         return ">".join(map(str, self.stages))

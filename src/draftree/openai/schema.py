@@ -113,8 +113,10 @@ class StructuredOutputs(Body):
             raise FieldError("structured_outputs", f"structured_outputs has {len(given)} of {names}: give one")
         ((name, value),) = given
         with of_field("structured_outputs"):
-            compile_: Callable[..., Grammar] = getattr(engine.grammars, name)
-            return compile_() if name == "json_object" else compile_(value)
+            if name == "json_object":
+                name, value = "json_schema", {"type": "object"}
+            compile_: Callable[[Any], Grammar] = getattr(engine.grammars, name)
+            return compile_(value)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -195,20 +195,13 @@ class GrammarState(ConstraintState):
         return GrammarState(matcher, self._grammars, keys)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Grammar:
-    """A compiled grammar, a ``Constraint`` of texts of one vocabulary.
+    """A compiled grammar, a ``Constraint`` of texts of one vocabulary."""
 
-    Attributes:
-        kind: "json_schema", "regex", "choice", "grammar" or "calls".
-        source: what it was made of.
-    """
-
-    kind: str
-    source: str
-    _matcher: LLMatcher = field(repr=False, compare=False)
-    _grammars: Grammars = field(repr=False, compare=False)
-    _keys: JsonKeys | None = field(repr=False, compare=False)
+    _matcher: LLMatcher
+    _grammars: Grammars
+    _keys: JsonKeys | None
 
     def start(self) -> ConstraintState:
         return GrammarState(self._matcher.deep_copy(), self._grammars, self._keys)
@@ -254,10 +247,6 @@ class Grammars:
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"the json_schema cannot be used: it is no JSON ({error})") from None
         return self._compiled("json_schema", "json_schema", source, JsonKeys())
-
-    def json_object(self) -> Grammar:
-        """Any JSON object, on one line."""
-        return self.json_schema({"type": "object"})
 
     def regex(self, pattern: str) -> Grammar:
         """Texts that a regular expression matches as a whole, without look-around and back-references (Rust's syntax).
@@ -360,7 +349,7 @@ class Grammars:
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             raise ConfigError(f"the {kind} cannot be used: {_brief(matcher.get_error())}")
-        made = Grammar(kind, source, matcher, self, keys)
+        made = Grammar(matcher, self, keys)
         _ = made.start().mask  # what cannot even begin is found now
         return made
 
