@@ -252,7 +252,7 @@ def storm(args: argparse.Namespace) -> None:
                 handle.cancel()
         engine.advance()
         if i % (args.requests // 8) == 0:
-            engine.wait(lambda: engine.scheduler.waiting < 16)
+            engine.wait(lambda: len(engine.scheduler.waiting) < 16)
             memory.append(process.memory_info().rss / 2**20)
     for handle, _, fate in handles:
         if fate == "cancelled":

@@ -365,7 +365,6 @@ def test_low_priority_is_not_starved() -> None:
     engine = Engine(toy(), scheduling=SchedulerParams(rows=1))
     patient = engine.submit((1, 2), SamplingParams(max_tokens=1), priority=1)
     patient._job.arrival -= 30  # it has waited
-    engine.scheduler._waiting[0] = (patient._job.arrival + 10, 0, patient._job)
     urgent = [engine.submit((2, i), SamplingParams(max_tokens=1)) for i in range(3)]
     engine.wait(lambda: patient.done)
     assert not any(handle.done for handle in urgent)

@@ -98,7 +98,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
         made.add(job())
     assert 1 <= full.value.retry_after <= 60
     made.add(job(), bounded=False)
-    assert made.waiting == 3
+    assert len(made.waiting) == 3
 
 
 def test_the_cancelled_and_the_late_end_whether_they_run_or_wait() -> None:
@@ -187,10 +187,14 @@ def test_a_long_prompt_delays_no_stream_by_more_than_two_steps(
 
 
 def test_a_chunk_that_is_given_stays() -> None:
-    chunk = ChunkSize(48)
-    chunk.observe(0, 0.1)
-    chunk.observe(48, 10.0)
-    assert chunk.size == 48
+    made, jobs = scheduler(chunk=48), [job(), job()]
+    for one in jobs:
+        made.add(one)
+    made.admit()
+    jobs[0].request.append([7], 0)
+    made.chunk.observe(0, 0.1)
+    made.chunk.observe(48, 10.0)
+    assert made.prompt_tokens == 48
 
 
 @pytest.mark.parametrize("bad", [{"rows": 0}, {"queue": 0}, {"chunk": 0}, {"prefixes": -1}, {"rows": 1.5}])

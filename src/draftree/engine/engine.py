@@ -47,12 +47,13 @@ class Handle:
     @property
     def done(self) -> bool:
         """It has ended, and holds nothing."""
-        return self._job.done
+        return self.request.finish_reason is not None and self.request.row is None
 
     def cancel(self) -> None:
-        """End it as soon as the step under way is over; its tokens stay readable. Twice is harmless."""
-        self._job.cancelled = True
-        self._engine.sweep()
+        """End it as soon as the step under way is over, if it has not ended; its tokens stay readable."""
+        if not self.done:
+            self._job.cancelled = True
+            self._engine.sweep()
 
     def __iter__(self) -> Iterator[Chunk]:
         """Its tokens as they come; leaving early cancels it.
@@ -67,14 +68,12 @@ class Handle:
 
         try:
             while given < len(chunks) or not self.done:
-                if given == len(chunks):
-                    self._engine.wait(moved)
-                else:
-                    given += 1
-                    yield chunks[given - 1]
+                self._engine.wait(moved)
+                new = chunks[given:]
+                given += len(new)
+                yield from new
         finally:
-            if not self.done:
-                self.cancel()
+            self.cancel()
         self._check()
 
     def _check(self) -> None:
@@ -256,8 +255,7 @@ class Engine:
             return [replace(h.generation, trace=kept.take()) for h, kept in zip(handles, traces, strict=True)]
         finally:
             for handle in handles:
-                if not handle.done:
-                    handle.cancel()
+                handle.cancel()
 
     def stream(
         self,
@@ -280,7 +278,7 @@ class Engine:
     def wait(
         self,
         ready: Callable[[], bool],
-        idle: Callable[[Callable[[], bool]], None] | None = None,
+        idle: Callable[[Callable[[], bool]], object] = lambda is_wanted: None,
     ) -> None:
         """Wait until something is so; make the steps for all meanwhile, unless another thread makes them.
 
@@ -316,19 +314,19 @@ class Engine:
             self._models.release()
             self.wake()
 
-    def _work(self, ready: Callable[[], bool], idle: Callable[[Callable[[], bool]], None] | None) -> None:
+    def _work(self, ready: Callable[[], bool], idle: Callable[[Callable[[], bool]], object]) -> None:
         def is_wanted() -> bool:
             return bool(self._tasks or self.scheduler.jobs or ready())
 
-        rested = idle is None
+        seconds: float | None = _IDLE_SECONDS
         while not ready():
             worked = self.advance()
             with self._changed:
                 self._changed.notify_all()
-                woken = worked or self._changed.wait_for(is_wanted, None if rested else _IDLE_SECONDS)
-            if idle is not None and not woken:
+                woken = worked or self._changed.wait_for(is_wanted, seconds)
+            if not woken:
                 idle(is_wanted)
-            rested = idle is None or not woken
+            seconds = _IDLE_SECONDS if woken else None
 
     def wake(self) -> None:
         """Let threads that wait look whether what they wait for has come."""
@@ -351,15 +349,9 @@ class Engine:
         running = self._admit()
         prompt_tokens = self.scheduler.prompt_tokens
         unread = sum([request.unread for request in running if not request.decodes])
-        began, failure = time.perf_counter(), None
-        try:
-            if self.stepper.step(running, prompt_tokens):
-                self.scheduler.chunk.observe(min(unread, prompt_tokens), time.perf_counter() - began)
-        except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
-            failure = error
-        if failure is not None:  # outside the handler, or its error would be the context of theirs
-            for request in running:
-                self._step_alone(request, prompt_tokens, failure if len(running) == 1 else None)
+        began = time.perf_counter()
+        if self._step(running, prompt_tokens):
+            self.scheduler.chunk.observe(min(unread, prompt_tokens), time.perf_counter() - began)
         if any([request.finish_reason is not None for request in running]):
             self._end()
         return worked or bool(running)
@@ -389,15 +381,19 @@ class Engine:
                 job.request.fail(error)
         return [job.request for job in jobs if job.request.finish_reason is None]
 
-    def _step_alone(self, request: EngineRequest, prompt_tokens: int, error: Exception | None) -> None:
-        """Step a request of a step that failed; ``error``: what it failed with, where it was alone."""
+    def _step(self, requests: list[EngineRequest], prompt_tokens: int) -> bool:
+        """Step requests, or each of them alone where that fails; whether some that decode gained a token together."""
         try:
-            if error is not None:
-                raise error
+            return bool(self.stepper.step(requests, prompt_tokens))
+        except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
+            failure = error
+        if len(requests) == 1:
+            requests[0].fail(failure)
+            return False
+        for request in requests:  # outside the handler, or its error would be the context of theirs
             if request.finish_reason is None:
-                self.stepper.step([request], prompt_tokens)
-        except Exception as own:  # noqa: BLE001
-            request.fail(own)
+                self._step([request], prompt_tokens)
+        return False
 
     def _end(self) -> bool:
         """Close what has ended or has to; whether there was anything."""

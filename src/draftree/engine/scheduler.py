@@ -5,12 +5,12 @@ Makes no step.
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import math
 import time
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter
 
 from ..config import Checked, Count, Positive, Priority, Whole, check_type, option
 from ..errors import FieldError, QueueFullError
@@ -51,25 +51,19 @@ class ChunkSize:
     What a token costs depends on the context, the chunk and the machine; so no model of it is made.
 
     Attributes:
-        fixed: so many, whatever they take.
         longest: the most time that a step with a chunk may take, as a multiple of a step without one. Streams should
             never wait longer than 3; 2.5 leaves room for steps that vary.
         least, most: tokens of a chunk.
         decay: share of the mean step without a chunk that each further one leaves.
+        size: of the next chunk.
     """
 
-    fixed: int | None = None
     longest: float = 2.5
     least: int = 8
     most: int = 512
     decay: float = 0.8
-    _size: float = 16.0
+    size: int = 16
     _step: float = 0.0  # mean seconds of a step without a chunk
-
-    @property
-    def size(self) -> int:
-        """Of the next chunk."""
-        return self.fixed if self.fixed is not None else int(self._size)
 
     def observe(self, tokens: int, seconds: float) -> None:
         """A step in which some requests gained a token read so many tokens of prompts."""
@@ -77,7 +71,7 @@ class ChunkSize:
             self._step = self.decay * self._step + (1 - self.decay) * seconds if self._step else seconds
         elif self._step and tokens >= self.size:
             change = 1.25 if seconds < self.longest * self._step else 0.75
-            self._size = max(self.least, min(self.most, change * self._size))
+            self.size = max(self.least, min(self.most, int(change * self.size)))
 
 
 @dataclass(slots=True, eq=False)
@@ -103,16 +97,9 @@ class Job:
         check_type("timeout", self.timeout, Positive | None)
 
     @property
-    def done(self) -> bool:
-        """It has ended, and holds nothing."""
-        return self.request.finish_reason is not None and self.request.row is None
-
-    def due(self, now: float) -> str | None:
-        """Why it has to end now, if it has."""
-        if self.cancelled:
-            return "cancelled"
-        late = self.timeout is not None and now - self.arrival > self.timeout
-        return "deadline" if late else None
+    def turn(self) -> float:
+        """Of two jobs that wait, the one with the lower number runs first."""
+        return self.priority * _PRIORITY + self.arrival
 
 
 class Scheduler:
@@ -121,29 +108,20 @@ class Scheduler:
     Args:
         holds: whether the models can hold rows of these lengths at once.
         kept: rows of ended requests.
+
+    Attributes:
+        waiting, running: the requests; those that wait in the order in which they will run.
     """
 
-    def __init__(
-        self,
-        params: SchedulerParams,
-        holds: Callable[[Sequence[int]], bool],
-        kept: PrefixCache,
-    ) -> None:
+    def __init__(self, params: SchedulerParams, holds: Callable[[Sequence[int]], bool], kept: PrefixCache) -> None:
         self._params, self._holds, self._kept = params, holds, kept
-        self.chunk = ChunkSize(params.chunk)
-        self._waiting: list[tuple[float, int, Job]] = []
-        self._count = itertools.count()
-        self.running: list[Job] = []
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait."""
-        return len(self._waiting)
+        self.chunk = ChunkSize()
+        self.waiting, self.running = list[Job](), list[Job]()
 
     @property
     def jobs(self) -> list[Job]:
         """Requests that run, and those that wait."""
-        return [*self.running, *map(itemgetter(2), self._waiting)]
+        return [*self.running, *self.waiting]
 
     def add(self, job: Job, *, bounded: bool = True) -> None:
         """Let a request wait for its turn.
@@ -161,29 +139,26 @@ class Scheduler:
                 f"the request needs {job.length} cache slots, more than the memory of the cache has: lower max_tokens, "
                 "shorten the prompt, or give the cache more memory",
             )
-        if bounded and len(self._waiting) >= self._params.queue:
-            raise QueueFullError(len(self._waiting), self._retry_after())
-        heapq.heappush(self._waiting, (job.priority * _PRIORITY + job.arrival, next(self._count), job))
-
-    def _retry_after(self) -> float:
-        """Seconds in which a place may be free: as long as those that run have taken so far, at most a minute."""
-        now = time.monotonic()
-        return min(60.0, max(1.0, max((now - job.arrival for job in self.running), default=1.0)))
+        if bounded and len(self.waiting) >= self._params.queue:
+            # a place may be free in as much time as those that run have taken so far, at most a minute
+            longest = time.monotonic() - min([job.arrival for job in self.running], default=math.inf)
+            raise QueueFullError(len(self.waiting), min(60.0, max(1.0, longest)))
+        insort(self.waiting, job, key=attrgetter("turn"))
 
     def ended(self) -> list[Job]:
         """Requests that have to end, or have ended; they are not scheduled any more."""
         now, found = time.monotonic(), list[Job]()
         for job in self.jobs:
-            request = job.request
-            if request.finish_reason is None:
-                request.finish_reason = job.due(now)
-            if request.finish_reason is not None:
+            if job.request.finish_reason is None:
+                if job.cancelled:
+                    job.request.finish_reason = "cancelled"
+                elif job.timeout is not None and now - job.arrival > job.timeout:
+                    job.request.finish_reason = "deadline"
+            if job.request.finish_reason is not None:
                 found.append(job)
         if found:
-            out = set(map(id, found))
-            self.running = [job for job in self.running if id(job) not in out]
-            self._waiting = [entry for entry in self._waiting if id(entry[2]) not in out]
-            heapq.heapify(self._waiting)
+            self.running = [job for job in self.running if job.request.finish_reason is None]
+            self.waiting = [job for job in self.waiting if job.request.finish_reason is None]
         return found
 
     def admit(self) -> list[Job]:
@@ -192,14 +167,14 @@ class Scheduler:
         Nobody overtakes: a large request that waits for room is not passed by small ones for ever.
         """
         admitted = list[Job]()
-        while self._waiting and len(self.running) < self._params.rows:
-            job = self._waiting[0][2]
+        while self.waiting and len(self.running) < self._params.rows:
+            job = self.waiting[0]
             lengths = [*(other.length for other in self.running), job.length]
             while not self._holds([*lengths, *self._kept.lengths]) and self._kept.lengths:
                 self._kept.evict()
             if not self._holds([*lengths, *self._kept.lengths]):
                 break
-            heapq.heappop(self._waiting)
+            del self.waiting[0]
             self.running.append(job)
             admitted.append(job)
         return admitted
@@ -208,4 +183,4 @@ class Scheduler:
     def prompt_tokens(self) -> int:
         """How many tokens of prompts the next step may read."""
         beside = len(self.running) > 1 and any(job.request.decodes for job in self.running)
-        return self.chunk.size if beside else _ALONE
+        return (self._params.chunk or self.chunk.size) if beside else _ALONE

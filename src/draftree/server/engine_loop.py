@@ -99,8 +99,7 @@ class Submission:
 
     def cancel(self) -> None:
         for handle in self._handles:
-            if not handle.done:
-                handle.cancel()
+            handle.cancel()
 
 
 class EngineLoop:

@@ -113,7 +113,7 @@ class Metrics(Observer):
 
         running, kept = engine.scheduler.running, engine.stepper.prefixes.lengths
         gauge("draftree:requests_running", "Requests that run: rows in use.").set(len(running))
-        gauge("draftree:requests_waiting", "Requests that wait: length of the queue.").set(engine.scheduler.waiting)
+        gauge("draftree:requests_waiting", "Requests that wait in the queue.").set(len(engine.scheduler.waiting))
         gauge("draftree:prefix_rows_kept", "Rows kept for prompts to come.").set(len(kept))
         held = {"running": sum(row.length for job in running if (row := job.request.row)), "kept": sum(kept)}
         by_label("draftree:kv_tokens", "Tokens whose keys and values are held, by kind of row.", "rows", held)
