@@ -13,9 +13,10 @@ from rich.tree import Tree
 
 from ..artifacts import read_text, reason, user_path
 from ..engine.engine import Handle
-from ..engine.speculation import Observer, Setup
+from ..engine.speculation import Observer, Speculation
 from ..engine.trace import plain
 from ..errors import PromptError
+from ..models.base import LanguageModel
 from ..progress import out
 from ..request import Chunk, Outcome, Seconds, Stats
 from ..tree import ROOT
@@ -59,9 +60,9 @@ def as_json(stats: Stats) -> dict[str, object]:
 class Trees(Observer):
     """Prints every step's draft tree: each node's token and path probability, the accepted path in colour."""
 
-    def built(self, setup: Setup) -> None:
+    def built(self, target: LanguageModel, speculation: Speculation) -> None:
         """Learn how tokens are spelt."""
-        self._tokenizer = setup.target.tokenizer
+        self._tokenizer = target.tokenizer
 
     def stepped(self, outcomes: Sequence[Outcome]) -> None:
         """Print one tree for each request."""

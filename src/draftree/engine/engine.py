@@ -26,7 +26,7 @@ from ..request import Chunk, Generation
 from ..text.encoding import Prompt
 from .input_processor import InputProcessor, each_params
 from .scheduler import Job, Scheduler, SchedulerParams
-from .speculation import EngineRequest, Observer, Setup, Speculation, SpeculationParams, Speculations
+from .speculation import EngineRequest, Observer, Speculation, SpeculationParams, Speculations
 from .step import Stepper
 from .trace import RequestTrace, run_record
 
@@ -130,9 +130,8 @@ class Engine:
         self._models = threading.Lock()  # of the thread that works on the models
         self._tasks: deque[tuple[Future[Speculation], SpeculationParams | Speculation]] = deque()
         self._worker: int | None = None  # that thread
-        self.setup = Setup(target, self.speculation)
         for observer in observers:
-            observer.built(self.setup)
+            observer.built(target, self.speculation)
 
     @property
     def grammars(self) -> Grammars:
@@ -240,11 +239,10 @@ class Engine:
             the exception that ended one of them.
         """
         each = each_params(prompts, params)
-        first = [run_record(self.setup, {})] if trace else []
+        first = [run_record(self.target, self.speculation, {})] if trace else []
         traces = [RequestTrace(number, self.inputs.tokenizer, first) for number, _ in enumerate(each)]
-        observed = [[kept] if trace else [] for kept in traces]
-        every = zip(prompts, each, observed, strict=True)
-        requests = [self.request(p, one, speculation, observers=observers) for p, one, observers in every]
+        every = zip(prompts, each, traces, strict=True)
+        requests = [self.request(p, one, speculation, observers=[kept] if trace else ()) for p, one, kept in every]
         handles = list[Handle]()
         try:
             for request in requests:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from threading import Lock
 
 from ..config import check_fields, key_values, option, typed
@@ -163,20 +162,11 @@ class Speculations:
         return speculation
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What an engine was built of, and when (ISO 8601, UTC)."""
-
-    target: LanguageModel
-    speculation: Speculation
-    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-
-
 class Observer:
     """An object that is notified of what an engine does; a subclass overrides what it observes."""
 
-    def built(self, setup: Setup) -> None:
-        """An engine has been built with this observer."""
+    def built(self, target: LanguageModel, speculation: Speculation) -> None:
+        """An engine for this target has been built with this observer; requests that choose nothing else draft so."""
 
     def opened(self, request: EngineRequest) -> None:
         """A request has been prefilled and has its first token."""

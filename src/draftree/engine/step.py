@@ -84,13 +84,6 @@ class _Part:
         slots = range(start, start + len(tokens))
         self.request.prompt_logprobs[at:] = Logprobs.of(scores, slots, tokens, self.scored)
 
-    def judge(self, verdict: Verdict, scores: Scores) -> None:
-        """Take a verdict, and find log-probabilities of its tokens, where they are wanted."""
-        self.verdict = verdict
-        if (best := self.request.params.logprobs) is not None:
-            slots = [self.first + node for node in (ROOT, *verdict.path)]
-            self.logprobs = Logprobs.of(scores, slots, verdict.tokens, best)
-
     def append(self) -> None:
         """Give the request its tokens; an exception of a stopping criterion ends it, and no other."""
         before, verdict = len(self.request.ids), self.verdict
@@ -311,7 +304,7 @@ def _read(parts: Sequence[_Part], scores: Scores) -> list[_Part]:
 
 
 def _verify(parts: Sequence[_Part], scores: Scores) -> None:
-    """Find the verdicts, by one scheme after the other."""
+    """Find the verdicts, by one scheme after the other, and log-probabilities of their tokens where they are wanted."""
     groups: dict[Scheme, list[_Part]] = {}
     for part in parts:
         if part.ends:
@@ -323,7 +316,10 @@ def _verify(parts: Sequence[_Part], scores: Scores) -> None:
             trees.append(part.tree)
             draws.append(part.request.draws)
         for part, verdict in zip(own, scheme.verify(scores, firsts, trees, draws), strict=True):
-            part.judge(verdict, scores)
+            part.verdict = verdict
+            if (best := part.request.params.logprobs) is not None:
+                slots = [part.first + node for node in (ROOT, *verdict.path)]
+                part.logprobs = Logprobs.of(scores, slots, verdict.tokens, best)
 
 
 def count(outcome: Outcome, drafter: Drafter) -> None:

@@ -12,7 +12,9 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,9 +25,10 @@ import numpy as np
 from ..artifacts import new_file
 from ..config import typed
 from ..errors import ConfigError, DraftreeWarning
+from ..models.base import LanguageModel
 from ..request import Outcome, Request
 from ..text.encoding import Tokenizer
-from .speculation import EngineRequest, Observer, Setup
+from .speculation import EngineRequest, Observer, Speculation
 
 FORMAT = "draftree-trace"
 VERSION = 3
@@ -54,28 +57,61 @@ class RequestTrace(Observer):
         self._spelled = set[int]()
 
     def opened(self, request: EngineRequest) -> None:
-        self._add(request_record(request, self._number), request.ids)
+        speculation, read = request.speculation, request.prompt_length
+        self._add(
+            "request",
+            prompt_length=read,
+            prompt=request.ids[:read],
+            seed=request.seed,
+            limit=request.limit,
+            params=request.params,
+            drafter=speculation.drafter.name,
+            nodes=speculation.nodes,
+            verification=speculation.scheme.name,
+            candidates=speculation.scheme.candidates,
+            first=request.ids[read],
+            prefill=request.stats.seconds.prefill,
+            texts=self._texts(request.ids),
+        )
 
     def stepped(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
-            self._add(step_record(outcome, self._number), [*outcome.tree.tokens.tolist(), *outcome.tokens])
+            request, tree, cost = outcome.request, outcome.tree, outcome.step
+            length = len(request.ids) - outcome.taken
+            self._add(
+                "step",
+                step=request.stats.steps,
+                length=length,
+                root=request.ids[length - 1],
+                tree=tree,
+                expected=tree.expected_acceptance_length,
+                path=outcome.path,
+                tokens=outcome.tokens,
+                taken=outcome.taken,
+                batch=cost.batch,
+                draft_passes=cost.draft_passes,
+                seconds={"draft": cost.draft, "verify": cost.verify, "other": cost.other},
+                texts=self._texts([*tree.tokens.tolist(), *outcome.tokens]),
+            )
 
     def closed(self, request: EngineRequest) -> None:
-        self._records.append(end_record(request, self._number))
+        self._add("end", finish_reason=request.finish_reason, stats=request.stats)
 
-    def _add(self, record: Record, tokens: Sequence[int]) -> None:
-        """Add a record with the texts of tokens that no record before it has."""
+    def _add(self, kind: str, **record: Any) -> None:
+        self._records.append({"kind": kind, "request": self._number, **record})
+
+    def _texts(self, tokens: Sequence[int]) -> dict[int, Any]:
+        """Of tokens that no record before has."""
         new = sorted(set(tokens) - self._spelled)
         self._spelled.update(new)
-        texts = {token: self._decode([token]) for token in new} if self._decode else {}
-        self._records.append({**record, "texts": texts})
+        return {token: self._decode([token]) for token in new} if self._decode else {}
 
     def take(self) -> list[dict[str, Any]]:
         """The records since the last call, as JSON has them."""
         return [plain(self._records.popleft()) for _ in range(len(self._records))]
 
 
-class Trace(Observer):
+class Trace(Observer, AbstractContextManager["Trace"]):
     """Writes what an engine does to a file: ``Engine(..., observers=[trace])``.
 
     The file is made when the first request has been opened, and every step is flushed, so that an interrupted run
@@ -90,12 +126,7 @@ class Trace(Observer):
     """
 
     @typed
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        labels: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, path: str | Path, *, labels: Mapping[str, str] | None = None) -> None:
         self.path = new_file(path, "trace")
         self._labels = dict(labels or {})
         self._file: IO[bytes] | None = None
@@ -105,17 +136,17 @@ class Trace(Observer):
         self._count = itertools.count()
         self._stopped = False
 
-    def __enter__(self) -> Trace:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End the trace; what the engine does from now on is not traced."""
-        self._stop(None)
+        self._stopped = True
+        if self._file is not None:
+            with suppress(OSError):  # after a failed write it tries again what it still holds, and fails again
+                self._file.close()
 
-    def built(self, setup: Setup) -> None:
+    def built(self, target: LanguageModel, speculation: Speculation) -> None:
         """Describe the run.
 
         Raises:
@@ -123,7 +154,8 @@ class Trace(Observer):
         """
         if self._run:
             raise ConfigError(f"trace '{self.path}' belongs to another engine: make a Trace for each")
-        self._run, self._tokenizer = trace_line(plain(run_record(setup, self._labels))), setup.target.tokenizer
+        self._run = trace_line(plain(run_record(target, speculation, self._labels)))
+        self._tokenizer = target.tokenizer
 
     def opened(self, request: EngineRequest) -> None:
         self._open[request] = trace = RequestTrace(next(self._count), self._tokenizer)
@@ -151,18 +183,7 @@ class Trace(Observer):
             self._file.write(lines)
             self._file.flush()
         except OSError as error:
-            self._stop(error)
-
-    def _stop(self, error: OSError | None) -> None:
-        if self._stopped:
-            return
-        self._stopped = True
-        try:
-            if self._file is not None:
-                self._file.close()  # after a failed write it tries again what it still holds, and fails again
-        except OSError as late:
-            error = error or late
-        if error is not None:
+            self.close()
             why = f"cannot write trace '{self.path}' any further ({error.strerror or error})"
             warnings.warn(f"{why}: decoding goes on", DraftreeWarning, stacklevel=2)
 
@@ -177,68 +198,22 @@ def trace_version(line: bytes | str) -> int | None:
     return int(run["version"]) if found and isinstance(run.get("version"), int) else None
 
 
-def run_record(setup: Setup, labels: Mapping[str, str]) -> Record:
+def run_record(target: LanguageModel, speculation: Speculation, labels: Mapping[str, str]) -> Record:
     """The first line of an engine's trace; ``labels``: what the caller calls things."""
-    made = setup.speculation
+    drafter, scheme = speculation.drafter, speculation.scheme
     return {
         "kind": "run",
         "format": FORMAT,
         "version": VERSION,
         "draftree": version("draftree"),
-        "date": setup.date,
-        "target": setup.target.capabilities,
-        "drafter": _described(made.drafter),
-        "nodes": made.nodes,
-        "verification": made.scheme.name,
-        "candidates": made.scheme.candidates,
-        "labels": {"drafter": made.drafter.name, **labels},
-    }
-
-
-def request_record(request: EngineRequest, number: int) -> Record:
-    """The line of a request that has been opened."""
-    speculation, read = request.speculation, request.prompt_length
-    return {
-        "kind": "request",
-        "request": number,
-        "prompt_length": read,
-        "prompt": request.ids[:read],
-        "seed": request.seed,
-        "limit": request.limit,
-        "params": request.params,
-        "drafter": speculation.drafter.name,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "target": target.capabilities,
+        "drafter": _described(drafter),
         "nodes": speculation.nodes,
-        "verification": speculation.scheme.name,
-        "candidates": speculation.scheme.candidates,
-        "first": request.ids[read],
-        "prefill": request.stats.seconds.prefill,
+        "verification": scheme.name,
+        "candidates": scheme.candidates,
+        "labels": {"drafter": drafter.name, **labels},
     }
-
-
-def step_record(outcome: Outcome, number: int) -> Record:
-    """The line of a step."""
-    request, cost = outcome.request, outcome.step
-    length = len(request.ids) - outcome.taken
-    return {
-        "kind": "step",
-        "request": number,
-        "step": request.stats.steps,
-        "length": length,
-        "root": request.ids[length - 1],
-        "tree": outcome.tree,
-        "expected": outcome.tree.expected_acceptance_length,
-        "path": outcome.path,
-        "tokens": outcome.tokens,
-        "taken": outcome.taken,
-        "batch": cost.batch,
-        "draft_passes": cost.draft_passes,
-        "seconds": {"draft": cost.draft, "verify": cost.verify, "other": cost.other},
-    }
-
-
-def end_record(request: Request, number: int) -> Record:
-    """The line of a request that has been closed."""
-    return {"kind": "end", "request": number, "finish_reason": request.finish_reason, "stats": request.stats}
 
 
 def trace_line(record: Record) -> str:

@@ -180,15 +180,12 @@ class GrowthPolicy(ABC):
     Attributes:
         by_value: siblings are ranked or dropped by their probabilities. Then children may not be drawn at random.
         default_nodes: node budget where none is given.
+        made_for: the models that it was made for, by calibration or training; None: any.
     """
 
     by_value: bool = False
     default_nodes: int = DEFAULT_NODES
-
-    @property
-    def made_for(self) -> Provenance | None:
-        """The models that it was made for, by calibration or training; None: any."""
-        return None
+    made_for: Provenance | None = None
 
     @abstractmethod
     def grow(self, frontier: Frontier) -> list[Child]:

@@ -9,7 +9,9 @@ from heapq import heappush, heapreplace
 from operator import attrgetter
 from typing import Annotated, cast
 
+import numpy as np
 from annotated_types import Interval
+from numpy.typing import NDArray
 
 from ..config import MAX_NODES, Budget, Checked, Count
 from ..request import Outcome, Request
@@ -49,18 +51,15 @@ class OptTree(Checked, BestPaths):
 
     delta: Annotated[float, Interval(gt=0, lt=1)] | None = None
     depth: Count = MAX_NODES
-    _seconds: float = field(default=0.0, repr=False, compare=False)
-    _tokens: float = field(default=0.0, repr=False, compare=False)
-    _draft_seconds: float = field(default=0.0, repr=False, compare=False)
-    _layers: float = field(default=0.0, repr=False, compare=False)
+    _sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros(4), init=False, repr=False, compare=False)
+    """Fading sums over steps: tokens, seconds, those of drafting, and layers."""
 
     @property
     def threshold(self) -> float:
         if self.delta is not None:
             return self.delta
-        if not self._layers or not self._seconds:
-            return _UNMEASURED
-        return min(1.0, self._tokens / self._seconds * self._draft_seconds / self._layers)
+        tokens, seconds, draft_seconds, layers = self._sums.tolist()
+        return min(1.0, tokens / seconds * draft_seconds / layers) if layers and seconds else _UNMEASURED
 
     def pool(self, nodes: int) -> int:
         """At most n nodes a layer, less the d - 1 above layer d that stay among the best n with them."""
@@ -103,11 +102,9 @@ class OptTree(Checked, BestPaths):
             if outcome.request.stats.steps == 0:
                 return
             layers, taken = max(layers, outcome.tree.depth), taken + outcome.taken
-        cost, gained = outcomes[0].step, taken / len(outcomes)
-        self._seconds = _DECAY * self._seconds + cost.draft + cost.verify + cost.other
-        self._tokens = _DECAY * self._tokens + gained
-        self._draft_seconds = _DECAY * self._draft_seconds + cost.draft
-        self._layers = _DECAY * self._layers + layers
+        cost = outcomes[0].step
+        seconds = cost.draft + cost.verify + cost.other
+        self._sums = _DECAY * self._sums + (taken / len(outcomes), seconds, cost.draft, layers)
 
 
 @dataclass(slots=True)

@@ -238,11 +238,6 @@ class TreeFile:
     def __post_init__(self) -> None:
         check_paths(self.tree)
 
-    @property
-    def policy(self) -> RankTree:
-        """The tree as a growth policy for these models alone."""
-        return RankTree(self.tree, self.made_for)
-
 
 TREE_FILE = JsonFormat("draftree static tree", 1, "tree file", "give a file that 'draftree calibrate' wrote", TreeFile)
 

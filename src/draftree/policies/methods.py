@@ -45,7 +45,8 @@ def _sequoia(tree: str) -> GrowthPolicy:
         raise ConfigError(
             "method sequoia needs a tree: make one with 'draftree calibrate' and give it with --set tree=FILE"
         )
-    return read_tree(tree).policy
+    found = read_tree(tree)
+    return RankTree(found.tree, found.made_for)
 
 
 def _opt_tree(delta: str, depth: int) -> GrowthPolicy:

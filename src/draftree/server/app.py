@@ -97,7 +97,8 @@ class Server:
         app.get("/ready")(self.ready)
         app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})(self.figures)
         app.get("/version")(self.about)
-        self._run = plain(run_record(loop.engine.setup, {"method": str(settings.speculation.method)}))
+        labels = {"method": str(settings.speculation.method)}
+        self._run = plain(run_record(loop.engine.target, loop.engine.speculation, labels))
         app.include_router(inspector(settings.name, loop.engine, settings.speculation, self._run))
 
     @asynccontextmanager
