@@ -121,14 +121,14 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a feature too few": (lambda c: c.update(features=["rank"]), "weights do not fit 1 features"),
     "a feature twice": (lambda c: c.update(features=["rank", "rank"]), "name at least one, and each once"),
     "no features": (lambda c: c.update(features=[]), "name at least one"),
-    "no units": (lambda c: c.update(hidden=[], bias=[], output=[]), "has 0 hidden units"),
-    "too many units": (lambda c: c.update(hidden=[[0, 0]] * 2000), "has 2000 hidden units: use 1 to 1024"),
+    "no units": (lambda c: c.update(hidden=[], bias=[], output=[]), "corrupt: classifier.hidden"),
+    "too many units": (lambda c: c.update(hidden=[[0, 0]] * 2000), "corrupt: classifier.hidden: .*at most 1024"),
     "a unit too few": (lambda c: c["bias"].pop(), "weights do not fit"),
     "weights that are text": (lambda c: c.update(bias=["0", "0", "0"]), "corrupt: classifier.bias.0"),
     "weights that are truths": (lambda c: c.update(bias=[True, False, True]), "corrupt: classifier.bias.0"),
     "nan": (lambda c: c.update(threshold=math.nan), "no finite number"),
     "infinity": (lambda c: c.update(threshold=-math.inf), "no finite number"),
-    "beyond float32": (lambda c: c.update(threshold=1e300), "no finite numbers"),
+    "beyond float32": (lambda c: c.update(threshold=1e300), "corrupt: classifier.threshold"),
     "beyond float64": (lambda c: c.update(threshold=10**400), "corrupt"),
 }
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from annotated_types import Interval, Len
 from numpy.typing import NDArray
 
 from ..artifacts import JsonFormat, user_path
-from ..config import Checked, Count, Probability, typed
+from ..config import Checked, Count, Probability, check_fields, typed
 from ..errors import ConfigError, UnknownNameError
 from ..tree import DraftTree, Floats
 from .base import Child, Frontier, GrowthPolicy, Plan, Pool, Provenance, Width, best_per_request, highest_in_budget
@@ -69,6 +70,8 @@ def of_tree(tree: DraftTree) -> Columns:
 DEFAULT_FEATURES = ("probability", "entropy", "depth", "log-probability")
 """C2T's P, H and d, and ln P, which helps where P spans orders of magnitude."""
 MAX_HIDDEN = 1024
+_LARGEST = float(np.finfo(np.float32).max)
+Weight = Annotated[float, Interval(ge=-_LARGEST, le=_LARGEST)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +93,19 @@ class Classifier:
     """
 
     features: tuple[str, ...]
-    hidden: tuple[tuple[float, ...], ...]
-    bias: tuple[float, ...]
-    output: tuple[float, ...]
-    threshold: float
+    hidden: Annotated[tuple[tuple[Weight, ...], ...], Len(1, MAX_HIDDEN)]
+    bias: tuple[Weight, ...]
+    output: tuple[Weight, ...]
+    threshold: Weight
     _first: Floats = field(init=False, repr=False, compare=False)
     _last: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_features(self.features)
         size = len(self.hidden)
-        if not 1 <= size <= MAX_HIDDEN:
-            raise ConfigError(f"the classifier has {size} hidden units: use 1 to {MAX_HIDDEN}")
         if any(len(row) != len(self.features) for row in self.hidden) or {len(self.bias), len(self.output)} != {size}:
             raise ConfigError(f"the classifier's weights do not fit {len(self.features)} features and {size} units")
-        numbers = [x for row in (*self.hidden, self.bias, self.output, (self.threshold,)) for x in row]
-        if not all(abs(x) <= float(np.finfo(np.float32).max) for x in numbers):  # nor is nan
-            raise ConfigError("the classifier has weights that are no finite numbers")
         first = np.array([[*row, b] for row, b in zip(self.hidden, self.bias, strict=True)], np.float32)
         object.__setattr__(self, "_first", np.ascontiguousarray(first.T))
         object.__setattr__(self, "_last", np.array([*self.output, self.threshold], np.float32))
