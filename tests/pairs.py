@@ -98,7 +98,7 @@ def policy(method: str) -> GrowthPolicy:
     if method == "c2t":
         return ClassifierTree(read_classifier(DEFAULT).classifier)
     made = METHODS[method]
-    return made.policy() if made.complete else RankTree(TREE)
+    return RankTree(TREE) if made.name == "sequoia" else made.policy()
 
 
 def save_tree(path: Path, target: str, drafter: str) -> Path:

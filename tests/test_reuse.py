@@ -24,7 +24,7 @@ from .toy import ToyModel
 PROMPT = [5 + i % 7 for i in range(24)]
 NEXT = [9, 8, 7]
 """What a user says in the next turn."""
-COMPLETE = [name for name, method in METHODS.items() if method.complete]
+COMPLETE = [name for name in METHODS if name != "sequoia"]
 LENGTH = 12
 """Tokens of an answer that nothing ends before."""
 

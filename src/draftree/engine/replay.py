@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 UNMEASURED = StepCost(batch=1, draft=0.0, verify=0.0, other=0.0, draft_passes=0)
 
 
-class Replay:
+class Replay(AbstractContextManager["Replay"]):
     """A request that is decoded again with a drafter, without its target if need be; a context that closes it.
 
     Attributes:
@@ -64,9 +65,6 @@ class Replay:
         self.request.row = self._row
         drafter.open(self.request)
         self._gain(list(output[:1]))
-
-    def __enter__(self) -> Replay:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._drafter.close(self.request)

@@ -29,7 +29,6 @@ _RESERVED = 256
 """Most drafted nodes of a request that cache is reserved for."""
 _SCORED = 64
 """Most tokens of a prompt that a step reads where their log-probabilities are wanted: it computes all their logits."""
-_NO_VERDICT = Verdict([], [])
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +53,7 @@ class _Part:
     ends: bool
     tree: DraftTree = field(default_factory=DraftTree.empty)
     first: int = 0
-    verdict: Verdict = _NO_VERDICT
+    verdict: Verdict = Verdict([], [])
     logprobs: list[Logprobs] = field(default_factory=list)
     taken: int = 0
 

@@ -63,8 +63,7 @@ def _hsddw(start: str, crossing: str, floor: int, cap: int) -> GrowthPolicy:
 def _c2t(classifier: str, beta: float, width: int, top: str, depth: int) -> GrowthPolicy:
     limit = None if top == "none" else read_number(int, "top", top, "use a whole number from 1, or 'none'")
     found = read_classifier(classifier)
-    net = found.classifier
-    return ClassifierTree(net, beta, width, limit, depth, found.made_for)
+    return ClassifierTree(found.classifier, beta, width, limit, depth, found.made_for)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +92,9 @@ class Method:
         return self.name
 
     @property
-    def complete(self) -> bool:
-        return "" not in self.settings.values()
-
-    @property
     def nodes(self) -> int:
         """Node budget where none is given."""
-        return self.policy().default_nodes if self.complete else DEFAULT_NODES
+        return DEFAULT_NODES if "" in self.settings.values() else self.policy().default_nodes
 
     def policy(self, settings: Mapping[str, float | str] | None = None) -> GrowthPolicy:
         """Build the policy; values may be text, as from a command line.
