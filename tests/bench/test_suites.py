@@ -121,7 +121,7 @@ def test_a_file_has_prompts_or_turns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("{", "not JSON"),
+        ("{", "Expecting property name"),
         ("[]", "bad"),
         ('{"question": "x"}', 'either "prompt"'),
         ('{"prompt": "x", "turns": ["x"]}', 'either "prompt"'),

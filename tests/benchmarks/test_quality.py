@@ -46,7 +46,8 @@ ONE = {
 def test_humaneval_runs_the_code_of_the_answer(answer: str, worth: float) -> None:
     score = scorer("humaneval", Path(), unsafe=True)
     assert score is not None
-    assert score(humaneval(ONE, 1), [answer]) == {"pass@1": worth}, program(humaneval(ONE, 1), answer)
+    item = next(humaneval(ONE, 1))
+    assert score(item, [answer]) == {"pass@1": worth}, program(item, answer)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_humaneval_runs_the_code_of_the_answer(answer: str, worth: float) -> Non
     ],
 )
 def test_gsm8k_matches_the_number(answer: str, worth: float) -> None:
-    item = gsm8k({"question": "q", "answer": "x\n#### 1,200"}, 1)
+    item = next(gsm8k({"question": "q", "answer": "x\n#### 1,200"}, 1))
     score = scorer("gsm8k", Path())
     assert score is not None
     assert score(item, [answer]) == {"exact": worth}
@@ -233,7 +234,7 @@ def test_code_is_not_run_without_a_sandbox_unless_unsafe(
     shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("quality.jsonl"))
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "suite": "humaneval"}))
-    items = [humaneval({**ONE, "task_id": number}, 1) for number in ("1", "2")]
+    items = [next(humaneval({**ONE, "task_id": number}, 1)) for number in ("1", "2")]
     (copy / "prompts.jsonl").write_text("".join(json.dumps(asdict(item)) + "\n" for item in items))
     monkeypatch.setattr(sandbox, "lack", lambda: "there is no bwrap")
     with pytest.raises(ConfigError):

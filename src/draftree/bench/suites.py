@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,91 +43,69 @@ class Item:
 _PYTHON = "Answer with the whole function in one Python code block."
 
 
-def question(row: Row, number: int) -> Item:
+def question(row: Row, number: int) -> Iterator[Item]:
     """Spec-Bench and MT-Bench (FastChat's ``question.jsonl``)."""
-    return Item(str(row["question_id"]), _text(row["category"]), _turns(row["turns"]))
+    yield Item(str(row["question_id"]), _text(row["category"]), _turns(row["turns"]))
 
 
-def humaneval(row: Row, number: int) -> Item:
+def humaneval(row: Row, number: int) -> Iterator[Item]:
     """HumanEval as an instruction; the reference is its test."""
     prompt = _text(row["prompt"])
     prompt_text = f"Complete this Python function. {_PYTHON}\n\n```python\n{prompt.rstrip()}\n```"
     test = f"{_text(row['test'])}\n\ncheck({_text(row['entry_point'])})\n"
-    return Item(_text(row["task_id"]), "humaneval", (prompt_text,), {"prefix": prompt, "test": test})
+    yield Item(_text(row["task_id"]), "humaneval", (prompt_text,), {"prefix": prompt, "test": test})
 
 
-def mbpp(row: Row, number: int) -> Item | None:
+def mbpp(row: Row, number: int) -> Iterator[Item]:
     """MBPP: the test split (tasks 11 to 510), with its first assertion in the prompt, as its authors ask it."""
-    if not 11 <= int(row["task_id"]) <= 510:
-        return None
     tests = [_text(t) for t in row["test_list"]]
     prompt_text = f"{_text(row['text'])} {_PYTHON}\n\nYour code must pass this test:\n\n```python\n{tests[0]}\n```"
     test = "\n".join([row.get("test_setup_code") or "", *tests])
-    return Item(str(row["task_id"]), "mbpp", (prompt_text,), {"prefix": "", "test": test})
+    if 11 <= int(row["task_id"]) <= 510:
+        yield Item(str(row["task_id"]), "mbpp", (prompt_text,), {"prefix": "", "test": test})
 
 
-def gsm8k(row: Row, number: int) -> Item:
+def gsm8k(row: Row, number: int) -> Iterator[Item]:
     """GSM8K; the reference is the number behind ``####``."""
-    found = re.search(r"####\s*(-?[\d.,]+)", _text(row["answer"]))
-    if found is None:
-        raise ValueError("no '#### NUMBER' in its answer")
+    reference = _text(row["answer"]).rpartition("####")[2].strip().replace(",", "").rstrip(".")
+    float(reference)
     prompt_text = f"{_text(row['question'])}\nThink step by step. End with the answer as a number after ####."
-    return Item(str(number), "gsm8k", (prompt_text,), found[1].replace(",", "").rstrip("."))
+    yield Item(str(number), "gsm8k", (prompt_text,), reference)
 
 
-def squad(row: Row, number: int) -> list[Item]:
+def squad(row: Row, number: int) -> Iterator[Item]:
     """An article of SQuAD v1.1's JSON; the reference is the list of answers."""
-    items = []
     for part in row["paragraphs"]:
         for qa in part["qas"]:
             query = f"Answer with the shortest phrase of this text that is right: {_text(qa['question'])}"
             prompt = f"{_text(part['context'])}\n\n{query}"
-            items.append(Item(_text(qa["id"]), "squad", (prompt,), [_text(a["text"]) for a in qa["answers"]]))
-    return items
+            yield Item(_text(qa["id"]), "squad", (prompt,), [_text(a["text"]) for a in qa["answers"]])
 
 
-def spider(row: Row, number: int, schemas: Mapping[str, str]) -> Item | None:
-    """Spider; None where its database has no schema. The reference is the gold query and the database's name."""
-    name = _text(row["db_id"])
-    if name not in schemas:
-        return None
-    prompt_text = f"{schemas[name]}\n\nWrite one SQLite query, and nothing else, that answers: {_text(row['question'])}"
-    key = str(row.get("id", number))
-    return Item(key, "spider", (prompt_text,), {"query": _text(row["query"]), "database": name})
+def spider(row: Row, number: int, schemas: Mapping[str, str]) -> Iterator[Item]:
+    """Spider, where its database has a schema. The reference is the gold query and the database's name."""
+    if schema := schemas.get(name := _text(row["db_id"])):
+        prompt = f"{schema}\n\nWrite one SQLite query, and nothing else, that answers: {_text(row['question'])}"
+        reference = {"query": _text(row["query"]), "database": name}
+        yield Item(str(row.get("id", number)), "spider", (prompt,), reference)
 
 
-def schema(row: Row) -> str:
-    """A database of Spider's ``tables.json`` as one line a table."""
-    columns: list[list[str]] = [[] for _ in row["table_names_original"]]
-    for table, column in row["column_names_original"]:
-        if table >= 0:
-            columns[table].append(column)
-    return "\n".join(
-        f"{table}({', '.join(own)})" for table, own in zip(row["table_names_original"], columns, strict=True)
-    )
-
-
-def own(row: Row, number: int) -> Item:
+def own(row: Row, number: int) -> Iterator[Item]:
     """A user's own line: ``prompt`` or ``turns``, optional ``id``, ``category`` and ``reference``."""
     if ("prompt" in row) == ("turns" in row):
         raise ValueError('it needs either "prompt" (text) or "turns" (a list of texts)')
+    reference = row.get("reference")
+    texts = reference if isinstance(reference, list) else [reference]
+    if reference is not None and not all(isinstance(text, str) for text in texts):
+        raise ValueError(f'"reference" is {reference!r}: use a text, or a list of texts')
     turns = _turns([row["prompt"]] if "prompt" in row else row["turns"])
-    key = row.get("id", row.get("question_id", number))
-    return Item(str(key), _text(row.get("category", "all")), turns, _reference(row.get("reference")))
-
-
-def _reference(value: Any) -> str | list[str] | None:
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f'"reference" is {value!r}: use a text, or a list of texts')
-    return value
+    yield Item(str(row.get("id", number)), _text(row.get("category", "all")), turns, reference)
 
 
 def _turns(turns: Any) -> tuple[str, ...]:
     if not isinstance(turns, list) or not turns:
         raise ValueError('"turns" is not a list of texts')
-    return tuple(_text(t) for t in turns)
+    return tuple(map(_text, turns))
 
 
 def _text(value: Any) -> str:
@@ -138,7 +115,7 @@ def _text(value: Any) -> str:
     return value
 
 
-Parse = Callable[..., Item | list[Item] | None]
+Parse = Callable[..., Iterator[Item]]
 """(row, its number) -> items."""
 _BAD_ROW = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
 DATA = "DRAFTREE_DATA"
@@ -162,16 +139,10 @@ class Suite:
 SUITES = {
     "spec-bench": Suite(question, "github.com/hemingkx/Spec-Bench", ("spec_bench/question.jsonl",)),
     "mt-bench": Suite(question, "github.com/lm-sys/FastChat", ("mt_bench/question.jsonl",)),
-    "humaneval": Suite(
-        humaneval, "github.com/openai/human-eval", ("humaneval/HumanEval.jsonl.gz", "humaneval/HumanEval.jsonl")
-    ),
+    "humaneval": Suite(humaneval, "github.com/openai/human-eval", ("humaneval/HumanEval.jsonl.gz",)),
     "gsm8k": Suite(gsm8k, "github.com/openai/grade-school-math", ("gsm8k/test.jsonl",)),
     "mbpp": Suite(mbpp, "github.com/google-research/google-research", ("mbpp/mbpp.jsonl",)),
-    "squad": Suite(
-        squad,
-        "github.com/rajpurkar/SQuAD-explorer or github.com/google-deepmind/xquad",
-        ("squad/dev-v1.1.json", "squad_xquad/xquad.en.json"),
-    ),
+    "squad": Suite(squad, "github.com/rajpurkar/SQuAD-explorer", ("squad/dev-v1.1.json", "squad_xquad/xquad.en.json")),
     "spider": Suite(spider, "github.com/taoyds/spider", ("spider_dev/dev.jsonl",)),
 }
 
@@ -221,46 +192,33 @@ def choose(items: Iterable[Item], *, limit: int | None = None) -> list[Item]:
     return [item for turn in zip_longest(*groups.values()) for item in turn if item is not None][:limit]
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Numbered lines of a file of JSON lines, or articles of a SQuAD file."""
+def _parsed(path: Path, parse: Parse) -> list[Item]:
+    """The items of a file of JSON lines, or of a SQuAD file's articles."""
     try:
         content = read_bytes(path, LARGEST_DATA, gzip.open if path.suffix == ".gz" else Path.open)
         text = content.decode("utf-8-sig")
-        articles = json.loads(text)["data"] if path.suffix == ".json" else None
+        rows = json.loads(text)["data"] if path.suffix == ".json" else text.split("\n")
     except (*_BAD_ROW, OSError, EOFError, zlib.error) as error:
         raise PromptError(f"cannot read {path}: {reason(error)}: name a file of JSON lines in UTF-8") from None
-    if articles is not None:
-        yield from enumerate(articles, start=1)
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise _bad(path, number, f"not JSON ({error})") from None
-
-
-def _parsed(path: Path, parse: Parse) -> list[Item]:
     items: list[Item] = []
-    for number, row in _rows(path):
+    for number, row in enumerate(rows, start=1):
+        if isinstance(row, str) and not row.strip():
+            continue
         try:
-            if not isinstance(row, Mapping):
+            found = json.loads(row) if isinstance(row, str) else row
+            if not isinstance(found, Mapping):
                 raise ValueError("it is no object")
-            found = parse(row, number)
+            items += parse(found, number)
         except _BAD_ROW as error:
-            raise _bad(path, number, f"no {error}" if isinstance(error, KeyError) else str(error)) from None
-        items += found if isinstance(found, list) else [found] if found else []
+            why = f"no {error}" if isinstance(error, KeyError) else error
+            raise PromptError(f"{path}, line {number} is bad ({why}): repair it, or take it out") from None
     if not items:
         raise PromptError(f"{path} has no prompts: give a file with at least one")
     return items
 
 
-def _bad(path: Path, number: int, why: str) -> PromptError:
-    return PromptError(f"{path}, line {number} is bad ({why}): repair it, or take it out")
-
-
 def _schemas(folder: Path) -> dict[str, str]:
-    """The schemas of Spider's databases that are there, by their names.
+    """The schemas of Spider's databases that are there, by their names: one line a table.
 
     Raises:
         UnknownNameError: there are no databases.
@@ -274,6 +232,14 @@ def _schemas(folder: Path) -> dict[str, str]:
         )
     try:
         rows = json.loads(read_bytes(path, LARGEST_DATA))
-        return {row["db_id"]: schema(row) for row in rows if row["db_id"] in there}
+        return {row["db_id"]: _schema(row) for row in rows if row["db_id"] in there}
     except _BAD_ROW as error:
         raise PromptError(f"cannot read {path}: {error!r}: get the file again") from None
+
+
+def _schema(row: Row) -> str:
+    columns = row["column_names_original"]
+    return "\n".join(
+        f"{table}({', '.join(column for of, column in columns if of == number)})"
+        for number, table in enumerate(row["table_names_original"])
+    )
