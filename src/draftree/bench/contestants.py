@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Protocol, Unpack, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from ..beams.beam_engine import BeamEngine, load_beam_source
+from ..beams.beam_engine import BeamEngine, Hypothesis, load_beam_source
 from ..beams.forest import BeamParams
 from ..config import SamplingParams
 from ..drafters.base import DraftSource
@@ -25,7 +26,7 @@ from ..engine.speculation import Observer
 from ..models.base import LanguageModel
 from ..models.huggingface.hf_loading import load_stock
 from ..models.loading import ModelOptions, load
-from ..request import Outcome, Seconds, Stats
+from ..request import Generation, Outcome, Stats
 from ..text.encoding import Tokenizer
 from ..tree import ROOT
 from .entries import LLAMA_CPP, Entry
@@ -33,13 +34,6 @@ from .results import BINS, Parts, StepColumns, Turn
 
 _LOOKUP_TOKENS = 10
 """Tokens that transformers' prompt lookup proposes (the value of its documentation's example)."""
-
-
-class Contestant(Protocol):
-    """Decodes one prompt at a time."""
-
-    def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
-        """Answer one prompt, given as token ids; ``params.seed`` is set."""
 
 
 class _Collector(Observer):
@@ -61,18 +55,14 @@ class EngineContestant:
         self._source = made.source if isinstance(made, TreeDrafter) else None
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
+        """Answer one prompt, given as token ids; ``params.seed`` is set."""
         self._collector.outcomes, before = [], self.inside()
         began = time.perf_counter()
         answer = self.engine.generate([prompt], params)[0]
-        total = time.perf_counter() - began
+        turn = _turn(prompt, answer, answer.stats, time.perf_counter() - began)
         inside = [now - then for now, then in zip(self.inside(), before, strict=True)]
-        return Turn(
-            prompt_tokens=len(prompt),
-            ids=answer.token_ids,
-            text=answer.text,
-            finish=answer.finish_reason,
-            seconds=_parts(total, answer.stats.seconds),
-            passes=answer.stats.steps,
+        return replace(
+            turn,
             steps=step_columns(self._collector.outcomes, answer.stats, *inside),
             drafted=[int(chunk.drafted) for chunk in answer.chunks],
             pieces=[chunk.text for chunk in answer.chunks],
@@ -84,8 +74,10 @@ class EngineContestant:
         return self.engine.target.pass_seconds, sum(model.pass_seconds for model in drafting)
 
 
-def _parts(total: float, s: Seconds) -> Parts:
-    return Parts(total, s.prefill, s.draft, s.verify, total - s.prefill - s.draft - s.verify)
+def _turn(prompt: list[int], answer: Generation | Hypothesis, stats: Stats, total: float) -> Turn:
+    of = stats.seconds
+    seconds = Parts(total, of.prefill, of.draft, of.verify, total - of.prefill - of.draft - of.verify)
+    return Turn(len(prompt), answer.token_ids, answer.text, answer.finish_reason, seconds, stats.steps)
 
 
 def step_columns(outcomes: Sequence[Outcome], stats: Stats, target: float, drafter: float) -> StepColumns:
@@ -130,19 +122,9 @@ class BeamContestant:
         """The answer is the best beam."""
         began = time.perf_counter()
         answer = self._engine.generate([prompt], params, self._beams)[0]
-        total = time.perf_counter() - began
-        best = answer.hypotheses[0]
-        return Turn(
-            prompt_tokens=len(prompt),
-            ids=best.token_ids,
-            text=best.text,
-            finish=best.finish_reason,
-            seconds=_parts(total, answer.stats.seconds),
-            passes=answer.stats.steps,
-            layers=answer.stats.tokens,
-            drafted_layers=answer.stats.drafted_layers,
-            accepted_widths=answer.accepted_widths,
-        )
+        turn = _turn(prompt, answer.hypotheses[0], answer.stats, time.perf_counter() - began)
+        layers, drafted = answer.stats.tokens, answer.stats.drafted_layers
+        return replace(turn, layers=layers, drafted_layers=drafted, accepted_widths=answer.accepted_widths)
 
 
 class _FirstTokens(BaseStreamer):
@@ -197,6 +179,9 @@ class TransformersPeer:
         parts = Parts(ended - began, prefill=first.at - began if first.calls > 1 else None)
         text = "" if self._tokenizer is None else str(self._tokenizer.decode(out, skip_special_tokens=True))
         return Turn(len(prompt), out, text, None, parts, passes, first=first.count)
+
+
+Contestant = EngineContestant | BeamContestant | TransformersPeer
 
 
 class Models:
