@@ -54,7 +54,7 @@ def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
         ("peer:hf-beam-search:speed=1", 0.0, "no setting 'speed'"),
         ("peer:hf-beam-search:single=yes", 1.0, "no setting 'single': choose from width, penalty, early"),
         ("peer:hf-beam-search:early=yes", 1.0, "is for beam search"),
-        ("peer:hf-generate:width=4", 0.0, "peer:hf-generate has no settings: leave out width"),
+        ("peer:hf-generate:width=4", 0.0, "peer:hf-generate has no setting 'width'"),
     ],
 )
 def test_bad_beams_are_one_line(method: str, temperature: float, why: str) -> None:

@@ -8,8 +8,9 @@ beams:width=4:drafter=head    peer:hf-beam-search:width=4
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..beams.beam_engine import beam_drafter
@@ -27,14 +28,18 @@ AR = "ar"
 """Autoregressive decoding, as results and command lines call it."""
 PEER = "peer:"
 BEAMS = "beams"
-PEER_BEAMS = ("width", "penalty", "early")
-"""Settings of beams that a peer takes."""
 _SETTING = re.compile(r":(?=\s*\w+\s*=)")
 
 
 LLAMA_CPP = "llama.cpp"
-PEERS = (LLAMA_CPP, "hf-generate", "hf-prompt-lookup", "hf-assisted", "hf-beam-search")
-"""AR decoding by llama.cpp; transformers' own decoding: AR, by prompt lookup, with the draft model, and by beams."""
+PEERS: Mapping[str, tuple[str, ...]] = {
+    LLAMA_CPP: (),
+    "hf-generate": (),
+    "hf-prompt-lookup": (),
+    "hf-assisted": (),
+    "hf-beam-search": ("width", "penalty", "early"),
+}
+"""Peer -> its settings: AR decoding by llama.cpp; transformers': AR, prompt lookup, with a draft model, beams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,35 +146,32 @@ def entries(
         ConfigError: a name is there twice, a setting or a drafter does not fit, or a peer lacks what it needs.
         UnknownNameError: there is no such method, peer or verification.
     """
+    made = [Entry(AR, AR, None, 0.0)]
+    for text in methods:
+        if text.startswith(PEER):
+            made.append(_peer(text, drafters))
+        elif text.partition(":")[0] == BEAMS:
+            made.append(_beams(text))
+        elif text != AR:
+            if not drafters:
+                raise ConfigError(f"method {text!r} has no drafter: name one in --drafters")
+            labels = [text] if len(drafters) == 1 else [f"{text}@{drafter}" for drafter in drafters]
+            pairs = zip(labels, drafters, strict=True)
+            made += [_method(text, label, drafter, nodes, candidates) for label, drafter in pairs]
     found: list[Entry] = []
     for temperature in temperatures:
         suffix = f" T={temperature:g}" if len(temperatures) > 1 else ""
-        found.append(Entry(AR + suffix, AR, None, temperature))
-        for text in methods:
-            if text.startswith(PEER):
-                found.append(_peer(text, text + suffix, drafters, temperature))
-            elif text.partition(":")[0] == BEAMS:
-                found.append(_beams(text, text + suffix, temperature))
-            elif text != AR:
-                if not drafters:
-                    raise ConfigError(f"method {text!r} has no drafter: name one in --drafters")
-                for drafter in drafters:
-                    own = text if len(drafters) == 1 else f"{text}@{drafter}"
-                    found.append(_method(text, own + suffix, drafter, temperature, nodes, candidates))
-    labels = [entry.label for entry in found]
-    if double := next((label for label in labels if labels.count(label) > 1), None):
-        raise ConfigError(f"{double!r} is there twice: name each method, drafter and temperature once")
+        found += [replace(entry, label=entry.label + suffix, temperature=temperature) for entry in made]
+    label, count = Counter(entry.label for entry in found).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"{label!r} is there twice: name each method, drafter and temperature once")
+    for entry in found:
+        if entry.beams is not None:
+            entry.beams.check(SamplingParams(temperature=entry.temperature))
     return found
 
 
-def _method(
-    text: str,
-    label: str,
-    drafter: str,
-    temperature: float,
-    nodes: int | None,
-    candidates: str | None,
-) -> Entry:
+def _method(text: str, label: str, drafter: str, nodes: int | None, candidates: str | None) -> Entry:
     name, settings = named_settings(text, of_modules=True)
     if (own := settings.pop("nodes", None)) is not None:
         nodes = read_number(int, f"method {text!r}: nodes", own, f"use a whole number from 1 to {MAX_NODES}")
@@ -178,35 +180,28 @@ def _method(
         raise ConfigError("drafter 'none' is AR decoding ('ar'), which takes part anyway: leave it out")
     candidates = settings.pop("candidates", candidates if isinstance(find_scheme(verify), Match) else None)
     nodes = node_budget(find_policy(read_method(name), settings), nodes)
-    entry = Entry(label, name, drafter, temperature, settings, nodes, verify, candidates)
+    entry = Entry(label, name, drafter, 0.0, settings, nodes, verify, candidates)
     entry.speculation(drafter)  # checks that they go together
     return entry
 
 
-def _beams(text: str, label: str, temperature: float) -> Entry:
+def _beams(text: str) -> Entry:
     _, settings = named_settings(text)
     drafter = settings.pop("drafter", NONE)
-    beam_params(text, settings).check(SamplingParams(temperature=temperature))
     beam_drafter(drafter)
-    return Entry(label, BEAMS, None if drafter == "none" else drafter, temperature, settings)
+    return Entry(text, BEAMS, None if drafter == NONE else drafter, 0.0, settings)
 
 
-def _peer(text: str, label: str, drafters: Sequence[str], temperature: float) -> Entry:
+def _peer(text: str, drafters: Sequence[str]) -> Entry:
     name, settings = named_settings(text.removeprefix(PEER))
     if name not in PEERS:
         raise UnknownNameError(f"no peer {name!r}: choose from {', '.join(PEER + peer for peer in PEERS)}")
-    if name == "hf-beam-search":
-        if wrong := next((key for key in settings if key not in PEER_BEAMS), None):
-            raise ConfigError(f"{PEER}{name} has no setting {wrong!r}: choose from {', '.join(PEER_BEAMS)}")
-        beam_params(text, settings).check(SamplingParams(temperature=temperature))
-    elif settings:
-        raise ConfigError(f"{PEER}{name} has no settings: leave out {', '.join(settings)}")
-    drafter = None
-    if name == "hf-assisted":
-        drafter = next((d for d in drafters if is_model(DrafterSpec.parse(d))), None)
-        if drafter is None:
-            raise ConfigError(f"{text} needs a draft model: name one in --drafters, or leave this peer out")
-    return Entry(label, PEER + name, drafter, temperature, settings)
+    if wrong := next((key for key in settings if key not in PEERS[name]), None):
+        raise ConfigError(f"{PEER}{name} has no setting {wrong!r}: choose from {', '.join(PEERS[name]) or 'none'}")
+    models = [d for d in drafters if is_model(DrafterSpec.parse(d))] if name == "hf-assisted" else [None]
+    if not models:
+        raise ConfigError(f"{text} needs a draft model: name one in --drafters, or leave this peer out")
+    return Entry(text, PEER + name, models[0], 0.0, settings)
 
 
 _READ: Mapping[str, tuple[str, Callable[[str], Any]]] = {
