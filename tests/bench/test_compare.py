@@ -13,7 +13,7 @@ import torch
 from benchmarks.quality.answers import read_items
 from draftree.bench.entries import Entry, entries
 from draftree.bench.results import RECORD_LINE, AnswerRecord, Parts, RunFolder, Turn, read_results
-from draftree.bench.run import compare, encode_turns, read_differences
+from draftree.bench.run import RunPlan, compare, encode_turns, read_differences
 from draftree.bench.suites import Item
 from draftree.errors import ConfigError
 from draftree.models.huggingface.hf_model import HFModel
@@ -36,7 +36,7 @@ def target() -> HFModel:
 def _judge(target: HFModel, method: str, own: list[int], plain: list[int], temperature: float = 0.0) -> str:
     made = entries([method], ["lookup"], [temperature], 8)
     records = [record(made[0], 0, _answer(plain)), record(made[1], 0, _answer(own))]
-    verdicts, differences = compare(records, made, [ITEM], [], lambda: target)
+    verdicts, differences = compare(records, RunPlan([ITEM], made, 8), [], lambda: target)
     assert verdicts[records[0].key] == "equal"
     assert [(p.prompt, p.method) for p in differences] == ([] if own == plain else [records[1].key])
     return verdicts[records[1].key]
@@ -90,19 +90,19 @@ def test_what_is_known_is_not_asked_again(target: HFModel, tmp_path: Path) -> No
 
     made = entries(["chain"], ["lookup"], [0.0], 8)
     records = [record(made[0], 0, _answer([5, 6])), record(made[1], 0, _answer([5, 9]))]
-    _, differences = compare(records, made, [ITEM], [], lambda: target)
+    _, differences = compare(records, RunPlan([ITEM], made, 8), [], lambda: target)
     (tmp_path / "summary.json").write_text(json.dumps({"differences": [asdict(found) for found in differences]}))
-    verdicts, again = compare(records, made, [], read_differences(tmp_path), nobody)
+    verdicts, again = compare(records, RunPlan([], made, 8), read_differences(tmp_path), nobody)
     assert again == differences
     assert verdicts[records[1].key] == "different"
     with pytest.raises(AssertionError):
-        compare(records, made, [ITEM], [], nobody)
+        compare(records, RunPlan([ITEM], made, 8), [], nobody)
 
 
 def test_an_answer_without_a_plain_one_is_not_compared(target: HFModel) -> None:
     made = entries(["chain"], ["lookup"], [0.0, 1.0], 8)
     records = [record(made[0], 0, _answer([5])), record(made[3], 0, _answer([6]))]
-    verdicts, _ = compare(records, made, [ITEM], [], lambda: target)
+    verdicts, _ = compare(records, RunPlan([ITEM], made, 8), [], lambda: target)
     assert verdicts == {records[0].key: "equal"}
 
 

@@ -266,24 +266,21 @@ def read_results(path: Path) -> list[AnswerRecord]:
     """The records of a run; a torn last line behind whole ones is left out.
 
     Raises:
-        ConfigError: another line is corrupt, or two are about the same.
+        ConfigError: another line is corrupt.
     """
     file = path / RESULTS
     if not file.exists():
         return []
-    records: dict[tuple[str, str], AnswerRecord] = {}
+    records: list[AnswerRecord] = []
     for number, line in enumerate(read_lines(file), start=1):
         if records and not line.endswith(b"\n"):
             warnings.warn(f"{file}, line {number}: torn by an interruption: left out", DraftreeWarning, stacklevel=2)
             break
         try:
-            record = RECORD_LINE.validate_json(line)
+            records.append(RECORD_LINE.validate_json(line))
         except ValidationError as error:
             raise ConfigError(f"{file}, line {number} is corrupt ({first_error(error)}): take that line out") from None
-        if record.key in records:
-            raise ConfigError(f"{file}, line {number} repeats prompt {record.prompt!r} of {record.method}: take it out")
-        records[record.key] = record
-    return list(records.values())
+    return records
 
 
 def read_summary(path: Path) -> dict[str, Any]:

@@ -156,22 +156,19 @@ class AnswerDifference:
 
 def compare(
     records: Sequence[AnswerRecord],
-    entries: Sequence[Entry],
-    items: Sequence[Item],
+    plan: RunPlan,
     known: Sequence[AnswerDifference],
     target: Callable[[], LanguageModel] | None,
-    sampling: SamplingParams | None = None,
 ) -> tuple[dict[Key, str], list[AnswerDifference]]:
     """Verdicts of all records that have one of AR decoding to compare with, and where answers differ.
 
     Args:
+        plan: that they were decoded by; without a target its contestants count alone.
         known: found earlier; they need no target.
         target: returns the target, called only where a difference is new; without one that is not compared.
-        sampling: of the run (``RunPlan.sampling``).
     """
-    by_label, by_id = {e.label: e for e in entries}, {i.id: i for i in items}
-    base = ar_labels(entries)
-    ar = {(r.prompt, r.temperature): r for r in records if r.method == base.get(r.temperature)}
+    entries = {e.label: e for e in plan.entries}
+    ar = {(r.prompt, r.temperature): r for r in records if entries[r.method].method == AR}
     before = {(d.prompt, d.method): d for d in known}
     verdicts: dict[Key, str] = {}
     differences: list[AnswerDifference] = []
@@ -181,7 +178,7 @@ def compare(
         turns = enumerate(zip(record.turns, other.turns, strict=False))
         turn, found = next((i for i, (one, two) in turns if one.ids != two.ids), None), before.get(record.key)
         if turn is not None and found is None and target is not None:
-            found = _difference(record, other, turn, by_label[record.method], by_id[record.prompt], target(), sampling)
+            found = _difference(record, other, turn, plan, target())
         if turn is None:
             verdicts[record.key] = EQUAL
         elif found is None:
@@ -192,28 +189,19 @@ def compare(
     return verdicts, differences
 
 
-def ar_labels(entries: Sequence[Entry]) -> dict[float, str]:
-    """Temperature -> label of AR decoding at it."""
-    return {e.temperature: e.label for e in entries if e.method == AR}
-
-
 def read_differences(folder: Path) -> list[AnswerDifference]:
     """Those in the summary of a run; none where there is no summary yet."""
     return TypeAdapter(list[AnswerDifference]).validate_python(read_summary(folder).get("differences", []))
 
 
 def _difference(
-    record: AnswerRecord,
-    other: AnswerRecord,
-    turn: int,
-    entry: Entry,
-    item: Item,
-    target: LanguageModel,
-    sampling: SamplingParams | None,
+    record: AnswerRecord, other: AnswerRecord, turn: int, plan: RunPlan, target: LanguageModel
 ) -> AnswerDifference:
+    entry = next(e for e in plan.entries if e.label == record.method)
+    item = next(i for i in plan.items if i.id == record.prompt)
     before = [text for i in range(turn) for text in (item.turns[i], other.turns[i].text)]
     prompt = encode_turns(target, [*before, item.turns[turn]])
-    params = replace(sampling or SamplingParams(), temperature=record.temperature, seed=record.seed)
+    params = replace(plan.sampling, temperature=record.temperature, seed=record.seed)
     found = first_difference(target, prompt, other.turns[turn].ids, record.turns[turn].ids, params)
     assert found is not None  # noqa: S101 - the turn is one that differs
     if entry.beams is not None:

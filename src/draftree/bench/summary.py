@@ -18,9 +18,9 @@ from ..artifacts import user_path
 from ..errors import ConfigError
 from ..models.loading import ModelOptions
 from ..verify.schemes import DEFAULT_SCHEME
-from .entries import Entry
+from .entries import AR, Entry
 from .results import CONFIG, AnswerRecord, StepColumns, read_config, read_results, read_summary
-from .run import EQUAL, Key, ar_labels, compare, read_differences
+from .run import EQUAL, Key, RunPlan, compare, read_differences
 
 DRAWS = 2000
 
@@ -207,16 +207,12 @@ Table = dict[str, dict[str, MethodFigures]]
 """Method -> category, ``ALL`` first -> figures."""
 
 
-def tabulate(records: Sequence[AnswerRecord], base: Mapping[float, str], verdicts: Mapping[Key, str]) -> Table:
-    """Figures of every method in every category, methods in the order of their first record.
-
-    Args:
-        base: temperature -> label of AR decoding at it.
-    """
-    groups = _by_method(records)
+def tabulate(records: Sequence[AnswerRecord], entries: Sequence[Entry], verdicts: Mapping[Key, str]) -> Table:
+    """Figures of every method in every category, methods in the order of their first record."""
+    plain = {e.label for e in entries if e.method == AR}
     table: Table = {}
-    for method, own in groups.items():
-        ar = groups.get(base.get(own[0].temperature, ""), [])
+    for method, own in _by_method(records).items():
+        ar = [r for r in records if r.method in plain and r.temperature == own[0].temperature]
         categories = [ALL, *dict.fromkeys(r.category for r in own)]
         table[method] = {
             c: figures([r for r in own if c in (ALL, r.category)], [r for r in ar if c in (ALL, r.category)], verdicts)
@@ -272,9 +268,7 @@ def load_runs(name: str | Path) -> list[LoadedRun]:
         ConfigError: there is no run, or one cannot be read, or has no answers.
     """
     folder = user_path(name)
-    if (folder / CONFIG).is_file():
-        return [_load(folder)]
-    found = sorted(p.parent for p in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
+    found = [path.parent for path in (*folder.glob(CONFIG), *sorted(folder.glob(f"*/{CONFIG}")))]
     if not found:
         raise ConfigError(f"no run in {name}: name a folder that 'draftree bench --out' wrote, or one that holds some")
     return [_load(path) for path in found]
@@ -285,8 +279,8 @@ def _load(path: Path) -> LoadedRun:
     entries = tuple(Entry(**values) for values in config["entries"])
     if not records:
         raise ConfigError(f"{path} has no answers yet: give its command again: {config['command']}")
-    verdicts, _ = compare(records, entries, [], read_differences(path), None)
-    return LoadedRun(path, config, entries, tuple(records), tabulate(records, ar_labels(entries), verdicts))
+    verdicts, _ = compare(records, RunPlan([], entries, config["max_tokens"]), read_differences(path), None)
+    return LoadedRun(path, config, entries, tuple(records), tabulate(records, entries, verdicts))
 
 
 READING = (

@@ -25,7 +25,7 @@ from ..artifacts import locked, own_folder, user_path
 from ..bench.contestants import Models
 from ..bench.entries import entries, split_names
 from ..bench.results import CONFIG, RunFolder, read_summary
-from ..bench.run import RunPlan, ar_labels, compare, decode, fitting, read_differences
+from ..bench.run import RunPlan, compare, decode, fitting, read_differences
 from ..bench.suites import SUITES, Item, choose, load_suite
 from ..bench.summary import READING, load_runs, overview, tabulate
 from ..bench.summary import report as of_run
@@ -124,9 +124,8 @@ def bench(
             can = models().target.capabilities
             ran = {"engine": can.engine, "tier": can.tier, "threads": can.threads}
         known = read_differences(folder.path)
-        made = (folder.records, plan.entries, plan.items)
-        verdicts, differences = compare(*made, known, lambda: models().target, sampling)
-        table = tabulate(folder.records, ar_labels(plan.entries), verdicts)
+        verdicts, differences = compare(folder.records, plan, known, lambda: models().target)
+        table = tabulate(folder.records, plan.entries, verdicts)
         folder.write_summary(
             {
                 "complete": len(folder.records) == plan.answers,
