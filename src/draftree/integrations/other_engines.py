@@ -85,27 +85,28 @@ class Proposer:
                 raise ConfigError(f"{name} is {value}: use a number, 0 or more")
         own = self._read(list(ids))
         most = budget if width is None else min(width, budget)
-        tails = [list(ids[-LONGEST:])]  # that of node i is tails[i + 1], the root's the first
-        matches = [own.latest()]  # as the tails
-        drafted: list[_Candidate] = []
+        drafted = [_Candidate(-1.0, 0, 0, ROOT, ids[-1])]  # the root is the first
+        tails = [list(ids[-LONGEST:])]  # as drafted
+        matches = [own.latest()]
         ages, candidates, expected = count(), list[_Candidate](), 1.0
-
-        def extend(node: int, probability: float, level: int) -> None:
-            for token, p in islice(probabilities(matches[node + 1]).items(), most):
-                heappush(candidates, _Candidate(-probability * p, level + 1, next(ages), node, token))
-
-        extend(ROOT, 1.0, 0)
-        while candidates and len(drafted) < budget:
+        while True:
+            last, node = drafted[-1], len(drafted) - 1
+            for token, p in islice(probabilities(matches[-1]).items(), most):
+                heappush(candidates, _Candidate(last.order * p, last.depth + 1, next(ages), node, token))
+            if not candidates or node == budget:
+                break
             best = heappop(candidates)
-            if -best.order <= cost * expected / (1 + cost * len(drafted)):
+            if -best.order <= cost * expected / (1 + cost * node):
                 break
             expected -= best.order
             drafted.append(best)
-            tails.append([*tails[best.parent + 1], best.token][-LONGEST:])
-            found = followed(matches[best.parent + 1], best.token)
-            matches.append(found or own.matches(tails[-1]))
-            extend(len(drafted) - 1, -best.order, best.depth)
-        return _in_levels(drafted)
+            tails.append([*tails[best.parent], best.token][-LONGEST:])
+            matches.append(followed(matches[best.parent], best.token) or own.matches(tails[-1]))
+        ranked = sorted(
+            range(1, len(drafted)), key=lambda node: drafted[node].depth
+        )  # those of a level keep their order
+        numbers = {node: number for number, node in enumerate([0, *ranked], start=ROOT)}
+        return [drafted[node].token for node in ranked], [numbers[drafted[node].parent] for node in ranked]
 
     def _read(self, ids: list[int]) -> NgramIndex:
         index = self._index
@@ -114,13 +115,6 @@ class Proposer:
         else:
             index.extend(ids[len(index) :])
         return index
-
-
-def _in_levels(drafted: Sequence[_Candidate]) -> tuple[list[int], list[int]]:
-    """Tokens and parents of nodes, numbered level by level; those of a level keep their order."""
-    ranked = sorted(range(len(drafted)), key=lambda node: drafted[node].depth)
-    numbers = {ROOT: ROOT} | {node: number for number, node in enumerate(ranked)}
-    return [drafted[node].token for node in ranked], [numbers[drafted[node].parent] for node in ranked]
 
 
 NAME = "DRAFTREE"
