@@ -18,7 +18,7 @@ from ..engine.trace import plain
 from ..errors import PromptError
 from ..models.base import LanguageModel
 from ..progress import out
-from ..request import Chunk, Outcome, Seconds, Stats
+from ..request import Chunk, Outcome, Stats
 from ..tree import ROOT
 
 DRAFTED, OWN = "green", "yellow"
@@ -31,14 +31,10 @@ def figures(stats: Stats, lossy: bool = False) -> str:
     return (
         f"{stats.tokens} tokens in {s.total:.2f} s ({stats.tokens_per_second:.1f} tokens/s) · "
         f"{stats.steps} target passes · MAL {stats.mal:.2f} (bonus included) · "
-        f"{sum(stats.drafted)} nodes drafted, {sum(stats.accepted)} accepted · {parts(s)}"
+        f"{sum(stats.drafted)} nodes drafted, {sum(stats.accepted)} accepted · "
+        f"prefill {s.prefill:.2f} s, draft {s.draft:.2f} s, verify {s.verify:.2f} s, other {s.other:.2f} s"
         + (" · lossy: the text does not follow the target's distribution" if lossy else "")
     )
-
-
-def parts(s: Seconds) -> str:
-    """The time by what it went into."""
-    return f"prefill {s.prefill:.2f} s, draft {s.draft:.2f} s, verify {s.verify:.2f} s, other {s.other:.2f} s"
 
 
 def stages(stats: Stats) -> str:

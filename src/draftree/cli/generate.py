@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated
 
 import typer
 
-from ..beams.beam_engine import BeamEngine, BeamGeneration, load_beam_engine
+from ..beams.beam_engine import BeamEngine, load_beam_engine
 from ..beams.forest import BeamParams
 from ..config import SamplingParams, option
 from ..drafters.registry import AUTO, LOOKUP, NONE
@@ -19,7 +18,6 @@ from ..engine.engine import Engine
 from ..engine.replay import first_difference
 from ..engine.scheduler import SchedulerParams
 from ..errors import ConfigError, InputError
-from ..models.base import LanguageModel
 from ..models.llama.library import has_library
 from ..models.loading import load_llama
 from ..models.model_files import DEFAULT_MODEL
@@ -150,13 +148,6 @@ def _reading_predictions(speculation: SpeculationOptions) -> SpeculationOptions:
     return speculation
 
 
-def _decoded(target: LanguageModel, prompt: list[int], params: SamplingParams) -> Request:
-    """A request without drafts."""
-    handle = Engine(target).submit(prompt, params)
-    run(handle, silent=True)
-    return handle.request
-
-
 def _compare(
     engine: Engine, request: Request, report: dict[str, object], target: str, compute: ComputeOptions
 ) -> list[str]:
@@ -165,8 +156,8 @@ def _compare(
 
     prompt = request.ids[: request.prompt_length]
     params = replace(request.params, seed=request.seed)
-    other, scheme = _decoded(engine.target, prompt, params), engine.speculation.scheme
-    difference = first_difference(engine.target, prompt, request.output_ids, other.output_ids, params)
+    other, scheme = Engine(engine.target).generate([prompt], params)[0], engine.speculation.scheme
+    difference = first_difference(engine.target, prompt, request.output_ids, other.token_ids, params)
     ratio = request.stats.tokens_per_second / other.stats.tokens_per_second
     report["ar"] = {"same_tokens": difference is None, "speedup": ratio, "stats": show.as_json(other.stats)}
     verdict = "the same text" if difference is None else f"text differs from token {difference.index} on"
@@ -181,7 +172,7 @@ def _compare(
         f"draft trees decode {ratio:.2f}x as fast as AR decoding (tokens per second), {verdict}",
     ]
     if isinstance(engine.target, NativeModel) and has_library():
-        stats = _decoded(load_llama(target, threads=compute.threads), prompt, params).stats
+        stats = Engine(load_llama(target, threads=compute.threads)).generate([prompt], params)[0].stats
         ratio = request.stats.tokens_per_second / stats.tokens_per_second
         report["llama.cpp"] = {"speedup": ratio, "stats": show.as_json(stats)}
         said += [f"none, by llama.cpp: {show.figures(stats)}", f"draft trees decode {ratio:.2f}x as fast as llama.cpp"]
@@ -190,38 +181,31 @@ def _compare(
 
 def _print_beams(engine: BeamEngine, prompt: Prompt, params: SamplingParams, beams: BeamParams, as_json: bool) -> None:
     """Decode one prompt and print its best sequences: figures go to standard error."""
-    began = time.perf_counter()
     made = engine.generate([prompt], params, beams)[0]
-    seconds = time.perf_counter() - began
+    best = made.hypotheses[0]
     if as_json:
-        out.out(json.dumps(_report(made), ensure_ascii=False))
+        report = {
+            "text": best.text,
+            "token_ids": best.token_ids,
+            "finish_reason": best.finish_reason,
+            "seed": made.seed,
+            "beams": [asdict(found) for found in made.hypotheses],
+            "peak_slots": made.peak_slots,
+            "stats": show.as_json(made.stats),
+        }
+        out.out(json.dumps(report, ensure_ascii=False))
         return
     for rank, found in enumerate(made.hypotheses, start=1):
         if beams.returned > 1:
             out.print(f"{rank}. score {found.score:.4f}, {len(found.token_ids)} tokens", style="dim", markup=False)
         out.out(found.text, highlight=False)
-    kind = "sampled" if params.temperature else "searched"
-    s, drafter = made.stats, engine.source.name if engine.source else NONE
+    drafter, kind = engine.source.name if engine.source else NONE, "sampled" if params.temperature else "searched"
+    layers = f"{made.stats.tokens} layers, {made.stats.drafted_layers} drafted"
     err.print(
-        f"{drafter}: {beams.width} beams {kind}, {s.tokens} layers in {seconds:.2f} s "
-        f"({s.tokens / seconds:.1f} tokens/s of one beam) · {s.steps} target passes · {s.mal:.2f} layers a pass (bonus "
-        f"included) · {sum(s.drafted)} nodes drafted in {s.drafted_layers} layers, {sum(s.accepted)} went on · "
-        f"{show.parts(s.seconds)} · at most {made.peak_slots} tokens in the cache",
+        f"{drafter}: {beams.width} beams {kind}, {layers}, at most {made.peak_slots} tokens in the cache · "
+        f"{show.figures(made.stats)}",
         markup=False,
     )
-
-
-def _report(made: BeamGeneration) -> dict[str, object]:
-    best = made.hypotheses[0]
-    return {
-        "text": best.text,
-        "token_ids": best.token_ids,
-        "finish_reason": best.finish_reason,
-        "seed": made.seed,
-        "beams": [asdict(found) for found in made.hypotheses],
-        "peak_slots": made.peak_slots,
-        "stats": show.as_json(made.stats),
-    }
 
 
 def _raised() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,6 @@ from ..models.base import Capabilities, LanguageModel
 from ..models.cost_profile import (
     FULL,
     Identity,
-    Point,
     Profile,
     estimated,
     load_profile,
@@ -100,7 +98,7 @@ def info(
         if value:
             out.print(f"{what:17} {value}")
     if measured is not None:
-        out.print(_table(replace(measured, points=(_doubling(measured.points[0]),))), soft_wrap=False)
+        out.print(_table(measured), soft_wrap=False)
 
 
 def _engine(can: Capabilities | Identity) -> str:
@@ -139,13 +137,6 @@ def _auto_method(costs: Profile) -> str:
 
 def _file(identity: Identity) -> Path:
     return profile_folder() / identity.file_name
-
-
-def _doubling(point: Point) -> Point:
-    """Its passes over 1, 2, 4, ... tokens."""
-    pairs = zip(point.sizes, point.seconds, strict=True)
-    sizes, seconds = zip(*((size, took) for size, took in pairs if size.bit_count() == 1), strict=True)
-    return replace(point, sizes=sizes, seconds=seconds)
 
 
 def _table(measured: Profile) -> Table:
