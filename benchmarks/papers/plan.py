@@ -275,7 +275,7 @@ class Plan:
 
         def done(run: PlannedRun) -> bool:
             folder = self.folder / run.name
-            return bool(read_summary(folder).get("complete")) and (not run.scored or (folder / SCORES).is_file())
+            return bool(read_summary(folder)) and (not run.scored or (folder / SCORES).is_file())
 
         return [run for run in self.runs if not done(run)]
 

@@ -60,7 +60,7 @@ def score_run(folder: Path, data: str | None = None, *, unsafe: bool = False, en
     """
     config, records = read_config(folder), read_results(folder)
     items = {item.id: item for item in read_items(folder)}
-    if not read_summary(folder).get("complete"):
+    if not read_summary(folder):
         raise ConfigError(f"{folder} is not finished: give its command again: {config['command']}")
     score = scorer(config["suite"], data_folder(data) / "spider_dev" / "database", unsafe=unsafe)
     if score is None:

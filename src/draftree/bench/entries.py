@@ -166,8 +166,9 @@ def entries(
     if count > 1:
         raise ConfigError(f"{label!r} is there twice: name each method, drafter and temperature once")
     for entry in found:
+        params = SamplingParams(temperature=entry.temperature)
         if entry.beams is not None:
-            entry.beams.check(SamplingParams(temperature=entry.temperature))
+            entry.beams.check(params)
     return found
 
 

@@ -144,12 +144,9 @@ class AnswerRecord:
     @property
     def decode_rate(self) -> float | None:
         """Tokens a second after the prefill; None where the prefill's time is unknown, or nothing came after it."""
-        prefills = [t.seconds.prefill for t in self.turns]
-        if any(p is None for p in prefills):
-            return None
-        seconds = self.seconds - sum(p for p in prefills if p is not None)
-        tokens = self.tokens - sum(t.first for t in self.turns)
-        return tokens / seconds if tokens > 0 and seconds > 0 else None
+        prefills = [t.seconds.prefill for t in self.turns if t.seconds.prefill is not None]
+        tokens, seconds = self.tokens - sum(t.first for t in self.turns), self.seconds - sum(prefills)
+        return tokens / seconds if len(prefills) == len(self.turns) and tokens > 0 and seconds > 0 else None
 
     @property
     def passes(self) -> int | None:
@@ -199,8 +196,7 @@ class RunFolder:
         else:
             make_folder(self.path)
             _write_json(self.path / CONFIG, config)
-        if not (self.path / PROMPTS).exists():  # of a run that was killed at its start, too
-            write_whole(self.path / PROMPTS, b"".join(ITEM_LINE.dump_json(item) + b"\n" for item in items))
+        write_whole(self.path / PROMPTS, b"".join(ITEM_LINE.dump_json(item) + b"\n" for item in items))
 
     def append(self, record: AnswerRecord) -> None:
         """Write one line.

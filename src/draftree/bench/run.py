@@ -44,13 +44,12 @@ class RunPlan:
 
     def missing(self, done: Collection[tuple[str, str]]) -> list[tuple[Item, Entry]]:
         """Prompt and contestant of the answers that are left, in order; each contestant is first in turn."""
-        left = []
-        for at, item in enumerate(self.items):
-            first = at % len(self.entries)
-            for entry in (*self.entries[first:], *self.entries[:first]):
-                if (item.id, entry.label) not in done:
-                    left.append((item, entry))
-        return left
+        turns = (
+            (item, self.entries[(at + turn) % len(self.entries)])
+            for at, item in enumerate(self.items)
+            for turn in range(len(self.entries))
+        )
+        return [(item, entry) for item, entry in turns if (item.id, entry.label) not in done]
 
 
 def decode(plan: RunPlan, models: Models, folder: RunFolder, notify: Callable[[int], None]) -> None:

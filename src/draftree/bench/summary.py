@@ -65,10 +65,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table whose columns line up as text too; the first column is flush left, the others right."""
     cells = [[c.replace("|", "\\|") for c in row] for row in (header, *rows)]
     left, *right = (max(3, *map(len, column)) for column in zip(*cells, strict=True))
-    lines = []
-    for first, *others in cells:
-        aligned = [first.ljust(left), *map(str.rjust, others, right)]
-        lines.append(f"| {' | '.join(aligned)} |")
+    lines = [f"| {' | '.join([first.ljust(left), *map(str.rjust, others, right)])} |" for first, *others in cells]
     rule = "|".join(["-" * (left + 2), *("-" * (width + 1) + ":" for width in right)])
     return "\n".join([lines[0], f"|{rule}|", *lines[1:]])
 
@@ -245,8 +242,8 @@ class LoadedRun:
 
     @property
     def left(self) -> int:
-        planned = self.config["prompts"] * len(self.entries)
-        return 0 if read_summary(self.path).get("complete") else planned - len(self.records)
+        """Answers that the run lacks; one that has a summary lacks none."""
+        return 0 if read_summary(self.path) else self.config["prompts"] * len(self.entries) - len(self.records)
 
     @cached_property
     def by_method(self) -> dict[str, list[AnswerRecord]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import re
@@ -11,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -26,7 +25,7 @@ from ..bench.contestants import Models
 from ..bench.entries import entries, split_names
 from ..bench.results import CONFIG, RunFolder, read_summary
 from ..bench.run import RunPlan, compare, decode, fitting, read_differences
-from ..bench.suites import SUITES, Item, choose, load_suite
+from ..bench.suites import SUITES, choose, load_suite
 from ..bench.summary import READING, load_runs, overview, tabulate
 from ..bench.summary import report as of_run
 from ..config import DEFAULT_NODES, Checked, Count, NodeCount, SamplingParams, Seed, TopP, Whole, option
@@ -81,8 +80,6 @@ def bench(
         temperatures = [float(t) for t in options.temperature.removesuffix(",").split(",")]
     except ValueError:
         raise ConfigError(f"--temperature is {options.temperature!r}: use numbers with commas, such as 0,0.8") from None
-    for t in temperatures:
-        SamplingParams(temperature=t)
     drafters = split_names(options.drafters)
     contestants = entries(split_names(options.methods), drafters, temperatures, options.nodes, options.candidates)
     for entry in contestants:
@@ -94,13 +91,9 @@ def bench(
         "suite": suite,
         "prompts": len(items),
         "prompts_sha256": _digest(items),
-        "methods": [e.label for e in contestants],
         "entries": [asdict(e) for e in contestants],
         "drafters": drafters,
-        "temperatures": temperatures,
-        **{name: getattr(options, name) for name in ("max_tokens", "seed", "nodes")},
-        "top_k": options.top_k or None,
-        "top_p": None if options.top_p == 1 else options.top_p,
+        **{name: getattr(options, name) for name in ("max_tokens", "seed", "nodes", "top_k", "top_p")},
         "files": _files([target, *drafters, *(name for e in contestants for name in e.files)]),
         "target": target,
         **asdict(compute),
@@ -123,14 +116,10 @@ def bench(
                 decode(plan, models(), folder, notify)
             can = models().target.capabilities
             ran = {"engine": can.engine, "tier": can.tier, "threads": can.threads}
-        known = read_differences(folder.path)
-        verdicts, differences = compare(folder.records, plan, known, lambda: models().target)
+        verdicts, differences = compare(folder.records, plan, read_differences(folder.path), lambda: models().target)
         table = tabulate(folder.records, plan.entries, verdicts)
         folder.write_summary(
             {
-                "complete": len(folder.records) == plan.answers,
-                "answers": len(folder.records),
-                "of": plan.answers,
                 "ran": ran,
                 "methods": {name: {of: asdict(found) for of, found in rows.items()} for name, rows in table.items()},
                 "differences": [asdict(found) for found in differences],
@@ -146,17 +135,14 @@ def _files(names: Iterable[str]) -> dict[str, str]:
     for name in sorted({part for named in names for part in (named, *re.split(r"[+>]", named))}):
         path = user_path(name)
         files = sorted(path.iterdir()) if path.is_dir() else [path]
-        stats = [(file.name, file.stat()) for file in files if file.is_file()]
+        stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
         if stats:
-            stamp = " ".join(f"{file} {of.st_size} {of.st_mtime_ns}" for file, of in stats)
-            found[name] = hashlib.sha256(stamp.encode()).hexdigest()[:16]
+            found[name] = _digest(stats)
     return found
 
 
-def _digest(items: Sequence[Item]) -> str:
-    """Tells prompt sets apart."""
-    whole_set = json.dumps([[i.id, i.category, i.turns, i.reference] for i in items], ensure_ascii=False)
-    return hashlib.sha256(whole_set.encode()).hexdigest()[:16]
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def machine() -> dict[str, Any]:
