@@ -26,7 +26,7 @@ from ..models.protocols import FeatureModel
 from ..page.show import show as draw
 from ..policies.auto import AutoTree
 from ..progress import out
-from .options import ComputeOptions, with_options
+from .options import NAMES, ComputeOptions, with_options
 
 _BAR = 40
 _CONTEXT = 100
@@ -44,24 +44,17 @@ def profile(
 ) -> None:
     """Measure what passes of a model cost on this machine, and keep it for the method auto."""
     loaded = compute.load(model)
-    began = time.perf_counter()
     measured = measure_and_keep(loaded, FULL)
-    seconds = time.perf_counter() - began
     identity = measured.identity
     out.print(f"{identity.dtype}, weight format {identity.weight_format}, {identity.device}", markup=False)
     out.print(_engine(identity), markup=False)
     out.print(_table(measured), soft_wrap=False)
-    out.print(f"measured in {seconds:.1f} s, kept as {_file(measured.identity)}", markup=False)
+    out.print(f"kept as {_file(identity)}", markup=False)
 
 
 @with_options
 def info(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="smollm2, a folder, a .gguf file, hf.co/ORG/NAME:QUANTISATION or a hub id; or a draft head's folder."
-        ),
-    ] = DEFAULT_MODEL,
+    model: Annotated[str, typer.Argument(help=f"{NAMES}; or a draft head's folder.")] = DEFAULT_MODEL,
     *,
     compute: ComputeOptions,
 ) -> None:
@@ -121,16 +114,11 @@ def _auto_drafter(target: LanguageModel) -> str:
 
 def _auto_method(costs: Profile) -> str:
     """The chains that gain most where drafting costs nothing, by how often a drafted token is accepted."""
-    chains = []
+    chains, seconds = [], [costs.seconds(1 + nodes, _CONTEXT) for nodes in range(_LONGEST + 1)]
     for accepted in _ACCEPTED:
-        gains = [
-            (1 - accepted ** (nodes + 1))
-            / (1 - accepted)
-            * costs.seconds(1, _CONTEXT)
-            / costs.seconds(1 + nodes, _CONTEXT)
-            for nodes in range(_LONGEST + 1)
-        ]
-        nodes = max(range(_LONGEST + 1), key=gains.__getitem__)
+        lengths = [(1 - accepted ** (nodes + 1)) / (1 - accepted) for nodes in range(_LONGEST + 1)]
+        gains = [length * seconds[0] / took for length, took in zip(lengths, seconds, strict=True)]
+        nodes = gains.index(max(gains))
         chains.append(f"{nodes} if {accepted:.0%} are accepted (at most {gains[nodes]:.2f} of AR decoding)")
     return f"drafted tokens that pay in a chain: {', '.join(chains)}"
 

@@ -137,15 +137,11 @@ def complain(message: str) -> None:
     show(message)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
-    complain(str(message))
-
-
 def run(arguments: list[str] | None = None) -> int:
     """Run one command; its exit code."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", DraftreeWarning)
-        warnings.showwarning = _show_warning
+        warnings.showwarning = lambda message, *_, **__: complain(str(message))
         return _run_command(sys.argv[1:] if arguments is None else arguments)
 
 

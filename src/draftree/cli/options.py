@@ -154,12 +154,9 @@ class SpeculationOptions(SpeculationParams):
             complain(note)
 
 
-Target = Annotated[
-    str,
-    typer.Option(
-        help="Model whose output you want: smollm2, a folder, a .gguf file, hf.co/ORG/NAME:QUANTISATION or a hub id."
-    ),
-]
+NAMES = "smollm2, a folder, a .gguf file, hf.co/ORG/NAME:QUANTISATION or a hub id"
+"""How a model is named, for help."""
+Target = Annotated[str, typer.Option(help=f"Model whose output you want: {NAMES}.")]
 Drafter = Annotated[str, typer.Option(help="What drafts, named as for generate.")]
 
 

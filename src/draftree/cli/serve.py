@@ -18,13 +18,14 @@ from ..config import check_fields, option
 from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
 from ..errors import ConfigError, RunError, needs_extra
+from ..models.base import LanguageModel
 from ..models.model_files import DEFAULT_MODEL
 from ..models.prefixes import SUFFIX
 from ..openai.batches import QUEUE, Answering, BatchInput, BatchOutput
 from ..progress import err, progress_reporter
 from .console import read_file
 from .interrupt import GO_ON, on_interrupt
-from .options import ComputeOptions, SpeculationOptions, Target, TraceOptions, with_options
+from .options import NAMES, ComputeOptions, SpeculationOptions, Target, TraceOptions, with_options
 
 KEY = "DRAFTREE_API_KEY"
 """Environment variable with a key."""
@@ -93,12 +94,7 @@ class ServerOptions:
 def serve(
     *,
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="[MODEL]", help="smollm2, a folder, a .gguf file, hf.co/ORG/NAME:QUANTISATION or a hub id."
-        ),
-    ] = DEFAULT_MODEL,
+    model: Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{NAMES}.")] = DEFAULT_MODEL,
     server: ServerOptions,
     speculation: SpeculationOptions,
     scheduling: SchedulerParams,
@@ -128,10 +124,7 @@ def serve(
         scheduling = replace(scheduling, prefixes=server.kept)
 
         def made() -> Engine:
-            target = compute.load(model)
-            if target.tokenizer is None:
-                raise ConfigError(f"{model} has no tokenizer: a server answers in text")
-            engine = Engine(target, speculation, observers=observers, scheduling=scheduling)
+            engine = Engine(_loaded(compute, model), speculation, observers=observers, scheduling=scheduling)
             if folder is not None:
                 engine.stepper.prefixes.load(folder)
             return engine
@@ -163,6 +156,13 @@ def serve(
         DrainingServer(config, served, server.drain).run(sockets=[listener])
         if folder is not None and not loop.alive:
             loop.engine.stepper.prefixes.save(folder)
+
+
+def _loaded(compute: ComputeOptions, name: str) -> LanguageModel:
+    model = compute.load(name)
+    if model.tokenizer is None:
+        raise ConfigError(f"{name} has no tokenizer: requests and answers are text")
+    return model
 
 
 def _log(config: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
@@ -215,9 +215,7 @@ def batch(
     total, before = sum(1 for _ in lines.lines()), len(output.done)
     if before < total:
         observers = trace.observers(context, str(speculation.method))
-        model = compute.load(target)
-        if model.tokenizer is None:
-            raise ConfigError(f"{target} has no tokenizer: a batch is answered in text")
+        model = _loaded(compute, target)
         scheduling = replace(scheduling, queue=QUEUE)
         engine = Engine(model, speculation, observers=observers, scheduling=scheduling)
         answering = Answering(engine, speculation, name or model.capabilities.name, scheduling.rows)

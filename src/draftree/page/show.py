@@ -73,9 +73,8 @@ def _read(name: str | Path) -> str:
 
 def _lines_of(trace: object) -> str:
     results = [trace] if isinstance(trace, Generation) else trace
-    if not isinstance(results, (list, tuple)) or not all(isinstance(found, Generation) for found in results):
-        raise ConfigError(f"a {type(trace).__name__} cannot be drawn: give a Generation, several, or a trace file")
-    if not results or not all(found.trace for found in results):
-        raise ConfigError("the result holds no trace: call generate(..., trace=True), or give a trace file")
-    records = [record for found in results for record in found.trace]
+    traces = [getattr(found, "trace", ()) for found in results] if isinstance(results, (list, tuple)) else []
+    if not traces or not all(traces):
+        raise ConfigError(f"a {type(trace).__name__} without a trace cannot be drawn: call generate(..., trace=True)")
+    records = [record for found in traces for record in found]
     return "".join(trace_line(record) for i, record in enumerate(records) if i == 0 or record["kind"] != "run")
