@@ -37,17 +37,6 @@ def figures(stats: Stats, lossy: bool = False) -> str:
     )
 
 
-def stages(stats: Stats) -> str:
-    """A line for each stage of a cascade: tokens proposed, accepted by the next stage, and emitted."""
-    own = stats.tokens - sum(level.emitted for level in stats.stages)
-    lines = [
-        f"stage {level.name}: {level.rounds} rounds, {level.passes} model passes, {level.proposed} tokens proposed, "
-        f"{level.accepted} accepted by the next stage, {level.emitted} emitted, {level.seconds:.2f} s"
-        for level in stats.stages
-    ]
-    return "\n".join([*lines, f"stage target: {stats.steps} passes, {own} tokens of its own"])
-
-
 def as_json(stats: Stats) -> dict[str, object]:
     """The figures for ``--json``: those of a trace (docs/traces.md), and two that follow from them."""
     return {**plain(stats), "mal": stats.mal, "tokens_per_second": stats.tokens_per_second}

@@ -121,8 +121,6 @@ def generate(
         err.print(show.LEGEND)
         names = f"{drafter.name}, {method}, {verify}"
         err.print(f"{names}: {show.figures(request.stats, scheme.lossy)}", markup=False)
-        if request.stats.stages:
-            err.print(show.stages(request.stats), markup=False)
         if options.explain:
             err.print(report["explanation"], markup=False)
     if options.compare:
