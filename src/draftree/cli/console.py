@@ -117,9 +117,10 @@ def read_json(name: str, flag: str) -> Any:
     Raises:
         PromptError: it cannot be read (``read_file``), or is no JSON.
     """
+    text = read_file(name, flag)
     try:
-        return json.loads(read_file(name, flag))
-    except json.JSONDecodeError as error:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise PromptError(f"{flag} {name} is no JSON: {error}") from None
 
 
