@@ -54,7 +54,6 @@ from .options import ComputeOptions, Drafter, Target, with_options
 
 WORK = "work"
 """Folder, in that of a head, of what training needs."""
-_SHOWN_RANKS = 6
 
 train = typer.Typer(help="Train what drafts.", add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
@@ -316,10 +315,6 @@ def calibrate(
         tree=tree,
     )
     TREE_FILE.write(path, found)
-    shown = range(min(_SHOWN_RANKS, acceptance.shape[1]))
-    output.print(f"{'depth':>5} {'trials':>7}  accepted at rank " + " ".join(f"{r:>5}" for r in shown))
-    for d, (trials, rates) in enumerate(zip(counts.trials, acceptance.tolist(), strict=True), 1):
-        output.print(f"{d:>5} {trials:>7}  {'':16} " + " ".join(f"{rates[r]:5.3f}" for r in shown))
     output.print(
         f"{path}: {len(tree)} nodes down to depth {max(map(len, tree))}, "
         f"expected acceptance length {found.expected_acceptance_length:.2f} (bonus included)",
