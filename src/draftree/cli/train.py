@@ -33,7 +33,7 @@ from ..train.c2t_samples import (
     collect,
     full_trees,
 )
-from ..train.eagle_fit import FitRecipe, HeadFigures, fast_in_bf16
+from ..train.eagle_fit import FitRecipe, fast_in_bf16
 from ..train.eagle_training import HeadTraining, TrainingLimits
 from ..train.head_architectures import ARCHITECTURES, Architecture, is_trained, read_trained
 from ..train.head_data import HeadData
@@ -155,10 +155,6 @@ def head(
     )
     with on_interrupt(lambda: f"interrupted: {GO_ON}"):
         figures = training.run(progress_reporter)
-    _report_head(folder, figures)
-
-
-def _report_head(folder: Path, figures: dict[str, HeadFigures]) -> None:
     for name, found in figures.items():
         rates = " ".join(f"{row[0]:.3f}" for row in found.acceptance)
         lengths = ", ".join(f"{tree} {mal:.2f}" for tree, mal in found.mal.items())
@@ -192,7 +188,6 @@ def classifier(
     model = compute.load(target)
     drafts = load_drafter(spec, model, full_trees(), learning=False)
     tokens = encoded(model, texts, raw=source.raw)
-    check_split(len(tokens), apart)
     assert isinstance(drafts, TreeDrafter)  # noqa: S101 - drafter none is refused above
     made_for = provenance(model, drafts.source, drafts.name)
     context.with_resource(locked(folder, "--data", folder=True))
