@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -135,6 +136,22 @@ def test_nobody_waits_for_the_job_of_another() -> None:
         assert not slow.done()
         with pytest.raises(PromptError):
             slow.result()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers that interrupt")
+def test_an_interrupted_job_does_not_answer_the_next_one() -> None:
+    """Its worker was used again: the next prompt was rendered as the former one."""
+    slow = "{% for i in range(99999) %}{% for j in range(40) %}{% endfor %}{% endfor %}former"
+    assert workers.run("render", "{{ x }}", {"x": "first"}) == "first"
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            workers.run("render", slow, {})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert workers.run("render", "{{ x }}", {"x": "next"}) == "next"
 
 
 @pytest.mark.parametrize("content", ["the", "the ", " the\n", "<b>"])
