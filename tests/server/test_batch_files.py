@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from draftree.errors import ConfigError, RunError
-from draftree.openai.batches import BatchInput, BatchOutput
+from draftree.openai.batches import BatchLine, BatchOutput, batch_lines
 
 
 @pytest.fixture
-def lines(tmp_path: Path) -> BatchInput:
+def lines(tmp_path: Path) -> list[BatchLine]:
     path = tmp_path / "in.jsonl"
     path.write_text('{"prompt": "a"}\n\n{"prompt": "b"}\n{"prompt": "c"}')
-    return BatchInput(path)
+    return batch_lines(path)
 
 
 def record_of(key: str, fingerprint: str = "f") -> dict[str, Any]:
@@ -29,12 +29,12 @@ def write(output: BatchOutput, *records: dict[str, Any]) -> None:
         output.append(record)
 
 
-def test_empty_lines_are_none(lines: BatchInput) -> None:
-    assert [line.number for line in lines.lines()] == [1, 3, 4]
+def test_empty_lines_are_none(lines: list[BatchLine]) -> None:
+    assert [line.number for line in lines] == [1, 3, 4]
 
 
-def test_a_second_call_keeps_what_is_whole_and_cuts_off_the_rest(lines: BatchInput, tmp_path: Path) -> None:
-    first, second, third = (line.id for line in lines.lines())
+def test_a_second_call_keeps_what_is_whole_and_cuts_off_the_rest(lines: list[BatchLine], tmp_path: Path) -> None:
+    first, second, third = (line.id for line in lines)
     out = tmp_path / "out.jsonl"
     write(BatchOutput(str(out), lines), record_of(second))
     whole = out.read_bytes()
@@ -54,10 +54,12 @@ def test_a_second_call_keeps_what_is_whole_and_cuts_off_the_rest(lines: BatchInp
         *(b'{"id": "batch_req_', b'{"id": "batch_req_000000000000000000000000", "custom_id": "a"}\n'),
     ],
 )
-def test_a_file_that_is_not_a_batchs_own_is_refused_and_kept(lines: BatchInput, tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_batchs_own_is_refused_and_kept(
+    lines: list[BatchLine], tmp_path: Path, content: bytes
+) -> None:
     """A file of one line was taken for a record that had been cut off, and answers took its place."""
     out = tmp_path / "out.jsonl"
-    own = json.dumps(record_of(next(lines.lines()).id)).encode()
+    own = json.dumps(record_of(lines[0].id)).encode()
     foreign = [content, content + own, own, own[: len(own) // 2]]
     if content.endswith(b"\n"):
         foreign.append(own + b"\n" + content)
@@ -70,30 +72,32 @@ def test_a_file_that_is_not_a_batchs_own_is_refused_and_kept(lines: BatchInput, 
         assert out.read_bytes() == whole
 
 
-def test_the_first_record_is_written_whole_or_not_at_all(lines: BatchInput, tmp_path: Path, full_disk: None) -> None:
+def test_the_first_record_is_written_whole_or_not_at_all(
+    lines: list[BatchLine], tmp_path: Path, full_disk: None
+) -> None:
     out = tmp_path / "out.jsonl"
     with pytest.raises(RunError, match="No space left on device"):
-        write(BatchOutput(str(out), lines), record_of(next(lines.lines()).id))
-    assert list(tmp_path.iterdir()) == [lines.path]
+        write(BatchOutput(str(out), lines), record_of(lines[0].id))
+    assert list(tmp_path.iterdir()) == [tmp_path / "in.jsonl"]
 
 
-def test_a_record_is_in_the_file_when_the_next_one_is_made(lines: BatchInput, tmp_path: Path) -> None:
-    out, made = tmp_path / "out.jsonl", [record_of(line.id) for line in lines.lines()]
+def test_a_record_is_in_the_file_when_the_next_one_is_made(lines: list[BatchLine], tmp_path: Path) -> None:
+    out, made = tmp_path / "out.jsonl", [record_of(line.id) for line in lines]
     output = BatchOutput(str(out), lines)
     for count, record in enumerate(made, start=1):
         output.append(record)
         assert [json.loads(line) for line in out.read_bytes().splitlines()] == made[:count]
 
 
-def test_every_text_is_written_as_utf_8(lines: BatchInput, tmp_path: Path) -> None:
+def test_every_text_is_written_as_utf_8(lines: list[BatchLine], tmp_path: Path) -> None:
     """Half of a surrogate pair has no UTF-8: it is written as JSON escapes it."""
-    record = record_of(next(lines.lines()).id) | {"custom_id": "\ud800 ä \U0001f642"}
+    record = record_of(lines[0].id) | {"custom_id": "\ud800 ä \U0001f642"}
     write(BatchOutput(str(tmp_path / "out"), lines), record)
     assert json.loads((tmp_path / "out").read_bytes().decode()) == record
 
 
-def test_errors_of_both_calls_are_counted(lines: BatchInput, tmp_path: Path) -> None:
-    first, second, third = (line.id for line in lines.lines())
+def test_errors_of_both_calls_are_counted(lines: list[BatchLine], tmp_path: Path) -> None:
+    first, second, third = (line.id for line in lines)
     failed = {"custom_id": None, "response": None, "error": {"code": "invalid_line", "message": "why"}}
     write(BatchOutput(str(tmp_path / "out"), lines), {"id": first, **failed}, record_of(second))
     again = BatchOutput(str(tmp_path / "out"), lines)
@@ -102,23 +106,23 @@ def test_errors_of_both_calls_are_counted(lines: BatchInput, tmp_path: Path) -> 
     assert again.errors == 2
 
 
-def test_a_changed_batch_is_noticed(lines: BatchInput, tmp_path: Path) -> None:
+def test_a_changed_batch_is_noticed(lines: list[BatchLine], tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    write(BatchOutput(str(out), lines), *(record_of(line.id) for line in lines.lines()))
-    lines.path.write_text('{"prompt": "a"}\n\n{"prompt": "B"}\n')
+    write(BatchOutput(str(out), lines), *(record_of(line.id) for line in lines))
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "B"}\n')
     with pytest.raises(ConfigError, match="line 2 answers no line of this batch"):
-        BatchOutput(str(out), lines)
+        BatchOutput(str(out), batch_lines(tmp_path / "in.jsonl"))
 
 
-def test_a_broken_record_before_the_last_one_is_noticed(lines: BatchInput, tmp_path: Path) -> None:
+def test_a_broken_record_before_the_last_one_is_noticed(lines: list[BatchLine], tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    out.write_text("no record\n" + json.dumps(record_of(next(lines.lines()).id)) + "\n")
+    out.write_text("no record\n" + json.dumps(record_of(lines[0].id)) + "\n")
     with pytest.raises(ConfigError, match="line 1 answers no line"):
         BatchOutput(str(out), lines)
 
 
-def test_another_model_does_not_go_on(lines: BatchInput, tmp_path: Path) -> None:
-    first, second, _ = (line.id for line in lines.lines())
+def test_another_model_does_not_go_on(lines: list[BatchLine], tmp_path: Path) -> None:
+    first, second, _ = (line.id for line in lines)
     out = str(tmp_path / "out.jsonl")
     write(BatchOutput(out, lines), record_of(first, "one"))
     with pytest.raises(ConfigError, match="has answers of one, and this is two"):
@@ -126,16 +130,16 @@ def test_another_model_does_not_go_on(lines: BatchInput, tmp_path: Path) -> None
     assert BatchOutput(out, lines).done == {first}
 
 
-def test_files_that_do_not_do_are_named(lines: BatchInput, tmp_path: Path) -> None:
+def test_files_that_do_not_do_are_named(lines: list[BatchLine], tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n \n")
     for path, message in ((tmp_path / "empty", "is empty"), (tmp_path / "gone", "cannot be read")):
         with pytest.raises(ConfigError, match=message):
-            BatchInput(path)
+            batch_lines(path)
     for name, message in (
         (str(tmp_path), "is a folder"),
         (str(tmp_path / "no" / "out"), "is not there or cannot be written"),
         ("/dev/null", "is no regular file"),
-        (str(lines.path), "is the batch itself"),
+        (str(tmp_path / "in.jsonl"), "answers no line of this batch"),
     ):
         with pytest.raises(ConfigError, match=message):
             BatchOutput(name, lines)

@@ -116,14 +116,14 @@ def test_a_line_in_short_is_a_greedy_chat() -> None:
 @pytest.mark.parametrize(
     ("line", "named", "message"),
     [
-        ("{not json", None, "line 2 is no JSON object"),
-        ("[1]", None, "line 2 is no JSON object"),
-        ({"url": CHAT, "body": {}}, None, "line 2 has custom_id None"),
-        ({"custom_id": "x", "url": CHAT}, "x", "line 2 has no body"),
-        ({"custom_id": 5, "prompt": "a"}, None, "line 2 has custom_id 5"),
-        (in_full("/v1/embeddings", "x"), "x", "line 2 has url '/v1/embeddings'"),
-        (in_full(CHAT, "x", messages=MESSAGES) | {"method": "GET"}, "x", "line 2 has method 'GET'"),
-        ({"custom_id": "x", "url": [1], "body": {}}, "x", "line 2 has url [1]"),
+        ("{not json", None, "line 2: it is no JSON object"),
+        ("[1]", None, "line 2: it is no JSON object"),
+        ({"url": CHAT, "body": {}}, None, "line 2: custom_id is missing"),
+        ({"custom_id": "x", "url": CHAT}, "x", "line 2: body is missing"),
+        ({"custom_id": 5, "prompt": "a"}, None, "line 2: custom_id is 5"),
+        (in_full("/v1/embeddings", "x"), "x", 'line 2: url is "/v1/embeddings"'),
+        (in_full(CHAT, "x", messages=MESSAGES) | {"method": "GET"}, "x", 'line 2: method is "GET"'),
+        ({"custom_id": "x", "url": [1], "body": {}}, "x", "line 2: url is wrong"),
     ],
 )
 def test_a_line_that_is_no_request_is_named_and_the_others_are_answered(

@@ -21,7 +21,7 @@ from ..errors import ConfigError, RunError, needs_extra
 from ..models.base import LanguageModel
 from ..models.model_files import DEFAULT_MODEL
 from ..models.prefixes import SUFFIX
-from ..openai.batches import QUEUE, Answering, BatchInput, BatchOutput
+from ..openai.batches import QUEUE, Answering, BatchOutput, batch_lines
 from ..progress import err, progress_reporter
 from .console import read_file
 from .interrupt import GO_ON, on_interrupt
@@ -209,17 +209,17 @@ def batch(
     Answers are appended as they come, in any order. The same command again goes on where the last one ended. A line
     that cannot be answered has a record that says why, and the exit code is 1.
     """
-    lines = BatchInput(user_path(source))
+    lines = batch_lines(user_path(source))
     context.with_resource(locked(file_path(out, "output"), "output", folder=False))
     output = BatchOutput(out, lines)
-    total, before = sum(1 for _ in lines.lines()), len(output.done)
+    total, before = len(lines), len(output.done)
     if before < total:
         observers = trace.observers(context, str(speculation.method))
         model = _loaded(compute, target)
         scheduling = replace(scheduling, queue=QUEUE)
         engine = Engine(model, speculation, observers=observers, scheduling=scheduling)
         answering = Answering(engine, speculation, name or model.capabilities.name, scheduling.rows)
-        waiting = (line for line in lines.lines() if line.id not in output.done)
+        waiting = (line for line in lines if line.id not in output.done)
         with on_interrupt(lambda: f"interrupted after {len(output.done)} of {total} lines: {GO_ON}"):
             with progress_reporter("batch", total, before) as progress:
                 for record in answering.records(waiting):

@@ -62,15 +62,6 @@ _NEUTRAL: Mapping[str, Sequence[object]] = {
 
 _MOST_OBJECTS = 1 << 14
 """Messages, their parts, calls and all else that is an object: each takes some 20 us to be read."""
-_CODES = {
-    "missing": "missing_required_parameter",
-    "extra_forbidden": "unknown_parameter",
-    "too_short": "array_below_min_length",
-    "too_long": "array_above_max_length",
-    "greater_than": "{}_below_min_value",
-    "less_than": "{}_above_max_value",
-}
-"""What pydantic finds, but for "_equal" -> OpenAI's word."""
 
 
 class UnsupportedError(FieldError):
@@ -83,8 +74,11 @@ class UnsupportedError(FieldError):
 class UnknownModelError(FieldError):
     """The model is another one."""
 
-    def __init__(self, asked: str, there: str) -> None:
-        super().__init__("model", f"no model {asked!r}: there is {there!r}")
+
+def check_model(asked: str, there: str) -> None:
+    """Raise UnknownModelError unless a model is the one that is there."""
+    if asked != there:
+        raise UnknownModelError("model", f"no model {asked!r}: there is {there!r}")
 
 
 def check_extra(extra: Mapping[str, object]) -> None:
@@ -173,15 +167,11 @@ def body_error(errors: Sequence[Any], sent: object, prefix: str = "") -> dict[st
         return failure(inner, prefix)[1]
     if not place:
         return error(f"{prefix}{NOT_JSON}", INVALID)
-    kind = str(found["type"])
-    number = "decimal" if isinstance(found["input"], float) else "integer"
-    other = "invalid_type" if kind.endswith("_type") else "invalid_value"
-    code = _CODES.get(kind.removesuffix("_equal"), other).format(number)
-    if kind == "missing":
-        value, what = "missing", "add it"
-    else:
-        value = json.dumps(found["input"]) if isinstance(found["input"], (str, int, float)) else "wrong"
-        what = ", or ".join(dict.fromkeys(way_out(each) for each in here))
+    if found["type"] == "missing":
+        return error(f"{prefix}{name} is missing: add it", INVALID, name, "missing_required_parameter")
+    value = json.dumps(found["input"]) if isinstance(found["input"], (str, int, float)) else "wrong"
+    what = ", or ".join(dict.fromkeys(way_out(each) for each in here))
+    code = "invalid_type" if found["type"].endswith("_type") else "invalid_value"
     return error(prefix + shortened(f"{name} is {value}: {what}"), INVALID, name, code)
 
 

@@ -16,16 +16,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..artifacts import append_line, file_path, read_lines
 from ..engine.engine import Engine, Handle
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError
 from ..text.encoding import user
-from .bad_bodies import UnknownModelError, body_error, failure
+from .bad_bodies import body_error, check_model, failure
 from .chat_api import ChatRequest
 from .request_mapping import Choices
 from .responses_api import ResponsesRequest, answer_builder
@@ -51,24 +51,16 @@ class BatchLine:
         return f"batch_req_{hashlib.sha256(b'%d ' % self.number + self.text).hexdigest()[:24]}"
 
 
-@dataclass(frozen=True, slots=True)
-class BatchInput:
-    """The lines of a file that are not empty; the file is read as they are wanted.
+def batch_lines(path: Path) -> list[BatchLine]:
+    """The lines of a file that are not empty.
 
     Raises:
         ConfigError: it cannot be read, or has none.
     """
-
-    path: Path
-
-    def __post_init__(self) -> None:
-        if not any(True for _ in self.lines()):
-            raise ConfigError(f"batch {self.path} is empty: write a request a line")
-
-    def lines(self) -> Iterator[BatchLine]:
-        for number, line in _numbered(self.path, "batch"):
-            if text := line.strip():
-                yield BatchLine(number, text)
+    found = [BatchLine(number, text) for number, line in _numbered(path, "batch") if (text := line.strip())]
+    if not found:
+        raise ConfigError(f"batch {path} is empty: write a request a line")
+    return found
 
 
 def _numbered(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
@@ -93,16 +85,14 @@ class BatchOutput:
         ConfigError: it cannot be read or written, or has a record that is none of these lines'.
     """
 
-    def __init__(self, name: str, lines: BatchInput) -> None:
-        self.path = path = file_path(name, "output")
-        if path.exists() and path.samefile(lines.path):
-            raise ConfigError(f"output {name} is the batch itself: name another file")
+    def __init__(self, name: str, lines: Iterable[BatchLine]) -> None:
+        self.path = file_path(name, "output")
         self.done: set[str] = set()
         self.errors = 0
         self._fingerprint: str | None = None  # of what answered
         self._whole = 0  # bytes up to the end of the last whole record
-        if path.exists():
-            self._read({line.id for line in lines.lines()})
+        if self.path.exists():
+            self._read({line.id for line in lines})
 
     def _read(self, ids: set[str]) -> None:
         for number, line in _numbered(self.path, "output"):
@@ -155,12 +145,9 @@ def is_error(record: Record) -> bool:
     return response is None or response["status_code"] != 200
 
 
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-BODIES: Mapping[str, type[Sampled]] = {
-    CHAT: ChatRequest,
-    COMPLETIONS: CompletionRequest,
-    RESPONSES: ResponsesRequest,
-}
+Url = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+CHAT, COMPLETIONS, RESPONSES = get_args(Url)
+BODIES: Mapping[str, type[Sampled]] = {CHAT: ChatRequest, COMPLETIONS: CompletionRequest, RESPONSES: ResponsesRequest}
 """URL of a line -> what its body is."""
 QUEUE = 1 << 20
 """Most requests that wait (``SchedulerParams.queue``): a body may have many prompts, and nobody else does."""
@@ -170,6 +157,17 @@ _AHEAD = 2
 
 class LineError(InputError):
     """A line that is no request."""
+
+
+class BatchRequest(BaseModel):
+    """A line in full."""
+
+    model_config = ConfigDict(strict=True)
+
+    custom_id: str
+    method: Literal["POST"] = "POST"
+    url: Url
+    body: dict[str, Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -193,6 +191,11 @@ class _Line:
     def done(self) -> bool:
         return all(handle.done for handle in self.handles)
 
+    @property
+    def where(self) -> str:
+        """What messages about it begin with."""
+        return f"line {self.line.number}: "
+
     def read(self, model: str) -> Sampled:
         """The body; of a line in short a greedy chat, unless it says otherwise.
 
@@ -203,29 +206,25 @@ class _Line:
             LineError: it is no request.
             ValidationError: its body is none.
         """
-        where = f"line {self.line.number}"
         try:
             given = json.loads(self.line.text)
         except (ValueError, RecursionError):
             given = None
         if not isinstance(given, dict):
-            raise LineError(f"{where} is no JSON object: write one a line")
-        named, url, body = (given.get(name) for name in ("custom_id", "url", "body"))
+            raise LineError(f"{self.where}it is no JSON object, write one a line")
         if "prompt" in given and "body" not in given:
-            named = f"line-{self.line.number}" if named is None else named
-            fields = {name: value for name, value in given.items() if name not in ("prompt", "custom_id")}
-            url, body = CHAT, {"model": model, "temperature": 0, **fields, "messages": user(given["prompt"])}
-        if not isinstance(named, str):
-            raise LineError(f"{where} has custom_id {named!r}: write a string")
-        self.custom_id = named
-        if not isinstance(body, dict):
-            raise LineError(f"{where} has no body: give it, or write {{'prompt': ...}}")
-        if not isinstance(url, str) or url not in BODIES:
-            raise LineError(f"{where} has url {url!r}: use one of {', '.join(BODIES)}")
-        if (method := given.get("method", "POST")) != "POST":
-            raise LineError(f"{where} has method {method!r}: use POST")
-        self.sent = body
-        return BODIES[url].model_validate(body)
+            named = given.pop("custom_id", f"line-{self.line.number}")
+            messages = user(given.pop("prompt"))
+            body = {"model": model, "temperature": 0, **given, "messages": messages}
+            given = {"custom_id": named, "url": CHAT, "body": body}
+        if isinstance(named := given.get("custom_id"), str):
+            self.custom_id = named
+        try:
+            request = BatchRequest.model_validate(given)
+        except ValidationError as error:
+            raise LineError(body_error(error.errors(), given, self.where)["error"]["message"]) from None
+        self.sent = request.body
+        return BODIES[request.url].model_validate(request.body)
 
     def cancel(self) -> None:
         for handle in self.handles:
@@ -272,8 +271,7 @@ class Answering:
         found = _Line(line)
         try:
             body = found.read(self.model)
-            if body.model != self.model:
-                raise UnknownModelError(body.model, self.model)
+            check_model(body.model, self.model)
             if body.stream:
                 raise FieldError("stream", "stream is not for batches: leave it out")
             with body.named():
@@ -288,7 +286,7 @@ class Answering:
         return found
 
     def _record(self, each: _Line) -> Record:
-        where, record = f"line {each.line.number}: ", {"id": each.line.id, "custom_id": each.custom_id}
+        record = {"id": each.line.id, "custom_id": each.custom_id}
         requests = [handle.request for handle in each.handles]
         try:
             if error := each.error or next((request.error for request in requests if request.error), None):
@@ -299,8 +297,8 @@ class Answering:
         except LineError as error:
             return {**record, "response": None, "error": {"code": "invalid_line", "message": str(error)}}
         except ValidationError as error:
-            status, body = 400, body_error(error.errors(include_url=False), each.sent, where)
+            status, body = 400, body_error(error.errors(), each.sent, each.where)
         except Exception as error:  # noqa: BLE001
-            status, body = failure(error, where)
+            status, body = failure(error, each.where)
         response = {"status_code": status, "request_id": each.line.id, "body": body}
         return {**record, "response": response, "error": None}

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from ..engine.speculation import EngineRequest, SpeculationParams
 from ..engine.trace import RequestTrace, plain, run_record
 from ..errors import DraftreeError, FieldError, QueueFullError
-from ..openai.bad_bodies import UnknownModelError, UnsupportedError
+from ..openai.bad_bodies import UnsupportedError, check_model
 from ..openai.chat_api import ChatRequest, TokenizeRequest
 from ..openai.request_mapping import Choices, decoded, tokenizer_of
 from ..openai.responses_api import ResponsesRequest, answer_builder
@@ -125,12 +125,8 @@ class Server:
 
     async def model(self, name: str) -> dict[str, Any]:
         """Describe the model."""
-        self._check_model(name)
+        check_model(name, self._settings.name)
         return self._described
-
-    def _check_model(self, name: str) -> None:
-        if name != self._settings.name:
-            raise UnknownModelError(name, self._settings.name)
 
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation (OpenAI's Responses, without stored state)."""
@@ -139,7 +135,7 @@ class Server:
     async def _answer(self, body: Sampled, request: Request) -> Response:
         if self.draining:
             raise HTTPException(503, "this server is ending: ask another", UNAVAILABLE)
-        self._check_model(body.model)
+        check_model(body.model, self._settings.name)
         key = body.prefix + secrets.token_hex(16)
         with body.named():
             choices = await asyncio.to_thread(Choices, body, self._engine, self._settings.speculation)
