@@ -106,6 +106,8 @@ _NULL = (
     "safety_identifier usage"
 ).split()
 """Fields of a response that say nothing before its end, or nothing at all here."""
+_DRAWN = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+"""Fields that are the engine's."""
 
 
 class ResponseBuilder:
@@ -266,10 +268,7 @@ class ResponseBuilder:
             "parallel_tool_calls": body.several,
             "truncation": "disabled",
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_unset=True) or {"type": "text"}},
-            "temperature": 1.0 if body.temperature is None else body.temperature,
-            "top_p": 1.0 if body.top_p is None else body.top_p,
-            "presence_penalty": body.presence_penalty or 0.0,
-            "frequency_penalty": body.frequency_penalty or 0.0,
+            **{name: getattr(self._request.params, name) for name in _DRAWN},
             "top_logprobs": body.top_logprobs or 0,
             "max_output_tokens": body.max_output_tokens,
             "store": False,

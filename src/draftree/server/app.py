@@ -157,18 +157,11 @@ class Server:
             log_request(request, key, choice, method, prompt)
 
         timeout = min((t for t in (choices.body.timeout, self._settings.timeout) if t is not None), default=None)
-        options = choices.options | {"timeout": timeout}
-        submission = Submission(self.loop, ended)
         try:
-            for index, (ids, params) in enumerate(choices.asked):
-                observers = traces[index : index + 1]
-                await self.loop.submit(submission, ids, params, choices.speculation, observers=observers, **options)
-        except BaseException as error:
-            submission.cancel()
-            if isinstance(error, QueueFullError):
-                self._metrics.rejected.inc()
+            return await self.loop.submit(choices, ended, traces, timeout=timeout)
+        except QueueFullError:
+            self._metrics.rejected.inc()
             raise
-        return submission
 
     def _text(self, ids: Sequence[int]) -> str:
         """The text of tokens that a client names."""

@@ -10,13 +10,13 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from ..config import SamplingParams
 from ..drafters.grow import TreeDrafter
 from ..engine.engine import Engine, Handle
-from ..engine.speculation import EngineRequest, SpeculationParams
+from ..engine.speculation import EngineRequest, Observer
 from ..errors import RunError
 from ..models.base import LanguageModel
 from ..models.cost_profile import measure_missing
+from ..openai.request_mapping import Choices
 from ..request import Chunk
 
 QUIET = 15.0
@@ -182,17 +182,28 @@ class EngineLoop:
         self._submissions -= {submission for submission in self._submissions if submission.wake()}
 
     async def submit(
-        self,
-        submission: Submission,
-        prompt: list[int],
-        params: SamplingParams,
-        speculation: SpeculationParams | None,
-        **options: Any,
-    ) -> None:
-        """``Engine.submit``, which may wait for a drafter to be loaded, off the event loop."""
-        call = partial(self.engine.submit, prompt, params, speculation, **options)
-        submission.add(await asyncio.to_thread(call))
-        if self._stopped:
+        self, choices: Choices, ended: Callable[[int, EngineRequest], None], traces: Sequence[Observer], **options: Any
+    ) -> Submission:
+        """Submit a body's requests off the event loop: ``Engine.submit`` may wait for a drafter to be loaded.
+
+        Args:
+            ended: as for ``Submission``.
+            traces: observers, one for each of the requests, or none.
+
+        Raises:
+            what ``Engine.submit`` raises; the requests before that are cancelled.
+        """
+        submission = Submission(self, ended)
+        try:
+            for index, (prompt, params) in enumerate(choices.asked):
+                given = {**choices.options, "observers": traces[index : index + 1], **options}
+                call = partial(self.engine.submit, prompt, params, choices.speculation, **given)
+                submission.add(await asyncio.to_thread(call))
+                if self._stopped:
+                    submission.cancel()
+                if not submission.wake():
+                    self._submissions.add(submission)
+        except BaseException:
             submission.cancel()
-        if not submission.wake():
-            self._submissions.add(submission)
+            raise
+        return submission

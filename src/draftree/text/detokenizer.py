@@ -74,10 +74,9 @@ class PieceDecoder(ABC):
 
     def piece(self, token: int) -> Piece:
         """A token's piece, empty beyond the vocabulary: output layers may have more tokens."""
-        piece = self._pieces.get(token)
-        if piece is None:
-            piece = self._pieces[token] = self._read(token) if 0 <= token < self._size else Piece(b"", False)
-        return piece
+        if token not in self._pieces:
+            self._pieces[token] = self._read(token) if 0 <= token < self._size else Piece(b"", False)
+        return self._pieces[token]
 
     def spelling(self) -> tuple[list[bytes], list[int]]:
         """The bytes of each token, and the ids of special ones."""
@@ -184,18 +183,13 @@ class Detokenizer:
             if len(self._window) > _WINDOW:
                 self._window = self._tail(self._window)
                 self._shown = len(self._decode(self._window))
-        return self._release(last)
-
-    def _release(self, last: bool) -> str:
         stop = self._stop if self._passed > self._min_tokens else ()
-        found = [(at, len(s)) for s in stop if (at := self._held.find(s)) >= 0]
-        if found:
+        if found := [(at, len(s)) for s in stop if (at := self._held.find(s)) >= 0]:
             self.stopped = True
             at, length = min(found)
-            text, self._held = self._held[: at + length if self._include_stop else at], ""
-            return text
-        keep = 0 if last else max((overlap(self._held, s) for s in stop), default=0)
-        cut = len(self._held) - keep
+            cut = at + length if self._include_stop else at
+        else:
+            cut = len(self._held) - (0 if last else max((overlap(self._held, s) for s in stop), default=0))
         text, self._held = self._held[:cut], self._held[cut:]
         return text
 
