@@ -143,5 +143,5 @@ def test_special_tokens_are_those_that_the_tokenizer_names() -> None:
     with running(HFModel(model, tokenizer, name=NAME, self_test=False)) as served:
         info = json.loads(fetched(served, "/tokenizer_info")[1])
     named = {name: info[name] for name in ("bos_token", "eos_token", "pad_token") if info[name] is not None}
-    assert named == {name: tokenizer.special_tokens_map[name] for name in named} and not info["add_bos_token"]
+    assert named == {name: tokenizer.special_tokens_map[name] for name in named}
     assert {"bos_token", "eos_token"} <= named.keys()

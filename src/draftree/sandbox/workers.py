@@ -64,9 +64,7 @@ def run(name: str, *arguments: Any) -> Any:
             worker.kill()
             worker.communicate()
     if not line.endswith(b"\n"):
-        if line:
-            raise JobError(f"it makes more than {_LARGEST} bytes")
-        raise JobError(f"it is nested too deep, or takes more than {CPU_SECONDS} s, or too much memory")
+        raise JobError(f"it is nested too deep, or takes more than {CPU_SECONDS} s, or too much memory or text")
     answer = json.loads(line)
     if "error" in answer:
         raise JobError(answer["error"])

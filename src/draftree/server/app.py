@@ -179,24 +179,20 @@ class Server:
         prompt: Prompt = body.prompt or "" if body.messages is None else body.conversation()
         if body.messages is not None and body.add_special_tokens:
             raise UnsupportedError("add_special_tokens", "a chat template writes its own, leave it out")
-        encode: Callable[[Any], list[int]] = self._engine.inputs.encode
-        if body.prompt and body.add_special_tokens is False:
-            encode = self._engine.inputs.spelled
+        inputs, bare = self._engine.inputs, body.prompt and body.add_special_tokens is False
+        encode: Callable[[Any], list[int]] = inputs.spelled if bare else inputs.encode
         with body.named():
             ids = await asyncio.to_thread(encode, prompt)
         return {"tokens": ids, "count": len(ids), "max_model_len": self._engine.target.capabilities.max_length}
 
     async def tokenizer_info(self) -> dict[str, Any]:
-        """Facts about the tokenizer for clients that count tokens: special tokens, chat template."""
-        inputs, can, tokenizer = self._engine.inputs, self._engine.target.capabilities, tokenizer_of(self._engine)
+        """Special tokens and chat template, for clients that count tokens."""
+        tokenizer = tokenizer_of(self._engine)
         template, named = tokenizer.chat_template, tokenizer.special_tokens_map
         return {
             "tokenizer_class": type(tokenizer).__name__,
             "chat_template": template.get("default") if isinstance(template, dict) else template,
             **{name: named.get(name) for name in ("bos_token", "eos_token", "pad_token")},
-            "add_bos_token": inputs.encode("a")[0] not in inputs.spelled("a"),
-            "vocab_size": can.vocab_size,
-            "model_max_length": can.max_length,
         }
 
     async def detokenize(self, body: DetokenizeRequest) -> dict[str, str]:

@@ -66,8 +66,8 @@ class Submission:
                 self._changed.clear()
                 found = list[tuple[int, Sequence[Chunk], bool]]()
                 for index, count in list(given.items()):
-                    done, chunks = self._handles[index].done, self._handles[index].request.chunks
-                    if (new := chunks[count:]) or done:
+                    done, new = self._handles[index].done, self._handles[index].request.chunks[count:]
+                    if new or done:
                         given[index] += len(new)
                         found.append((index, new, done))
                     if done:

@@ -168,16 +168,13 @@ def call_text(name: str, arguments: object) -> str:
     return f"\n{call}\n".join(CALL_TAGS)
 
 
-_PROBED = {"name": "probe", "description": "what_it_does", "parameters": {"type": "object", "properties": {}}}
+_CALL: dict[str, Any] = {"name": "probe", "arguments": {"x": 1}}
 _PROBE: list[dict[str, Any]] = [
     {"role": "user", "content": "a"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"type": "function", "function": {"name": "probe", "arguments": {"x": 1}}}],
-    },
+    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": _CALL}]},
     {"role": "tool", "content": "b"},
 ]
+_PROBED = {"name": "probe", "description": "what_it_does", "parameters": {"type": "object", "properties": {}}}
 
 
 def _writes_calls(tokenizer: Tokenizer) -> bool:
@@ -186,12 +183,11 @@ def _writes_calls(tokenizer: Tokenizer) -> bool:
     A template that does neither gets all of it as text, and so does one that has a format of its own: an answer's calls
     are parsed in Hermes' format alone.
     """
-    probed = {"type": "function", "function": _PROBED}
     try:
-        written = "".join(_rendered(tokenizer, _PROBE, [probed], continued=False).split())
+        text = _rendered(tokenizer, _PROBE, [{"type": "function", "function": _PROBED}], continued=False)
     except JobError:
         return False
-    return "what_it_does" in written and "".join(call_text("probe", {"x": 1}).split()) in written
+    return all("".join(each.split()) in "".join(text.split()) for each in ("what_it_does", call_text(**_CALL)))
 
 
 def _with_calls_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
