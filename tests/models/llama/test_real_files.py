@@ -13,7 +13,7 @@ import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.cli.main import run
 from draftree.engine.replay import first_difference
-from draftree.models.llama.library import Context, Tokens
+from draftree.models.llama.library import Context, Token
 from draftree.models.llama.llama_model import EXACT, LlamaModel, exactness
 from draftree.text.encoding import encode
 
@@ -38,8 +38,8 @@ def by_llama(model: LlamaModel, prompt: tuple[int, ...], count: int) -> list[int
     fresh = list(prompt)
     while len(ids) < len(prompt) + count and ids[-1] not in model.capabilities.eos_ids:
         start = len(ids) - len(fresh)
-        positions, wanted = list(range(start, len(ids))), [i == len(fresh) - 1 for i in range(len(fresh))]
-        found = context.decode(Tokens(list(fresh), positions, [[0]] * len(fresh), wanted))
+        tokens = [Token(token, start + i, [0], i == len(fresh) - 1) for i, token in enumerate(fresh)]
+        found = context.decode(tokens)
         assert found is not None
         fresh = [int(found[-1].argmax())]
         ids += fresh

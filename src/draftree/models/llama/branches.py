@@ -68,7 +68,7 @@ class Branches:
         self.depths.append(self.depth_of(parent) + 1)
         self.ids.append(LOST)
 
-    def carry(self, nodes: Sequence[int], free: list[int]) -> tuple[list[list[int]], list[tuple[int, int, int]]]:
+    def carry(self, nodes: Sequence[int], free: list[int]) -> tuple[dict[int, list[int]], list[tuple[int, int, int]]]:
         """Give ids to nodes without cells, in ascending order; the parents of all others have cells.
 
         A first child goes on with an id of its parent; further ones take theirs from ``free``.
@@ -77,21 +77,19 @@ class Branches:
             the ids of each of ``nodes``; (from, to, depth) of each id that was taken: cells down to this depth that
             carry ``from`` have to carry ``to``.
         """
-        taken, at = list[int](), {node: i for i, node in enumerate(nodes)}
+        taken, ends = set[int](), {tip: own for own, tip in self.tips.items()}
         for node in nodes:
-            parent = self.parents[node]
-            own = self.id_of(parent)
-            if self.tips[own] != parent:
-                own = next((i for i, tip in self.tips.items() if tip == parent), LOST)
+            own = ends.pop(self.parents[node], LOST)
             if own == LOST:
                 own = free.pop()
-                taken.append(own)
-            self.ids[node], self.tips[own] = own, node
-        carried: list[list[int]] = [[] for _ in nodes]
+                taken.add(own)
+            self.ids[node] = ends[node] = own
+        self.tips = {own: tip for tip, own in ends.items()}
+        carried: dict[int, list[int]] = {node: [] for node in nodes}
         copies = list[tuple[int, int, int]]()
         for own, node in self.tips.items():
-            while node in at:
-                carried[at[node]].append(own)
+            while node in carried:
+                carried[node].append(own)
                 node = self.parents[node]
             if own in taken:
                 copies.append((self.id_of(node), own, self.depth_of(node)))
@@ -110,39 +108,25 @@ class Branches:
                 node = self.parents[node]
         return found
 
-    def give_up(self, used: Iterable[int]) -> tuple[list[int], list[tuple[int, int]]]:
-        """Let all nodes lose their cells but those at or above the nodes ``used``.
+    def give_up(self, used: Iterable[int]) -> list[tuple[int, int]]:
+        """Let all nodes lose their cells but those at or above the nodes ``used``, one id for each leaf of them.
 
         Returns:
-            ids that nobody has any more; (id, depth) of those that belong to no cell below this depth any more.
+            (id, depth) of those that belong to no cell below this depth any more.
         """
-        kept = self._above(used)
-        given, shorter, ends = list[int](), list[tuple[int, int]](), dict[int, int]()
-        through = set[int]()
-        for own, tip in self.tips.items():
-            end = tip
-            while end != ROOT and (end not in kept or self.ids[end] == LOST):
-                end = self.parents[end]
-            ends[own] = end
-        for own in sorted(ends, key=lambda i: (ends[i] != self.tips[i], i != self.main)):
-            end, above = ends[own], self.path(ends[own])
-            if end != self.tips[own]:
-                if own != self.main and through.issuperset(above):
-                    given.append(own)
-                    del self.tips[own]
-                    continue
-                self.tips[own] = end
-                shorter.append((own, self.depth_of(end)))
-            through.update(above)
+        kept = [node for node in self._above(used) if self.ids[node] != LOST]
+        leaves = set(kept).difference(self.parents[node] for node in kept)
+        before, self.tips = self.tips, {self.main: ROOT} | {self.ids[leaf]: leaf for leaf in leaves}
         carried = {node: own for own, tip in self.tips.items() for node in self.path(tip)}
         self.ids = [carried.get(node, LOST) for node in range(len(self.ids))]
-        return given, shorter
+        ends = {own: self.tips.get(own, ROOT) for own in before}
+        return [(own, self.depth_of(end)) for own, end in ends.items() if end != before[own]]
 
-    def renumber(self, keep: Sequence[int], trunk: int) -> list[int]:
+    def renumber(self, keep: Sequence[int], trunk: int) -> list[tuple[int, int]]:
         """Keep some nodes, closed under parents, of which the first ``trunk`` are committed now.
 
         Returns:
-            ids that nobody has any more: their paths ended among these.
+            as ``give_up``, the ids whose paths end among these.
         """
         numbers = {old: new - trunk if new >= trunk else ROOT for new, old in enumerate(keep)} | {ROOT: ROOT}
         rest = keep[trunk:]
@@ -150,11 +134,9 @@ class Branches:
         self.tokens = [self.tokens[node] for node in rest]
         self.depths = [self.depths[node] - trunk for node in rest]
         self.ids = [self.ids[node] for node in rest]
-        self.tips = {own: numbers[tip] for own, tip in self.tips.items()}
-        ended = [own for own, tip in self.tips.items() if tip == ROOT and own != self.main]
-        for own in ended:
-            del self.tips[own]
-        return ended
+        tips = {own: numbers[tip] for own, tip in self.tips.items()}
+        self.tips = {own: tip for own, tip in tips.items() if tip != ROOT or own == self.main}
+        return [(own, ROOT) for own in tips.keys() - self.tips.keys()]
 
     def cut(self, count: int) -> None:
         """Forget all but the first nodes; none of the others has a cell."""

@@ -10,11 +10,10 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Sequence
 from ctypes import CFUNCTYPE, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_void_p
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import finalize
 
 import numpy as np
@@ -36,12 +35,7 @@ class BatchStruct(ctypes.Structure):
 
     _fields_ = [
         ("n_tokens", c_int32),
-        ("token", c_void_p),
-        ("embd", c_void_p),
-        ("pos", c_void_p),
-        ("n_seq_id", c_void_p),
-        ("seq_id", c_void_p),
-        ("logits", c_void_p),
+        *((name, c_void_p) for name in ("token", "embd", "pos", "n_seq_id", "seq_id", "logits")),
     ]
 
 
@@ -158,9 +152,9 @@ class Library:
         self.complaints = []
 
     def complaint(self) -> str:
-        """The last error that it has reported, in one line; "": none. It is forgotten."""
+        """The first error that it has reported, for those behind it only say that it failed. All are forgotten."""
         said, self.complaints = self.complaints, []
-        return said[-1] if said else ""
+        return said[0] if said else "it gives no reason"
 
 
 _WAY_OUT = f"pip install xllamacpp=={XLLAMACPP}, or use backend 'transformers'"
@@ -240,21 +234,18 @@ class Weights:
         return (Q8_0, F16) if self.header.widths[0] % _BLOCK == 0 else (F16, BF16)
 
 
-@dataclass(slots=True, frozen=True)
-class Tokens:
-    """Tokens of one pass.
+class Token(NamedTuple):
+    """A token of a pass.
 
     Attributes:
-        ids: [n] token ids.
-        positions: [n].
-        sequences: of each token, the sequence ids that it belongs to; it attends to the cells of the first.
-        wanted: [n] whether its logits are wanted.
+        sequences: ids that it belongs to; it attends to the cells of the first.
+        wanted: whether its logits are wanted.
     """
 
-    ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    sequences: list[Sequence[int]] = field(default_factory=list)
-    wanted: list[bool] = field(default_factory=list)
+    id: int
+    position: int
+    sequences: Sequence[int]
+    wanted: bool
 
 
 class Context:
@@ -308,7 +299,7 @@ class Context:
         """Free all cells."""
         self._weights.library.memory_clear(self._memory, False)
 
-    def decode(self, tokens: Tokens) -> NDArray[np.float32] | None:
+    def decode(self, tokens: Sequence[Token]) -> NDArray[np.float32] | None:
         """A pass.
 
         Returns:
@@ -318,20 +309,19 @@ class Context:
         Raises:
             CacheError: llama.cpp does not take the tokens.
         """
-        library, n, found = self._weights.library, len(tokens.ids), sum(tokens.wanted)
-        counts = list(map(len, tokens.sequences))
-        flat = np.array([own for each in tokens.sequences for own in each], np.int32)
-        self._ids[:n], self._positions[:n], self._counts[:n] = tokens.ids, tokens.positions, counts
+        library, n = self._weights.library, len(tokens)
+        self._ids[:n], self._positions[:n], sequences, self._wanted[:n] = zip(*tokens, strict=True)
+        flat, counts = np.array([own for each in sequences for own in each], np.int32), [*map(len, sequences)]
+        self._counts[:n] = counts
         self._sequences[:n] = list(accumulate(counts[:-1], lambda at, count: at + 4 * count, initial=flat.ctypes.data))
-        self._wanted[:n] = tokens.wanted
         self._batch.n_tokens = n
         result = library.decode(self._pointer, self._batch)
         if result == _NO_CELL:
             return None
         if result:
             raise CacheError(f"llama.cpp fails with {result} in a pass of {n} tokens: {library.complaint()}")
-        logits = np.empty((found, self._weights.vocab_size), np.float32)
-        if found:
+        logits = np.empty((self._wanted[:n].sum(), self._weights.vocab_size), np.float32)
+        if len(logits):
             ctypes.memmove(logits.ctypes.data, library.get_logits(self._pointer), logits.nbytes)
         return logits
 
@@ -351,9 +341,7 @@ class Context:
 
 def unloadable(library: Library, path: Path) -> DraftreeError:
     """The error of a model that llama.cpp has just failed to load, with the reason out of its complaints."""
-    first = next(iter(library.complaints), "it gives no reason")  # those behind it only say that it failed
-    reason = first.split("error loading model: ")[-1]
-    library.complaints = []
+    reason = library.complaint().split("error loading model: ")[-1]
     if "unknown model architecture" in reason:
         return UnsupportedModelError(
             f"{path}: {reason} to {library.name}: use backend 'transformers', if transformers knows it"

@@ -8,7 +8,7 @@ attention would be rounded otherwise than in AR decoding. What is rejected belon
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
@@ -20,6 +20,7 @@ from ...config import Count, typed
 from ...errors import CacheError, UnsupportedModelError
 from ...scores import LastScores, NumpyScores, Scores
 from ...text.encoding import Tokenizer
+from ...tree import ROOT
 from ..base import (
     NO_NODES,
     PROMPT,
@@ -37,7 +38,7 @@ from ..cpu_threads import default_threads
 from ..gguf.gguf_checks import capabilities
 from ..gguf.gguf_file import slot_bytes
 from .branches import Branches
-from .library import IDS, Context, Tokens, Weights, open_library
+from .library import IDS, Context, Token, Weights, open_library
 from .llama_tokenizer import read_tokenizer
 
 _TRASH = IDS - 1
@@ -106,18 +107,14 @@ class LlamaModel(LanguageModel):
         self.cache_bytes = free_memory() // 2
         self._lock = RLock()
         self._scores = LastScores()
-        self._start(_CELLS)
+        self._context = Context(self.weights, _CELLS, self.threads)
+        self._open: dict[int, LlamaRow] = {}
+        self._free = list(range(_TRASH))[::-1]
         keys, values = self.weights.types
         tokens = _SPLIT if keys == values else len(PROMPT)
         trees, rounding = exactness(self, tokens)
         self.capabilities = replace(self.capabilities, trees=trees, rounding=rounding)
         self.pass_seconds = 0.0
-
-    def _start(self, cells: int) -> None:
-        """A context without rows."""
-        self._context = Context(self.weights, min(cells, self._most), self.threads)
-        self._open: dict[int, LlamaRow] = {}
-        self._free = list(range(_TRASH))[::-1]
 
     @property
     def _most(self) -> int:
@@ -140,7 +137,7 @@ class LlamaModel(LanguageModel):
 
     def _add(self, row: LlamaRow) -> LlamaRow:
         if not self._free:
-            self._give_up({})
+            self._give_up_beside({})
         if not self._free:
             raise CacheError(f"{len(self._open)} rows are open in {self.capabilities.name}: close one first")
         row.number = self._free.pop()
@@ -171,7 +168,7 @@ class LlamaModel(LanguageModel):
             logits = self._read(added)
         except BaseException:
             for row, first in zip(own, before, strict=True):
-                self._forget(row, *row.branches.give_up(()))
+                self._give_up(row, ())
                 row.branches.cut(first)
             raise
         for row, new in zip(own, nodes, strict=True):
@@ -188,40 +185,32 @@ class LlamaModel(LanguageModel):
         by_row: dict[int, list[int]] = {}
         for row, node, _ in added:
             by_row.setdefault(row.number, []).append(node)
-        again = list[_Node]()
-        for number, nodes in by_row.items():
-            row, fresh = self._open[number], set(nodes)
-            by_row[number] = row.branches.missing(nodes)
-            again += [(row, node, False) for node in by_row[number] if node not in fresh]
+        fresh = {(row.number, node) for row, node, _ in added}
+        lacking = {number: self._open[number].branches.missing(nodes) for number, nodes in by_row.items()}
+        among = ((number, node) for number, nodes in lacking.items() for node in nodes)
+        again = [(self._open[number], node, False) for number, node in among if (number, node) not in fresh]
         if ends > len(self._free):  # a path takes no more than one
-            self._give_up(by_row)
+            self._give_up_beside(lacking)
         carried: dict[tuple[int, int], Sequence[int]] = {}
-        for number, nodes in by_row.items():
+        for number, nodes in lacking.items():
             row = self._open[number]
             sequences, copies = row.branches.carry(nodes, self._free)
-            carried.update({(number, node): ids for node, ids in zip(nodes, sequences, strict=True)})
+            carried.update({(number, node): ids for node, ids in sequences.items()})
             for source, target, depth in copies:
                 self._context.copy(source, target, 0, row.length + depth + 1)
-        tokens = Tokens()
-        for row, node, wanted in [*again, *added]:
-            tokens.ids.append(row.branches.tokens[node])
-            tokens.positions.append(row.length + row.branches.depths[node])
-            tokens.sequences.append(carried[row.number, node])
-            tokens.wanted.append(wanted)
+        tokens = [
+            Token(row.branches.tokens[node], row.length + row.branches.depths[node], carried[row.number, node], wanted)
+            for row, node, wanted in [*again, *added]
+        ]
         began = time.perf_counter()
-        try:
-            logits = self._decode(tokens)
-        except BaseException:
-            for number in by_row:
-                self._forget(self._open[number], *self._open[number].branches.give_up(()))
-            raise
+        logits = self._decode(tokens)
         if any(row.length for row, *_ in added):
             self.pass_seconds += time.perf_counter() - began
         return logits
 
-    def _decode(self, tokens: Tokens) -> NDArray[np.float32]:
+    def _decode(self, tokens: Sequence[Token]) -> NDArray[np.float32]:
         """A pass, for which cells are found."""
-        count, cells = len(tokens.ids), self._context.cells
+        count, cells = len(tokens), self._context.cells
         if count <= cells and (found := self._context.decode(tokens)) is not None:
             return found
         used = sum(row.length + len(row.branches.ids) for row in self._open.values())
@@ -239,9 +228,6 @@ class LlamaModel(LanguageModel):
 
     def _move(self, cells: int) -> None:
         """Move all cells that are not rejected to the beginning of a context of ``cells`` at least."""
-        if not self._open:
-            self._start(cells)
-            return
         self._context.drop(_TRASH, 0)
         state = self._context.state()
         if cells > self._context.cells:
@@ -249,18 +235,22 @@ class LlamaModel(LanguageModel):
             self._context = Context(self.weights, cells, self.threads)
         self._context.restore(state)
 
-    def _give_up(self, needed: Mapping[int, Sequence[int]]) -> None:
+    def _give_up_beside(self, needed: Mapping[int, Sequence[int]]) -> None:
         """Let all nodes lose their cells that nothing in ``needed`` lies below, by the number of a row."""
         for number, row in self._open.items():
-            used = [row.branches.parents[node] for node in needed.get(number, ())]
-            self._forget(row, *row.branches.give_up(used))
+            self._give_up(row, [row.branches.parents[node] for node in needed.get(number, ())])
 
-    def _forget(self, row: LlamaRow, given: Sequence[int], shorter: Sequence[tuple[int, int]]) -> None:
-        """Reject what ``Branches.give_up`` has taken from ids."""
-        for own, depth in [*((own, -1) for own in given), *shorter]:
-            self._context.copy(own, _TRASH, row.length + depth + 1, -1)
-            self._context.drop(own, row.length + depth + 1 if own not in given else 0)
-        self._free += given
+    def _give_up(self, row: LlamaRow, used: Iterable[int]) -> None:
+        """Let a row's nodes lose their cells (``Branches.give_up``)."""
+        self._reject(row, row.branches.give_up(used))
+
+    def _reject(self, row: LlamaRow, shorter: Iterable[tuple[int, int]]) -> None:
+        """Reject cells of ids below depths; an id that is left without a node is free, unless it is the row's own."""
+        for own, depth in shorter:
+            is_free, end = depth == ROOT and own != row.number, row.length + depth + 1
+            self._context.copy(own, _TRASH, end, -1)
+            self._context.drop(own, 0 if is_free else end)
+            self._free += [own] * is_free
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
@@ -280,13 +270,17 @@ class LlamaModel(LanguageModel):
     def _keep(self, row: LlamaRow, keep: Sequence[int], trunk: int) -> None:
         branches = row.branches
         if lost := branches.missing(keep):
-            self._read([(row, node, False) for node in lost])
-        self._forget(row, *branches.give_up(keep))
+            try:
+                self._read([(row, node, False) for node in lost])
+            except BaseException:
+                self._give_up(row, ())
+                raise
+        self._give_up(row, keep)
         if trunk and branches.depth_of(branches.tips[branches.main]) < trunk - 1:
             self._context.copy(branches.id_of(keep[trunk - 1]), branches.main, row.length, row.length + trunk)
             branches.tips[branches.main] = keep[trunk - 1]
         row.length += trunk
-        self._forget(row, branches.renumber(keep, trunk), [])
+        self._reject(row, branches.renumber(keep, trunk))
 
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
