@@ -10,7 +10,7 @@ import time
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -50,9 +50,7 @@ class Identity:
 
     @property
     def file_name(self) -> str:
-        """The same for other versions of the engine: theirs is the profile that goes stale."""
-        fixed = [str(v) for k, v in asdict(self).items() if k != "engine"]
-        digest = hashlib.sha256("\n".join(fixed).encode()).hexdigest()[:10]
+        digest = hashlib.sha256("\n".join(map(str, astuple(self))).encode()).hexdigest()[:10]
         return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', self.model)[-60:]}-{digest}.json"
 
 
@@ -127,18 +125,16 @@ class Profile:
         return seconds
 
     def save(self) -> None:
-        """Write it to the cache directory.
-
-        Raises:
-            OSError, RunError: it cannot be written.
-        """
+        """Keep it in the cache directory for later starts, with a warning where it cannot be written."""
         path = profile_folder() / self.identity.file_name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        PROFILES.write(path, self)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            PROFILES.write(path, self)
+        except (OSError, RunError) as error:
+            _warn(f"the profile is not kept: {error}: set XDG_CACHE_HOME")
 
 
-_AGAIN = "measure it again with 'draftree profile'"
-PROFILES = JsonFormat("draftree-profile", 6, "profile", _AGAIN, content=Profile)
+PROFILES = JsonFormat("draftree-profile", 6, "profile", "measure it again with 'draftree profile'", content=Profile)
 
 
 def profile_folder() -> Path:
@@ -149,20 +145,15 @@ def profile_folder() -> Path:
 
 
 def load_profile(model: LanguageModel) -> Profile | None:
-    """The kept profile of a model; None, with a warning that says why, when there is none that can be used."""
-    identity = Identity.of(model)
-    path = profile_folder() / identity.file_name
+    """The kept profile of a model; None: there is none, or, with a warning, none that can be read."""
+    path = profile_folder() / Identity.of(model).file_name
     try:
-        profile = PROFILES.read(path)
+        return PROFILES.read(path)
     except FileNotFoundError:
         return None
     except ConfigError as error:
         _warn(f"the profile {path} cannot be read: {error}")
         return None
-    if (old := profile.identity.engine) != identity.engine:
-        _warn(f"the profile of {identity.model} was measured with engine {old}, now {identity.engine}: {_AGAIN}")
-        return None
-    return profile
 
 
 def _warn(message: str) -> None:
@@ -340,29 +331,13 @@ def estimated(model: LanguageModel) -> Profile:
 
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
     """A new profile, measured with a progress bar and kept for later starts."""
-    from ..progress import err, progress_reporter
+    from ..progress import progress_reporter
 
-    grid = grid.fitting(model.capabilities.max_length)
-    what = f"measuring passes of {model.capabilities.name}"
-    if not err.is_terminal:  # a log shows no bar
-        err.print(f"{what}: {grid.passes} of them, once")
-    with progress_reporter(what, grid.passes) as report:
+    passes = grid.fitting(model.capabilities.max_length).passes
+    with progress_reporter(f"measuring passes of {model.capabilities.name}", passes) as report:
         profile = measure(model, grid, report)
-    _keep(profile)
+    profile.save()
     return profile
-
-
-def _keep(profile: Profile) -> None:
-    """Write a profile for later starts, with a warning where it cannot be written."""
-    _ESTIMATED.discard(profile.identity)
-    try:
-        profile.save()
-    except (OSError, RunError) as error:
-        _warn(f"the profile is not kept: {error}: set XDG_CACHE_HOME")
-
-
-class _GivenUpError(Exception):
-    """Somebody waits for the model."""
 
 
 def measure_missing(models: Iterable[LanguageModel], is_wanted: Callable[[], bool]) -> None:
@@ -374,11 +349,12 @@ def measure_missing(models: Iterable[LanguageModel], is_wanted: Callable[[], boo
 
     def go_on(_: int) -> None:
         if is_wanted():
-            raise _GivenUpError
+            raise InterruptedError
 
     for model in models:
         if Identity.of(model) in _ESTIMATED:
             try:
-                _keep(measure(model, SHORT, go_on))
-            except _GivenUpError:
+                measure(model, SHORT, go_on).save()
+            except InterruptedError:
                 return
+            _ESTIMATED.discard(Identity.of(model))
