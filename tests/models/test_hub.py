@@ -174,7 +174,6 @@ def test_a_quantisation_or_a_name_chooses_a_file(wanted: str | None, files: list
     [
         (None, ["a-Q3_K_M.gguf", "a-Q5_0.gguf"], "may be any of a-Q3_K_M, a-Q5_0: give hf.co/org/a:QUANTISATION"),
         ("Q4_K_M", ["a-Q5_0.gguf"], "hf.co/org/a:Q4_K_M is not there: the repository has a-Q5_0: give"),
-        ("Q8_0", ["a-Q8_0-00002-of-00003.gguf", "a-Q8_0-00003-of-00003.gguf"], "has 2 of 3 parts"),
     ],
 )
 def test_what_chooses_no_file_says_which_there_are(wanted: str | None, files: list[str], message: str) -> None:

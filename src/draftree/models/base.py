@@ -151,18 +151,16 @@ class Row:
 
     def pruned(self, keep: Sequence[int], trunk: int) -> Ints:
         """[len(keep) - trunk] parents of the uncommitted nodes that stay after ``LanguageModel.prune``."""
-        count, kept = len(self.parents), np.array(list(keep), np.int32)
-        if list(keep) != sorted(set(keep)) or not all(0 <= node < count for node in keep):
-            raise CacheError(f"cannot keep {list(keep)} of {count} nodes: name each once, in ascending order")
-        numbers = np.full(count + 1, ROOT - 1, np.int32)
-        numbers[kept], numbers[-1] = np.arange(len(kept)), ROOT  # ROOT reads the last
-        parents: Ints = numbers[self.parents[kept]]
-        if (parents < ROOT).any():
-            raise CacheError(f"cannot keep {list(keep)}: a node would stay without its parent")
-        chain = np.array_equal(parents[:trunk], np.arange(trunk) + ROOT)
-        if not chain or len(keep) < trunk or (parents[trunk:] < trunk + ROOT).any():
-            raise CacheError(f"the first {trunk} of nodes {list(keep)} are no path that all the others descend from")
-        return parents[trunk:] - np.int32(trunk)
+        count, numbers = len(self.parents), {node: i for i, node in enumerate(keep)} | {ROOT: ROOT}
+        kept = [node for node in sorted(set(keep)) if 0 <= node < count]
+        parents = [numbers.get(parent, ROOT - 1) for parent in self.parents[kept].tolist()]
+        chain = parents[:trunk] == list(range(ROOT, trunk + ROOT)) and len(keep) >= trunk
+        if kept != list(keep) or not chain or any(parent < trunk + ROOT for parent in parents[trunk:]):
+            raise CacheError(
+                f"cannot keep {list(keep)} of {count} nodes: name each once, in ascending order and with its parent, "
+                f"the first {trunk} a path that all the others descend from"
+            )
+        return np.array(parents[trunk:], np.int32) - np.int32(trunk)
 
 
 @dataclass(frozen=True, slots=True)

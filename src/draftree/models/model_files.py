@@ -131,7 +131,7 @@ def chosen(name: HubName, files: Sequence[str]) -> list[str]:
         files: of the repository.
 
     Raises:
-        UnknownNameError: there is none, or several, or a part is missing.
+        UnknownNameError: there is none, or several.
     """
     stems: dict[str, list[str]] = {}
     for file in sorted(files):
@@ -146,8 +146,6 @@ def chosen(name: HubName, files: Sequence[str]) -> list[str]:
         why = f"may be any of {names}" if found else f"is not there: the repository has {names}"
         raise UnknownNameError(f"{name} {why}: give hf.co/{name.repository}:QUANTISATION or :FILE")
     (parts,) = found.values()
-    if (first := _PART.search(Path(parts[0]).stem)) and len(parts) != int(first[2]):
-        raise UnknownNameError(f"{name} has {len(parts)} of {int(first[2])} parts: use another repository")
     return parts
 
 

@@ -91,9 +91,11 @@ def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
         binding.open_library()
 
 
-def test_without_a_library_there_is_one_line(tmp_path: Path) -> None:
+def test_without_a_library_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "LIBRARY", tmp_path / "none.so")
+    binding.open_library.cache_clear()
     with pytest.raises(NotNativeError, match="was not built"):
-        binding.open_library(tmp_path / "none.so")
+        binding.open_library()
 
 
 def test_the_header_and_the_binding_are_of_one_version() -> None:

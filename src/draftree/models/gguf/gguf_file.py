@@ -290,10 +290,8 @@ class PackedRows:
     """A matrix as its file holds it, of a format that the native engine reads."""
 
     def __init__(self, tensor: StoredTensor) -> None:
-        self._packed, self._kind = (
-            tensor.data.reshape(math.prod(tensor.shape[1:]), -1),
-            GGMLQuantizationType(tensor.kind),
-        )
+        self._packed = tensor.data.reshape(math.prod(tensor.shape[1:]), -1)
+        self._kind = GGMLQuantizationType(tensor.kind)
 
     def blocks(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.uint8], GGMLQuantizationType]:
         """[n, bytes] rows as they are, and their format."""

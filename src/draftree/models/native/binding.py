@@ -47,13 +47,7 @@ class CEdits(Structure):
     """``Edits``: pointers into arrays."""
 
     _fields_ = [
-        ("mask_of", c_void_p),
-        ("masks", c_void_p),
-        ("change_starts", c_void_p),
-        ("tokens", c_void_p),
-        ("positive", c_void_p),
-        ("negative", c_void_p),
-        ("addend", c_void_p),
+        (name, c_void_p) for name in ("mask_of", "masks", "change_starts", "tokens", "positive", "negative", "addend")
     ]
 
     def set(self, field: str, values: NDArray[Any]) -> None:
@@ -68,7 +62,6 @@ _Progress = ctypes.CFUNCTYPE(c_int, c_double)
 
 _P, _I, _L = c_void_p, c_int32, c_int64
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "version": (c_char_p, []),
     "tiers": (c_char_p, []),
     "load": (c_int, [_P, _P, _I, POINTER(CArchitecture), *[_P] * 5, c_int, c_char_p, _P, _P, POINTER(_P)]),
     "free": (None, [_P]),
@@ -101,28 +94,23 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 
 @cache
-def open_library(path: Path | None = None) -> Any:
+def open_library() -> Any:
     """The native engine's functions.
-
-    Args:
-        path: of the library; by default ``LIBRARY``.
 
     Raises:
         NotNativeError: it was not built.
         ConfigError: it is of another version.
     """
-    path = path or LIBRARY
     try:
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         raise NotNativeError(f"the native engine was not built ({error})") from None
-    for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(library, f"draftree_{name}", None)
-        if function is None:
-            raise ConfigError(f"{path} lacks draftree_{name}: build it again (make setup, or pip install)")
-        function.restype, function.argtypes = result, arguments
+    library.draftree_version.restype = c_char_p
     if (found := library.draftree_version().decode()) != VERSION:
-        raise ConfigError(f"{path} is of version {found}, not {VERSION}: build it again (make setup, or pip install)")
+        raise ConfigError(f"{LIBRARY} is of version {found}, not {VERSION}: build it again (make setup, pip install)")
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, f"draftree_{name}")
+        function.restype, function.argtypes = result, arguments
     return library
 
 

@@ -277,7 +277,7 @@ class NativeModel(NativeRows[NativeRow]):
         sizes = description.hyperparameters
         self.hidden_size, self.layers = sizes.hidden, sizes.layers
         self.layer_sizes = LayerSizes(sizes.query_heads, sizes.key_heads, sizes.head_size, sizes.feed_forward)
-        self.tokenizer, eos_ids = read_vocabulary(self._header)
+        self.tokenizer = read_vocabulary(self._header)
         self.loaded = _load(path, description, self.threads, tier or "")
         self.capabilities = capabilities(
             self._header,
@@ -285,7 +285,7 @@ class NativeModel(NativeRows[NativeRow]):
             self.threads,
             max_length=self.loaded.context,
             vocab_size=self.loaded.vocabulary,
-            eos_ids=eos_ids,
+            eos_ids=self.tokenizer.eos_ids if self.tokenizer else frozenset(),
             engine=f"native {VERSION}",
             tier=self.loaded.tier,
             slot_bytes=self.loaded.token_bytes,

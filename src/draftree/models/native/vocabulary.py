@@ -321,12 +321,9 @@ class GGUFTokenizer(PieceDecoder):
         }
 
 
-def read_vocabulary(header: GGUFHeader) -> tuple[GGUFTokenizer | None, frozenset[int]]:
-    """The tokenizer of a file, None of one of bare token ids; and the tokens that end a text (``GGUFTokenizer``)."""
-    if header.metadata.get(Keys.Tokenizer.MODEL) in _NO_TEXT:
-        return None, frozenset()
-    tokenizer = GGUFTokenizer(header)
-    return tokenizer, tokenizer.eos_ids
+def read_vocabulary(header: GGUFHeader) -> GGUFTokenizer | None:
+    """The tokenizer of a file (``GGUFTokenizer``); None: of one of bare token ids."""
+    return None if header.metadata.get(Keys.Tokenizer.MODEL) in _NO_TEXT else GGUFTokenizer(header)
 
 
 def _texts(header: GGUFHeader) -> list[str]:
