@@ -29,7 +29,7 @@ def test_quantized_weights_give_exact_trees(weights: str, tmp_path: Path) -> Non
 def test_floats_round_otherwise_in_wider_passes_and_texts_differ_by_near_ties_alone(tmp_path: Path) -> None:
     """llama.cpp has other kernels for one token of floats than for several."""
     model = LlamaModel(tiny_gguf.write(tmp_path / "tiny.gguf", weights="F16"))
-    assert re.search(r"near-ties: in passes over [2-8] tokens .* by up to 0\.0*[1-9]", model.capabilities.trees)
+    assert re.search(r"near-ties: .* by up to 0\.0*[1-9]", model.capabilities.trees)
     assert "F16" in model.capabilities.trees
     assert model.capabilities.rounding is not None
     assert 0 < model.capabilities.rounding < 0.1

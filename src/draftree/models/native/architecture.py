@@ -300,14 +300,12 @@ def describe(header: GGUFHeader) -> Description:
 
 
 def _check(file: HeaderReader, numbers: Hyperparameters) -> None:
-    """Check what the engine's kernels need of a model's numbers."""
+    """Raise NotNativeError for sizes that the engine's kernels do not compute; C checks the others."""
     size = numbers.head_size
     if size % 16 or not 0 < size <= _LARGEST_HEAD or file.number(Keys.Attention.VALUE_LENGTH, size) != size:
         raise unsupported(file.header, f"heads of {size} dimensions")
     if numbers.hidden % 32 or numbers.feed_forward % 32:
         raise unsupported(file.header, f"layers of {numbers.hidden} and {numbers.feed_forward} numbers")
-    if numbers.query_heads % numbers.key_heads:
-        raise damaged(file.header, f"{numbers.key_heads} key heads do not divide {numbers.query_heads} query heads")
 
 
 def _local_layers(file: HeaderReader, family: Family, layers: int) -> NDArray[np.bool_]:

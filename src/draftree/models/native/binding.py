@@ -359,7 +359,7 @@ class LoadedModel(Loaded):
         description: Description,
         threads: int,
         tier: str = "",
-        progress: Callable[[float], None] | None = None,
+        progress: Callable[[float], None] = lambda done: None,
     ) -> None:
         super().__init__(description.hyperparameters)
         d = description
@@ -369,8 +369,7 @@ class LoadedModel(Loaded):
 
         def report(done: float) -> int:
             try:
-                if progress is not None:
-                    progress(done)
+                progress(done)
             except BaseException as error:  # noqa: BLE001 - raised below: exceptions do not pass through C
                 raised.append(error)
             return len(raised)

@@ -89,13 +89,13 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
     """A head as C reads it; the target tracks what it reads.
 
     Raises:
-        UnsupportedModelError: the engine does not know its activation, or a state of several hidden states without fc.
+        UnsupportedModelError: the engine does not know its activation.
     """
     config, weights, own = arrays.config, _Weights(packed), arrays.tensors
-    if (activation := _ACTIVATIONS.get(config.hidden_act)) is None or "fc.weight" not in own:
-        what = "hidden states without fc.weight" if activation is not None else f"hidden_act {config.hidden_act!r}"
+    if (activation := _ACTIVATIONS.get(config.hidden_act)) is None:
         raise UnsupportedModelError(
-            f"the native engine does not know {what} of {name}: use backend 'transformers', or drafter 'lookup'"
+            f"the native engine does not know hidden_act {config.hidden_act!r} of {name}: use backend 'transformers', "
+            "or drafter 'lookup'"
         )
     ropes, magnitude = rope_of(config)
     numbers = Hyperparameters(

@@ -245,12 +245,8 @@ class GGUFTokenizer(PieceDecoder):
 
     def _edge(self, header: GGUFHeader, key: str, name: str, default: bool) -> list[int]:
         """The token that begins or ends each text, if there is one."""
-        if not header.metadata.get(key, default):
-            return []
         token = self._named[name]
-        if token is None:
-            raise damaged(header, f"its {key} is true but there is no such token")
-        return [token]
+        return [token] if header.metadata.get(key, default) and token is not None else []
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text, with the special tokens that begin one; special tokens that it contains are found.
