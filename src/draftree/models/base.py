@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from threading import RLock
-from typing import Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
+from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import CacheError, ModelFileError, PromptError, UnsupportedModelError
-from ..scores import Scores
+from ..scores import LastScores, Scores
 from ..text.encoding import Tokenizer
 from ..tree import ROOT, DraftTree, Floats, Ints
 
@@ -401,3 +401,40 @@ def exclusive(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M,
             self._lock.release()
 
     return run
+
+
+R = TypeVar("R", bound=Row)
+
+
+class OpenRows(LanguageModel, Generic[R]):
+    """A model that knows its open rows by their numbers. One thread at a time can be inside it.
+
+    Attributes:
+        capabilities: what it can do.
+        cache_bytes: by default half of what was free at load.
+        pass_seconds: wall-clock seconds inside passes so far, first ones of a row not counted.
+
+    Args:
+        lock: whoever is inside holds it.
+    """
+
+    def __init__(self, lock: RLock) -> None:
+        self._lock, self._scores = lock, LastScores()
+        self.cache_bytes = free_memory() // 2
+        self.forget_rows()
+
+    def forget_rows(self) -> None:
+        """Begin without rows: those of the model that this is a copy of stay that model's."""
+        self.pass_seconds = 0.0
+        self._open: dict[int, R] = {}
+
+    @property
+    def rows(self) -> int:
+        """How many rows are open."""
+        return len(self._open)
+
+    def own(self, row: Row) -> R:
+        """``row``, if it is open and this model's."""
+        if (found := self._open.get(row.number)) is row and found is not None:
+            return found
+        raise CacheError("the row is closed, or another model's: open its prompt again")

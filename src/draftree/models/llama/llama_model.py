@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...config import Count, typed
 from ...errors import CacheError, UnsupportedModelError
-from ...scores import LastScores, NumpyScores, Scores
+from ...scores import NumpyScores, Scores
 from ...text.encoding import Tokenizer
 from ...tree import ROOT
 from ..base import (
@@ -26,12 +26,12 @@ from ..base import (
     PROMPT,
     LanguageModel,
     Nodes,
+    OpenRows,
     Row,
     check_finite,
     decoded,
     difference,
     exclusive,
-    free_memory,
     prefill,
 )
 from ..cpu_threads import default_threads
@@ -64,7 +64,7 @@ _Node = tuple[LlamaRow, int, bool]
 """A node of a row, and whether its logits are wanted."""
 
 
-class LlamaModel(LanguageModel):
+class LlamaModel(OpenRows[LlamaRow]):
     """A language model in a GGUF file, by llama.cpp, with trees, forks and several live paths a row.
 
     One thread at a time can be inside it.
@@ -104,11 +104,8 @@ class LlamaModel(LanguageModel):
             attention="flash",
             slot_bytes=slot_bytes(header, *self.weights.types),
         )
-        self.cache_bytes = free_memory() // 2
-        self._lock = RLock()
-        self._scores = LastScores()
+        super().__init__(RLock())
         self._context = Context(self.weights, _CELLS, self.threads)
-        self._open: dict[int, LlamaRow] = {}
         self._free = list(range(_TRASH))[::-1]
         keys, values = self.weights.types
         tokens = _SPLIT if keys == values else len(PROMPT)
@@ -120,11 +117,6 @@ class LlamaModel(LanguageModel):
     def _most(self) -> int:
         """Most cells of a context."""
         return max(_CELLS, self.cache_bytes // self.capabilities.slot_bytes)
-
-    @property
-    def rows(self) -> int:
-        """How many rows are open."""
-        return len(self._open)
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes`` and half of the sequence ids."""
@@ -145,15 +137,10 @@ class LlamaModel(LanguageModel):
         self._open[row.number] = row
         return row
 
-    def _own(self, row: Row) -> LlamaRow:
-        if (found := self._open.get(row.number)) is row:
-            return found
-        raise CacheError("the row is closed, or another model's: open its prompt again")
-
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
-        own, most = [self._own(row) for row in rows], self.capabilities.max_length
+        own, most = [self.own(row) for row in rows], self.capabilities.max_length
         self._scores.expire()
         before, added = [len(row.branches.ids) for row in own], list[_Node]()
         try:
@@ -255,7 +242,7 @@ class LlamaModel(LanguageModel):
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
-        own = self._own(row)
+        own = self.own(row)
         own.check_path(path)
         self._keep(own, path, len(path))
         own.parents = NO_NODES
@@ -263,7 +250,7 @@ class LlamaModel(LanguageModel):
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
-        own, parents = self._own(row), row.pruned(keep, trunk)
+        own, parents = self.own(row), row.pruned(keep, trunk)
         self._keep(own, keep, trunk)
         own.parents = parents
 
@@ -285,7 +272,7 @@ class LlamaModel(LanguageModel):
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another, whose cells they share (``LanguageModel.fork``)."""
-        own, length = self._own(row), row.prefix(length)
+        own, length = self.own(row), row.prefix(length)
         other = self._add(replace(own, length=length, parents=NO_NODES))
         self._context.copy(own.number, other.number, 0, length)
         return other
@@ -293,7 +280,7 @@ class LlamaModel(LanguageModel):
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
-            own = self._own(row)
+            own = self.own(row)
             for each in own.branches.tips:
                 self._context.copy(each, _TRASH, 0, -1)
                 self._context.drop(each, 0)

@@ -22,7 +22,7 @@ from ...config import Count, typed
 from ...errors import CacheError, UnsupportedModelError
 from ...progress import progress_reporter
 from ...sampling.warping import Warping
-from ...scores import NO_EDIT, Draft, Edits, LastScores, Scores, Slots, Top, edited
+from ...scores import NO_EDIT, Draft, Edits, Scores, Slots, Top, edited
 from ..base import (
     FINAL,
     FINAL_STATE,
@@ -30,9 +30,9 @@ from ..base import (
     FeatureSpec,
     LanguageModel,
     Nodes,
+    OpenRows,
     Row,
     exclusive,
-    free_memory,
 )
 from ..cpu_threads import default_threads
 from ..gguf.gguf_checks import capabilities, check
@@ -63,36 +63,14 @@ class NativeRow(Row):
 R = TypeVar("R", bound=NativeRow)
 
 
-class NativeRows(LanguageModel, Generic[R]):
-    """What models and heads of the native engine have in common. One thread at a time can be inside one.
+class NativeRows(OpenRows[R], Generic[R]):
+    """What models and heads of the native engine have in common.
 
     Attributes:
-        capabilities: what it can do.
         loaded: what C has loaded of it.
-        cache_bytes: by default half of what was free at load.
-        pass_seconds: wall-clock seconds inside passes so far, first ones of a row not counted.
-
-    Args:
-        lock: whoever is inside holds it.
     """
 
     loaded: Loaded
-    _open: dict[int, R]
-
-    def __init__(self, lock: RLock) -> None:
-        self._lock, self._scores = lock, LastScores()
-        self.cache_bytes = free_memory() // 2
-        self.forget_rows()
-
-    def forget_rows(self) -> None:
-        """Begin without rows: those of the model that this is a copy of stay that model's."""
-        self.pass_seconds = 0.0
-        self._open = {}
-
-    @property
-    def rows(self) -> int:
-        """How many rows are open."""
-        return len(self._open)
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes``."""
@@ -101,12 +79,6 @@ class NativeRows(LanguageModel, Generic[R]):
     def _add(self, row: R) -> R:
         self._open[row.number] = row
         return row
-
-    def own(self, row: Row) -> R:
-        """``row``, if it is open and this model's."""
-        if (found := self._open.get(row.number)) is row and found is not None:
-            return found
-        raise CacheError("the row is closed, or another model's: open its prompt again")
 
     def _pass(self, rows: Sequence[R], nodes: Sequence[Nodes], *sources: IntsLike) -> list[int]:
         """One pass over new nodes of rows; of how many of each the scores are wanted."""
