@@ -83,10 +83,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "model_get_vocab": (c_void_p, (c_void_p,)),
     "model_n_ctx_train": (c_int32, (c_void_p,)),
     "model_n_swa": (c_int32, (c_void_p,)),
-    "model_has_encoder": (c_bool, (c_void_p,)),
-    "model_has_decoder": (c_bool, (c_void_p,)),
-    "model_is_recurrent": (c_bool, (c_void_p,)),
-    "model_is_hybrid": (c_bool, (c_void_p,)),
+    **dict.fromkeys(
+        ("model_has_encoder", "model_has_decoder", "model_is_recurrent", "model_is_hybrid"), (c_bool, (c_void_p,))
+    ),
     "free": (None, (c_void_p,)),
     "get_memory": (c_void_p, (c_void_p,)),
     "n_ctx": (c_uint32, (c_void_p,)),

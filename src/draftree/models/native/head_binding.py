@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import Structure, byref, c_float, c_int32
 from dataclasses import astuple, dataclass
 
@@ -102,8 +101,3 @@ class LoadedHead(Loaded):
     def cut(self, row: int, length: int) -> None:
         """Keep the first ``length`` committed tokens of a row; drop those behind them, and its nodes."""
         self._check(self._library.draftree_cut(self._pointer, row, length))
-
-
-def places(layers: Sequence[int], tracked: Sequence[int]) -> ctypes.Array[c_int32]:
-    """Where hidden states are among those that a target tracks."""
-    return (c_int32 * MOST_FEATURES)(*(tracked.index(layer) for layer in layers))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from ctypes import c_int32
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,7 +23,7 @@ from ..base import NO_NODES, FeatureSpec, Nodes, Row, exclusive
 from ..gguf.gguf_file import OUTPUT
 from ..heads.head_format import Array, EagleConfig, HeadArrays
 from .architecture import PLACE, Hyperparameters, frequencies, yarn, yarn_magnitude
-from .head_binding import LAST_STATE, NO_STATE, CHead, HeadDescription, LoadedHead, places
+from .head_binding import LAST_STATE, MOST_FEATURES, NO_STATE, CHead, HeadDescription, LoadedHead
 from .native_model import NativeModel, NativeRow, NativeRows, NativeScores
 
 FORMAT = Format.Q8_0
@@ -119,7 +120,7 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
     head = CHead(
         fuses_states=arrays.fuses_states,
         features=len(arrays.features.layers),
-        places=places(arrays.features.layers, target.tracked.layers),
+        places=(c_int32 * MOST_FEATURES)(*map(target.tracked.layers.index, arrays.features.layers)),
         norms_features_apart=config.fc_norm,
         norms_residual=config.norm_before_residual,
         norms_state=config.norm_output,
