@@ -374,14 +374,14 @@ def test_sampled_beams_of_a_real_model_pass_a_chi_square_test(
     wrong: type[Residuals] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """1200 requests are enough to see an error that is as small as that of ``Eager``."""
+    """2000 requests are enough to see an error that is as small as that of ``Eager``."""
     if wrong:
         monkeypatch.setattr(rules, "Residuals", wrong)
     made, params = target(), SamplingParams(max_tokens=3, temperature=2.0, top_k=3)
     distribution = final_distribution(made, PROMPTS[1], params, 3).final(((),))
     engine, seen = BeamEngine(made, source("relative", made)), Counter[State]()
     beams = BeamParams(width=2, returned=2, draft_width=3, depth=2)
-    for one in engine.generate([PROMPTS[1]] * 1200, [replace(params, seed=i) for i in range(1200)], beams):
+    for one in engine.generate([PROMPTS[1]] * 2000, [replace(params, seed=i) for i in range(2000)], beams):
         seen[tuple(sorted(tuple(h.token_ids) for h in one.hypotheses))] += 1
     assert set(seen) <= set(distribution)
     p = chi_square(torch.tensor([seen[s] for s in distribution]), torch.tensor(list(distribution.values())))

@@ -131,7 +131,7 @@ def test_beams_beyond_the_memory_are_refused_with_their_tokens(
     monkeypatch.setattr(inspection, "free_bytes", lambda device: 10_000)
     assert run(["generate", "the", "--raw", "--target", model, "--max-tokens", "50", "--beams", "4"]) == 2
     said = capsys.readouterr().err
-    assert f"1 x {1 + 4 * 50 + 8 * 3} tokens" in said
+    assert f"{1 + 4 * 50 + 8 * 3} tokens" in said
     assert len(said.splitlines()) == 1
 
 

@@ -157,8 +157,9 @@ class BeamEngine:
         beams = request.beams
         drafts = beams.nodes if self.source else 0
         self.target.reserve(1, len(request.ids) + (request.params.max_tokens or 0) + beams.width + drafts)
-        request.trunk.row, scores = prefill_scored(self.target, request.ids)
-        request.tree = TreeRow(request.trunk.row, request.ends[0], scores.logits([0])[0])
+        row, scores = prefill_scored(self.target, request.ids)
+        request.tree = TreeRow(row, request.ends[0], scores.logits([0])[0])
+        request.trunk.row = row
         if self.source is not None:
             self.source.open(request.trunk)
         self._advance(request, DraftForest(), self._draws(request))
@@ -171,10 +172,10 @@ class BeamEngine:
         draws = [self._draws(request) for request in requests]
         forests = grow(self.source, requests, draws)
         clock.append(time.perf_counter())
-        feed(self.target, [request.open_tree for request in requests])
+        feed(self.target, [request.tree for request in requests])
         clock.append(time.perf_counter())
         for request, forest, own in zip(requests, forests, draws, strict=True):
-            tree = request.open_tree
+            tree = request.tree
             request.peak_slots = max(request.peak_slots, tree.row.length + len(tree.numbers))
             self._advance(request, forest, own)
         clock.append(time.perf_counter())
@@ -189,9 +190,10 @@ class BeamEngine:
 
     def close(self, request: BeamRequest) -> None:
         """Free what a request holds in the models. Twice is harmless."""
-        tree, request.tree, request.trunk.row = request.tree, None, None
-        if tree is not None:
-            self.target.close(tree.row)
+        row, request.trunk.row = request.trunk.row, None
+        if row is not None:
+            del request.tree  # it holds logits
+            self.target.close(row)
             if self.source is not None:
                 self.source.close(request.trunk)
 
@@ -200,8 +202,8 @@ class BeamEngine:
 
     def _advance(self, request: BeamRequest, forest: DraftForest, draws: BeamDraws) -> None:
         """As many layers as the target has seen the beams of, and one more; then only the beams that go on are kept."""
-        tree, params, stats, depth = request.open_tree, request.params, request.stats, 0
-        for node in forest.drafted.values():
+        tree, params, stats, depth = request.tree, request.params, request.stats, 0
+        for node in forest.nodes.values():
             _count(stats.drafted, node.length - request.length - 1)
         stats.drafted_layers += sum(bool(layer.drafts) for layer in forest.layers)
         while True:
@@ -256,14 +258,6 @@ def _count(counts: list[int], depth: int) -> None:
     counts[depth] += 1
 
 
-def layers_left(source: BeamSource, request: BeamRequest) -> int:
-    """Most layers that can be drafted below the running beams: the one behind them is not drafted."""
-    left = request.limit - request.length - 1
-    depth = source.fit(request.trunk, Budget(request.beams.nodes)).depth
-    uncommitted = request.length - (len(request.trunk.ids) - len(request.ids))
-    return left if depth is None else max(0, min(left, depth - uncommitted))
-
-
 @dataclass(slots=True, kw_only=True)
 class _Growing(DraftForest):
     """The forest of one request while it grows.
@@ -271,13 +265,13 @@ class _Growing(DraftForest):
     Attributes:
         request: whose.
         draws: of the drafts; None: the most probable are taken.
-        nodes: those whose children come next, and how often each of them was drawn.
+        ends: the nodes whose children come next, and how often each of them was drawn.
         left: layers to go.
     """
 
     request: BeamRequest
     draws: BeamDraws | None
-    nodes: Mapping[BeamNode, int]
+    ends: Mapping[BeamNode, int]
     left: int
 
 
@@ -287,13 +281,21 @@ def grow(
     """One forest for each request, of as many layers as it wants and its length and its source allow."""
     growing = []
     for request, own in zip(requests, draws, strict=True):
-        request.open_tree.begin(request.ends)
-        left = min(request.beams.depth, layers_left(source, request)) if source else 0
+        request.tree.begin(request.ends)
+        left = layers_left(source, request) if source else 0
         random = own if request.params.temperature else None
-        growing.append(_Growing(request=request, draws=random, nodes=request.running, left=left))
+        growing.append(_Growing(request=request, draws=random, ends=request.running, left=left))
     if source is not None and (some := [g for g in growing if g.left > 0]):
         _grow(source, some)
     return growing
+
+
+def layers_left(source: BeamSource, request: BeamRequest) -> int:
+    """Layers to draft below the running beams: the last one before the limit is not drafted."""
+    uncommitted = request.length - (len(request.trunk.ids) - len(request.ids))
+    depth = uncommitted + min(request.beams.depth, request.limit - request.length - 1)
+    fits = source.fit(request.trunk, Budget(request.beams.nodes, depth)).depth
+    return (depth if fits is None else fits) - uncommitted
 
 
 def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
@@ -301,39 +303,36 @@ def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
     drawing = Drawing.WITH_REPLACEMENT if sampled else Drawing.TOP
     scorer = source.scorer([g.request.trunk for g in growing], drawing)
     width = max(1 if g.draws else g.request.beams.drafted + len(g.request.eos_ids) for g in growing)
-    while some := [(b, g) for b, g in enumerate(growing) if g.left > 0 and g.nodes]:
-        new, ends = list[UnscoredNode](), list[int]()
+    while some := [(b, g) for b, g in enumerate(growing) if g.left > 0 and g.ends]:
+        new, until = list[UnscoredNode](), list[int]()
         for b, g in some:
-            new += [_unscored(g, b, node) for node in g.nodes] if g.layers else _unread(source, g, b)
-            ends.append(len(new))
+            nodes = [*g.ends] if g.layers else [*_unread(source, g), *g.ends]
+            if not g.layers and not source.has_read(g.request.trunk, ROOT):
+                new.append(UnscoredNode(b, ROOT, ROOT, g.request.trunk.ids[-1]))
+            tree = g.request.tree
+            new += [UnscoredNode(b, tree.numbers[node], tree.parent(node), node.token) for node in nodes]
+            until.append(len(new))
         found = scorer.score(new, width)
-        for (_, g), end in zip(some, ends, strict=True):
-            own = found[end - len(g.nodes) : end]
-            g.nodes, g.left = _top(g, own) if g.draws is None else _drawn(g, g.draws, own), g.left - 1
+        for (_, g), end in zip(some, until, strict=True):
+            own = found[end - len(g.ends) : end]
+            g.ends, g.left = _top(g, own) if g.draws is None else _drawn(g, g.draws, own), g.left - 1
 
 
-def _unscored(g: _Growing, b: int, node: BeamNode) -> UnscoredNode:
-    tree = g.request.open_tree
-    return UnscoredNode(b, tree.numbers[node], tree.parent(node), node.token)
-
-
-def _unread(source: BeamSource, g: _Growing, b: int) -> list[UnscoredNode]:
-    """The ends of the running beams, and before them what the source has not read above them."""
-    trunk, tree = g.request.trunk, g.request.open_tree
-    above = dict.fromkeys(node for end in g.nodes for node in end.path(tree.base)[:-1])
-    unread = [node for node in above if not source.has_read(trunk, tree.numbers[node])]
-    root = [] if source.has_read(trunk, ROOT) else [UnscoredNode(b, ROOT, ROOT, trunk.ids[-1])]
-    return root + [_unscored(g, b, node) for node in (*unread, *g.nodes)]
+def _unread(source: BeamSource, g: _Growing) -> list[BeamNode]:
+    """What the source has not read above the ends of the running beams."""
+    trunk, tree = g.request.trunk, g.request.tree
+    above = dict.fromkeys(node for end in g.ends for node in end.path(tree.base)[:-1])
+    return [node for node in above if not source.has_read(trunk, tree.numbers[node])]
 
 
 def _drawn(g: _Growing, draws: BeamDraws, found: Sequence[Candidates]) -> Mapping[BeamNode, int]:
     """W_S independent draws from q_beam; those that go on, and how often each was drawn."""
-    parents, request, vocab_size = list(g.nodes), g.request, g.request.open_tree.vocab_size
-    logprobs = np.stack([own.distribution.dense(vocab_size) for own in found if own.distribution])
-    scores, counts = [node.score for node in parents], list(g.nodes.values())
+    parents, request = list(g.ends), g.request
+    logprobs = np.stack([own.distribution.dense(request.tree.vocab_size) for own in found if own.distribution])
+    scores, counts = [node.score for node in parents], list(g.ends.values())
     cells = beam_distribution(scores, counts, logprobs, request.params)
     drawn = draws.draft_cells(cells, request.beams.drafted, len(g.layers))
-    drafts = [_node(g, parents[row], token, float(logprobs[row, token])) for row, token in drawn]
+    drafts = [_draft(g, parents[row], token, float(logprobs[row, token])) for row, token in drawn]
     g.layers.append(DraftLayer(parents, cells, drafts))
     return Counter(node for node in drafts if request.ended(node) is None)
 
@@ -342,20 +341,19 @@ def _top(g: _Growing, found: Sequence[Candidates]) -> Mapping[BeamNode, int]:
     """The W_S most probable of all continuations that do not end."""
     every = [
         (parent, token, logprob)
-        for parent, own in zip(g.nodes, found, strict=True)
+        for parent, own in zip(g.ends, found, strict=True)
         for token, logprob in zip(own.tokens, own.logprobs, strict=True)
         if token not in g.request.eos_ids
     ]
     best = descending([parent.score + logprob for parent, _, logprob in every])
-    drafts = [_node(g, *every[at]) for at in best[: g.request.beams.drafted]]
-    g.layers.append(DraftLayer(list(g.nodes), np.zeros(0), drafts))
+    drafts = [_draft(g, *every[at]) for at in best[: g.request.beams.drafted]]
+    g.layers.append(DraftLayer(list(g.ends), np.zeros(0), drafts))
     return dict.fromkeys(drafts, 1)
 
 
-def _node(g: _Growing, parent: BeamNode, token: int, logprob: float) -> BeamNode:
-    node = g.drafted.setdefault((parent, token), g.child(parent, token, parent.score + logprob))
-    numbers = g.request.open_tree.numbers
-    numbers.setdefault(node, len(numbers))
+def _draft(g: _Growing, parent: BeamNode, token: int, logprob: float) -> BeamNode:
+    node = g.child(parent, token, parent.score + logprob)
+    g.request.tree.numbers.setdefault(node, len(g.request.tree.numbers))
     return node
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 
 from ..config import MAX_NODES, Count, Probability, SamplingParams, check_fields, option
-from ..errors import CacheError, ConfigError
+from ..errors import ConfigError
 from ..models.base import LanguageModel, Nodes, Row
 from ..request import Request
 from ..sampling.draws import Draws
@@ -229,7 +229,7 @@ class BeamRequest:
         trunk: what a draft source sees of it: the prompt, and the tokens that the target has committed since; its
             distributions are not warped where beams are sampled.
         limit: most tokens of a beam.
-        tree: its tree in the target's cache; None once it is closed.
+        tree: its tree in the target's cache; there while it is open.
         running: beams that go on: their last nodes, all of one length, and how often each beam is there.
         finished: the last nodes of at most W beams that have ended, best first; one that is there twice stands twice.
         done: no beam goes on.
@@ -254,24 +254,13 @@ class BeamRequest:
         self.eos_ids = frozenset() if params.ignore_eos else eos_ids
         own = SamplingParams(temperature=float(params.temperature > 0), max_tokens=params.max_tokens)
         self.trunk = Request(self.ids, own, limit, eos_ids, NoText())
-        self.tree: TreeRow | None = None
+        self.tree: TreeRow
         self.running = {BeamNode(self.ids[-1]): 1}
         self.finished: list[BeamNode] = []
         self.done = False
         self.stats = self.trunk.stats
         self.peak_slots = len(self.ids)
         self.accepted_widths: list[int] = []
-
-    @property
-    def open_tree(self) -> TreeRow:
-        """Its tree.
-
-        Raises:
-            CacheError: it is closed.
-        """
-        if self.tree is None:
-            raise CacheError("a closed or finished request cannot go on: open its prompt again")
-        return self.tree
 
     @property
     def length(self) -> int:
@@ -310,14 +299,9 @@ def check_memory(target: LanguageModel, requests: Sequence[BeamRequest]) -> None
     Raises:
         ConfigError: it does not.
     """
-    if not requests:
-        return
-    beams, most = requests[0].beams, max(requests, key=lambda r: len(r.ids) + r.beams.width * r.limit)
-    width = 1 if beams.single_cache else beams.width
-    tokens = len(most.ids) + width * most.limit + beams.nodes
-    if not target.holds([tokens] * len(requests)):
+    tokens = [len(r.ids) + (1 if r.beams.single_cache else r.beams.width) * r.limit + r.beams.nodes for r in requests]
+    if not target.holds(tokens):
         raise ConfigError(
-            f"{width} beams of up to {most.limit} tokens after a prompt of {len(most.ids)} may take a cache of "
-            f"{len(requests)} x {tokens} tokens, more than the memory that {target.capabilities.name} may use for it: "
-            "use fewer beams or a lower max_tokens"
+            f"{requests[0].beams.width} beams of each prompt may take a cache of {sum(tokens)} tokens, more than the "
+            f"memory that {target.capabilities.name} may use for it: use fewer beams or a lower max_tokens"
         )

@@ -92,22 +92,15 @@ class BeamDraws:
         return uniform(derive_seed(self.seed, _ACCEPTANCE, self._accepting), self.root) <= probability
 
     def draft_cells(self, cells: NDArray[np.float64], count: int, depth: int) -> list[Cell]:
-        """Independent draws of drafted beams, by inverse distribution functions.
+        """Independent draws of drafted beams, by the inverse distribution function.
 
         Args:
             cells: [R, V] float64, probability of each cell; they sum to 1.
             count: how many.
             depth: layers below the step's root, 0 for the first drafted layer.
         """
-        keys = [derive_seed(self.seed, _DRAFTS, depth, i) for i in range(count)]
-        rows = _picked(cells.sum(-1), [uniform(key, self.root) for key in keys])
-        uniforms = [uniform(derive_seed(key, _DRAWS), self.root) for key in keys]
-        tokens = [0] * count
-        for row in set(rows):
-            own = [i for i in range(count) if rows[i] == row]
-            for i, token in zip(own, _picked(cells[row], [uniforms[i] for i in own]), strict=True):
-                tokens[i] = token
-        return list(zip(rows, tokens, strict=True))
+        uniforms = [uniform(derive_seed(self.seed, _DRAFTS, depth, i), self.root) for i in range(count)]
+        return [divmod(cell, cells.shape[1]) for cell in _picked(cells.reshape(-1), uniforms)]
 
     def target_cells(self, cells: NDArray[np.float64], numbers: Sequence[int], position: int) -> list[Cell]:
         """The target's own draws: the beam by its inverse distribution function, the token by Gumbel noise.
@@ -156,15 +149,15 @@ class DraftForest:
 
     Attributes:
         layers: from the top down.
-        drafted: (parent, token) -> node: one for each drafted token, however often it was drawn.
+        nodes: (parent, token) -> node: one for each token that was drafted or drawn, however often.
     """
 
     layers: list[DraftLayer] = field(default_factory=list)
-    drafted: dict[tuple[BeamNode, int], BeamNode] = field(default_factory=dict)
+    nodes: dict[tuple[BeamNode, int], BeamNode] = field(default_factory=dict)
 
     def child(self, parent: BeamNode, token: int, score: float) -> BeamNode:
         """The node below ``parent``: the drafted one, which the target has seen, if there is one."""
-        node = self.drafted.get((parent, token)) or BeamNode(token, parent, parent.length + 1)
+        node = self.nodes.setdefault((parent, token), BeamNode(token, parent, parent.length + 1))
         node.score = score
         return node
 
@@ -230,14 +223,9 @@ def sample(
         cells = _verified(request, p, forest.layers[depth], position, draws)
     else:
         cells = draws.target_cells(p, range(request.unfinished), position)
-    logs = [float(logprobs[cell]) for cell in cells]
-    drawn: Counter[BeamNode] = Counter()
-    made: dict[Cell, BeamNode] = {}
-    for cell, log in zip(cells, logs, strict=True):
-        parent = parents[cell[0]]
-        if cell not in made:
-            made[cell] = forest.child(parent, cell[1], parent.score + log)
-        drawn[made[cell]] += 1
+    drawn = Counter(
+        forest.child(parents[row], token, parents[row].score + float(logprobs[row, token])) for row, token in cells
+    )
     request.running = {node: count for node, count in drawn.items() if request.ended(node) is None}
     request.finish([node for node in drawn.elements() if request.ended(node) is not None])
     request.done = not request.running or not request.unfinished
