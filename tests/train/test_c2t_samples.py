@@ -61,8 +61,7 @@ def response(tokens: list[int], number: int = 0) -> Response:
 
 def test_labels_on_a_scripted_toy_are_the_path_that_the_target_takes() -> None:
     # Behind the first token comes 1 2 2: a tree of depth 2 (the last token is the bonus) whose path 1, 2 is accepted.
-    found, trees = samples_along(TreeDrafter(full_trees(), TwoTokens()), response([9, 1, 2, 2]), 0, 1.0, target())
-    assert trees == 1
+    found = samples_along(TreeDrafter(full_trees(), TwoTokens()), response([9, 1, 2, 2]), 0, 1.0, target())
     got = sorted(zip(found.features[:, P].tolist(), found.accepted.tolist(), strict=True))
     want = [(0.09, False), (0.21, False), (0.21, True), (0.3, False), (0.49, False), (0.7, True)]
     assert [y for _, y in got] == [y for _, y in want]
@@ -71,10 +70,7 @@ def test_labels_on_a_scripted_toy_are_the_path_that_the_target_takes() -> None:
 
 def test_each_tree_begins_where_the_last_one_was_left() -> None:
     # 3 is never drafted: the trees are rooted at 9, 3 and 3; the one before the last token has no room.
-    found, trees = samples_along(
-        TreeDrafter(full_trees(), TwoTokens()), response([9, 2, 3, 3, 1, 1, 1]), 0, 1.0, target()
-    )
-    assert trees == 3
+    found = samples_along(TreeDrafter(full_trees(), TwoTokens()), response([9, 2, 3, 3, 1, 1, 1]), 0, 1.0, target())
     assert int(found.accepted.sum()) == 1 + 0 + 2
     assert found.numbers.tolist() == [0] * len(found.accepted)
 
@@ -101,8 +97,7 @@ def test_samples_are_those_of_decoding_with_full_trees(name: str, number: int) -
     want = Samples.joined([samples_of(step.tree, step.path, number) for step in steps])
     accepted = [np.isin(np.arange(len(step.tree)), step.path) for step in steps]
     assert np.array_equal(want.accepted.numpy(), np.concatenate(accepted))
-    got, trees = samples_along(drafter(name, model, full_trees()), drawn, seed, 1.0, model)
-    assert trees == len(steps)
+    got = samples_along(drafter(name, model, full_trees()), drawn, seed, 1.0, model)
     assert torch.equal(got.accepted, want.accepted)
     assert torch.allclose(got.features, want.features, atol=1e-4)
     assert bool(got.accepted.any())
@@ -111,7 +106,7 @@ def test_samples_are_those_of_decoding_with_full_trees(name: str, number: int) -
 def test_full_trees_have_a_thousand_nodes_and_are_not_pruned() -> None:
     model = target()
     (drawn,) = respond(model, PROMPTS, [0], rows=1, max_tokens=30, seed=0)
-    found, _ = samples_along(drafter("relative", model, full_trees()), drawn, 0, 1.0, model)
+    found = samples_along(drafter("relative", model, full_trees()), drawn, 0, 1.0, model)
     depths = found.features[:, list(FEATURES).index("depth")]
     assert NODES == 1010
     assert int((depths == 0).sum()) % 10 == 0 and int((depths == 5).sum()) % 100 == 0
@@ -153,15 +148,8 @@ def run(folder: Path, made: Drafter | None = None, most: int = 10**6) -> SampleS
 def test_what_is_collected_comes_back_from_disk(tmp_path: Path) -> None:
     store = run(tmp_path / "data")
     again = SampleStore(tmp_path / "data", recipe())
-    assert (
-        (again.done, again.count, again.trees)
-        == (store.done, store.count, store.trees)
-        == (
-            {0, 1, 2, 3},
-            len(store.samples().accepted),
-            store.trees,
-        )
-    )
+    assert again.counts == store.counts
+    assert ({*store.counts}, store.count) == ({0, 1, 2, 3}, len(store.samples().accepted))
     assert sorted(store.samples().numbers.unique().tolist()) == [0, 1, 2, 3]
 
 
@@ -181,9 +169,9 @@ def test_an_interrupted_collection_goes_on_and_ends_with_the_same_samples(
         patch.setattr(module, "samples_along", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "data")
-    assert SampleStore(tmp_path / "data", recipe()).done == set(calls[:2])
+    assert {*SampleStore(tmp_path / "data", recipe()).counts} == {*calls[:2]}
     store = run(tmp_path / "data")
-    assert store.done == {0, 1, 2, 3}
+    assert {*store.counts} == {0, 1, 2, 3}
     assert torch.equal(store.samples().accepted, whole.accepted)
     assert torch.equal(store.samples().numbers, whole.numbers)
     assert torch.allclose(store.samples().features, whole.features, atol=1e-4)
@@ -191,7 +179,7 @@ def test_an_interrupted_collection_goes_on_and_ends_with_the_same_samples(
 
 def test_collection_stops_when_there_is_enough(tmp_path: Path) -> None:
     store = run(tmp_path / "data", most=10)
-    assert len(store.done) == 1
+    assert len(store.counts) == 1
     assert sum(p.stat().st_size for p in (tmp_path / "data").iterdir()) < 10**6
     before = store.count
     assert run(tmp_path / "data", most=10).count == before
@@ -240,5 +228,5 @@ def test_a_drafter_that_reads_hidden_states_gets_them(tmp_path: Path) -> None:
     drafts.prepare(model)
     store = SampleStore(tmp_path / "data", recipe())
     collect(store, model, drafts, PROMPTS[:2], most=10**6, rows=2, progress=lambda count: None)
-    assert store.done == {0, 1}
+    assert {*store.counts} == {0, 1}
     assert bool(store.samples().accepted.any())

@@ -25,7 +25,7 @@ from ..policies.c2t import CLASSIFIER_FILE, Classifier, ClassifierFile
 from ..policies.fixed import TREE_FILE, TreeFile, best_tree, expected_acceptance_length
 from ..progress import out as output
 from ..progress import progress_reporter
-from ..train.c2t_fit import ClassifierFigures, ClassifierRecipe, check_split, evaluate, fit
+from ..train.c2t_fit import ClassifierFigures, ClassifierRecipe, evaluate, fit
 from ..train.c2t_samples import (
     SampleOptions,
     SampleRecipe,
@@ -183,7 +183,6 @@ def classifier(
     recipe, apart, negatives = replace(recipe, seed=source.seed), sampling.apart, sampling.negatives
     spec = _drafting(drafter)
     texts, files = source.read()
-    check_split(len(texts), apart)
     folder = own_folder(sampling.data or f"{path}.samples", "--data", RECIPE)
     model = compute.load(target)
     drafts = load_drafter(spec, model, full_trees(), learning=False)
@@ -214,8 +213,7 @@ def classifier(
     figures = evaluate(found, kept_apart, negatives)
     trained_on = {
         "prompts": [asdict(file) for file in files],
-        "responses": len(store.done),
-        "trees": store.trees,
+        "responses": len(store.counts),
         "samples": len(learned.accepted),
         "accepted": int(learned.accepted.sum()),
         "negatives": negatives,
@@ -248,7 +246,7 @@ def _report_classifier(found: Classifier, figures: ClassifierFigures, path: Path
             output.print(f"{beta:5} {precision:9.3f} {recall:7.3f} {rate:13.3%}")
         output.print(f"calibration error {figures.calibration_error:.3f}, loss {figures.loss:.3f} for an accepted node")
     else:
-        output.print("no prompt kept apart was drafted for: no figures; use larger --samples")
+        output.print("no prompt kept apart was drafted for: no figures; use larger --samples, or a smaller --apart")
     output.print(
         f"{path}: {found.parameters} parameters; draft with it by --method c2t --set classifier={path}; "
         f"{folder} may be deleted",

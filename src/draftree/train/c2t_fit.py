@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..config import Count, LearningRate, check_fields, option
-from ..errors import ConfigError, RunError
+from ..errors import RunError
 from ..policies.c2t import BETA, DEFAULT_FEATURES, MAX_HIDDEN, Classifier, check_features
 from .c2t_samples import Samples
 
@@ -184,13 +184,3 @@ def _calibration_error(scores: Tensor, accepted: Tensor, weights: Tensor) -> flo
     bins = (scores * _BINS).long().clamp(max=_BINS - 1)
     gaps = torch.bincount(bins, weights * (scores - accepted.double()))
     return float(gaps.abs().sum()) / max(1e-9, float(weights.sum()))
-
-
-def check_split(prompts: int, every: int) -> None:
-    """Make sure that one prompt in ``every`` can be kept apart.
-
-    Raises:
-        ConfigError: there are too few.
-    """
-    if prompts < every:
-        raise ConfigError(f"{prompts} prompts: give at least {every}, for one in {every} is kept apart for the figures")

@@ -84,10 +84,8 @@ def thinned(samples: Samples, share: float, generator: torch.Generator) -> Sampl
 
 
 @torch.inference_mode()
-def samples_along(
-    drafter: Drafter, response: Response, seed: int, share: float, target: LanguageModel
-) -> tuple[Samples, int]:
-    """Samples from decoding a response again with full trees, and how many trees there were.
+def samples_along(drafter: Drafter, response: Response, seed: int, share: float, target: LanguageModel) -> Samples:
+    """Samples from decoding a response again with full trees.
 
     Args:
         drafter: grows ``full_trees``.
@@ -99,9 +97,8 @@ def samples_along(
     with replayed(drafter, response, seed, target) as replay:
         while replay.left:
             tree, path = replay.step(NODES)
-            if len(tree):
-                parts.append(thinned(samples_of(tree, path, response.number), share, generator))
-    return Samples.joined(parts), len(parts)
+            parts.append(thinned(samples_of(tree, path, response.number), share, generator))
+    return Samples.joined(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +127,7 @@ class SampleOptions(Checked):
     )
     max_tokens: Annotated[int, Ge(2)] = option("Most tokens of a response.", 96, metavar="N")
     rows: Annotated[int, Interval(ge=1, le=MAX_ROWS)] = option("Responses that are drawn together.", 16, metavar="N")
-    apart: Annotated[int, Ge(2)] = option(
+    apart: Annotated[int, Interval(ge=2, lt=2**63)] = option(
         "One prompt in N is kept apart, to choose among epochs and for the figures.", 20, metavar="N"
     )
     data: str | None = option("Folder of the samples, for several fits; else FILE.samples.", metavar="DIR")
@@ -140,9 +137,7 @@ class SampleStore:
     """Samples in a folder: a file for each prompt.
 
     Attributes:
-        done: prompts whose samples are there.
-        count: samples that are there.
-        trees: that they are of.
+        counts: prompt -> samples of it that are there.
 
     Raises:
         ConfigError: the folder has samples of another recipe.
@@ -150,26 +145,24 @@ class SampleStore:
     """
 
     def __init__(self, folder: Path, recipe: SampleRecipe) -> None:
-        self.recipe, self.done, self.count, self.trees = recipe, set[int](), 0, 0
+        self.recipe = recipe
         self._shards = Shards(folder, "samples", {**asdict(recipe), "features": list(FEATURES)})
         self._shards.check("remove the folder")
-        for number, file in self._shards.files.items():
-            accepted, trees = self._shards.read(file, "accepted", "trees")
-            self._book(number, len(accepted), int(trees))
+        self.counts = {n: len(self._shards.read(file, "accepted")[0]) for n, file in self._shards.files.items()}
 
-    def _book(self, number: int, samples: int, trees: int) -> None:
-        self.done.add(number)
-        self.count += samples
-        self.trees += trees
+    @property
+    def count(self) -> int:
+        """Samples that are there."""
+        return sum(self.counts.values())
 
-    def add(self, number: int, samples: Samples, trees: int) -> None:
+    def add(self, number: int, samples: Samples) -> None:
         """Write the samples of a prompt.
 
         Raises:
             RunError: the disk is full, or cannot be written.
         """
-        self._shards.write(number, samples._asdict() | {"trees": torch.tensor(trees)})
-        self._book(number, len(samples.accepted), trees)
+        self._shards.write(number, samples._asdict())
+        self.counts[number] = len(samples.accepted)
 
     def samples(self) -> Samples:
         """All that is on disk, in the order of their prompts."""
@@ -201,7 +194,7 @@ def collect(
         for number in range(len(prompts)):
             if store.count >= most:
                 return
-            if number not in store.done:
+            if number not in store.counts:
                 yield number
 
     drawn = respond(target, prompts, wanted(), rows=rows, max_tokens=recipe.max_tokens, seed=recipe.seed)
@@ -209,6 +202,6 @@ def collect(
         for response in drawn:
             if store.count >= most:
                 return
-            samples, trees = samples_along(drafter, response, recipe.seed, recipe.negatives, target)
-            store.add(response.number, samples, trees)
+            samples = samples_along(drafter, response, recipe.seed, recipe.negatives, target)
+            store.add(response.number, samples)
             progress(min(store.count, most))
