@@ -159,25 +159,19 @@ def locked(path: Path, what: str, *, folder: bool) -> Iterator[None]:
 
     place = path / _LOCK if folder else path.with_name(f".{path.name}{_LOCK}")
     lock = FileLock(place, blocking=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise ConfigError(
-            f"{what} {path} is being written by another process: wait for its end, or name another"
-        ) from None
-    except OSError as error:
-        raise RunError(f"cannot write {place}: {error.strerror}: {way_out(error)}") from None
+    with _writing(place):
+        try:
+            lock.acquire()
+        except Timeout:
+            raise ConfigError(
+                f"{what} {path} is being written by another process: wait for its end, or name another"
+            ) from None
     try:
         yield
     finally:
         with contextlib.suppress(OSError):  # Windows removes no open file
             place.unlink()
         lock.release()
-
-
-def processes() -> int:
-    """How many processes ``torchrun`` has started; 1: it has not."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def own_folder(name: str | Path, what: str, mark: str) -> Path:
@@ -307,17 +301,15 @@ class JsonFormat(Generic[T]):
             return ConfigError(f"{self.what} {path} {why}: {self.way_out}")
 
         try:
-            content = read_bytes(path, _LARGEST_JSON)
+            document = json.loads(read_bytes(path, _LARGEST_JSON))
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise ConfigError(f"cannot read {self.what} {path}: {error.strerror}: {self.way_out}") from None
-        try:
-            document = json.loads(content)
+            raise wrong(f"cannot be read ({error.strerror})") from None
         except (ValueError, RecursionError) as error:
             raise wrong(f"is not JSON ({error})") from None
         if not isinstance(document, dict) or document.get("format") != self.name:
-            raise ConfigError(f"{path} is JSON but no {self.what}: {self.way_out}")
+            raise wrong(f"is JSON, but no {self.what}")
         if document.get("version") != self.version:
             raise wrong(f"has version {document.get('version')}, not {self.version}")
         nested = [name for name, kind in get_type_hints(self.content).items() if is_dataclass(kind)]

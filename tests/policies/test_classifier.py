@@ -86,7 +86,7 @@ def test_a_name_that_is_nothing_is_answered_with_those_that_ship(tmp_path: Path)
 
 
 def test_a_folder_is_no_classifier_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read classifier file"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_classifier(str(tmp_path))
 
 

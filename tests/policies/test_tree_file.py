@@ -64,7 +64,7 @@ def test_without_the_file_there_is_no_tree(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_tree_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read tree file"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_tree(str(tmp_path))
 
 

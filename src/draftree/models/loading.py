@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
-from ..artifacts import processes
 from ..config import Count, typed
 from ..errors import ConfigError, DraftreeWarning, MissingPackageError, NotNativeError, needs_extra
 from .base import LanguageModel
@@ -73,7 +73,7 @@ def load(name: str = DEFAULT_MODEL, **options: Unpack[ModelOptions]) -> Language
         ConfigError: no such backend, dtype, device or runner, or they do not go together.
     """
     given = {option: value for option, value in options.items() if value is not None}
-    if processes() > 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         with needs_extra("torch", "torchrun"):
             from .huggingface.tensor_parallel import load_over_ranks
         if (parallel := load_over_ranks(name, given)) is not None:

@@ -79,7 +79,6 @@ _CONTEXTS = ("context", "input")
 """Where it has what the prompt is about; added below it."""
 
 _WAY_OUT = "give a text file with one prompt a line, .jsonl or .csv"
-_LONGEST_CELL = 1 << 24
 
 
 def read_prompts(name: str) -> list[str]:
@@ -108,7 +107,6 @@ def read_prompts(name: str) -> list[str]:
 def _objects(text: str, suffix: str, name: str) -> Iterator[tuple[int, Any]]:
     """The objects of a file and their lines; a line of text is an object with a prompt."""
     if suffix == ".csv":
-        csv.field_size_limit(_LONGEST_CELL)
         rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         try:
             yield from ((rows.line_num, row) for row in rows)
