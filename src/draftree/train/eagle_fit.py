@@ -366,18 +366,17 @@ class Fit:
             return False
         try:
             state = torch.load(path, map_location=self.frozen.weight.device, weights_only=True)
-            if same := state["key"] == self.key:
-                self.network.load_state_dict(state["network"])
-                for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
-                    optimizer.load_state_dict(kept)
-                self.done, self.steps = state["done"], state["steps"]
+            if state["key"] != self.key:
+                raise ValueError("of another fit")
+            self.network.load_state_dict(state["network"])
+            for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(kept)
+            self.done, self.steps = state["done"], state["steps"]
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError):
-            raise ConfigError(f"cannot read the checkpoint {path}: remove it to train from the start") from None
-        if not same:
             raise ConfigError(
-                f"{path} is of a training with other responses or settings: repeat that one to finish it, or remove "
-                "the file to start afresh"
-            )
+                f"checkpoint {path} is damaged, or of a training with other responses or settings: repeat that one to "
+                "finish it, or remove the file to start afresh"
+            ) from None
         return True
 
 

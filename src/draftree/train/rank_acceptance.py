@@ -100,17 +100,16 @@ class Tally:
         Raises:
             ConfigError: the file is of another calibration, or of none.
         """
-        fresh = cls(key, [0] * depth, [[0] * MAX_WIDTH for _ in range(depth)])
         try:
             found = TALLY_FILE.read(path)
         except FileNotFoundError:
-            return fresh
-        if found.key == key:
-            return found
-        raise ConfigError(
-            f"{path} is of a calibration with other models, prompts or settings: repeat that one to finish it, "
-            "or remove the file to start afresh"
-        )
+            return cls(key, [0] * depth, [[0] * MAX_WIDTH for _ in range(depth)])
+        if found.key != key:
+            raise ConfigError(
+                f"{path} is of a calibration with other models, prompts or settings: repeat that one to finish it, "
+                "or remove the file to start afresh"
+            )
+        return found
 
     def add(self, ranks: Sequence[int | None]) -> None:
         for depth, rank in enumerate(ranks):
