@@ -15,7 +15,7 @@ from draftree.engine.speculation import Speculation
 from draftree.errors import CacheError
 from draftree.models.base import prefill
 from draftree.models.heads.eagle_model import HeadModel
-from draftree.models.heads.head_passes import HeadPasses
+from draftree.models.heads.eagle_network import HeadPasses
 from draftree.models.huggingface.cache import feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.auto import AutoTree

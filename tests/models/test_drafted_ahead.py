@@ -361,7 +361,7 @@ def test_layers_are_drafted_ahead_within_what_a_request_is_allotted(
     for ahead in (True, False):
         graph = pair_of("draftree's", tmp_path)[1]
         steps = len([*trees_of(graph, OptTree(delta=0.2), [[3] * 96])])
-        moves.append(graph._rows.cache.storage.moves)
+        moves.append(graph._rows.cache.moves)
         assert steps > 3
         if ahead:
             monkeypatch.setattr(Demand, "begin", lambda *given: (0, 1))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from draftree.models.base import Nodes
 from draftree.models.heads.eagle_model import HeadModel, HeadRow
+from draftree.models.heads.eagle_network import HeadPasses
 from draftree.models.heads.head_folder import load_head
-from draftree.models.heads.head_passes import HeadPasses
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import GraphRunner
 from draftree.models.huggingface.torch_scores import HeadScores

@@ -1,22 +1,87 @@
-"""Bodies of answers in OpenAI's shape."""
+"""From a body to its choices, which the engine decodes, and from these to bodies of answers in OpenAI's shape."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
+from importlib.metadata import version
 from itertools import accumulate, zip_longest
 from typing import Any
 
+from ..engine.engine import Engine
+from ..engine.speculation import SpeculationParams
+from ..errors import PromptError
 from ..request import Chunk, Logprobs, Request, Stats
 from ..text.detokenizer import Detokenizer
+from ..text.encoding import Tokenizer
 from .bad_bodies import failure
-from .request_mapping import Choices, decoded, system_fingerprint, tokenizer_of
-from .schema import CompletionRequest, StreamOptions
+from .schema import CompletionRequest, Sampled, StreamOptions
 from .tools import CallParser, Parsed
 
 Scored = tuple[int, Logprobs | None]
 """A token with its log-probabilities; the first of a prompt has none."""
+
+
+class Choices:
+    """What a body wants of an engine; compiles grammars, which may take long.
+
+    Attributes:
+        asked: of each choice the prompt and how it is drawn: ``n`` choices of the first prompt, then of the next.
+        speculation: how they are drafted for; None: as the engine does by default.
+        tags: where functions may be called: tokens of tags that give no text.
+        options: what ``Engine.submit`` is given beside them.
+
+    Args:
+        default: how requests are drafted for that do not say.
+
+    Raises:
+        InputError: a field's value does not do.
+    """
+
+    def __init__(self, body: Sampled, engine: Engine, default: SpeculationParams) -> None:
+        body.refuse()
+        self.body, self.engine, self.speculation = body, engine, body.speculation(default)
+        whole = body.truncate_prompt_tokens is None
+        prompts = [engine.inputs.encode(prompt, whole=whole) for prompt in body.prompts()]
+        constraint = body.constraint(engine)
+        self.asked = [
+            (ids, replace(body.params(n, _room(body, ids, engine)), constraint=constraint))
+            for ids in prompts
+            for n in range(body.n)
+        ]
+        self.tags = body.tags(engine)
+        self.options = {"prediction": body.predicted, **body.model_dump(include={"priority", "timeout"})}
+
+
+def _room(body: Sampled, prompt: Sequence[int], engine: Engine) -> int:
+    """Tokens that the context has beside what is read of a prompt; -1 reads what leaves room for any answer."""
+    last = body.truncate_prompt_tokens
+    read = len(prompt) if last is None else max(0, min(last, len(prompt)))
+    return engine.target.capabilities.max_length - read
+
+
+def system_fingerprint(engine: Engine) -> str:
+    """Of the version and the weights: with the same one a seed gives the same text."""
+    return f"draftree-{version('draftree')}-{engine.target.capabilities.fingerprint}"
+
+
+def tokenizer_of(engine: Engine) -> Tokenizer:
+    """The model's tokenizer.
+
+    Raises:
+        PromptError: it has none.
+    """
+    if engine.inputs.tokenizer is None:
+        raise PromptError("the model has no tokenizer: it gives no text")
+    return engine.inputs.tokenizer
+
+
+def decoded(engine: Engine, ids: Sequence[int]) -> str:
+    """The text of token ids, special ones included."""
+    options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    return str(tokenizer_of(engine).decode(list(ids), **options))
 
 
 def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:

@@ -5,7 +5,7 @@ short ``prompt`` beside fields of a chat's body. A record has ``id``, ``custom_i
 ``status_code``, ``request_id`` and ``body``, or an ``error``. A record's id is a digest of its line's number and text,
 so that a file tells which lines have been answered, and that they are these lines.
 
-A body means what it means to the server (``schema.py``, ``request_mapping.py``), and its text is that of the same
+A body means what it means to the server (``schema.py``, ``answers.py``), and its text is that of the same
 request alone. A line that cannot be answered gives a record that says why.
 """
 
@@ -25,9 +25,9 @@ from ..engine.engine import Engine, Handle
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError
 from ..text.encoding import user
+from .answers import Choices
 from .bad_bodies import body_error, check_model, failure
 from .chat_api import ChatRequest
-from .request_mapping import Choices
 from .responses_api import ResponsesRequest, answer_builder
 from .schema import CompletionRequest, Sampled
 

@@ -13,10 +13,9 @@ from ..config import Count, LogprobCount
 from ..errors import FieldError
 from ..request import Chunk, Request
 from ..text.encoding import Conversation
-from .answers import CompletionBuilder, named_logprobs, speculative_decoding, usage_of
+from .answers import Choices, CompletionBuilder, named_logprobs, speculative_decoding, usage_of
 from .bad_bodies import UnsupportedError
 from .chat_api import CalledFunction, Part, past_call, text_of
-from .request_mapping import Choices
 from .schema import Body, ResponseFormat
 from .tools import CallParser, Parsed, WithTools
 

@@ -20,9 +20,9 @@ from starlette.exceptions import HTTPException
 from ..engine.speculation import EngineRequest, SpeculationParams
 from ..engine.trace import RequestTrace, plain, run_record
 from ..errors import DraftreeError, FieldError, QueueFullError
+from ..openai.answers import Choices, decoded, tokenizer_of
 from ..openai.bad_bodies import UnsupportedError, check_model
 from ..openai.chat_api import ChatRequest, TokenizeRequest
-from ..openai.request_mapping import Choices, decoded, tokenizer_of
 from ..openai.responses_api import ResponsesRequest, answer_builder
 from ..openai.schema import CompletionRequest, DetokenizeRequest, Sampled
 from ..text.encoding import Prompt

@@ -16,7 +16,7 @@ from ..engine.speculation import EngineRequest, Observer
 from ..errors import RunError
 from ..models.base import LanguageModel
 from ..models.cost_profile import measure_missing
-from ..openai.request_mapping import Choices
+from ..openai.answers import Choices
 from ..request import Chunk
 
 QUIET = 15.0

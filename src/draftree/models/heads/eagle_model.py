@@ -27,8 +27,7 @@ from ..huggingface.runner import GRAPH, NO_CHOICE, NO_FEATURES, Made, Pass, runn
 from ..huggingface.torch_scores import HeadScores
 from ..protocols import FeatureModel, feature_model
 from .ahead import MOST_NODES, NOTHING_NEW, Ahead, Demand, Drafted, ask
-from .eagle_network import EagleNetwork
-from .head_passes import HeadPasses
+from .eagle_network import EagleNetwork, HeadPasses
 
 _BEST = 16
 """Most probable tokens that are found in the graph of a pass: trees seldom ask for more."""
