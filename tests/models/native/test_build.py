@@ -33,7 +33,8 @@ def test_without_a_compiler_the_wheel_is_for_every_platform_and_has_no_library(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("CC", str(tmp_path / "none"))
     assert build.find_compiler() is None and build.needs() == [build.ZIG]
-    wheel = build_wheel(tmp_path, CC=str(tmp_path / "none"))
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['ziglang'] = None\n")  # it is not found
+    wheel = build_wheel(tmp_path, CC=str(tmp_path / "none"), PYTHONPATH=str(tmp_path))
     assert wheel.name.endswith("-py3-none-any.whl")
     assert not [name for name in ZipFile(wheel).namelist() if "libdraftree" in name]
 
