@@ -71,10 +71,10 @@ int64_t token_bytes(const Cache *cache);
 /* An open row by its number; NULL: there is none. */
 Row *find_row(const Cache *cache, int32_t row);
 
-/* Make room for `count` more nodes, in pages that the row alone holds; 0 or an error code of draftree.h. */
+/* Both return 0 or an error code of draftree.h. */
+/* Make room for `count` more nodes, in pages that the row alone holds. */
 int reserve_nodes(Cache *cache, Row *row, int32_t count);
-
-/* Make room for so many learned tokens; 0 or an error code. */
+/* Make room for so many learned tokens. */
 int reserve_learned(const Cache *cache, Row *row, int32_t count);
 
 /* Add a node to the row's list; the row has room for it. */
