@@ -317,6 +317,13 @@ def test_what_the_engine_does_not_compute_is_one_line(case: str, target: NativeM
         load_head(folder_of(recipe, tmp_path).folder, target)
 
 
+def test_a_head_that_reads_more_hidden_states_than_the_engine_is_one_line(target: NativeModel, tmp_path: Path) -> None:
+    arrays = folder_of(BASE, tmp_path).arrays(target.layers)
+    many = replace(arrays, features=replace(arrays.features, layers=(0, 1, 2) * 3))
+    with pytest.raises(UnsupportedModelError, match="reads 8 hidden states for a head, and head reads 9: use backend"):
+        NativeHead(many, target, "head", Format.F32)
+
+
 def test_a_damaged_folder_is_one_line(target: NativeModel, tmp_path: Path) -> None:
     file = folder_of(BASE, tmp_path).folder / "model.safetensors"
     whole = file.read_bytes()

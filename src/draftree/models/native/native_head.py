@@ -90,13 +90,18 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
     """A head as C reads it; the target tracks what it reads.
 
     Raises:
-        UnsupportedModelError: the engine does not know its activation.
+        UnsupportedModelError: the engine does not know its activation, or reads fewer hidden states.
     """
     config, weights, own = arrays.config, _Weights(packed), arrays.tensors
     if (activation := _ACTIVATIONS.get(config.hidden_act)) is None:
         raise UnsupportedModelError(
             f"the native engine does not know hidden_act {config.hidden_act!r} of {name}: use backend 'transformers', "
             "or drafter 'lookup'"
+        )
+    if (count := len(arrays.features.layers)) > MOST_FEATURES:
+        raise UnsupportedModelError(
+            f"the native engine reads {MOST_FEATURES} hidden states for a head, and {name} reads {count}: use backend "
+            "'transformers', or drafter 'lookup'"
         )
     ropes, magnitude = rope_of(config)
     numbers = Hyperparameters(
