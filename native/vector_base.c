@@ -1,4 +1,4 @@
-#define WIDTH 1
+#define PORTABLE /* on ARM too */
 #include "vector_kernels.h"
 
 const VectorKernels vector_base = VECTOR_KERNELS;

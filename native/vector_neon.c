@@ -1,4 +1,3 @@
-#define WIDTH 4
 #include "vector_kernels.h"
 
 const VectorKernels vector_neon = VECTOR_KERNELS;
