@@ -6,7 +6,7 @@
 #include "platform.h"
 
 /* A thread whose CPU another process holds makes all others wait at the next barrier, for as long as that process runs.
- * So the pool counts what such waits cost, and works with a thread fewer where that costs less; now and then it tries
+ * So the pool adds up what such waits cost, and works with a thread fewer where that costs less; now and then it tries
  * all threads again. What they compute does not depend on how many they are. */
 
 enum {
@@ -15,16 +15,19 @@ enum {
     PAUSES_BEFORE_SLEEP = 60000,
     /* At a barrier the others are on their way: only a CPU that another process holds makes the wait long. */
     PAUSES_BEFORE_YIELD = 2000,
-    /* Nanoseconds of a wait that a system's scheduler makes, not an uneven share of the work. */
-    LATE = 500000,
-    /* Tasks with fewer threads before all are tried again: at first, and at most. Each trial that fails doubles them.
-     */
-    FIRST_REST = 64,
-    LONGEST_REST = 4096,
     CACHE_LINE = 64,
 };
 
-static const double FADING = 0.875; /* of what earlier tasks lost, at each task */
+/* Nanoseconds. */
+enum {
+    /* A wait that a system's scheduler makes, not an uneven share of the work. */
+    LATE = 500000,
+    /* What tasks lose is a mean over so long: a single wait of a few milliseconds says little. */
+    WINDOW = 50000000,
+    /* With fewer threads, until all are tried again: at first, and at most. Each trial that fails doubles it. */
+    FIRST_REST = 50000000,
+};
+static const int64_t LONGEST_REST = 5000000000;
 
 /* Counters that different threads write lie in cache lines of their own. */
 typedef struct {
@@ -44,9 +47,9 @@ struct Pool {
     Signal *turn; /* its lock is held while a task runs */
     void (*task)(void *, int, int);
     void *argument;
-    double late, total; /* nanoseconds of the last tasks: lost by waits, and all */
-    int rest;           /* tasks with fewer threads from one trial to the next */
-    int until_trial;    /* of them are left */
+    double lost;        /* of the last tasks' time, by waits */
+    int64_t rest;       /* nanoseconds with fewer threads until all are tried again */
+    int64_t trial;      /* when all threads are tried again, or were last */
     atomic_int holders; /* models that run on it */
     atomic_int stopping;
     _Alignas(CACHE_LINE) atomic_int finished;
@@ -119,7 +122,7 @@ Pool *new_pool(int threads) {
     Pool *pool = allocate(sizeof *pool);
     if (!pool)
         return NULL;
-    pool->rest = FIRST_REST;
+    pool->trial = -LONGEST_REST;
     pool->holders = 1;
     pool->signal = new_signal();
     pool->turn = new_signal();
@@ -176,29 +179,27 @@ static void end_waiting(Worker *worker, int64_t began) {
 }
 
 /* Take fewer threads for the next tasks, or all of them again, by what the last ones lost. */
-static void choose_threads(Pool *pool, int64_t duration) {
+static void choose_threads(Pool *pool, int64_t duration, int64_t now) {
     int64_t late = 0;
     for (int number = 0; number < pool->active; number++) {
         late += pool->workers[number]->late;
         pool->workers[number]->late = 0;
     }
-    pool->total = FADING * pool->total + (double)duration;
-    pool->late = FADING * pool->late + (double)late / (pool->active > 1 ? pool->active - 1 : 1);
+    const double mean_late = pool->active > 1 ? (double)late / (pool->active - 1) : 0;
+    pool->lost += (mean_late - pool->lost * (double)duration) / (double)(duration > WINDOW ? duration : WINDOW);
     /* A thread fewer takes n / (n - 1) times as long: as much as is lost where 1 / n of the time is. */
-    if (pool->active > 1 && pool->late * pool->active > pool->total) {
-        if (pool->active == pool->threads && pool->rest < LONGEST_REST)
-            pool->rest *= 2;
+    if (pool->active > 1 && pool->lost * pool->active > 1) {
+        if (pool->active == pool->threads)
+            pool->rest = now - pool->trial > LONGEST_REST ? FIRST_REST : pool->rest * 2;
+        if (pool->rest > LONGEST_REST)
+            pool->rest = LONGEST_REST;
         pool->active--;
-        pool->until_trial = pool->rest;
-        pool->late = 0;
-    } else if (pool->active == pool->threads) {
-        if (pool->until_trial > -LONGEST_REST)
-            pool->until_trial--;
-        else
-            pool->rest = FIRST_REST;
-    } else if (--pool->until_trial <= 0) {
+        pool->trial = now + pool->rest;
+        pool->lost = 0;
+    } else if (pool->active < pool->threads && now > pool->trial) {
         pool->active = pool->threads;
-        pool->late = pool->total = 0;
+        pool->trial = now;
+        pool->lost = 0;
     }
 }
 
@@ -218,7 +219,8 @@ void pool_run(Pool *pool, void (*task)(void *argument, int thread, int threads),
     for (unsigned pause = 0; atomic_load_explicit(&pool->finished, memory_order_acquire) != others; pause++)
         keep_waiting(pause, &waiting);
     end_waiting(pool->workers[0], waiting);
-    choose_threads(pool, nanoseconds() - began);
+    const int64_t now = nanoseconds();
+    choose_threads(pool, now - began, now);
     unlock_signal(pool->turn);
 }
 

@@ -1,12 +1,11 @@
-/* Does the pool run its tasks whole, and leave out a thread that is always late? Returns 0 if so.
+/* Does the pool run its tasks whole, and leave out a thread that is always late, and no other? Returns 0 if so.
  * tests/models/native/test_pool.py runs it. */
+#include "../pool.c"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "../platform.h"
-#include "../pool.h"
-
-enum { MOST_THREADS = 4, BARRIERS = 6, TASKS = 300, LATE_TASKS = 200, MOST_REST = 10000 };
+enum { MOST_THREADS = 4, BARRIERS = 6, TASKS = 300, LATE_TASKS = 200, MOST_REST = 10000000 };
 
 typedef struct {
     Pool *pool;
@@ -81,8 +80,45 @@ static int check_threads(int threads) {
     return errors;
 }
 
+/* Tell the pool of tasks of `duration` nanoseconds, `late` of them lost; the threads of the next one. */
+static int report(Pool *pool, int64_t *clock, int tasks, int64_t duration, int64_t late) {
+    for (int i = 0; i < tasks; i++) {
+        pool->workers[0]->late = late;
+        choose_threads(pool, duration, *clock += duration);
+    }
+    return pool->active;
+}
+
+/* What the pool makes of waits, by a clock of its own. */
+static int check_choice(void) {
+    enum { MS = 1000000 };
+    Pool *pool = new_pool(2);
+    if (!pool)
+        return 1;
+    int64_t clock = 1000LL * MS;
+    int errors = report(pool, &clock, 1, 3 * MS, 2 * MS) != 2; /* the first task of all */
+    errors += report(pool, &clock, 50, MS / 50, 0) != 2;
+    errors += report(pool, &clock, 1, 6 * MS, 5 * MS) != 2; /* one wait, among short tasks */
+    errors += report(pool, &clock, 20, 4 * MS, 1 * MS) != 2;
+    errors += report(pool, &clock, 20, 4 * MS, 3 * MS) != 1; /* a CPU is held */
+    int64_t began = clock;
+    while (pool->active == 1 && clock < 10000LL * MS)
+        report(pool, &clock, 1, MS, 0);
+    const int64_t rest = clock - began;
+    errors += report(pool, &clock, 1, 3 * MS, 2 * MS) != 2; /* a trial is not judged by one wait */
+    errors += report(pool, &clock, 1, 200 * MS, 150 * MS) != 1;
+    began = clock;
+    while (pool->active == 1 && clock < 10000LL * MS)
+        report(pool, &clock, 1, MS, 0);
+    errors += rest > FIRST_REST + MS || clock - began < 2 * FIRST_REST || clock - began > 2 * FIRST_REST + MS;
+    if (errors)
+        fprintf(stderr, "%d wrong choices of threads\n", errors);
+    free_pool(pool);
+    return errors;
+}
+
 int main(void) {
-    int errors = 0;
+    int errors = check_choice();
     for (int threads = 1; threads <= MOST_THREADS; threads++)
         errors += check_threads(threads);
     printf("%d errors\n", errors);
