@@ -2,8 +2,6 @@
 
 #include <string.h>
 
-#include "kernels.h"
-
 /* Bits of the answer of available_sets. */
 enum { SET_AVX2 = 1, SET_AVX_VNNI = 2, SET_AVX512_VNNI = 4, SET_NEON_DOT = 8 };
 

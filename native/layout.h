@@ -105,6 +105,17 @@ typedef struct {
     int16_t minus_pair[2];   /* the same, for multiply-adds of pairs */
 } ActivationGroup;
 
+/* All but the values of a group: its largest magnitude and the sums of its halves are known. */
+ALWAYS_INLINE void describe_group(ActivationGroup *group, float largest, int low_sum, int high_sum) {
+    group->scale = largest / 127;
+    group->scaled_sum = group->scale * (float)(low_sum + high_sum);
+    group->minus_sum = -(low_sum + high_sum);
+    group->minus_halves[0] = -low_sum;
+    group->minus_halves[1] = -high_sum;
+    group->minus_pair[0] = (int16_t)-low_sum;
+    group->minus_pair[1] = (int16_t)-high_sum;
+}
+
 /* Columns that a block of `columns` takes: those that kernels are compiled for. */
 ALWAYS_INLINE int padded_columns(int columns) { return columns <= 8 ? columns : (columns + 1) / 2 * 2; }
 

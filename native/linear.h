@@ -18,10 +18,7 @@ typedef struct {
     const uint8_t *groups;
 } Activations;
 
-/* One row of the table for each instruction set. */
 typedef struct {
-    const char *name; /* "base", "avx2", "avx-vnni", "avx512-vnni", "neon" */
-
     /* Quantize groups [first_group, last_group) of `count` columns of `inputs` numbers (a multiple of 32) into
      * `groups`, a buffer of activation_bytes(count, inputs). Ranges may be quantized by different threads. */
     void (*quantize)(const float *values, int64_t stride, int64_t inputs, int count, int64_t first_group,
@@ -32,6 +29,8 @@ typedef struct {
     void (*multiply)(const PackedMatrix *matrix, int64_t first_tile, int64_t last_tile, const Activations *x, float *y,
                      int64_t y_stride);
 } LinearKernels;
+
+extern const LinearKernels linear_base, linear_avx2, linear_avx_vnni, linear_avx512, linear_neon;
 
 /* Bytes of quantized activations, the same for every instruction set. */
 size_t activation_bytes(int count, int64_t inputs);

@@ -1,11 +1,16 @@
 /* Linear layers with AVX2: 8 rows (half a tile) a register, up to 8 columns at a time. Compiled twice: with AVX_VNNI
  * defined, dot products of quads are one instruction. */
-#include <immintrin.h>
-#include <string.h>
+#define WIDTH 8
+#include "lanes.h"
+#include "layout.h"
 
-#include "kernels.h"
+enum { STRIP_ROWS = 8, MOST_COLUMNS = 8, MOST_FLOAT_COLUMNS = 6, MOST_CHAINS = 1 };
 
-enum { MOST_COLUMNS = 8, MOST_FLOAT_COLUMNS = 6, HALF_ROWS = 8 };
+#define FOR_QUANTIZED_COLUMNS(X, FORMAT)                                                                               \
+    X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6) X(FORMAT, 7) X(FORMAT, 8)
+#define FOR_FLOAT_COLUMNS(X, FORMAT) X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6)
+
+typedef Whole Codes;
 
 ALWAYS_INLINE float largest_of(__m256 values) {
     __m128 four = _mm_max_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1));
@@ -40,24 +45,35 @@ static void quantize_group(const float *values, ActivationGroup *group) {
     describe_group(group, largest, low_sum, high_sum);
 }
 
-static void quantize(const float *values, int64_t stride, int64_t inputs, int count, int64_t first_group,
-                     int64_t last_group, uint8_t *groups) {
-    quantize_blocks(quantize_group, values, stride, inputs, count, first_group, last_group, groups);
+ALWAYS_INLINE Codes load_line(const uint8_t *line) { return (Codes)_mm256_loadu_si256((const __m256i *)line); }
+
+/* Bits of other bytes come in from the side, and are masked. */
+ALWAYS_INLINE Codes take_bits(Codes bytes, int from, int to, int count) {
+    __m256i moved = (__m256i)bytes;
+    if (from > to)
+        moved = _mm256_srli_epi16(moved, from - to);
+    if (from < to)
+        moved = _mm256_slli_epi16(moved, to - from);
+    return (Codes)_mm256_and_si256(moved, _mm256_set1_epi8((char)(((1 << count) - 1) << to)));
 }
 
-ALWAYS_INLINE __m256 load_halves(const void *source) {
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)source));
+ALWAYS_INLINE Codes flipped(Codes codes) {
+    return (Codes)_mm256_xor_si256((__m256i)codes, _mm256_set1_epi8((char)128));
 }
 
-ALWAYS_INLINE __m256i load_signed_bytes(const uint8_t *source) {
-    return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)source));
+ALWAYS_INLINE Codes signed_values(Codes codes) {
+    const __m256i values = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)IQ4_VALUES));
+    return (Codes)_mm256_shuffle_epi8(values, (__m256i)codes);
 }
 
-ALWAYS_INLINE __m256i load_unsigned_bytes(const uint8_t *source) {
-    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)source));
-}
+ALWAYS_INLINE Whole all_whole(int32_t whole) { return (Whole)_mm256_set1_epi32(whole); }
 
-ALWAYS_INLINE __m256i load_line(const uint8_t *source) { return _mm256_loadu_si256((const __m256i *)source); }
+/* By a shift: compilers make a product one of scalars, which takes another way to all lanes. */
+ALWAYS_INLINE Whole zero_product(int32_t minus_sum, int zero) {
+    if (!zero)
+        return all_whole(0);
+    return (Whole)_mm256_slli_epi32(_mm256_set1_epi32(minus_sum), __builtin_ctz((unsigned)zero));
+}
 
 /* Four bytes or two int16 of a column, for all rows. */
 ALWAYS_INLINE __m256i broadcast_word(const void *source) {
@@ -66,133 +82,35 @@ ALWAYS_INLINE __m256i broadcast_word(const void *source) {
     return _mm256_set1_epi32(word);
 }
 
-/* Bits `from`.. of each byte, moved to `to`; bits of other bytes come in from the side, and are masked. */
-ALWAYS_INLINE __m256i take_bits(__m256i bytes, int from, int to, int count) {
-    if (from > to)
-        bytes = _mm256_srli_epi16(bytes, from - to);
-    if (from < to)
-        bytes = _mm256_slli_epi16(bytes, to - from);
-    return _mm256_and_si256(bytes, _mm256_set1_epi8((char)(((1 << count) - 1) << to)));
-}
-
-/* A register for each quad of the group. `lines` begins at this half of the tile. Codes of 8 rows; wide codes: as
- * unsigned bytes with AVX-VNNI, else as the signed weights. */
-ALWAYS_INLINE void load_codes(const Layout layout, const uint8_t *lines, __m256i codes[GROUP_QUADS]) {
-    const int low = layout.low_bits, high = layout.high_bits;
-    UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
-        codes[q] = load_line(lines + LINE_BYTES * plane_line(low, q));
-        if (low < 8)
-            codes[q] = take_bits(codes[q], plane_bit(low, q), 0, low);
-    }
-    if (high) {
-        UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
-            __m256i line = load_line(lines + LINE_BYTES * (low + plane_line(high, q)));
-            codes[q] = _mm256_or_si256(codes[q], take_bits(line, plane_bit(high, q), low, high));
-        }
-    }
-    if (layout.table) {
-        const __m256i values = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)IQ4_VALUES));
-        UNROLL for (int q = 0; q < GROUP_QUADS; q++)
-            codes[q] = _mm256_shuffle_epi8(values, codes[q]);
-    }
-#ifdef AVX_VNNI
-    const int flip = layout.table;
-#else
-    const int flip = layout.low_bits == 8;
-#endif
-    if (flip) {
-        UNROLL for (int q = 0; q < GROUP_QUADS; q++)
-            codes[q] = _mm256_xor_si256(codes[q], _mm256_set1_epi8((char)128));
-    }
-}
-
-/* What product_of multiplies by: integers, or pairs of the same int16. */
-ALWAYS_INLINE __m256i factor_of(__m256i integers) {
-#ifdef AVX_VNNI
-    return integers;
-#else
-    return _mm256_blend_epi16(integers, _mm256_slli_epi32(integers, 16), 0xaa);
-#endif
-}
-
 /* Pairs of int16 from two registers of integers. */
-ALWAYS_INLINE __m256i pair_of(__m256i low, __m256i high) {
-    return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
+ALWAYS_INLINE __m256i pairs_of(Whole low, Whole high) {
+    return _mm256_blend_epi16((__m256i)low, _mm256_slli_epi32((__m256i)high, 16), 0xaa);
 }
 
-/* Scales of 8 rows in a group. */
-typedef struct {
-    __m256 scale, minimum;
-    __m256i factors[2];    /* of the halves of the group's inputs */
-    __m256i minus_factors; /* zero times factors, or minima; as pairs of int16 */
-} TileScales;
-
-ALWAYS_INLINE TileScales load_scales(const Layout layout, const uint8_t *header, int group, int first_row) {
-    TileScales scales;
-    if (layout.scales == SCALES_OF_GROUPS) {
-        scales.scale = load_halves(header + 2 * (TILE_ROWS * group + first_row));
-        if (layout.minima)
-            scales.minimum = load_halves(header + 2 * (TILE_ROWS * (layout.record_groups + group) + first_row));
-        return scales;
-    }
-    const uint8_t *bytes = header + super_scale_offset(layout) + first_row;
-    scales.scale = load_halves(header + 2 * first_row);
-    if (layout.minima)
-        scales.minimum = load_halves(header + 2 * (TILE_ROWS + first_row));
-    if (layout.scales == SCALES_OF_BLOCKS) {
-        scales.scale = _mm256_mul_ps(scales.scale, _mm256_cvtepi32_ps(load_signed_bytes(bytes + TILE_ROWS * group)));
-        if (layout.minima) {
-            __m256i minima = load_unsigned_bytes(bytes + super_scale_bytes(layout) + TILE_ROWS * group);
-            __m256 negative = _mm256_xor_ps(scales.minimum, _mm256_set1_ps(-0.0f));
-            scales.minimum = _mm256_mul_ps(negative, _mm256_cvtepi32_ps(minima));
-        }
-        return scales;
-    }
-    const uint8_t *low = bytes + 2 * TILE_ROWS * group, *high = low + TILE_ROWS;
-    if (layout.minima) { /* Q2_K */
-        const __m256i mask = _mm256_set1_epi32(15), low_pair = load_unsigned_bytes(low),
-                      high_pair = load_unsigned_bytes(high);
-        scales.factors[0] = factor_of(_mm256_and_si256(low_pair, mask));
-        scales.factors[1] = factor_of(_mm256_and_si256(high_pair, mask));
-        scales.minus_factors = pair_of(_mm256_srli_epi32(low_pair, 4), _mm256_srli_epi32(high_pair, 4));
-        return scales;
-    }
-    const __m256i halves[2] = {load_signed_bytes(low), load_signed_bytes(high)};
-    scales.factors[0] = factor_of(halves[0]);
-    scales.factors[1] = factor_of(halves[1]);
-    scales.minus_factors = _mm256_slli_epi16(pair_of(halves[0], halves[1]), __builtin_ctz((unsigned)layout.zero | 256));
-    return scales;
-}
-
-/* -zero * the sum of a column's values. */
-ALWAYS_INLINE __m256i zero_product(const Layout layout, const ActivationGroup *x) {
-    if (!layout.zero)
-        return _mm256_setzero_si256();
-    return _mm256_slli_epi32(_mm256_set1_epi32(x->minus_sum), __builtin_ctz((unsigned)layout.zero | 256));
+ALWAYS_INLINE Whole minima_product(const Whole minima[2], const ActivationGroup *x) {
+    return (Whole)_mm256_madd_epi16(pairs_of(minima[0], minima[1]), broadcast_word(x->minus_pair));
 }
 
 #ifdef AVX_VNNI
 
-/* The sum of (code - zero) * activation over all quads. */
-ALWAYS_INLINE __m256i product_of_group(const Layout layout, const __m256i codes[GROUP_QUADS],
-                                       const ActivationGroup *x) {
-    __m256i product = zero_product(layout, x);
-    UNROLL for (int q = 0; q < GROUP_QUADS; q++)
-        product = _mm256_dpbusd_avx_epi32(product, codes[q], broadcast_word(x->values + 4 * q));
-    return product;
-}
+enum { SIGNED_CODES = 0 };
 
-/* A factor * the sum of code * activation over the quads of a half. */
-ALWAYS_INLINE __m256i product_of_half(const Layout layout, const __m256i codes[GROUP_QUADS], const ActivationGroup *x,
-                                      const int half, __m256i factor) {
-    (void)layout;
-    __m256i product = _mm256_setzero_si256();
-    UNROLL for (int q = 4 * half; q < 4 * half + 4; q++)
-        product = _mm256_dpbusd_avx_epi32(product, codes[q], broadcast_word(x->values + 4 * q));
-    return _mm256_mullo_epi32(product, factor);
+ALWAYS_INLINE Codes wide_codes(Codes codes) { return codes; }
+
+ALWAYS_INLINE Codes table_values(Codes codes) { return flipped(signed_values(codes)); }
+
+ALWAYS_INLINE void add_quad(Whole *sum, Codes codes, const int8_t *values, const int quad) {
+    *sum = (Whole)_mm256_dpbusd_avx_epi32((__m256i)*sum, (__m256i)codes, broadcast_word(values + 4 * quad));
 }
 
 #else
+
+#define OWN_PRODUCTS
+enum { SIGNED_CODES = 1 };
+
+ALWAYS_INLINE Codes wide_codes(Codes codes) { return flipped(codes); }
+
+ALWAYS_INLINE Codes table_values(Codes codes) { return signed_values(codes); }
 
 /* How many quads add up in 16 bits: 2 * 127 * the largest code for each. At least half of those that product_of adds.
  */
@@ -208,24 +126,24 @@ ALWAYS_INLINE __m256i in_order(__m256i sum) {
 
 /* The sum of weight * activation over all quads; codes are the signed weights. Unsigned times signed is |weight| times
  * the activation with the weight's sign. */
-ALWAYS_INLINE __m256i product_of_signed(const __m256i codes[GROUP_QUADS], const ActivationGroup *x) {
+ALWAYS_INLINE __m256i product_of_signed(const Codes codes[GROUP_QUADS], const ActivationGroup *x) {
     __m256i product = _mm256_setzero_si256();
     UNROLL for (int q = 0; q < GROUP_QUADS; q++) {
-        __m256i values = _mm256_sign_epi8(broadcast_word(x->values + 4 * q), codes[q]);
-        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes[q]), values);
+        __m256i values = _mm256_sign_epi8(broadcast_word(x->values + 4 * q), (__m256i)codes[q]);
+        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)codes[q]), values);
         product = _mm256_add_epi32(product, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
     return product;
 }
 
 /* The sum of code * activation over quads first..last, times factors (pairs of int16). */
-ALWAYS_INLINE __m256i product_of(const Layout layout, const __m256i codes[GROUP_QUADS], const ActivationGroup *x,
+ALWAYS_INLINE __m256i product_of(const Layout layout, const Codes codes[GROUP_QUADS], const ActivationGroup *x,
                                  const int first, const int last, __m256i factors) {
-    __m256i even = _mm256_maddubs_epi16(codes[first], broadcast_word(x->values + 4 * first));
-    __m256i odd = _mm256_maddubs_epi16(codes[first + 1], broadcast_word(x->values + 4 * (first + 1)));
+    __m256i even = _mm256_maddubs_epi16((__m256i)codes[first], broadcast_word(x->values + 4 * first));
+    __m256i odd = _mm256_maddubs_epi16((__m256i)codes[first + 1], broadcast_word(x->values + 4 * (first + 1)));
     UNROLL for (int q = first + 2; q < last; q += 2) {
-        __m256i next_even = _mm256_maddubs_epi16(codes[q], broadcast_word(x->values + 4 * q));
-        __m256i next_odd = _mm256_maddubs_epi16(codes[q + 1], broadcast_word(x->values + 4 * (q + 1)));
+        __m256i next_even = _mm256_maddubs_epi16((__m256i)codes[q], broadcast_word(x->values + 4 * q));
+        __m256i next_odd = _mm256_maddubs_epi16((__m256i)codes[q + 1], broadcast_word(x->values + 4 * (q + 1)));
         even = in_order(_mm256_add_epi16(even, next_even));
         odd = in_order(_mm256_add_epi16(odd, next_odd));
     }
@@ -234,127 +152,36 @@ ALWAYS_INLINE __m256i product_of(const Layout layout, const __m256i codes[GROUP_
     return _mm256_add_epi32(_mm256_madd_epi16(even, factors), _mm256_madd_epi16(odd, factors));
 }
 
-ALWAYS_INLINE __m256i product_of_group(const Layout layout, const __m256i codes[GROUP_QUADS],
-                                       const ActivationGroup *x) {
-    if (layout.zero == 128)
-        return product_of_signed(codes, x);
-    __m256i product = product_of(layout, codes, x, 0, GROUP_QUADS, _mm256_set1_epi16(1));
-    return layout.zero ? _mm256_add_epi32(product, zero_product(layout, x)) : product;
-}
-
-ALWAYS_INLINE __m256i product_of_half(const Layout layout, const __m256i codes[GROUP_QUADS], const ActivationGroup *x,
-                                      const int half, __m256i factor) {
-    return product_of(layout, codes, x, 4 * half, 4 * half + 4, factor);
+/* With SCALES_OF_HALVES factors are multiplied in pairs of products, before these are added. */
+ALWAYS_INLINE void group_products(const Layout layout, const int most, const int columns,
+                                  const Codes codes[GROUP_QUADS], const Whole factors[2], const ActivationGroup *x,
+                                  Whole *products) {
+    (void)most, (void)columns; /* one */
+    if (layout.zero == 128) {
+        *products = (Whole)product_of_signed(codes, x);
+        return;
+    }
+    if (layout.scales != SCALES_OF_HALVES) {
+        const __m256i product = product_of(layout, codes, x, 0, GROUP_QUADS, _mm256_set1_epi16(1));
+        *products = (Whole)product + zero_product(x->minus_sum, layout.zero);
+        return;
+    }
+    const __m256i low = pairs_of(factors[0], factors[0]), high = pairs_of(factors[1], factors[1]);
+    const __m256i zeros =
+        _mm256_slli_epi16(_mm256_blend_epi16(low, high, 0xaa), __builtin_ctz((unsigned)layout.zero | 256));
+    __m256i product =
+        _mm256_add_epi32(product_of(layout, codes, x, 0, 4, low), product_of(layout, codes, x, 4, 8, high));
+    if (layout.zero)
+        product = _mm256_add_epi32(product, _mm256_madd_epi16(zeros, broadcast_word(x->minus_pair)));
+    *products = (Whole)product;
 }
 
 #endif
 
-/* sums + the group's part of a column. */
-ALWAYS_INLINE __m256 add_group(const Layout layout, const __m256i codes[GROUP_QUADS], const TileScales *scales,
-                               const ActivationGroup *x, __m256 sums) {
-    __m256i product = product_of_group(layout, codes, x);
-    sums = _mm256_fmadd_ps(_mm256_mul_ps(scales->scale, _mm256_set1_ps(x->scale)), _mm256_cvtepi32_ps(product), sums);
-    return layout.minima ? _mm256_fmadd_ps(scales->minimum, _mm256_set1_ps(x->scaled_sum), sums) : sums;
-}
-
-/* The same of SCALES_OF_HALVES. */
-ALWAYS_INLINE __m256 add_halves(const Layout layout, const __m256i codes[GROUP_QUADS], const TileScales *scales,
-                                const ActivationGroup *x, __m256 sums) {
-    const __m256 scale = _mm256_set1_ps(x->scale);
-    __m256i product = _mm256_add_epi32(product_of_half(layout, codes, x, 0, scales->factors[0]),
-                                       product_of_half(layout, codes, x, 1, scales->factors[1]));
-    __m256i minus = _mm256_madd_epi16(scales->minus_factors, broadcast_word(x->minus_pair));
-    if (!layout.minima)
-        product = _mm256_add_epi32(product, minus);
-    sums = _mm256_fmadd_ps(_mm256_mul_ps(scales->scale, scale), _mm256_cvtepi32_ps(product), sums);
-    if (!layout.minima)
-        return sums;
-    return _mm256_fmadd_ps(_mm256_mul_ps(scales->minimum, scale), _mm256_cvtepi32_ps(minus), sums);
-}
-
-ALWAYS_INLINE void prefetch(const uint8_t *source, int bytes) {
-    UNROLL for (int offset = 0; offset < bytes; offset += 64)
-        _mm_prefetch((const char *)source + PREFETCH_BYTES + offset, _MM_HINT_T0);
-}
-
-/* Eight rows of a tile. The first half fetches ahead for both. */
-ALWAYS_INLINE void multiply_half(const Layout layout, const int columns, const int first_row, const TileWork *work) {
-    const ActivationGroup *x = work->groups;
-    const uint8_t *lines = work->tile, *header = lines;
-    __m256 sums[MOST_COLUMNS];
-    UNROLL for (int c = 0; c < columns; c++)
-        sums[c] = _mm256_setzero_ps();
-    for (int64_t g = 0; g < work->inputs / GROUP_SIZE; g++) {
-        const int slot = (int)(g % layout.record_groups);
-        if (slot == 0) { /* a record begins */
-            header = lines;
-            if (first_row == 0)
-                prefetch(header, header_bytes(layout));
-            lines += header_bytes(layout);
-        }
-        __m256i codes[GROUP_QUADS];
-        if (first_row == 0)
-            prefetch(lines, code_bytes(layout));
-        load_codes(layout, lines + 4 * first_row, codes);
-        const TileScales scales = load_scales(layout, header, slot, first_row);
-        UNROLL for (int c = 0; c < columns; c++)
-            sums[c] = layout.scales == SCALES_OF_HALVES ? add_halves(layout, codes, &scales, x + c, sums[c])
-                                                        : add_group(layout, codes, &scales, x + c, sums[c]);
-        lines += code_bytes(layout);
-        x += work->group_stride;
-    }
-    UNROLL for (int c = 0; c < columns; c++)
-        if (c < work->stored)
-            _mm256_storeu_ps(work->y + c * work->y_stride + first_row, sums[c]);
-}
-
-ALWAYS_INLINE void multiply_tile(const Layout layout, const int columns, const TileWork *work) {
-    multiply_half(layout, columns, 0, work);
-    multiply_half(layout, columns, HALF_ROWS, work);
-}
-
-ALWAYS_INLINE __m256 load_weights(const int format, const uint8_t *tile, int64_t index) {
-    if (format == FORMAT_F32)
-        return _mm256_loadu_ps((const float *)(const void *)tile + index);
-    if (format == FORMAT_F16)
-        return load_halves(tile + 2 * index);
-    __m128i bits = _mm_loadu_si128((const __m128i *)(tile + 2 * index));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-}
-
-ALWAYS_INLINE void multiply_floats(const int format, const int columns, const TileWork *work) {
-    __m256 low[MOST_FLOAT_COLUMNS], high[MOST_FLOAT_COLUMNS];
-    UNROLL for (int c = 0; c < columns; c++)
-        low[c] = high[c] = _mm256_setzero_ps();
-    for (int64_t i = 0; i < work->inputs; i++) {
-        const __m256 low_weights = load_weights(format, work->tile, TILE_ROWS * i);
-        const __m256 high_weights = load_weights(format, work->tile, TILE_ROWS * i + HALF_ROWS);
-        UNROLL for (int c = 0; c < columns; c++) {
-            const __m256 value = _mm256_set1_ps(work->values[c * work->stride + i]);
-            low[c] = _mm256_fmadd_ps(low_weights, value, low[c]);
-            high[c] = _mm256_fmadd_ps(high_weights, value, high[c]);
-        }
-    }
-    UNROLL for (int c = 0; c < columns; c++) {
-        _mm256_storeu_ps(work->y + c * work->y_stride, low[c]);
-        _mm256_storeu_ps(work->y + c * work->y_stride + HALF_ROWS, high[c]);
-    }
-}
-
-#define FOR_QUANTIZED_COLUMNS(X, FORMAT)                                                                               \
-    X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6) X(FORMAT, 7) X(FORMAT, 8)
-#define FOR_FLOAT_COLUMNS(X, FORMAT) X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6)
-
-KERNEL_TABLE(KERNELS)
-
-static void multiply(const PackedMatrix *matrix, int64_t first_tile, int64_t last_tile, const Activations *x, float *y,
-                     int64_t y_stride) {
-    multiply_tiles(KERNELS[matrix->format], format_is_quantized(matrix->format) ? MOST_COLUMNS : MOST_FLOAT_COLUMNS,
-                   matrix, first_tile, last_tile, x, y, y_stride);
-}
+#include "linear_kernels.h"
 
 #ifdef AVX_VNNI
-const LinearKernels linear_avx_vnni = {"avx-vnni", quantize, multiply};
+const LinearKernels linear_avx_vnni = {quantize, multiply};
 #else
-const LinearKernels linear_avx2 = {"avx2", quantize, multiply};
+const LinearKernels linear_avx2 = {quantize, multiply};
 #endif

@@ -38,26 +38,26 @@ static void rms_norm(const float *x, const float *weight, int64_t length, float 
         }
     Lanes factor = all(1.0f / sqrtf(add_lanes(sums) / (float)length + epsilon));
     for (int64_t i = 0; i < length; i += WIDTH)
-        store(y + i, times(times(load(x + i), factor), load(weight + i)));
+        store(y + i, load(x + i) * factor * load(weight + i));
 }
 
 static void add(float *x, const float *y, int64_t length) {
     for (int64_t i = 0; i < length; i += WIDTH)
-        store(x + i, plus(load(x + i), load(y + i)));
+        store(x + i, load(x + i) + load(y + i));
 }
 
 static void scale(float *x, float factor, int64_t length) {
     for (int64_t i = 0; i < length; i += WIDTH)
-        store(x + i, times(load(x + i), all(factor)));
+        store(x + i, load(x + i) * all(factor));
 }
 
 /* x / (1 + exp(-t)): x times the logistic function of t. */
-ALWAYS_INLINE Lanes gated(Lanes x, Lanes t) { return over(x, plus(all(1), exponential(minus(all(0), t)))); }
+ALWAYS_INLINE Lanes gated(Lanes x, Lanes t) { return x / (all(1) + exponential(all(0) - t)); }
 
 static void silu_gate(const float *gate, const float *up, int64_t length, float *y) {
     for (int64_t i = 0; i < length; i += WIDTH) {
         Lanes x = load(gate + i);
-        store(y + i, times(gated(x, x), load(up + i)));
+        store(y + i, gated(x, x) * load(up + i));
     }
 }
 
@@ -65,8 +65,8 @@ static void silu_gate(const float *gate, const float *up, int64_t length, float 
 static void gelu_gate(const float *gate, const float *up, int64_t length, float *y) {
     for (int64_t i = 0; i < length; i += WIDTH) {
         Lanes x = load(gate + i);
-        Lanes cubic = fused(times(times(x, x), x), all(0.044715f), x);
-        store(y + i, times(gated(x, times(cubic, all(1.5957691216f))), load(up + i)));
+        Lanes cubic = fused(x * x * x, all(0.044715f), x);
+        store(y + i, gated(x, cubic * all(1.5957691216f)) * load(up + i));
     }
 }
 
@@ -96,7 +96,7 @@ ALWAYS_INLINE Stored value_of(const int QUANTIZED, const HeadCache *cache, int c
 
 ALWAYS_INLINE Lanes load_numbers(const int QUANTIZED, const uint8_t *numbers, size_t index) {
     if (QUANTIZED)
-        return load_bytes((const int8_t *)numbers + index);
+        return lanes_of(load_signed(numbers + index));
     return load_halves((const uint16_t *)(const void *)numbers + index);
 }
 
@@ -120,7 +120,7 @@ ALWAYS_INLINE uint16_t store_scaled(const float *x, int8_t *bytes, size_t stride
     const uint16_t scale = half_from_float(most / 127.0f);
     const float rounded = float_from_half(scale), inverse = rounded > 0 ? 1.0f / rounded : 0.0f;
     for (int i = 0; i < SCALE_SIZE; i += WIDTH) {
-        const Lanes scaled = nearest(times(load(x + i), all(inverse)));
+        const Lanes scaled = nearest(load(x + i) * all(inverse));
         store(whole + i, larger(smaller(scaled, all(127.0f)), all(-127.0f)));
     }
     for (int i = 0; i < SCALE_SIZE; i++)
@@ -170,7 +170,7 @@ ALWAYS_INLINE void score_blocks(const int QUANTIZED, const int COUNT, const int 
                 const size_t index = (size_t)(j * WIDTH / 16) * block_size + (size_t)d * 16 + j * WIDTH % 16;
                 key[j] = load_numbers(QUANTIZED, keys.numbers, index);
                 if (QUANTIZED)
-                    key[j] = times(key[j], scale[j]);
+                    key[j] *= scale[j];
             }
             UNROLL for (int r = 0; r < COUNT; r++) {
                 Lanes q = all(queries[r].query[d]);
@@ -261,16 +261,16 @@ static NOINLINE void softmax(const Query *query, float scale_factor) {
     for (int i = 0; i < padded; i += 16)
         for (int part = 0; part < PARTS; part++) {
             float *place = weights + i + part * WIDTH;
-            store(place, exponential(times(minus(load(place), shift), factor)));
+            store(place, exponential((load(place) - shift) * factor));
             if (i + 16 > count)
                 for (int lane = 0; lane < WIDTH; lane++)
                     if (i + part * WIDTH + lane >= count)
                         place[lane] = 0;
-            sums[part] = plus(sums[part], load(place));
+            sums[part] += load(place);
         }
     Lanes inverse = all(1.0f / add_lanes(sums));
     for (int i = 0; i < padded; i += WIDTH)
-        store(weights + i, times(load(weights + i), inverse));
+        store(weights + i, load(weights + i) * inverse);
 }
 
 /* VECTORS vectors of a cell's value, from dimension d on. */
@@ -278,7 +278,7 @@ ALWAYS_INLINE void load_value(const int QUANTIZED, const int VECTORS, Stored val
     UNROLL for (int j = 0; j < VECTORS; j++) {
         part[j] = load_numbers(QUANTIZED, value.numbers, (size_t)(d + j * WIDTH));
         if (QUANTIZED)
-            part[j] = times(part[j], all_of_half(value.scales[(d + j * WIDTH) / SCALE_SIZE]));
+            part[j] *= all_of_half(value.scales[(d + j * WIDTH) / SCALE_SIZE]);
     }
 }
 
@@ -432,9 +432,9 @@ static void exponential_sums(const float *x, int64_t length, float shift, double
                 some = rest;
             }
             for (int part = 0; part < PARTS; part++) {
-                Lanes difference = larger(minus(load(some + part * WIDTH), all(shift)), all(-87.0f));
+                Lanes difference = larger(load(some + part * WIDTH) - all(shift), all(-87.0f));
                 Lanes e = exponential(difference);
-                sums[part] = plus(sums[part], e);
+                sums[part] += e;
                 weighted_sums[part] = fused(difference, e, weighted_sums[part]);
             }
         }
