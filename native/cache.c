@@ -124,7 +124,7 @@ int open_row(Cache *cache, int32_t *row) {
 
 /* Bytes of the packed rows of so many learned tokens. */
 static size_t learned_bytes(const Cache *cache, int32_t count) {
-    return ((size_t)count + TILE_ROWS - 1) / TILE_ROWS * cache->learned_tile_bytes;
+    return (size_t)tiles_of(count) * cache->learned_tile_bytes;
 }
 
 int reserve_learned(const Cache *cache, Row *row, int32_t count) {

@@ -1,8 +1,8 @@
 /* The C interface of draftree's native engine: what Python calls.
  *
- * The caller allocates all output, and C keeps no pointer of the caller's. Every function returns 0 or an error code; a
- * call that fails changes nothing. One thread at a time calls into a model; its pool shares the work of a call. Models
- * that share a pool may be called from different threads.
+ * The caller allocates all output, and C keeps no pointer of the caller's but those to files. Every function returns 0
+ * or an error code; a call that fails changes nothing. One thread at a time calls into a model; its pool shares the
+ * work of a call. Models that share a pool may be called from different threads.
  */
 #ifndef DRAFTREE_H
 #define DRAFTREE_H
@@ -28,7 +28,7 @@ typedef struct Model Model;
 
 /* A tensor in the file; format -1: the model has none. A vector has one row. */
 typedef struct {
-    int64_t offset; /* of its first byte, from the beginning of the first file */
+    int64_t offset; /* of its first byte, from the beginning of the first file on through all of them */
     int32_t format; /* formats.h */
     int32_t rows;
     int32_t columns;
@@ -115,19 +115,13 @@ typedef struct {
 } HeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
-#define DRAFTREE_VERSION "4"
+#define DRAFTREE_VERSION "5"
 const char *draftree_version(void);
 
 /* Names of the instruction sets that this CPU runs, separated by spaces, the portable one first. */
 const char *draftree_tiers(void);
 
-enum {
-    DRAFTREE_MOST_FILES = 1000,
-    DRAFTREE_FILE_STEP = 1 << 16, /* a multiple of every system's pages */
-};
-
-/* Map the files of a model, pack its weights. An offset counts from the beginning of the first file; each further one
- * begins behind the one before it, at the next multiple of DRAFTREE_FILE_STEP. Windows maps one file.
+/* Pack the weights of a model. files: the bytes of its files, which stay where they are until the model is freed.
  *
  * rope_frequencies: [rope_tables][rope_size / 2] radians a position, scaling included.
  * layer_rope, layer_window: [layers]; the row of rope_frequencies, and how many last tokens a layer attends to (0:
@@ -135,10 +129,10 @@ enum {
  * NULL or "": the best that there is. progress: from 0 to 1 while it packs; may be NULL. It returns nonzero to stop,
  * and the load fails. message: what is wrong with a file, for people.
  */
-int draftree_load(const char *const *paths, int32_t path_count, const Architecture *architecture,
-                  const double *rope_frequencies, const int32_t *layer_rope, const int32_t *layer_window,
-                  const TensorPlace *layer_tensors, const TensorPlace *model_tensors, int threads, const char *tier,
-                  int (*progress)(double), char message[256], Model **model);
+int draftree_load(const uint8_t *const *files, const int64_t *sizes, int32_t file_count,
+                  const Architecture *architecture, const double *rope_frequencies, const int32_t *layer_rope,
+                  const int32_t *layer_window, const TensorPlace *layer_tensors, const TensorPlace *model_tensors,
+                  int threads, const char *tier, int (*progress)(double), char message[256], Model **model);
 void draftree_free(Model *model);
 
 /* Run a model's passes on the threads of another one, which has as many; its own end. Both may be freed in any order.

@@ -59,6 +59,9 @@ typedef struct {
     const uint8_t *tiles;
 } PackedMatrix;
 
+/* Tiles of so many rows. */
+ALWAYS_INLINE int64_t tiles_of(int64_t rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
+
 /* Bytes of a tile; a multiple of 64. */
 size_t packed_tile_bytes(int format, int64_t columns);
 

@@ -125,7 +125,7 @@ void score_learned(const Part *part, int first_slot) {
                                       model->cache.learned_tile_bytes, row->learned_tiles};
         const Activations x =
             columns(part, part->normed + first * hidden, hidden, count, format_is_quantized(learned.format));
-        const Share own = share((learned.rows + TILE_ROWS - 1) / TILE_ROWS, part->thread, part->threads);
+        const Share own = share(tiles_of(learned.rows), part->thread, part->threads);
         part->linear->multiply(&learned, own.first, own.last, &x, logits + first * stride + outputs, stride);
     }
 }
@@ -151,8 +151,7 @@ static int pack_learned(const Model *model, Row *row, int32_t first) {
         const Learned *learned = row->learned + tile * TILE_ROWS;
         const int32_t left = row->learned_count - tile * TILE_ROWS, count = left < TILE_ROWS ? left : TILE_ROWS;
         for (int32_t i = 0; i < count; i++)
-            memcpy(rows + (size_t)i * row_bytes,
-                   target->files.data + place->offset + row_bytes * (size_t)learned[i].token, row_bytes);
+            memcpy(rows + (size_t)i * row_bytes, target->output_rows + row_bytes * (size_t)learned[i].token, row_bytes);
         pack_tile(place->format, place->columns, rows, row_bytes, count,
                   row->learned_tiles + (size_t)tile * model->cache.learned_tile_bytes);
     }
@@ -213,7 +212,7 @@ int list_slots(Model *model, const Pass *pass, int64_t slots) {
         most = own > most ? own : most;
     }
     model->slot_count = 0; /* their logits lie otherwise from now on */
-    model->logit_stride = output_stride(model) + (most + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    model->logit_stride = output_stride(model) + tiles_of(most) * TILE_ROWS;
     Slot *all = enlarged(model->slots, &model->slot_capacity, slots, sizeof *all);
     if (!all)
         return DRAFTREE_NO_MEMORY;

@@ -45,6 +45,9 @@ static const char *const HEAD_NAMES[HEAD_TENSORS] = {"input", "input bias", "fea
 
 /* What a model is loaded from. */
 typedef struct {
+    const uint8_t *const *files;
+    const int64_t *sizes;
+    int32_t file_count;
     const double *rope_frequencies;
     const int32_t *layer_rope, *layer_window; /* NULL: all 0 */
     const TensorPlace *layers;                /* [layers][LAYER_TENSORS] */
@@ -145,9 +148,22 @@ static Shape head_shape(const Model *model, int tensor) {
     }
 }
 
-static int check_tensor(const Shape *shape, const TensorPlace *place, size_t file_size, const char *name, int layer,
-                        char message[256]) {
-    char where[64];
+/* The first byte of a tensor, and how many its file has from there on. */
+static const uint8_t *find_bytes(const Source *source, const TensorPlace *place, int64_t *left) {
+    int64_t offset = place->offset;
+    for (int32_t i = 0; offset >= 0 && i < source->file_count; offset -= source->sizes[i++])
+        if (offset < source->sizes[i]) {
+            *left = source->sizes[i] - offset;
+            return source->files[i] + offset;
+        }
+    *left = 0;
+    return NULL;
+}
+
+static int check_tensor(const Shape *shape, const TensorPlace *place, const Source *source, const char *name,
+                        int layer) {
+    char where[64], *message = source->message;
+    int64_t left;
     if (layer < 0)
         snprintf(where, sizeof where, "%s", name);
     else
@@ -161,64 +177,20 @@ static int check_tensor(const Shape *shape, const TensorPlace *place, size_t fil
     if (!row_bytes)
         return fail(message, "the %s is of type %d, which the engine does not read in rows of %d", where, place->format,
                     place->columns);
-    if (place->offset < 0 || (uint64_t)place->offset > file_size ||
-        row_bytes > (file_size - (size_t)place->offset) / (size_t)place->rows)
+    find_bytes(source, place, &left);
+    if (row_bytes > (size_t)left / (size_t)place->rows)
         return fail(message, "the %s lies past the end of the file", where);
     return DRAFTREE_OK;
 }
 
-/* One matrix to pack: a tensor, and where its tiles go. */
-typedef struct {
-    const TensorPlace *place;
-    PackedMatrix *matrix;
-    uint8_t *tiles;
-    int64_t first_tile; /* among all tiles */
-} PackJob;
-
-typedef struct {
-    const uint8_t *file;
-    PackJob *jobs;
-    int64_t job_count;
-    int64_t tile_count;
-    atomic_llong next_tile;
-    atomic_int stopped;
-    int (*progress)(double);
-} Packing;
-
-static void pack_tiles(void *argument, int thread, int threads) {
-    enum { TILES_AT_ONCE = 16 };
-    (void)threads; /* each takes the next tiles */
-    Packing *packing = argument;
-    int64_t job = 0;
-    while (!atomic_load(&packing->stopped)) {
-        const int64_t begin = atomic_fetch_add(&packing->next_tile, TILES_AT_ONCE);
-        if (begin >= packing->tile_count)
-            return;
-        if (thread == 0 && packing->progress && packing->progress((double)begin / (double)packing->tile_count))
-            atomic_store(&packing->stopped, 1);
-        for (int64_t tile = begin; tile < begin + TILES_AT_ONCE && tile < packing->tile_count; tile++) {
-            while (job + 1 < packing->job_count && packing->jobs[job + 1].first_tile <= tile)
-                job++;
-            const PackJob *own = &packing->jobs[job];
-            const int64_t number = tile - own->first_tile, row = number * TILE_ROWS;
-            const int64_t left = own->place->rows - row;
-            const size_t row_bytes = format_row_bytes(own->place->format, own->place->columns);
-            pack_tile(own->place->format, own->place->columns,
-                      packing->file + own->place->offset + (size_t)row * row_bytes, row_bytes,
-                      left < TILE_ROWS ? (int)left : TILE_ROWS, own->tiles + (size_t)number * own->matrix->tile_bytes);
-        }
-    }
-}
-
 /* Everything that has a place in the model: matrices to pack, vectors to decode. Two rounds over all tensors: the first
- * adds up their memory, the second hands it out. */
+ * adds up their memory, the second hands it out and fills it. */
 typedef struct {
     Model *model;
+    const Source *source;
     uint8_t *memory; /* NULL in the first round */
-    size_t bytes;
-    PackJob *jobs;
-    int64_t job_count;
-    int64_t tile_count;
+    size_t bytes;    /* handed out */
+    int stopped;     /* by `progress` */
 } Layout;
 
 static uint8_t *take(Layout *layout, size_t bytes) {
@@ -228,37 +200,61 @@ static uint8_t *take(Layout *layout, size_t bytes) {
 }
 
 static void place_vector(Layout *layout, const TensorPlace *place, float **vector) {
+    int64_t left;
     if (place->format < 0)
         return;
     *vector = (float *)(void *)take(layout, (size_t)place->columns * sizeof(float));
     if (*vector)
-        format_decode_row(place->format, layout->model->files.data + place->offset, place->columns, *vector);
+        format_decode_row(place->format, find_bytes(layout->source, place, &left), place->columns, *vector);
 }
 
 /* A head's own embeddings are copied, not packed. */
 static void place_embeddings(Layout *layout, const TensorPlace *place) {
-    Model *model = layout->model;
+    int64_t left;
     if (place->format < 0)
         return;
     const size_t bytes = format_row_bytes(place->format, place->columns) * (size_t)place->rows;
     uint8_t *memory = take(layout, bytes);
     if (memory) {
-        memcpy(memory, model->files.data + place->offset, bytes);
-        model->embeddings = memory;
-        model->embedding_format = place->format;
+        memcpy(memory, find_bytes(layout->source, place, &left), bytes);
+        layout->model->embeddings = memory;
+        layout->model->embedding_format = place->format;
     }
 }
 
+typedef struct {
+    const PackedMatrix *matrix;
+    const uint8_t *rows; /* in the file */
+    uint8_t *tiles;
+    atomic_llong next_tile;
+} Packing;
+
+static void pack_tiles(void *argument, int thread, int threads) {
+    enum { TILES_AT_ONCE = 4 };
+    (void)thread, (void)threads; /* each takes the next tiles */
+    Packing *packing = argument;
+    const PackedMatrix *matrix = packing->matrix;
+    const size_t row_bytes = format_row_bytes(matrix->format, matrix->columns);
+    int64_t first;
+    while ((first = atomic_fetch_add(&packing->next_tile, TILES_AT_ONCE)) < tiles_of(matrix->rows))
+        for (int64_t tile = first; tile < first + TILES_AT_ONCE && tile < tiles_of(matrix->rows); tile++) {
+            const int64_t row = tile * TILE_ROWS, left = matrix->rows - row;
+            pack_tile(matrix->format, matrix->columns, packing->rows + (size_t)row * row_bytes, row_bytes,
+                      left < TILE_ROWS ? (int)left : TILE_ROWS, packing->tiles + (size_t)tile * matrix->tile_bytes);
+        }
+}
+
 static void place_matrix(Layout *layout, const TensorPlace *place, PackedMatrix *matrix) {
-    const int64_t tiles = (place->rows + TILE_ROWS - 1) / TILE_ROWS;
+    const Source *source = layout->source;
     const size_t tile_bytes = packed_tile_bytes(place->format, place->columns);
-    uint8_t *memory = take(layout, (size_t)tiles * tile_bytes);
-    if (memory) {
-        *matrix = (PackedMatrix){place->format, place->rows, place->columns, tile_bytes, memory};
-        layout->jobs[layout->job_count] = (PackJob){place, matrix, memory, layout->tile_count};
-    }
-    layout->job_count++;
-    layout->tile_count += tiles;
+    uint8_t *tiles = take(layout, (size_t)tiles_of(place->rows) * tile_bytes);
+    if (!tiles || layout->stopped)
+        return;
+    int64_t left;
+    *matrix = (PackedMatrix){place->format, place->rows, place->columns, tile_bytes, tiles};
+    Packing packing = {.matrix = matrix, .rows = find_bytes(source, place, &left), .tiles = tiles};
+    pool_run(layout->model->pool, pack_tiles, &packing);
+    layout->stopped = source->progress && source->progress((double)layout->bytes / (double)layout->model->weight_bytes);
 }
 
 static void place_layer(Layout *layout, const TensorPlace *places, Layer *layer) {
@@ -271,10 +267,10 @@ static void place_layer(Layout *layout, const TensorPlace *places, Layer *layer)
     }
 }
 
-static void place_all(Layout *layout, const Source *source) {
+static void place_all(Layout *layout) {
     Model *model = layout->model;
+    const Source *source = layout->source;
     layout->bytes = 0;
-    layout->job_count = layout->tile_count = 0;
     for (int layer = 0; layer < model->architecture.layers; layer++)
         place_layer(layout, source->layers + (size_t)layer * LAYER_TENSORS, &model->layers[layer]);
     place_vector(layout, &source->model[OUTPUT_NORM], &model->output_norm);
@@ -289,42 +285,31 @@ static void place_all(Layout *layout, const Source *source) {
 }
 
 static int read_weights(Model *model, const Source *source) {
-    Layout layout = {.model = model};
-    place_all(&layout, source);
-    layout.jobs = calloc((size_t)layout.job_count, sizeof *layout.jobs);
+    Layout layout = {.model = model, .source = source};
+    place_all(&layout);
     model->weight_bytes = layout.bytes;
     model->weights = layout.memory = allocate(layout.bytes);
-    if (!layout.jobs || !layout.memory) {
-        free(layout.jobs);
+    if (!layout.memory)
         return DRAFTREE_NO_MEMORY;
-    }
-    place_all(&layout, source);
-    Packing packing = {.file = model->files.data,
-                       .jobs = layout.jobs,
-                       .job_count = layout.job_count,
-                       .tile_count = layout.tile_count,
-                       .progress = source->progress};
-    pool_run(model->pool, pack_tiles, &packing);
-    free(layout.jobs);
-    return atomic_load(&packing.stopped) ? fail(source->message, "loading was stopped") : DRAFTREE_OK;
+    place_all(&layout);
+    return layout.stopped ? fail(source->message, "loading was stopped") : DRAFTREE_OK;
 }
 
 static int check_tensors(const Model *model, const Source *source) {
-    const size_t size = model->files.size;
     int error = DRAFTREE_OK;
     for (int tensor = 0; tensor < MODEL_TENSORS && !error; tensor++) {
         Shape shape = model_shape(model, tensor);
-        error = check_tensor(&shape, &source->model[tensor], size, MODEL_NAMES[tensor], -1, source->message);
+        error = check_tensor(&shape, &source->model[tensor], source, MODEL_NAMES[tensor], -1);
     }
     for (int tensor = 0; model->head && tensor < HEAD_TENSORS && !error; tensor++) {
         Shape shape = head_shape(model, tensor);
-        error = check_tensor(&shape, &source->head[tensor], size, HEAD_NAMES[tensor], -1, source->message);
+        error = check_tensor(&shape, &source->head[tensor], source, HEAD_NAMES[tensor], -1);
     }
     for (int layer = 0; layer < model->architecture.layers && !error; layer++)
         for (int tensor = 0; tensor < LAYER_TENSORS && !error; tensor++) {
             Shape shape = layer_shape(model, layer, tensor);
-            error = check_tensor(&shape, &source->layers[(size_t)layer * LAYER_TENSORS + tensor], size,
-                                 LAYER[tensor].name, layer, source->message);
+            error = check_tensor(&shape, &source->layers[(size_t)layer * LAYER_TENSORS + tensor], source,
+                                 LAYER[tensor].name, layer);
         }
     return error;
 }
@@ -351,7 +336,7 @@ static int copy_layers(Model *model, const Source *source) {
     return DRAFTREE_OK;
 }
 
-/* Load what models and heads have in common, from a mapped file on a pool that is there. */
+/* Load what models and heads have in common, on a pool that is there. */
 static int load(Model *model, const Source *source) {
     const Architecture *a = &model->architecture;
     int error = check_tensors(model, source);
@@ -363,22 +348,22 @@ static int load(Model *model, const Source *source) {
     return start_workspace(model);
 }
 
-static int load_model(Model *model, const char *const *paths, int32_t path_count, int threads, const Source *source) {
+static int load_model(Model *model, int threads, const Source *source) {
+    int64_t left;
     int error = check_architecture(&model->architecture, source->message);
     if (!error)
         error = copy_layers(model, source);
     if (error)
         return error;
-    if (map_files(paths, path_count, &model->files))
-        return fail(source->message, "a file cannot be read");
     model->pool = new_pool(threads);
     if (!model->pool)
         return DRAFTREE_NO_MEMORY;
     error = load(model, source);
     model->tokens = model->architecture.vocabulary;
     model->embedding_format = source->model[EMBEDDING].format;
-    model->embeddings = model->files.data + source->model[EMBEDDING].offset;
+    model->embeddings = find_bytes(source, &source->model[EMBEDDING], &left);
     model->output_place = source->model[OUTPUT];
+    model->output_rows = find_bytes(source, &source->model[OUTPUT], &left);
     return error;
 }
 
@@ -391,12 +376,12 @@ static int loaded_or_freed(int error, Model *loaded, Model **model) {
     return error;
 }
 
-int draftree_load(const char *const *paths, int32_t path_count, const Architecture *architecture,
-                  const double *rope_frequencies, const int32_t *layer_rope, const int32_t *layer_window,
-                  const TensorPlace *layer_tensors, const TensorPlace *model_tensors, int threads, const char *tier,
-                  int (*progress)(double), char message[256], Model **model) {
+int draftree_load(const uint8_t *const *files, const int64_t *sizes, int32_t file_count,
+                  const Architecture *architecture, const double *rope_frequencies, const int32_t *layer_rope,
+                  const int32_t *layer_window, const TensorPlace *layer_tensors, const TensorPlace *model_tensors,
+                  int threads, const char *tier, int (*progress)(double), char message[256], Model **model) {
     message[0] = '\0';
-    if (threads < 1 || threads > 1024 || path_count < 1 || path_count > DRAFTREE_MOST_FILES)
+    if (threads < 1 || threads > 1024)
         return DRAFTREE_BAD_ARGUMENT;
     const Tier *found = find_tier(tier);
     if (!found)
@@ -406,9 +391,17 @@ int draftree_load(const char *const *paths, int32_t path_count, const Architectu
         return DRAFTREE_NO_MEMORY;
     loaded->architecture = *architecture;
     loaded->tier = found;
-    const Source source = {rope_frequencies, layer_rope, layer_window, layer_tensors,
-                           model_tensors,    NULL,       progress,     message};
-    return loaded_or_freed(load_model(loaded, paths, path_count, threads, &source), loaded, model);
+    const Source source = {.files = files,
+                           .sizes = sizes,
+                           .file_count = file_count,
+                           .rope_frequencies = rope_frequencies,
+                           .layer_rope = layer_rope,
+                           .layer_window = layer_window,
+                           .layers = layer_tensors,
+                           .model = model_tensors,
+                           .progress = progress,
+                           .message = message};
+    return loaded_or_freed(load_model(loaded, threads, &source), loaded, model);
 }
 
 int draftree_share_threads(Model *model, const Model *other) {
@@ -493,15 +486,20 @@ int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size
     loaded->architecture = *architecture;
     loaded->tier = target->tier;
     loaded->pool = hold_pool(target->pool);
-    loaded->files = (MappedFiles){weights, (size_t)size, NULL};
     loaded->head = calloc(1, sizeof *loaded->head);
     int error = DRAFTREE_NO_MEMORY;
     if (loaded->head) {
         *loaded->head = (Head){.architecture = *head, .target = target};
-        const Source source = {rope_frequencies, NULL, NULL, layer_tensors, model_tensors, head_tensors, NULL, message};
+        const Source source = {.files = &weights,
+                               .sizes = &size,
+                               .file_count = 1,
+                               .rope_frequencies = rope_frequencies,
+                               .layers = layer_tensors,
+                               .model = model_tensors,
+                               .head = head_tensors,
+                               .message = message};
         error = load_head(loaded, tokens, &source);
     }
-    loaded->files = (MappedFiles){NULL, 0, NULL}; /* the caller's */
     return loaded_or_freed(error, loaded, model);
 }
 
@@ -519,7 +517,6 @@ void draftree_free(Model *model) {
     if (model->head)
         free_head(model->head);
     free_pool(model->pool);
-    unmap_files(&model->files);
     release(model->weights, model->weight_bytes);
     free(model->layers);
     free(model->rope_frequencies);

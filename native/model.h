@@ -105,8 +105,8 @@ struct Model {
     double *rope_frequencies; /* [rope_tables][rope_size / 2] */
     const Tier *tier;
     Pool *pool;
-    MappedFiles files;
-    TensorPlace output_place; /* of the output layer in the file */
+    TensorPlace output_place;   /* of the output layer */
+    const uint8_t *output_rows; /* in the file */
     int embedding_format;
     int64_t tokens; /* rows of the embeddings */
     const uint8_t *embeddings;
@@ -137,9 +137,7 @@ int start_workspace(Model *model);
 void free_workspace(Model *model);
 
 /* The outputs in whole tiles, before those that rows have learned. */
-static inline int64_t output_stride(const Model *model) {
-    return (model->architecture.vocabulary + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-}
+static inline int64_t output_stride(const Model *model) { return tiles_of(model->architecture.vocabulary) * TILE_ROWS; }
 
 /* What extend is called with (draftree.h). */
 typedef struct {

@@ -23,11 +23,11 @@ Activations columns(const Part *part, const float *values, int64_t stride, int c
 void multiply_share(const Part *part, const Activations *x, const Product *products, int count) {
     int64_t tiles = 0, before = 0;
     for (int i = 0; i < count; i++)
-        tiles += (products[i].matrix->rows + TILE_ROWS - 1) / TILE_ROWS;
+        tiles += tiles_of(products[i].matrix->rows);
     const Share own = share(tiles, part->thread, part->threads);
     for (int i = 0; i < count; i++) {
         const PackedMatrix *matrix = products[i].matrix;
-        const int64_t size = (matrix->rows + TILE_ROWS - 1) / TILE_ROWS;
+        const int64_t size = tiles_of(matrix->rows);
         const int64_t first = own.first > before ? own.first - before : 0;
         const int64_t last = own.last - before < size ? own.last - before : size;
         if (first < last)

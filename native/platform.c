@@ -7,15 +7,10 @@
 #ifdef _WIN32
 #include <windows.h>
 #else
-#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
-
-#include "draftree.h" /* where windows.h, which takes its names, is not */
 #endif
 
 struct Thread {
@@ -54,38 +49,6 @@ void pause_cpu(void) {
 }
 
 #ifdef _WIN32
-
-int map_files(const char *const *paths, int32_t count, MappedFiles *files) {
-    wchar_t wide[32768];
-    if (count != 1 || !MultiByteToWideChar(CP_UTF8, 0, paths[0], -1, wide, 32768))
-        return -1;
-    HANDLE handle = CreateFileW(wide, GENERIC_READ, FILE_SHARE_READ, NULL, OPEN_EXISTING, 0, NULL);
-    if (handle == INVALID_HANDLE_VALUE)
-        return -1;
-    LARGE_INTEGER size;
-    HANDLE mapping = GetFileSizeEx(handle, &size) && size.QuadPart > 0
-                         ? CreateFileMappingW(handle, NULL, PAGE_READONLY, 0, 0, NULL)
-                         : NULL;
-    CloseHandle(handle);
-    if (!mapping)
-        return -1;
-    files->data = MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0);
-    files->size = (size_t)size.QuadPart;
-    files->handle = mapping;
-    if (!files->data) {
-        CloseHandle(mapping);
-        return -1;
-    }
-    return 0;
-}
-
-void unmap_files(MappedFiles *files) {
-    if (files->data) {
-        UnmapViewOfFile(files->data);
-        CloseHandle(files->handle);
-    }
-    memset(files, 0, sizeof *files);
-}
 
 void *allocate(size_t bytes) { return VirtualAlloc(NULL, bytes ? bytes : 1, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE); }
 
@@ -152,54 +115,6 @@ int64_t nanoseconds(void) {
 void yield_thread(void) { SwitchToThread(); }
 
 #else
-
-static size_t next_step(size_t size) {
-    return (size + DRAFTREE_FILE_STEP - 1) / DRAFTREE_FILE_STEP * DRAFTREE_FILE_STEP;
-}
-
-/* The regular files of these paths, open, and their sizes; the end of the last one, or 0: one cannot be read. */
-static size_t open_files(const char *const *paths, int32_t count, int *descriptors, size_t *sizes) {
-    size_t end = 0;
-    for (int32_t i = 0; i < count; i++) {
-        struct stat status;
-        descriptors[i] = open(paths[i], O_RDONLY | O_CLOEXEC);
-        if (descriptors[i] < 0 || fstat(descriptors[i], &status) || !S_ISREG(status.st_mode) || status.st_size <= 0)
-            return 0;
-        sizes[i] = (size_t)status.st_size;
-        end = next_step(end) + sizes[i];
-    }
-    return end;
-}
-
-int map_files(const char *const *paths, int32_t count, MappedFiles *files) {
-    int descriptors[DRAFTREE_MOST_FILES];
-    size_t sizes[DRAFTREE_MOST_FILES];
-    for (int32_t i = 0; i < count; i++)
-        descriptors[i] = -1;
-    const size_t end = open_files(paths, count, descriptors, sizes);
-    uint8_t *data = end ? mmap(NULL, end, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : MAP_FAILED;
-    int failed = data == MAP_FAILED;
-    size_t at = 0;
-    for (int32_t i = 0; i < count; i++) {
-        if (!failed && mmap(data + at, sizes[i], PROT_READ, MAP_PRIVATE | MAP_FIXED, descriptors[i], 0) == MAP_FAILED)
-            failed = 1;
-        at = next_step(at + sizes[i]);
-        if (descriptors[i] >= 0)
-            close(descriptors[i]);
-    }
-    if (failed && data != MAP_FAILED)
-        munmap(data, end);
-    if (failed)
-        return -1;
-    *files = (MappedFiles){data, end, NULL};
-    return 0;
-}
-
-void unmap_files(MappedFiles *files) {
-    if (files->data)
-        munmap((void *)(uintptr_t)files->data, files->size);
-    memset(files, 0, sizeof *files);
-}
 
 static size_t mapped_bytes(size_t bytes) {
     const size_t page = 4096;

@@ -1,19 +1,9 @@
-/* What differs between operating systems: files in memory, aligned memory, threads. */
+/* What differs between operating systems: large memory, threads. */
 #ifndef DRAFTREE_PLATFORM_H
 #define DRAFTREE_PLATFORM_H
 
 #include <stddef.h>
 #include <stdint.h>
-
-/* Files in memory, read-only, each behind the other at the next multiple of DRAFTREE_FILE_STEP. */
-typedef struct {
-    const uint8_t *data;
-    size_t size;
-    void *handle; /* of Windows' mapping */
-} MappedFiles;
-
-int map_files(const char *const *paths, int32_t count, MappedFiles *files); /* 0, or -1: one cannot be read */
-void unmap_files(MappedFiles *files);
 
 /* Zeroed memory at a multiple of 64 bytes, in large pages where the system has them; NULL: there is none. */
 void *allocate(size_t bytes);

@@ -35,8 +35,8 @@ _READ = {
     *(Keys.Rope.SCALING_YARN_BETA_FAST, Keys.Rope.SCALING_YARN_BETA_SLOW),
     *(Keys.LLM.VOCAB_SIZE, Keys.Rope.SCALING_FINETUNED),  # these two change nothing
 }
-_LARGEST, _FILE_STEP = 2**31 - 1, 1 << 16
-"""Numbers that C takes, and ``DRAFTREE_FILE_STEP``."""
+_LARGEST = 2**31 - 1
+"""Of the numbers that C takes."""
 
 
 def unsupported(header: GGUFHeader, what: str) -> NotNativeError:
@@ -71,8 +71,8 @@ class HeaderReader:
         self._tensors = {tensor.name: tensor for tensor in header.tensors}
         self._read: set[str] = set()
         self.files = tuple(dict.fromkeys(tensor.file for tensor in header.tensors))
-        steps = [-(-file.stat().st_size // _FILE_STEP) * _FILE_STEP for file in self.files]
-        self._begins = dict(zip(self.files, accumulate(steps, initial=0), strict=False))
+        sizes = [file.stat().st_size for file in self.files]
+        self._begins = dict(zip(self.files, accumulate(sizes, initial=0), strict=False))
         arch = header.architecture
         read = {key.format(arch=arch) for key in _READ}
         for key in header.metadata:

@@ -6,7 +6,6 @@ One call of C is one call here; arrays that go in and out are NumPy's. Nothing h
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, NotNativeError, RunError
 from .architecture import Description, Hyperparameters
 
-VERSION = "4"
+VERSION = "5"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
 _FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
 LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")
@@ -64,7 +63,7 @@ _Progress = ctypes.CFUNCTYPE(c_int, c_double)
 _P, _I, _L = c_void_p, c_int32, c_int64
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "tiers": (c_char_p, []),
-    "load": (c_int, [POINTER(c_char_p), _I, POINTER(CArchitecture), *[_P] * 5, c_int, c_char_p, _P, _P, POINTER(_P)]),
+    "load": (c_int, [_P, _P, _I, POINTER(CArchitecture), *[_P] * 5, c_int, c_char_p, _P, _P, POINTER(_P)]),
     "free": (None, [_P]),
     "share_threads": (c_int, [_P, _P]),
     "tier": (c_char_p, [_P]),
@@ -365,6 +364,7 @@ class LoadedModel(Loaded):
         super().__init__(description.hyperparameters)
         d = description
         arrays = (d.rope_frequencies, d.layer_rope, d.layer_window, d.layer_tensors, d.model_tensors)
+        self._files = files = [*map(_mapped, d.files)]  # C reads them until it frees the model
         raised: list[BaseException] = []
 
         def report(done: float) -> int:
@@ -377,8 +377,9 @@ class LoadedModel(Loaded):
         message = ctypes.create_string_buffer(256)
         callback = _Progress(report)
         code = self._library.draftree_load(
-            (c_char_p * len(d.files))(*map(os.fsencode, d.files)),
-            len(d.files),
+            (c_void_p * len(files))(*(each.ctypes.data for each in files)),
+            (c_int64 * len(files))(*map(len, files)),
+            len(files),
             byref(CArchitecture(*astuple(d.hyperparameters))),
             *(each.ctypes.data for each in arrays),
             threads,
@@ -404,3 +405,11 @@ class LoadedModel(Loaded):
         """
         self._check(self._library.draftree_track(self._pointer, self._slots.filled(layers), len(layers)))
         self.tracked, self.token_bytes = tuple(layers), self._library.draftree_token_bytes(self._pointer)
+
+
+def _mapped(path: Path) -> NDArray[np.uint8]:
+    """The bytes of a file, which are read where they are used."""
+    try:
+        return np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"cannot load {path}: {error}: download it again") from None
