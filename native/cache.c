@@ -1,11 +1,8 @@
-#include "cache.h"
-
+/* Rows as Python calls them, and as passes do: every number of Python's is checked here, once. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "draftree.h"
-#include "formats.h"
-#include "platform.h"
+#include "model.h"
 
 enum {
     PAGE_HEADER = 64,     /* bytes before a page's cells */
@@ -102,7 +99,8 @@ Row *find_row(const Cache *cache, int32_t row) {
     return row >= 0 && row < cache->row_count && cache->rows[row].open ? &cache->rows[row] : NULL;
 }
 
-int open_row(Cache *cache, int32_t *row) {
+int draftree_open(Model *model, int32_t *row) {
+    Cache *cache = &model->cache;
     int32_t number = 0;
     if (!cache->spare && !(cache->spare = calloc(MOST_SPARE, sizeof *cache->spare)))
         return DRAFTREE_NO_MEMORY;
@@ -169,13 +167,21 @@ static void drop_pages(Cache *cache, Row *row, int32_t from) {
         leave_page(cache, row->pages[--row->page_count]);
 }
 
-void close_row(Cache *cache, Row *row) {
+static void close_row(Cache *cache, Row *row) {
     drop_pages(cache, row, 0);
     release(row->learned_tiles, learned_bytes(cache, row->learned_capacity));
     free(row->learned);
     free(row->pages);
     free(row->nodes);
     memset(row, 0, sizeof *row);
+}
+
+int draftree_close(Model *model, int32_t row) {
+    Row *found = find_row(&model->cache, row);
+    if (!found)
+        return DRAFTREE_BAD_ROW;
+    close_row(&model->cache, found);
+    return DRAFTREE_OK;
 }
 
 void free_cache(Cache *cache) {
@@ -201,14 +207,15 @@ static int reserve_page_list(Row *row, int32_t count) {
     return DRAFTREE_OK;
 }
 
-int fork_row(Cache *cache, int32_t row, int32_t length, int32_t *fork) {
+int draftree_fork(Model *model, int32_t row, int32_t length, int32_t *fork) {
+    Cache *cache = &model->cache;
     const Row *source = find_row(cache, row);
     if (!source)
         return DRAFTREE_BAD_ROW;
     if (length < 0 || length > source->length)
         return DRAFTREE_BAD_ARGUMENT;
     int32_t number, pages = pages_of(length);
-    int error = open_row(cache, &number);
+    int error = draftree_open(model, &number);
     if (error)
         return error;
     Row *copy = &cache->rows[number];
@@ -228,21 +235,29 @@ int fork_row(Cache *cache, int32_t row, int32_t length, int32_t *fork) {
     return DRAFTREE_OK;
 }
 
-int64_t saved_bytes(const Cache *cache, const Row *row) {
-    return pages_of(row->length) * (int64_t)content_bytes(cache, row->tracked);
+int64_t draftree_saved_bytes(const Model *model, int32_t row) {
+    const Row *found = find_row(&model->cache, row);
+    return found ? pages_of(found->length) * (int64_t)content_bytes(&model->cache, found->tracked) : DRAFTREE_BAD_ROW;
 }
 
-void save_row(const Cache *cache, const Row *row, uint8_t *bytes) {
-    const size_t size = content_bytes(cache, row->tracked);
-    for (int32_t page = 0; page < pages_of(row->length); page++)
-        memcpy(bytes + (size_t)page * size, row->pages[page], size);
+int draftree_save(const Model *model, int32_t row, uint8_t *bytes) {
+    const Row *found = find_row(&model->cache, row);
+    if (!found)
+        return DRAFTREE_BAD_ROW;
+    const size_t size = content_bytes(&model->cache, found->tracked);
+    for (int32_t page = 0; page < pages_of(found->length); page++)
+        memcpy(bytes + (size_t)page * size, found->pages[page], size);
+    return DRAFTREE_OK;
 }
 
-int restore_row(Cache *cache, int32_t length, const uint8_t *bytes, int64_t size, int32_t *row) {
+int draftree_restore(Model *model, int32_t length, const uint8_t *bytes, int64_t size, int32_t *row) {
+    Cache *cache = &model->cache;
     const size_t own = content_bytes(cache, cache->tracked);
-    if (length < 0 || length > MOST_CELLS || size != pages_of(length) * (int64_t)own)
+    if (length > model->architecture.context)
+        return DRAFTREE_CONTEXT_FULL;
+    if (length < 0 || size != pages_of(length) * (int64_t)own)
         return DRAFTREE_BAD_ARGUMENT;
-    int error = open_row(cache, row);
+    int error = draftree_open(model, row);
     if (error)
         return error;
     Row *restored = &cache->rows[*row];
@@ -376,19 +391,32 @@ static int is_path(const Row *row, const int32_t *path, int32_t count) {
     return 1;
 }
 
-void cut_row(Cache *cache, Row *row, int32_t length) {
+static void cut_row(Cache *cache, Row *row, int32_t length) {
     row->length = length;
     row->count = 0;
     while (row->learned_count && row->learned[row->learned_count - 1].length > length)
         row->learned_count--;
-    drop_pages(cache, row, (length + PAGE_CELLS - 1) / PAGE_CELLS + 1);
+    drop_pages(cache, row, pages_of(length) + 1);
 }
 
-int commit_path(Cache *cache, Row *row, const int32_t *path, int32_t count) {
-    if (count < 0 || !is_path(row, path, count))
+int draftree_cut(Model *model, int32_t row, int32_t length) {
+    Row *found = find_row(&model->cache, row);
+    if (!found)
+        return DRAFTREE_BAD_ROW;
+    if (length < 0 || length > found->length)
+        return DRAFTREE_BAD_ARGUMENT;
+    cut_row(&model->cache, found, length);
+    return DRAFTREE_OK;
+}
+
+int draftree_commit(Model *model, int32_t row, const int32_t *path, int32_t count) {
+    Row *found = find_row(&model->cache, row);
+    if (!found)
+        return DRAFTREE_BAD_ROW;
+    if (count < 0 || !is_path(found, path, count))
         return DRAFTREE_BAD_TREE;
-    move_nodes(cache, row, path, count);
-    cut_row(cache, row, row->length + count);
+    move_nodes(&model->cache, found, path, count);
+    cut_row(&model->cache, found, found->length + count);
     return DRAFTREE_OK;
 }
 
@@ -402,7 +430,10 @@ static int32_t number_among(const int32_t *keep, int32_t count, int32_t trunk, i
     return -2;
 }
 
-int prune_nodes(Cache *cache, Row *row, const int32_t *keep, int32_t count, int32_t trunk) {
+int draftree_prune(Model *model, int32_t number, const int32_t *keep, int32_t count, int32_t trunk) {
+    Row *row = find_row(&model->cache, number);
+    if (!row)
+        return DRAFTREE_BAD_ROW;
     if (count < 0 || trunk < 0 || trunk > count || !is_path(row, keep, trunk))
         return DRAFTREE_BAD_TREE;
     for (int32_t i = 0; i < count; i++)
@@ -411,7 +442,7 @@ int prune_nodes(Cache *cache, Row *row, const int32_t *keep, int32_t count, int3
     for (int32_t i = trunk; i < count; i++)
         if (number_among(keep, count, trunk, row->nodes[keep[i]].parent) == -2)
             return DRAFTREE_BAD_TREE;
-    move_nodes(cache, row, keep, count);
+    move_nodes(&model->cache, row, keep, count);
     row->length += trunk;
     row->count = 0;
     /* A new parent's number is below its child's old one: nodes not yet read are not overwritten. */

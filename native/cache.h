@@ -71,30 +71,17 @@ int64_t token_bytes(const Cache *cache);
 /* An open row by its number; NULL: there is none. */
 Row *find_row(const Cache *cache, int32_t row);
 
-/* These return 0 or an error code of draftree.h, and change nothing when they fail. */
-int open_row(Cache *cache, int32_t *row);
-int fork_row(Cache *cache, int32_t row, int32_t length, int32_t *fork);
-void close_row(Cache *cache, Row *row);
+/* Both return 0 or an error code of draftree.h. */
 /* Make room for `count` more nodes, in pages that the row alone holds. */
 int reserve_nodes(Cache *cache, Row *row, int32_t count);
-void cut_row(Cache *cache, Row *row, int32_t length);
-int commit_path(Cache *cache, Row *row, const int32_t *path, int32_t count);
-int prune_nodes(Cache *cache, Row *row, const int32_t *keep, int32_t count, int32_t trunk);
-
-/* Copies of the pages of a row's committed tokens: how many bytes they have, and a new row of them, which keeps as many
- * hidden states as rows that are opened now. */
-int64_t saved_bytes(const Cache *cache, const Row *row);
-void save_row(const Cache *cache, const Row *row, uint8_t *bytes);
-int restore_row(Cache *cache, int32_t length, const uint8_t *bytes, int64_t size, int32_t *row);
+/* Make room for so many learned tokens. */
+int reserve_learned(const Cache *cache, Row *row, int32_t count);
 
 /* Add a node to the row's list; the row has room for it. */
 void append_node(Row *row, int32_t parent);
 
 /* The cells of a node's ancestors behind its run, ascending, itself included; how many there are. */
 int32_t path_cells(const Row *row, int32_t node, int32_t *cells);
-
-/* Make room for so many learned tokens. */
-int reserve_learned(const Cache *cache, Row *row, int32_t count);
 
 /* The hidden states of a cell, [row->tracked][state_size]. */
 float *cell_states(const Cache *cache, const Row *row, int32_t cell);

@@ -1,4 +1,4 @@
-/* Rows and passes as Python calls them: every number is checked here, once. */
+/* Passes as Python calls them: every number is checked here, once. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,49 +25,6 @@ int64_t draftree_token_bytes(const Model *model) { return token_bytes(&model->ca
 
 int64_t draftree_cache_bytes(const Model *model) { return model->cache.bytes; }
 
-int draftree_open(Model *model, int32_t *row) { return open_row(&model->cache, row); }
-
-int draftree_fork(Model *model, int32_t row, int32_t length, int32_t *fork) {
-    return fork_row(&model->cache, row, length, fork);
-}
-
-int64_t draftree_saved_bytes(const Model *model, int32_t row) {
-    const Row *found = find_row(&model->cache, row);
-    return found ? saved_bytes(&model->cache, found) : DRAFTREE_BAD_ROW;
-}
-
-int draftree_save(const Model *model, int32_t row, uint8_t *bytes) {
-    const Row *found = find_row(&model->cache, row);
-    if (!found)
-        return DRAFTREE_BAD_ROW;
-    save_row(&model->cache, found, bytes);
-    return DRAFTREE_OK;
-}
-
-int draftree_restore(Model *model, int32_t length, const uint8_t *bytes, int64_t size, int32_t *row) {
-    if (length > model->architecture.context)
-        return DRAFTREE_CONTEXT_FULL;
-    return restore_row(&model->cache, length, bytes, size, row);
-}
-
-int draftree_close(Model *model, int32_t row) {
-    Row *found = find_row(&model->cache, row);
-    if (!found)
-        return DRAFTREE_BAD_ROW;
-    close_row(&model->cache, found);
-    return DRAFTREE_OK;
-}
-
-int draftree_commit(Model *model, int32_t row, const int32_t *path, int32_t count) {
-    Row *found = find_row(&model->cache, row);
-    return found ? commit_path(&model->cache, found, path, count) : DRAFTREE_BAD_ROW;
-}
-
-int draftree_prune(Model *model, int32_t row, const int32_t *keep, int32_t count, int32_t trunk) {
-    Row *found = find_row(&model->cache, row);
-    return found ? prune_nodes(&model->cache, found, keep, count, trunk) : DRAFTREE_BAD_ROW;
-}
-
 int draftree_track(Model *model, const int32_t *layers, int32_t count) {
     if (count < model->cache.tracked || count > MOST_TRACKED)
         return DRAFTREE_BAD_ARGUMENT;
@@ -90,16 +47,6 @@ int draftree_states(const Model *model, int32_t row, int32_t first, int32_t coun
     const size_t size = (size_t)found->tracked * (size_t)model->architecture.hidden;
     for (int32_t i = 0; size && i < count; i++)
         memcpy(states + (size_t)i * size, cell_states(&model->cache, found, first + i), size * sizeof *states);
-    return DRAFTREE_OK;
-}
-
-int draftree_cut(Model *model, int32_t row, int32_t length) {
-    Row *found = find_row(&model->cache, row);
-    if (!found)
-        return DRAFTREE_BAD_ROW;
-    if (length < 0 || length > found->length)
-        return DRAFTREE_BAD_ARGUMENT;
-    cut_row(&model->cache, found, length);
     return DRAFTREE_OK;
 }
 

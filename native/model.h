@@ -51,13 +51,19 @@ typedef struct {
     int64_t cost; /* of this item and all before it */
 } AttentionItem;
 
-/* What a pass writes. Those that end in [threads] are each thread's own. */
+/* What a thread alone writes. */
 typedef struct {
-    float **residual; /* [threads][CHUNK][hidden] */
-    float **normed;   /* [threads][CHUNK][hidden] */
-    uint8_t **groups; /* [threads] quantized activations */
-    float **inputs;   /* [threads][CHUNK][2 hidden, or all features of a token]: of draft heads */
-    float **scores;   /* [threads] of QUERIES_TOGETHER queries */
+    float *residual; /* [CHUNK][hidden] */
+    float *normed;   /* [CHUNK][hidden] */
+    uint8_t *groups; /* quantized activations */
+    float *inputs;   /* [CHUNK][2 hidden, or all features of a token]: of draft heads */
+    float *edited;   /* [2][most_logits]: edited logits, and warped ones */
+} ThreadSpace;
+
+/* What a pass writes. */
+typedef struct {
+    ThreadSpace *own; /* [threads] */
+    float *scores;    /* of QUERIES_TOGETHER queries of each thread, score_stride apart */
     float *rotation;  /* [ROPE_TABLES][CHUNK][rope_size]: cosines, then sines */
     float *query;     /* [CHUNK][query_heads x head_size] */
     float *key;       /* [CHUNK][key_heads x head_size] */
@@ -77,7 +83,7 @@ typedef struct {
     int32_t item_count;
     int split; /* few queries: threads share each of them */
     int64_t score_stride;
-    int64_t score_capacity; /* floats of each thread's scores */
+    int64_t score_capacity;
     size_t arena_bytes;
     uint8_t *arena;
 } Workspace;
@@ -129,7 +135,6 @@ struct Model {
     int64_t slot_capacity;
     int32_t *learned_tokens;
     int64_t learned_capacity;
-    float **edited; /* [threads][2][most_logits]: edited logits, and warped ones */
 };
 
 /* Prepare the memory that passes and scores need; 0 or an error code. */

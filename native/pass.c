@@ -186,7 +186,7 @@ static void start_attention(const Part *part, const AttentionItem *item, const L
 /* Item i, whose scores all threads write beside one another. */
 static void start_shared(const Part *part, int i, const Layer *layer, int number, Attention *attention) {
     const AttentionItem *item = &part->work->items[i];
-    float *scores = part->work->scores[0] + (int64_t)i * item->count * part->work->score_stride;
+    float *scores = part->work->scores + (int64_t)i * item->count * part->work->score_stride;
     start_attention(part, item, layer, number, scores, attention);
 }
 
@@ -229,13 +229,14 @@ static void attend_together(const Part *part, const Layer *layer, int number) {
 static void attend_apart(const Part *part, const Layer *layer, int number) {
     const Workspace *work = part->work;
     const int64_t total = work->items[work->item_count - 1].cost;
+    float *scores = work->scores + (int64_t)QUERIES_TOGETHER * part->thread * work->score_stride;
     Attention attention;
     for (int i = 0; i < work->item_count; i++) {
         const int64_t before = i ? work->items[i - 1].cost : 0;
         const int64_t middle = (before + work->items[i].cost) / 2;
         if (middle * part->threads / total != part->thread)
             continue;
-        start_attention(part, &work->items[i], layer, number, work->scores[part->thread], &attention);
+        start_attention(part, &work->items[i], layer, number, scores, &attention);
         part->vector->scores(&attention.cache, attention.count, attention.queries, attention.first_block,
                              attention.last_block, attention.scores);
         for (int r = 0; r < attention.count; r++)
@@ -250,12 +251,10 @@ static int reserve_scores(Model *model, int64_t cells) {
     const int64_t own = (int64_t)QUERIES_TOGETHER * threads, together = 2 * (int64_t)model->architecture.query_heads;
     work->score_stride = (cells + 63) / 16 * 16 + 16;
     const int64_t floats = work->score_stride * (own > together ? own : together);
-    float *scores = enlarged(work->scores[0], &work->score_capacity, floats, sizeof *scores);
+    float *scores = enlarged(work->scores, &work->score_capacity, floats, sizeof *scores);
     if (!scores)
         return DRAFTREE_NO_MEMORY;
-    work->scores[0] = scores;
-    for (int thread = 1; thread < threads; thread++)
-        work->scores[thread] = work->scores[0] + (int64_t)QUERIES_TOGETHER * thread * work->score_stride;
+    work->scores = scores;
     return DRAFTREE_OK;
 }
 
@@ -443,10 +442,10 @@ static void run_part(void *argument, int thread, int threads) {
         .thread = thread,
         .threads = threads,
         .count = work->count,
-        .residual = work->residual[thread],
-        .normed = work->normed[thread],
-        .inputs = work->inputs[thread],
-        .groups = work->groups[thread],
+        .residual = work->own[thread].residual,
+        .normed = work->own[thread].normed,
+        .inputs = work->own[thread].inputs,
+        .groups = work->own[thread].groups,
     };
     if (model->head)
         read_states(&part);
@@ -489,11 +488,12 @@ static void lay_out(Model *model) {
     const int64_t groups = (int64_t)activation_bytes(CHUNK, widest) / (int64_t)sizeof(float) + 16;
     work->arena_bytes = 0;
     for (int thread = 0; thread < threads; thread++) {
-        work->residual[thread] = take_floats(work, (int64_t)CHUNK * a->hidden);
-        work->normed[thread] = take_floats(work, (int64_t)CHUNK * a->hidden);
-        work->groups[thread] = (uint8_t *)take_floats(work, groups);
-        work->inputs[thread] = take_floats(work, CHUNK * input_size(model));
-        model->edited[thread] = take_floats(work, 2 * model->most_logits);
+        ThreadSpace *own = &work->own[thread];
+        own->residual = take_floats(work, (int64_t)CHUNK * a->hidden);
+        own->normed = take_floats(work, (int64_t)CHUNK * a->hidden);
+        own->groups = (uint8_t *)take_floats(work, groups);
+        own->inputs = take_floats(work, CHUNK * input_size(model));
+        own->edited = take_floats(work, 2 * model->most_logits);
     }
     work->rotation = take_floats(work, (int64_t)ROPE_TABLES * CHUNK * (a->rope_size ? a->rope_size : 1));
     work->query = take_floats(work, CHUNK * query_size(a));
@@ -510,20 +510,11 @@ static void lay_out(Model *model) {
 
 int start_workspace(Model *model) {
     Workspace *work = &model->work;
-    const Architecture *a = &model->architecture;
-    const size_t threads = (size_t)pool_threads(model->pool);
-    const size_t items = (size_t)CHUNK * (size_t)a->query_heads;
     model->logit_stride = output_stride(model);
     model->most_logits = output_stride(model) + (model->head ? model->tokens + TILE_ROWS : 0);
-    work->residual = calloc(threads, sizeof *work->residual);
-    work->normed = calloc(threads, sizeof *work->normed);
-    work->groups = calloc(threads, sizeof *work->groups);
-    work->inputs = calloc(threads, sizeof *work->inputs);
-    work->scores = calloc(threads, sizeof *work->scores);
-    work->items = calloc(items, sizeof *work->items);
-    model->edited = calloc(threads, sizeof *model->edited);
-    if (!work->residual || !work->normed || !work->groups || !work->inputs || !work->scores || !work->items ||
-        !model->edited)
+    work->own = calloc((size_t)pool_threads(model->pool), sizeof *work->own);
+    work->items = calloc((size_t)CHUNK * (size_t)model->architecture.query_heads, sizeof *work->items);
+    if (!work->own || !work->items)
         return DRAFTREE_NO_MEMORY;
     lay_out(model);
     work->arena = allocate(work->arena_bytes);
@@ -535,18 +526,12 @@ int start_workspace(Model *model) {
 
 void free_workspace(Model *model) {
     Workspace *work = &model->work;
-    if (work->scores)
-        release(work->scores[0], (size_t)work->score_capacity * sizeof **work->scores);
+    release(work->scores, (size_t)work->score_capacity * sizeof *work->scores);
     release(work->arena, work->arena_bytes);
     release(model->logits, (size_t)model->logit_capacity * sizeof *model->logits);
-    free(work->residual);
-    free(work->normed);
-    free(work->groups);
-    free(work->inputs);
-    free(work->scores);
+    free(work->own);
     free(work->items);
     release(work->path_cells, (size_t)work->path_capacity * sizeof *work->path_cells);
     release(model->slots, (size_t)model->slot_capacity * sizeof *model->slots);
     release(model->learned_tokens, (size_t)model->learned_capacity * sizeof *model->learned_tokens);
-    free(model->edited);
 }

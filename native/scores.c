@@ -94,7 +94,7 @@ static const float *edited_logits(const Question *question, int32_t entry, int t
     const int changed = edits && edits->change_starts && edits->change_starts[entry + 1] > edits->change_starts[entry];
     if (mask < 0 && !changed)
         return raw;
-    float *logits = model->edited[thread];
+    float *logits = model->work.own[thread].edited;
     memcpy(logits, raw, (size_t)logit_count(question, entry) * sizeof *logits);
     if (changed)
         change_logits(edits, entry, logits);
@@ -516,7 +516,7 @@ static const float *warp_logits(const Draw *draw, int thread) {
     const int64_t length = draw->length;
     const float temperature = draw->warping->temperature;
     const int noisy = draw->question->keys != NULL;
-    float *warped = draw->question->model->edited[thread] + draw->question->model->most_logits;
+    float *warped = draw->question->model->work.own[thread].edited + draw->question->model->most_logits;
     for (int64_t block = 0; block < length; block += DRAW_BLOCK) {
         const int size = length - block < DRAW_BLOCK ? (int)(length - block) : DRAW_BLOCK;
         const int any = largest(draw, block, size) >= draw->edge;
