@@ -1,4 +1,4 @@
-/* What differs between operating systems: large memory, threads. */
+/* What differs between operating systems, threads (pool.c) apart: large memory, clocks. */
 #ifndef DRAFTREE_PLATFORM_H
 #define DRAFTREE_PLATFORM_H
 
@@ -12,18 +12,6 @@ void release(void *memory, size_t bytes);
 /* Such memory for `wanted` entries of `size` bytes or more, whose old contents are not kept; NULL: there is none, and
  * the old memory stays. */
 void *enlarged(void *memory, int64_t *capacity, int64_t wanted, size_t size);
-typedef struct Thread Thread;
-Thread *start_thread(void (*run)(void *), void *argument); /* NULL: it cannot be started */
-void join_thread(Thread *thread);
-
-/* A flag that threads sleep on. `wait` returns when `value` differs from `seen`; it may return early. */
-typedef struct Signal Signal;
-Signal *new_signal(void);
-void free_signal(Signal *signal);
-void lock_signal(Signal *signal);
-void unlock_signal(Signal *signal);
-void wait_signal(Signal *signal); /* with the lock held */
-void wake_all(Signal *signal);
 
 int64_t nanoseconds(void); /* of a clock that only goes on */
 void yield_thread(void);

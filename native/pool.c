@@ -5,6 +5,56 @@
 
 #include "platform.h"
 
+#ifdef _WIN32
+
+#include <windows.h>
+
+typedef HANDLE Thread;
+typedef SRWLOCK Lock;
+typedef CONDITION_VARIABLE Condition;
+typedef DWORD Ended; /* what the function of a thread returns */
+
+static void start_lock(Lock *lock) { InitializeSRWLock(lock); }
+static void start_condition(Condition *condition) { InitializeConditionVariable(condition); }
+static void lock(Lock *lock) { AcquireSRWLockExclusive(lock); }
+static void unlock(Lock *lock) { ReleaseSRWLockExclusive(lock); }
+static void await(Condition *condition, Lock *lock) { SleepConditionVariableSRW(condition, lock, INFINITE, 0); }
+static void wake_all(Condition *condition) { WakeAllConditionVariable(condition); }
+
+static int start_thread(Thread *thread, Ended (*run)(void *), void *argument) {
+    *thread = CreateThread(NULL, 0, run, argument, 0, NULL);
+    return *thread ? 0 : -1;
+}
+
+static void join_thread(Thread thread) {
+    WaitForSingleObject(thread, INFINITE);
+    CloseHandle(thread);
+}
+
+#else
+
+#include <pthread.h>
+
+typedef pthread_t Thread;
+typedef pthread_mutex_t Lock;
+typedef pthread_cond_t Condition;
+typedef void *Ended;
+
+static void start_lock(Lock *lock) { pthread_mutex_init(lock, NULL); }
+static void start_condition(Condition *condition) { pthread_cond_init(condition, NULL); }
+static void lock(Lock *lock) { pthread_mutex_lock(lock); }
+static void unlock(Lock *lock) { pthread_mutex_unlock(lock); }
+static void await(Condition *condition, Lock *lock) { pthread_cond_wait(condition, lock); }
+static void wake_all(Condition *condition) { pthread_cond_broadcast(condition); }
+
+static int start_thread(Thread *thread, Ended (*run)(void *), void *argument) {
+    return pthread_create(thread, NULL, run, argument);
+}
+
+static void join_thread(Thread thread) { pthread_join(thread, NULL); }
+
+#endif
+
 /* A thread whose CPU another process holds makes all others wait at the next barrier, for as long as that process runs.
  * So the pool adds up what such waits cost, and works with a thread fewer where that costs less; now and then it tries
  * all threads again. What they compute does not depend on how many they are. */
@@ -32,7 +82,7 @@ static const int64_t LONGEST_REST = 5000000000;
 /* Counters that different threads write lie in cache lines of their own. */
 typedef struct {
     Pool *pool;
-    Thread *thread; /* NULL: the caller's */
+    Thread thread; /* not of the first: the caller's */
     int number;
     int64_t late;                                /* nanoseconds that it waited in vain since the pool last looked */
     _Alignas(CACHE_LINE) atomic_uint generation; /* of tasks */
@@ -43,8 +93,9 @@ struct Pool {
     int threads; /* that there are */
     int active;  /* that work: the first ones */
     Worker **workers;
-    Signal *signal;
-    Signal *turn; /* its lock is held while a task runs */
+    Lock sleep; /* of workers that go to sleep, or wake */
+    Condition woken;
+    Lock turn; /* held while a task runs */
     void (*task)(void *, int, int);
     void *argument;
     double lost;        /* of the last tasks' time, by waits */
@@ -65,24 +116,24 @@ static unsigned await_task(Worker *worker, unsigned seen) {
             return now;
         pause_cpu();
     }
-    Signal *signal = worker->pool->signal;
-    lock_signal(signal);
+    Pool *pool = worker->pool;
+    lock(&pool->sleep);
     atomic_store(&worker->sleeping, 1);
     while (atomic_load(&worker->generation) == seen)
-        wait_signal(signal);
+        await(&pool->woken, &pool->sleep);
     atomic_store(&worker->sleeping, 0);
-    unlock_signal(signal);
+    unlock(&pool->sleep);
     return atomic_load_explicit(&worker->generation, memory_order_acquire);
 }
 
-static void work(void *argument) {
+static Ended work(void *argument) {
     Worker *worker = argument;
     Pool *pool = worker->pool;
     unsigned seen = 0;
     for (;;) {
         seen = await_task(worker, seen);
         if (atomic_load(&pool->stopping))
-            return;
+            return 0;
         pool->task(pool->argument, worker->number, pool->active);
         atomic_fetch_add_explicit(&pool->finished, 1, memory_order_release);
     }
@@ -97,9 +148,9 @@ static void begin_generation(Pool *pool, int threads) {
         sleeping |= atomic_load(&pool->workers[number]->sleeping);
     }
     if (sleeping) {
-        lock_signal(pool->signal);
-        wake_all(pool->signal);
-        unlock_signal(pool->signal);
+        lock(&pool->sleep);
+        wake_all(&pool->woken);
+        unlock(&pool->sleep);
     }
 }
 
@@ -110,7 +161,7 @@ static int add_worker(Pool *pool) {
         return -1;
     worker->pool = pool;
     worker->number = pool->threads;
-    if (worker->number && !(worker->thread = start_thread(work, worker))) {
+    if (worker->number && start_thread(&worker->thread, work, worker)) {
         release(worker, sizeof *worker);
         return -1;
     }
@@ -124,10 +175,11 @@ Pool *new_pool(int threads) {
         return NULL;
     pool->trial = -LONGEST_REST;
     pool->holders = 1;
-    pool->signal = new_signal();
-    pool->turn = new_signal();
+    start_lock(&pool->sleep);
+    start_condition(&pool->woken);
+    start_lock(&pool->turn);
     pool->workers = calloc((size_t)threads, sizeof(Worker *));
-    int error = !pool->signal || !pool->turn || !pool->workers;
+    int error = !pool->workers;
     while (!error && pool->threads < threads)
         error = add_worker(pool);
     if (error) {
@@ -153,8 +205,6 @@ void free_pool(Pool *pool) {
             join_thread(pool->workers[number]->thread);
         release(pool->workers[number], sizeof(Worker));
     }
-    free_signal(pool->signal);
-    free_signal(pool->turn);
     free(pool->workers);
     release(pool, sizeof *pool);
 }
@@ -208,7 +258,7 @@ void pool_run(Pool *pool, void (*task)(void *argument, int thread, int threads),
         task(argument, 0, 1);
         return;
     }
-    lock_signal(pool->turn);
+    lock(&pool->turn);
     const int others = pool->active - 1;
     int64_t began = nanoseconds(), waiting = 0;
     pool->task = task;
@@ -221,7 +271,7 @@ void pool_run(Pool *pool, void (*task)(void *argument, int thread, int threads),
     end_waiting(pool->workers[0], waiting);
     const int64_t now = nanoseconds();
     choose_threads(pool, now - began, now);
-    unlock_signal(pool->turn);
+    unlock(&pool->turn);
 }
 
 void pool_barrier(Pool *pool, int thread) {
