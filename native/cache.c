@@ -6,21 +6,12 @@
 
 enum {
     PAGE_HEADER = 64,     /* bytes before a page's cells */
-    SCALE_SIZE = 32,      /* dimensions of a key or value that share a scale in FORMAT_Q8_0 */
     MOST_SPARE = 16,      /* pages that are kept when nobody holds them */
     MOST_CELLS = 1 << 30, /* of a row, whose tree may hold more nodes than its context has positions */
 };
 
-/* Bytes of one dimension of a key or value, and of the scale of 32 of them; 0: there is none. */
-static size_t number_bytes(const Cache *cache) { return cache->format == FORMAT_F16 ? sizeof(uint16_t) : 1; }
-
-static size_t scale_bytes(const Cache *cache) { return cache->format == FORMAT_F16 ? 0 : sizeof(uint16_t); }
-
 /* Bytes of the keys of a head in a page; its values take as many. */
-static size_t key_bytes(const Cache *cache) {
-    const size_t size = (size_t)cache->head_size;
-    return PAGE_CELLS * (size * number_bytes(cache) + size / SCALE_SIZE * scale_bytes(cache));
-}
+static size_t key_bytes(const Cache *cache) { return PAGE_CELLS * (size_t)cache->head_size * sizeof(uint16_t); }
 
 /* Bytes of the keys and values of a page. */
 static size_t page_keys(const Cache *cache) {
@@ -36,12 +27,11 @@ static int32_t pages_of(int32_t length) { return (length + PAGE_CELLS - 1) / PAG
 
 int64_t token_bytes(const Cache *cache) { return (int64_t)((cache->page_bytes - PAGE_HEADER) / PAGE_CELLS); }
 
-void start_cache(Cache *cache, int layers, int heads, int head_size, int format, int state_size) {
+void start_cache(Cache *cache, int layers, int heads, int head_size, int state_size) {
     memset(cache, 0, sizeof *cache);
     cache->layers = layers;
     cache->heads = heads;
     cache->head_size = head_size;
-    cache->format = format;
     cache->state_size = state_size;
     track_states(cache, 0);
 }
@@ -334,46 +324,29 @@ HeadCache head_cache(const Cache *cache, const Row *row, int layer, int head) {
         .values = keys + key_bytes(cache),
         .page_count = row->page_count,
         .head_size = cache->head_size,
-        .format = cache->format,
     };
 }
 
-/* Copy `rows` numbers of `bytes` each, which lie BLOCK_CELLS numbers apart: one cell of a block. */
-static void copy_column(uint8_t *to, const uint8_t *from, size_t rows, size_t bytes) {
-    for (size_t i = 0; i < rows; i++)
-        memcpy(to + i * BLOCK_CELLS * bytes, from + i * BLOCK_CELLS * bytes, bytes);
+/* Where a cell's numbers begin among the keys of a head (blocks of cells side by side), and among its values. */
+static size_t key_place(int32_t cell, size_t size) {
+    return (size_t)(cell % PAGE_CELLS / BLOCK_CELLS) * size * BLOCK_CELLS + (size_t)(cell % BLOCK_CELLS);
 }
 
-/* Where `size` numbers of `bytes` of a cell begin among keys (blocks of cells side by side) and among values. */
-static size_t key_place(int32_t cell, size_t size, size_t bytes) {
-    const size_t block = (size_t)(cell % PAGE_CELLS / BLOCK_CELLS);
-    return (block * size * BLOCK_CELLS + (size_t)(cell % BLOCK_CELLS)) * bytes;
-}
-
-static size_t value_place(int32_t cell, size_t size, size_t bytes) {
-    return (size_t)(cell % PAGE_CELLS) * size * bytes;
-}
+static size_t value_place(int32_t cell, size_t size) { return (size_t)(cell % PAGE_CELLS) * size; }
 
 /* Copy the keys and values of a cell, all layers and heads, and its states to an earlier cell of the row. */
 static void move_cell(const Cache *cache, const Row *row, int32_t from, int32_t to) {
-    const size_t heads = (size_t)cache->layers * (size_t)cache->heads, all_keys = key_bytes(cache);
-    const size_t size = (size_t)cache->head_size, bytes = number_bytes(cache);
-    const size_t scales = size / SCALE_SIZE, width = scale_bytes(cache), behind = PAGE_CELLS * size * bytes;
+    const size_t heads = (size_t)cache->layers * (size_t)cache->heads, size = (size_t)cache->head_size;
     memcpy(cell_states(cache, row, to), cell_states(cache, row, from),
            (size_t)row->tracked * (size_t)cache->state_size * sizeof(float));
     for (size_t head = 0; head < heads; head++) {
-        const uint8_t *old = row->pages[from / PAGE_CELLS] + head * 2 * all_keys;
-        uint8_t *new = row->pages[to / PAGE_CELLS] + head * 2 * all_keys;
-        copy_column(new + key_place(to, size, bytes), old + key_place(from, size, bytes), size, bytes);
-        memcpy(new + all_keys + value_place(to, size, bytes), old + all_keys + value_place(from, size, bytes),
-               size * bytes);
-        if (!width)
-            continue;
-        old += behind;
-        new += behind;
-        copy_column(new + key_place(to, scales, width), old + key_place(from, scales, width), scales, width);
-        memcpy(new + all_keys + value_place(to, scales, width), old + all_keys + value_place(from, scales, width),
-               scales * width);
+        const size_t place = head * 2 * PAGE_CELLS * size;
+        const uint16_t *old = (const uint16_t *)(const void *)row->pages[from / PAGE_CELLS] + place;
+        uint16_t *new = (uint16_t *)(void *)row->pages[to / PAGE_CELLS] + place;
+        for (size_t i = 0; i < size; i++)
+            new[key_place(to, size) + i * BLOCK_CELLS] = old[key_place(from, size) + i * BLOCK_CELLS];
+        memcpy(new + PAGE_CELLS * size + value_place(to, size), old + PAGE_CELLS * size + value_place(from, size),
+               size * sizeof *new);
     }
 }
 

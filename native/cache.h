@@ -47,7 +47,6 @@ typedef struct {
     int layers;
     int heads; /* of keys */
     int head_size;
-    int format; /* FORMAT_F16 or FORMAT_Q8_0 */
     int state_size;
     size_t learned_tile_bytes; /* of a tile of learned rows; 0: nothing is learned */
     int32_t tracked;           /* hidden states that rows keep which are opened now */
@@ -59,7 +58,7 @@ typedef struct {
     int64_t bytes; /* of the pages that rows hold */
 } Cache;
 
-void start_cache(Cache *cache, int layers, int heads, int head_size, int format, int state_size);
+void start_cache(Cache *cache, int layers, int heads, int head_size, int state_size);
 void free_cache(Cache *cache);
 
 /* Keep so many hidden states of the tokens of rows that are opened from now on; never fewer than before. */

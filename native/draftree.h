@@ -88,7 +88,6 @@ typedef struct {
     int32_t rope_halves;  /* 1: pairs (i, i + rope_size / 2); 0: pairs (2 i, 2 i + 1) */
     int32_t rope_tables;  /* rows of rope_frequencies, 1 or 2 */
     int32_t activation;   /* of the gate: SiLU or GELU (tanh) */
-    int32_t cache_format; /* of keys and values: FORMAT_F16 or FORMAT_Q8_0 */
     float norm_epsilon;
     float embedding_scale;
     float attention_scale; /* of the products of queries and keys */
@@ -115,7 +114,7 @@ typedef struct {
 } HeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
-#define DRAFTREE_VERSION "5"
+#define DRAFTREE_VERSION "6"
 const char *draftree_version(void);
 
 /* Names of the instruction sets that this CPU runs, separated by spaces, the portable one first. */
@@ -156,8 +155,8 @@ int64_t draftree_token_bytes(const Model *model);
 /* Rows: token sequences in the cache. A fork shares the cells of the prefix until one of the two writes there. */
 int draftree_open(Model *model, int32_t *row);
 int draftree_fork(Model *model, int32_t row, int32_t length, int32_t *fork);
-/* What a row holds of its committed tokens, to be kept outside and made a row again: by the same model, version and
- * format of the cache, which keeps the same hidden states. */
+/* What a row holds of its committed tokens, to be kept outside and made a row again: by the same model and version,
+ * which keeps the same hidden states. */
 int64_t draftree_saved_bytes(const Model *model, int32_t row);
 int draftree_save(const Model *model, int32_t row, uint8_t *bytes);
 int draftree_restore(Model *model, int32_t length, const uint8_t *bytes, int64_t size, int32_t *row);

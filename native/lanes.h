@@ -30,7 +30,6 @@ static inline Lanes power_of_two(Lanes whole) {
     memcpy(&power, &bits, sizeof power);
     return power;
 }
-static inline Lanes all_of_half(uint16_t half) { return float_from_half(half); }
 static inline Lanes load_halves(const uint16_t *p) { return float_from_half(*p); }
 static inline void store_halves(uint16_t *p, Lanes a) { *p = half_from_float(a); }
 static inline Lanes load_brains(const uint16_t *p) {
@@ -57,7 +56,6 @@ static inline Lanes power_of_two(Lanes whole) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
 }
 static inline Lanes load_halves(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-static inline Lanes all_of_half(uint16_t half) { return all(_cvtsh_ss(half)); }
 static inline void store_halves(uint16_t *p, Lanes a) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -90,7 +88,6 @@ static inline Lanes power_of_two(Lanes whole) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
 }
 static inline Lanes load_halves(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
-static inline Lanes all_of_half(uint16_t half) { return all(_cvtsh_ss(half)); }
 static inline void store_halves(uint16_t *p, Lanes a) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -122,7 +119,6 @@ static inline Lanes lanes_of(Whole a) { return vcvtq_f32_s32(a); }
 static inline Lanes power_of_two(Lanes whole) {
     return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(whole), vdupq_n_s32(127)), 23));
 }
-static inline Lanes all_of_half(uint16_t half) { return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half))); }
 static inline Lanes load_halves(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 static inline void store_halves(uint16_t *p, Lanes a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
 static inline Lanes load_brains(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }

@@ -86,9 +86,6 @@ static int check_architecture(const Architecture *a, char message[256]) {
         {"rope pairing", in_range(a->rope_halves, 0, 1), a->rope_halves},
         {"number of rope tables", in_range(a->rope_tables, 1, ROPE_TABLES), a->rope_tables},
         {"activation", in_range(a->activation, ACTIVATION_SILU, ACTIVATION_GELU_TANH), a->activation},
-        {"cache format",
-         a->cache_format == FORMAT_F16 || (a->cache_format == FORMAT_Q8_0 && a->head_size % GROUP_SIZE == 0),
-         a->cache_format},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (!rules[i].fits)
@@ -344,7 +341,7 @@ static int load(Model *model, const Source *source) {
         error = read_weights(model, source);
     if (error)
         return error;
-    start_cache(&model->cache, a->layers, a->key_heads, a->head_size, a->cache_format, a->hidden);
+    start_cache(&model->cache, a->layers, a->key_heads, a->head_size, a->hidden);
     return start_workspace(model);
 }
 

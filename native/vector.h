@@ -16,13 +16,10 @@ enum {
     QUERIES_TOGETHER = 12 /* most queries that share one reading of keys and values */
 };
 
-/* Keys and values of one head of one layer, as a row sees them. In a page of float16 (FORMAT_F16):
+/* Keys and values of one head of one layer, as a row sees them. In a page:
  *
  *   page + keys:   [PAGE_CELLS / 16][head_size][16] float16, the keys of 16 cells side by side
  *   page + values: [PAGE_CELLS][head_size] float16
- *
- * In a page of bytes (FORMAT_Q8_0) the same with int8, and behind each of the two its scales, one for 32 dimensions:
- * [PAGE_CELLS / 16][head_size / 32][16] float16, and [PAGE_CELLS][head_size / 32] float16.
  */
 typedef struct {
     uint8_t *const *pages; /* cell c is in pages[c / PAGE_CELLS] */
@@ -30,7 +27,6 @@ typedef struct {
     size_t values;
     int page_count;
     int head_size;
-    int format; /* FORMAT_F16 or FORMAT_Q8_0 */
 } HeadCache;
 
 /* A query of one node and head. It attends to cells [first, visible), and then to those of `path`, ascending. */

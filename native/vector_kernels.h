@@ -14,7 +14,7 @@ enum { SCORE_QUERIES = 4, VALUE_QUERIES = 2 }; /* registers: 16 of 8 lanes */
 enum { SCORE_QUERIES = 4, VALUE_QUERIES = 3 };
 #endif
 
-enum { LARGEST_HEAD = 256, SCALE_SIZE = 32, SUM_BLOCK = 256, VALUES_AHEAD = 32 };
+enum { LARGEST_HEAD = 256, SUM_BLOCK = 256, VALUES_AHEAD = 32 };
 
 /* The sum of 16 lanes: i and i + 8, i and i + 4, i and i + 2, then the last two. */
 ALWAYS_INLINE float add_lanes(const Lanes *sums) {
@@ -70,113 +70,53 @@ static void gelu_gate(const float *gate, const float *up, int64_t length, float 
     }
 }
 
-/* Numbers of a key or value: float16, or bytes with a scale for 32 dimensions. `numbers` + `scales` of a block of keys,
- * or of one cell's value. */
-typedef struct {
-    uint8_t *numbers;
-    uint16_t *scales;
-} Stored;
-
-ALWAYS_INLINE size_t number_bytes(int quantized) { return quantized ? 1 : sizeof(uint16_t); }
-
-ALWAYS_INLINE Stored key_block(const int QUANTIZED, const HeadCache *cache, int block) {
-    const size_t in_page = PAGE_CELLS / BLOCK_CELLS, size = (size_t)cache->head_size, number = (size_t)block % in_page;
+/* A block of keys, and the value of a cell. */
+ALWAYS_INLINE uint16_t *key_block(const HeadCache *cache, int block) {
+    const size_t in_page = PAGE_CELLS / BLOCK_CELLS, number = (size_t)block % in_page;
     uint8_t *keys = cache->pages[(size_t)block / in_page] + cache->keys;
-    uint16_t *scales = (uint16_t *)(void *)(keys + PAGE_CELLS * size * number_bytes(QUANTIZED));
-    return (Stored){keys + number * size * BLOCK_CELLS * number_bytes(QUANTIZED),
-                    scales + number * (size / SCALE_SIZE) * BLOCK_CELLS};
+    return (uint16_t *)(void *)keys + number * (size_t)cache->head_size * BLOCK_CELLS;
 }
 
-ALWAYS_INLINE Stored value_of(const int QUANTIZED, const HeadCache *cache, int cell) {
-    const size_t size = (size_t)cache->head_size, number = (size_t)cell % PAGE_CELLS;
+ALWAYS_INLINE uint16_t *value_of(const HeadCache *cache, int cell) {
     uint8_t *values = cache->pages[cell / PAGE_CELLS] + cache->values;
-    uint16_t *scales = (uint16_t *)(void *)(values + PAGE_CELLS * size * number_bytes(QUANTIZED));
-    return (Stored){values + number * size * number_bytes(QUANTIZED), scales + number * (size / SCALE_SIZE)};
+    return (uint16_t *)(void *)values + (size_t)cell % PAGE_CELLS * (size_t)cache->head_size;
 }
 
-ALWAYS_INLINE Lanes load_numbers(const int QUANTIZED, const uint8_t *numbers, size_t index) {
-    if (QUANTIZED)
-        return lanes_of(load_signed(numbers + index));
-    return load_halves((const uint16_t *)(const void *)numbers + index);
-}
-
-static void store_halves_of(const HeadCache *cache, int cell, const float *key, const float *value) {
-    uint16_t halves[LARGEST_HEAD];
-    uint16_t *values = (uint16_t *)(void *)value_of(0, cache, cell).numbers;
+static void store_cell(const HeadCache *cache, int cell, const float *key, const float *value) {
+    uint16_t halves[LARGEST_HEAD], *values = value_of(cache, cell);
     for (int i = 0; i < cache->head_size; i += WIDTH) {
         store_halves(halves + i, load(key + i));
         store_halves(values + i, load(value + i));
     }
-    uint16_t *keys = (uint16_t *)(void *)key_block(0, cache, cell / BLOCK_CELLS).numbers + cell % BLOCK_CELLS;
+    uint16_t *keys = key_block(cache, cell / BLOCK_CELLS) + cell % BLOCK_CELLS;
     for (int i = 0; i < cache->head_size; i++)
         keys[(size_t)i * BLOCK_CELLS] = halves[i];
 }
 
-/* 32 numbers as bytes, `stride` apart, times the scale that is returned: the largest becomes 127. */
-ALWAYS_INLINE uint16_t store_scaled(const float *x, int8_t *bytes, size_t stride) {
-    float whole[SCALE_SIZE], most = 0;
-    for (int i = 0; i < SCALE_SIZE; i++)
-        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
-    const uint16_t scale = half_from_float(most / 127.0f);
-    const float rounded = float_from_half(scale), inverse = rounded > 0 ? 1.0f / rounded : 0.0f;
-    for (int i = 0; i < SCALE_SIZE; i += WIDTH) {
-        const Lanes scaled = nearest(load(x + i) * all(inverse));
-        store(whole + i, larger(smaller(scaled, all(127.0f)), all(-127.0f)));
-    }
-    for (int i = 0; i < SCALE_SIZE; i++)
-        bytes[(size_t)i * stride] = (int8_t)whole[i];
-    return scale;
-}
-
-static void store_cell(const HeadCache *cache, int cell, const float *key, const float *value) {
-    if (cache->format == FORMAT_F16) {
-        store_halves_of(cache, cell, key, value);
-        return;
-    }
-    const Stored keys = key_block(1, cache, cell / BLOCK_CELLS), values = value_of(1, cache, cell);
-    const int lane = cell % BLOCK_CELLS;
-    for (int i = 0; i < cache->head_size; i += SCALE_SIZE) {
-        int8_t *bytes = (int8_t *)keys.numbers + (size_t)i * BLOCK_CELLS + lane;
-        keys.scales[i / SCALE_SIZE * BLOCK_CELLS + lane] = store_scaled(key + i, bytes, BLOCK_CELLS);
-        values.scales[i / SCALE_SIZE] = store_scaled(value + i, (int8_t *)values.numbers + i, 1);
-    }
-}
-
 /* VECTORS vectors of keys, from block `block` on, for COUNT queries: COUNT x VECTORS sums stay in registers, and one
  * broadcast serves VECTORS products. The same place of the next page is fetched meanwhile. */
-ALWAYS_INLINE void score_blocks(const int QUANTIZED, const int COUNT, const int VECTORS, const HeadCache *cache,
-                                const Query *queries, int block, float *const *scores, int64_t at) {
+ALWAYS_INLINE void score_blocks(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries,
+                                int block, float *const *scores, int64_t at) {
     const int size = cache->head_size, in_page = PAGE_CELLS / BLOCK_CELLS;
-    const int together = QUANTIZED ? SCALE_SIZE : size; /* dimensions with one scale */
-    const size_t bytes = VECTORS * WIDTH * number_bytes(QUANTIZED), block_size = (size_t)size * BLOCK_CELLS;
-    const Stored keys = key_block(QUANTIZED, cache, block);
+    const size_t bytes = VECTORS * WIDTH * sizeof(uint16_t), block_size = (size_t)size * BLOCK_CELLS;
+    const uint16_t *keys = key_block(cache, block);
     const int next = block / in_page + 1 < cache->page_count ? block + in_page : block;
-    const uint8_t *ahead = key_block(QUANTIZED, cache, next).numbers;
-    Lanes sums[QUERIES_TOGETHER][16], scale[16];
+    const uint8_t *ahead = (const uint8_t *)key_block(cache, next);
+    Lanes sums[QUERIES_TOGETHER][16];
     UNROLL for (int r = 0; r < COUNT; r++) {
         UNROLL for (int j = 0; j < VECTORS; j++)
             sums[r][j] = all(0);
     }
-    for (int group = 0; group < size; group += together) {
-        UNROLL for (int j = 0; QUANTIZED && j < VECTORS; j++) {
-            const size_t scales_at = (size_t)(j * WIDTH / 16 * (size / SCALE_SIZE) + group / SCALE_SIZE) * BLOCK_CELLS;
-            scale[j] = load_halves(keys.scales + scales_at + j * WIDTH % 16);
-        }
-        for (int d = group; d < group + together; d++) {
-            UNROLL for (size_t byte = 0; byte < bytes; byte += 64)
-                __builtin_prefetch(ahead + (size_t)d * bytes + byte);
-            Lanes key[16];
-            UNROLL for (int j = 0; j < VECTORS; j++) {
-                const size_t index = (size_t)(j * WIDTH / 16) * block_size + (size_t)d * 16 + j * WIDTH % 16;
-                key[j] = load_numbers(QUANTIZED, keys.numbers, index);
-                if (QUANTIZED)
-                    key[j] *= scale[j];
-            }
-            UNROLL for (int r = 0; r < COUNT; r++) {
-                Lanes q = all(queries[r].query[d]);
-                UNROLL for (int j = 0; j < VECTORS; j++)
-                    sums[r][j] = fused(q, key[j], sums[r][j]);
-            }
+    for (int d = 0; d < size; d++) {
+        UNROLL for (size_t byte = 0; byte < bytes; byte += 64)
+            __builtin_prefetch(ahead + (size_t)d * bytes + byte);
+        Lanes key[16];
+        UNROLL for (int j = 0; j < VECTORS; j++)
+            key[j] = load_halves(keys + (size_t)(j * WIDTH / 16) * block_size + (size_t)d * 16 + j * WIDTH % 16);
+        UNROLL for (int r = 0; r < COUNT; r++) {
+            Lanes q = all(queries[r].query[d]);
+            UNROLL for (int j = 0; j < VECTORS; j++)
+                sums[r][j] = fused(q, key[j], sums[r][j]);
         }
     }
     UNROLL for (int r = 0; r < COUNT; r++) {
@@ -186,17 +126,17 @@ ALWAYS_INLINE void score_blocks(const int QUANTIZED, const int COUNT, const int 
 }
 
 /* All blocks for COUNT queries: several at once inside a page, the rest one by one. */
-ALWAYS_INLINE void score_queries(const int QUANTIZED, const int COUNT, const HeadCache *cache, const Query *queries,
-                                 int first, int last, float *const *scores) {
+ALWAYS_INLINE void score_queries(const int COUNT, const HeadCache *cache, const Query *queries, int first, int last,
+                                 float *const *scores) {
     const int VECTORS = WIDTH == 16 ? (COUNT <= 6 ? 4 : 2) : WIDTH == 8 ? (COUNT <= 2 ? 4 : 2) : PARTS;
     const int step = VECTORS * WIDTH / BLOCK_CELLS;
     for (int block = first; block < last;) {
         const int64_t at = (int64_t)(block - first) * BLOCK_CELLS;
         if (step > 1 && block % step == 0 && block + step <= last) {
-            score_blocks(QUANTIZED, COUNT, VECTORS, cache, queries, block, scores, at);
+            score_blocks(COUNT, VECTORS, cache, queries, block, scores, at);
             block += step;
         } else {
-            score_blocks(QUANTIZED, COUNT, PARTS, cache, queries, block, scores, at);
+            score_blocks(COUNT, PARTS, cache, queries, block, scores, at);
             block++;
         }
     }
@@ -210,10 +150,10 @@ ALWAYS_INLINE void score_queries(const int QUANTIZED, const int COUNT, const Hea
     }
 
 /* As many queries at once as registers hold, then the rest. */
-ALWAYS_INLINE void score_all(const int QUANTIZED, const HeadCache *cache, int count, const Query *queries, int first,
-                             int last, float *const *scores) {
+static NOINLINE void score(const HeadCache *cache, int count, const Query *queries, int first_block, int last_block,
+                           float *const *scores) {
     for (int r = 0; r < count;) {
-#define SCORE(N) TRY_COUNT(N, SCORE_QUERIES, score_queries(QUANTIZED, N, cache, queries + r, first, last, scores + r))
+#define SCORE(N) TRY_COUNT(N, SCORE_QUERIES, score_queries(N, cache, queries + r, first_block, last_block, scores + r))
 #if WIDTH == 16
         SCORE(12)
         SCORE(9)
@@ -225,14 +165,6 @@ ALWAYS_INLINE void score_all(const int QUANTIZED, const HeadCache *cache, int co
         SCORE(1)
 #undef SCORE
     }
-}
-
-static NOINLINE void score(const HeadCache *cache, int count, const Query *queries, int first_block, int last_block,
-                           float *const *scores) {
-    if (cache->format == FORMAT_F16)
-        score_all(0, cache, count, queries, first_block, last_block, scores);
-    else
-        score_all(1, cache, count, queries, first_block, last_block, scores);
 }
 
 static NOINLINE void softmax(const Query *query, float scale_factor) {
@@ -273,61 +205,49 @@ static NOINLINE void softmax(const Query *query, float scale_factor) {
         store(weights + i, load(weights + i) * inverse);
 }
 
-/* VECTORS vectors of a cell's value, from dimension d on. */
-ALWAYS_INLINE void load_value(const int QUANTIZED, const int VECTORS, Stored value, int d, Lanes *part) {
-    UNROLL for (int j = 0; j < VECTORS; j++) {
-        part[j] = load_numbers(QUANTIZED, value.numbers, (size_t)(d + j * WIDTH));
-        if (QUANTIZED)
-            part[j] *= all_of_half(value.scales[(d + j * WIDTH) / SCALE_SIZE]);
-    }
-}
-
 /* Cells [from, to) of one query: sums += weight * value, VECTORS vectors from dimension d on. */
-ALWAYS_INLINE void add_values(const int QUANTIZED, const int VECTORS, const HeadCache *cache, const float *weights,
-                              int from, int to, int d, Lanes *sums) {
+ALWAYS_INLINE void add_values(const int VECTORS, const HeadCache *cache, const float *weights, int from, int to, int d,
+                              Lanes *sums) {
     for (int cell = from; cell < to; cell++) {
-        Lanes part[4], weight = all(weights[cell - from]);
-        load_value(QUANTIZED, VECTORS, value_of(QUANTIZED, cache, cell), d, part);
+        const uint16_t *value = value_of(cache, cell) + d;
+        const Lanes weight = all(weights[cell - from]);
         UNROLL for (int j = 0; j < VECTORS; j++)
-            sums[j] = fused(weight, part[j], sums[j]);
+            sums[j] = fused(weight, load_halves(value + j * WIDTH), sums[j]);
     }
 }
 
 /* Cells [from, to), which COUNT queries see: one reading of the values for all of them. */
-ALWAYS_INLINE void add_shared_values(const int QUANTIZED, const int COUNT, const int VECTORS, const HeadCache *cache,
-                                     const Query *queries, int from, int to, int d, Lanes (*sums)[4]) {
-    const size_t size = (size_t)cache->head_size, bytes = number_bytes(QUANTIZED);
+ALWAYS_INLINE void add_shared_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries,
+                                     int from, int to, int d, Lanes (*sums)[4]) {
+    const size_t size = (size_t)cache->head_size;
     const float *weights[QUERIES_TOGETHER];
     UNROLL for (int r = 0; r < COUNT; r++)
         weights[r] = queries[r].weights - queries[r].first;
     for (int cell = from; cell < to;) {
         const int page = cell / PAGE_CELLS, end = (page + 1) * PAGE_CELLS < to ? (page + 1) * PAGE_CELLS : to;
         const int next = page + 1 < cache->page_count ? (page + 1) * PAGE_CELLS : page * PAGE_CELLS;
-        const uint8_t *following = value_of(QUANTIZED, cache, next).numbers;
-        Stored value = value_of(QUANTIZED, cache, cell);
-        for (; cell < end; cell++) {
+        const uint16_t *following = value_of(cache, next) + d, *value = value_of(cache, cell) + d;
+        for (; cell < end; cell++, value += size) {
             const int in_page = cell % PAGE_CELLS + VALUES_AHEAD;
-            const uint8_t *ahead = in_page < PAGE_CELLS ? value.numbers + (size_t)VALUES_AHEAD * size * bytes
-                                                        : following + (size_t)(in_page - PAGE_CELLS) * size * bytes;
-            UNROLL for (size_t byte = 0; byte < VECTORS * WIDTH * bytes; byte += 64)
-                __builtin_prefetch(ahead + (size_t)d * bytes + byte);
+            const uint16_t *ahead = in_page < PAGE_CELLS ? value + (size_t)VALUES_AHEAD * size
+                                                         : following + (size_t)(in_page - PAGE_CELLS) * size;
+            UNROLL for (int i = 0; i < VECTORS * WIDTH; i += 32)
+                __builtin_prefetch(ahead + i);
             Lanes part[4];
-            load_value(QUANTIZED, VECTORS, value, d, part);
+            UNROLL for (int j = 0; j < VECTORS; j++)
+                part[j] = load_halves(value + j * WIDTH);
             UNROLL for (int r = 0; r < COUNT; r++) {
                 Lanes weight = all(weights[r][cell]);
                 UNROLL for (int j = 0; j < VECTORS; j++)
                     sums[r][j] = fused(weight, part[j], sums[r][j]);
             }
-            value.numbers += size * bytes;
-            value.scales += size / SCALE_SIZE;
         }
     }
 }
 
 /* Dimensions d .. d + VECTORS * WIDTH - 1 of COUNT outputs. Every query adds its cells in ascending order: those that
  * others do not see before the shared ones, the shared ones, the rest of what it sees, its path. */
-ALWAYS_INLINE void sum_values(const int QUANTIZED, const int COUNT, const int VECTORS, const HeadCache *cache,
-                              const Query *queries, int d) {
+ALWAYS_INLINE void sum_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries, int d) {
     Lanes sums[QUERIES_TOGETHER][4];
     int from = queries[0].first, to = queries[0].visible;
     UNROLL for (int r = 0; r < COUNT; r++) {
@@ -340,35 +260,33 @@ ALWAYS_INLINE void sum_values(const int QUANTIZED, const int COUNT, const int VE
     UNROLL for (int r = 0; r < COUNT; r++) {
         const Query *query = queries + r;
         const int own = from < query->visible ? from : query->visible;
-        add_values(QUANTIZED, VECTORS, cache, query->weights, query->first, own, d, sums[r]);
+        add_values(VECTORS, cache, query->weights, query->first, own, d, sums[r]);
     }
-    add_shared_values(QUANTIZED, COUNT, VECTORS, cache, queries, from, to, d, sums);
+    add_shared_values(COUNT, VECTORS, cache, queries, from, to, d, sums);
     UNROLL for (int r = 0; r < COUNT; r++) {
         const Query *query = queries + r;
         const float *path_weights = query->weights + (query->visible - query->first);
         if (to < query->visible)
-            add_values(QUANTIZED, VECTORS, cache, query->weights + (to - query->first), to, query->visible, d, sums[r]);
+            add_values(VECTORS, cache, query->weights + (to - query->first), to, query->visible, d, sums[r]);
         for (int i = 0; i < query->path_length; i++)
-            add_values(QUANTIZED, VECTORS, cache, path_weights + i, query->path[i], query->path[i] + 1, d, sums[r]);
+            add_values(VECTORS, cache, path_weights + i, query->path[i], query->path[i] + 1, d, sums[r]);
         UNROLL for (int j = 0; j < VECTORS; j++)
             store(query->output + d + j * WIDTH, sums[r][j]);
     }
 }
 
-ALWAYS_INLINE void sum_dimensions(const int QUANTIZED, const int COUNT, const HeadCache *cache, const Query *queries,
-                                  int first, int last) {
+ALWAYS_INLINE void sum_dimensions(const int COUNT, const HeadCache *cache, const Query *queries, int first, int last) {
     const int wide = WIDTH == 16 ? (COUNT <= 6 ? 4 : 2) : 4;
     int d = first;
     for (; d + wide * WIDTH <= last; d += wide * WIDTH)
-        sum_values(QUANTIZED, COUNT, wide, cache, queries, d);
+        sum_values(COUNT, wide, cache, queries, d);
     for (; d < last; d += WIDTH)
-        sum_values(QUANTIZED, COUNT, 1, cache, queries, d);
+        sum_values(COUNT, 1, cache, queries, d);
 }
 
-ALWAYS_INLINE void sum_all(const int QUANTIZED, const HeadCache *cache, int count, const Query *queries, int first,
-                           int last) {
+static NOINLINE void values(const HeadCache *cache, int count, const Query *queries, int first, int last) {
     for (int r = 0; r < count;) {
-#define SUM(N) TRY_COUNT(N, VALUE_QUERIES, sum_dimensions(QUANTIZED, N, cache, queries + r, first, last))
+#define SUM(N) TRY_COUNT(N, VALUE_QUERIES, sum_dimensions(N, cache, queries + r, first, last))
 #if WIDTH == 16
         SUM(12)
         SUM(9)
@@ -380,13 +298,6 @@ ALWAYS_INLINE void sum_all(const int QUANTIZED, const HeadCache *cache, int coun
         SUM(1)
 #undef SUM
     }
-}
-
-static NOINLINE void values(const HeadCache *cache, int count, const Query *queries, int first, int last) {
-    if (cache->format == FORMAT_F16)
-        sum_all(0, cache, count, queries, first, last);
-    else
-        sum_all(1, cache, count, queries, first, last);
 }
 
 static int64_t argmax(const float *x, int64_t length) {

@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType
 
 from draftree.errors import CacheError, InputError
 from draftree.models.gguf.gguf_checks import check
@@ -67,10 +66,7 @@ def main(path: Path, first: int, last: int) -> None:
         path.write_bytes(damaged(data, header, np.random.default_rng(seed)))
         try:
             header_of = (check, read)[seed % 2]  # weights that are no numbers reach C too
-            description = describe(
-                header_of(path), (GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0)[seed // 3 % 2]
-            )
-            model = binding.LoadedModel(description, 3, tiers[seed % len(tiers)])
+            model = binding.LoadedModel(describe(header_of(path)), 3, tiers[seed % len(tiers)])
             row = model.open()
             model.extend([row], [2], [0, 0], [-1, 0], np.ones(2, np.uint8))
             for _ in range(3):

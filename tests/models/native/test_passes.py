@@ -24,8 +24,8 @@ Logits = NDArray[np.float32]
 FORMAT_NAMES = sorted(GGMLQuantizationType(kind).name for kind in FORMATS)
 
 
-def load(path: Path, tier: str = "", threads: int = 1, cache: str = "F16") -> LoadedModel:
-    return LoadedModel(describe(check(path), GGMLQuantizationType[cache]), threads, tier)
+def load(path: Path, tier: str = "", threads: int = 1) -> LoadedModel:
+    return LoadedModel(describe(check(path)), threads, tier)
 
 
 def extend(model: LoadedModel, row: int, tokens: list[int], parents: list[int] | None = None) -> Logits:
@@ -282,20 +282,6 @@ def test_a_fork_shares_the_prefix_until_one_of_the_two_writes(path: Path) -> Non
         model.commit(fork, range(20))
         assert bits(found) == bits(one_by_one(model, prompt[:length] + tokens)[length:])
     assert bits(extend(model, row, [7])) == bits(one_by_one(model, [*prompt, 7])[-1:])
-
-
-@pytest.mark.parametrize("tier", tiers())
-def test_keys_and_values_in_bytes_are_as_exact_for_trees_and_near_those_in_float16(path: Path, tier: str) -> None:
-    wide, narrow, plain = load(path), load(path, tier, cache="Q8_0"), load(path, "base", 1, "Q8_0")
-    assert narrow.token_bytes < 0.55 * wide.token_bytes
-    prompt, (tokens, parents), row = text(70), random_tree(40, seed=4), narrow.open()
-    assert 0 < divergence(one_by_one(wide, prompt).astype(np.float64), extend(narrow, row, prompt)) < 0.1
-    narrow.commit(row, range(70))
-    found, branch = extend(narrow, row, tokens, parents), path_of(39, parents)
-    alone = one_by_one(plain, [*prompt, *(tokens[each] for each in branch), 7])[70:]
-    assert bits(found[branch]) == bits(alone[:-1])
-    narrow.commit(row, branch)
-    assert bits(extend(narrow, row, [7])) == bits(alone[-1:])
 
 
 def test_closed_rows_give_their_memory_back(path: Path) -> None:

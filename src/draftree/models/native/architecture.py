@@ -216,7 +216,6 @@ class Hyperparameters:
     rope_halves: bool
     rope_tables: int
     activation: int
-    cache_format: int
     norm_epsilon: float
     embedding_scale: float
     attention_scale: float
@@ -245,11 +244,8 @@ class Description:
     model_tensors: NDArray[np.void]
 
 
-def describe(header: GGUFHeader, cache: Format = Format.F16) -> Description:
+def describe(header: GGUFHeader) -> Description:
     """What the native engine computes for a file.
-
-    Args:
-        cache: type of keys and values: F16 or Q8_0.
 
     Raises:
         NotNativeError: it has something that the engine cannot compute.
@@ -284,7 +280,6 @@ def describe(header: GGUFHeader, cache: Format = Format.F16) -> Description:
         rope_halves=family.halves,
         rope_tables=len(ropes),
         activation=int(family.gelu),
-        cache_format=cache.value,
         norm_epsilon=file.real(Keys.Attention.LAYERNORM_RMS_EPS),
         embedding_scale=math.sqrt(hidden) if family.scaled else 1.0,
         attention_scale=file.real(Keys.Attention.SCALE, 1 / math.sqrt(width)),

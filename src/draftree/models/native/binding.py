@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, NotNativeError, RunError
 from .architecture import Description, Hyperparameters
 
-VERSION = "5"
+VERSION = "6"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
 _FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
 LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")

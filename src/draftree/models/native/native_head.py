@@ -117,7 +117,6 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
         rope_halves=True,
         rope_tables=1,
         activation=activation,
-        cache_format=Format.F16.value,
         norm_epsilon=config.rms_norm_eps,
         embedding_scale=config.embedding_scale,
         attention_scale=1 / math.sqrt(config.head_size),
