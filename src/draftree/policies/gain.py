@@ -152,6 +152,8 @@ _FIRST, _FIRST_OF_HEAD, _FIRST_OF_MODEL = (0.6, 1, 1.0), (0.6, 1, 3.0), (2.0, 3,
 """Tokens that a proposal gains and the layers that it takes, before any is known, and the steps that this guess counts
 for: of texts, of a head, which was trained for its target and whose first steps in a process are slow, and of a draft
 model."""
+_TEXT_LAYER = 1e-4
+"""Seconds of a layer that texts give, before any is measured: the first ones of a process take ten times as long."""
 _KEEP, _KEEP_UNUSED = 0.94, 0.98
 """Share of a record that each further step leaves in which the drafter drafts, and in which it does not."""
 _KEEP_ANEW = 0.5
@@ -183,7 +185,7 @@ class Record:
     ) -> None:
         self.source, self._profiles = source, profiles or {}
         self.on, self.steps, self.tokens, self.seconds = True, 0, 0.0, 0.0
-        self._scale = 1.0 if profile else 0.0  # seconds of a layer over the profile's; without one, seconds
+        self._scale = 1.0 if profile else _TEXT_LAYER  # seconds of a layer over the profile's; without one, seconds
         self._pass = remembered(profile) if profile else None
         self._gained = self._spent = self._weight = 0.0
         model = source.model if source else None
@@ -214,9 +216,6 @@ class Record:
 
     def measure(self, seconds: float, layers: int, layer: float) -> float:
         """Drafting ``layers`` of ``layer`` seconds each took so many; those of them that count."""
-        if not layer:
-            self._scale = seconds / layers
-            return seconds
         expected = (layers + 1) * layer  # it reads what was committed, too
         counted = min(_MOST, max(1 / _MOST, seconds / expected))
         self._scale *= 0.95 + 0.05 * counted
