@@ -289,16 +289,6 @@ def test_special_tokens_give_text_where_that_is_wanted(target: HFModel) -> None:
     assert "<" not in texts[0].text and ("<s>" in texts[1].text or "<unk>" in texts[1].text)
 
 
-@pytest.mark.parametrize(("last", "max_tokens", "kept"), [(3, None, 3), (-1, 100, 28), (-1, None, 127), (999, 9, None)])
-def test_a_long_prompt_is_read_from_its_end(
-    target: HFModel, last: int, max_tokens: int | None, kept: int | None
-) -> None:
-    text = "a b c d " * (40 if kept else 2)
-    given = TOKENIZER.encode(text)
-    request = Engine(target).request(text, SamplingParams(truncate_prompt_tokens=last, max_tokens=max_tokens))
-    assert request.ids == given[-(kept or len(given)) :] and request.limit == (max_tokens or 128 - len(request.ids))
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -309,7 +299,6 @@ def test_a_long_prompt_is_read_from_its_end(
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty is nan"),
         ({"logit_bias": {1: float("inf")}}, "logit_bias is"),
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
         ({"stop_token_ids": ("a",)}, "stop_token_ids is"),
     ],
 )

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import GenericAlias
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ParamSpec, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 import numpy as np
 from annotated_types import Ge, Gt, Interval, MinLen
@@ -218,7 +218,6 @@ class SamplingParams:
         frequency_penalty: subtracted from a token's logit for each time that the token was generated.
         presence_penalty: subtracted once if the token was generated.
         skip_special_tokens: special tokens give no text.
-        truncate_prompt_tokens: the prompt's last so many tokens are read; -1: as many as leave room for ``max_tokens``.
         logprobs: log-probabilities of each token and of so many of the most probable ones (``request.Logprobs``), by
             the target's own distribution, before constraint, processors and temperature; None: none. Drafts change none
             where the backend is exact (``Capabilities.rounding`` is 0), elsewhere by rounding.
@@ -256,7 +255,6 @@ class SamplingParams:
     allowed_token_ids: Annotated[tuple[int, ...], MinLen(1)] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    truncate_prompt_tokens: Count | Literal[-1] | None = None
     logprobs: LogprobCount | None = None
     prompt_logprobs: LogprobCount | None = None
     constraint: Constraint | None = None

@@ -75,7 +75,7 @@ def test_each_text_equals_the_same_request_alone() -> None:
         (CHAT, {"messages": MESSAGES, "max_tokens": 9, "n": 2, "temperature": 0.7, "seed": 5, "logprobs": True}),
         (CHAT, {"messages": MESSAGES, "max_tokens": 9, "prediction": {"type": "content", "content": TEXT}}),
         (COMPLETIONS, {"prompt": [TEXT, "b"], "max_tokens": 6, "temperature": 0, "echo": True, "logprobs": 1}),
-        (COMPLETIONS, {"prompt": TEXT, "max_tokens": 0, "echo": True, "logprobs": 0}),
+        (COMPLETIONS, {"prompt": TEXT, "max_tokens": 1, "echo": True, "logprobs": 0}),
         (RESPONSES, {"input": TEXT, "max_output_tokens": 7, "temperature": 0}),
     ],
 )

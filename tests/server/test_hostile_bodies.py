@@ -40,7 +40,7 @@ WRONG: dict[str, list[Any]] = {
     "stop_token_ids": [[-1], [99999], "a", [10**30]],
     "bad_words": [[""], "a", [HALF]],
     "allowed_token_ids": [[], [99999], [True]],
-    "truncate_prompt_tokens": [0, -2],
+    "truncate_prompt_tokens": [0, 5],
     "timeout": [0, -1, "soon"],
     "priority": [10**400, "high"],
     "stream": ["yes", 1],

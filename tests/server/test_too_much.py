@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from draftree.config import SamplingParams
-from draftree.engine.engine import Engine
-from draftree.errors import ContextError
 from draftree.sandbox import workers
 
 from .running import NAME, TEXT, Running, bytes_target, posted, running
@@ -71,14 +68,6 @@ def test_what_could_not_fit_is_refused_before_it_is_read(
     assert status == 400, body
     assert body["error"]["param"] in {"messages", "prompt", "input", "tools", "prediction"}
     assert sum(read) < 10_000
-
-
-def test_a_prompt_whose_end_is_read_may_be_long() -> None:
-    engine = Engine(bytes_target())
-    params = SamplingParams(max_tokens=1, truncate_prompt_tokens=5)
-    assert len(engine.request("a" * 100_000, params).ids) == 5
-    with pytest.raises(ContextError):
-        engine.request("a" * 100_000, SamplingParams(max_tokens=1))
 
 
 def _places(text: str) -> list[tuple[str, dict[str, Any]]]:

@@ -18,7 +18,7 @@ from .running import LOOKUP, NAME, Running, posted, running, streamed, target
 
 ONE_BY_ONE = SchedulerParams(rows=1, prefixes=4)
 """Of choices that begin when the one before has ended, each finds the row of the one before."""
-WAYS = ("whole", "streamed", "continuous", "batch")
+WAYS = ("whole", "streamed", "batch")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def asked(served: Running, batch: Answering, way: str, url: str, body: dict[str,
     elif url == RESPONSES:
         found = last_event(served, body)
     else:
-        body["stream_options"] = {"continuous_usage_stats" if way == "continuous" else "include_usage": True}
+        body["stream_options"] = {"include_usage": True}
         found = [event for event in streamed(served, url, body) if event.get("usage")][-1]
     usage: dict[str, Any] = found["usage"]
     return usage

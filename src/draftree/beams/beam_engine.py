@@ -15,7 +15,7 @@ import numpy as np
 from ..config import Budget, SamplingParams, typed
 from ..drafters.base import BeamSource, DraftSource, UnscoredNode
 from ..drafters.registry import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec, load_source
-from ..engine.input_processor import check_params, each_params, fitted, with_token_rules
+from ..engine.input_processor import check_params, each_params, limit_of, with_token_rules
 from ..errors import ConfigError
 from ..models.base import LanguageModel, prefill_scored
 from ..models.loading import ModelOptions, load
@@ -147,7 +147,7 @@ class BeamEngine:
             )
 
     def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> BeamRequest:
-        ids, limit = fitted(self.target, ids, params)
+        limit = limit_of(self.target, ids, params)
         params = with_token_rules(params, self.target.capabilities)
         return BeamRequest(ids, params, beams, limit, self.target.capabilities.eos_ids)
 

@@ -31,19 +31,18 @@ class InputProcessor:
         # transformers' tokenizers change in their first call; from then on threads may share them.
         self._start = [] if self.tokenizer is None else self.tokenizer.encode("")
 
-    def encode(self, prompt: Prompt, *, whole: bool = True, field: str = "prompt") -> list[int]:
-        """Token ids of a prompt (``Engine.request``), which is to fit the context unless it is not ``whole``.
+    def encode(self, prompt: Prompt, field: str = "prompt") -> list[int]:
+        """Token ids of a prompt (``Engine.request``).
 
         Raises:
             PromptError: there are none; ContextError: it cannot fit; of ``field``.
         """
-        if whole:
-            check_size(self._target, self.tokenizer, prompt, field)
+        check_size(self._target, self.tokenizer, prompt, field)
         return encode(self.tokenizer, prompt, field)
 
     def spelled(self, text: str, field: str = "text") -> list[int]:
         """Token ids of a text without the special tokens that begin a prompt."""
-        ids, begin = self.encode(text, field=field), len(self._start)
+        ids, begin = self.encode(text, field), len(self._start)
         return ids[begin:] if ids[:begin] == self._start else ids
 
     @cached_property
@@ -71,7 +70,8 @@ class InputProcessor:
         """A request that fits the model (``Engine.request``)."""
         params, can = SamplingParams() if params is None else params, self._target.capabilities
         check_params(params)
-        ids, limit = fitted(self._target, self.encode(prompt, whole=params.truncate_prompt_tokens is None), params)
+        ids = self.encode(prompt)
+        limit = limit_of(self._target, ids, params)
         stream = text_stream(self.tokenizer, params, ids)
         params = with_token_rules(params, can, self.spelled)
         return EngineRequest(ids, params, limit, can.eos_ids, stream, self._predicted(prediction))
@@ -80,7 +80,7 @@ class InputProcessor:
         if not len(prediction):
             return []
         field = "prediction"
-        ids = self.spelled(prediction, field) if isinstance(prediction, str) else self.encode(prediction, field=field)
+        ids = self.spelled(prediction, field) if isinstance(prediction, str) else self.encode(prediction, field)
         if len(ids) > (most := self._target.capabilities.max_length):
             why = f"the prediction has {len(ids)} tokens but an answer at most {most}: shorten it"
             raise PromptError(why, "prediction")
@@ -135,16 +135,14 @@ def _context(can: Capabilities) -> str:
     return f"this model's maximum context length is {can.max_length} tokens ({can.name}, {can.max_length_reason})"
 
 
-def fitted(target: LanguageModel, ids: list[int], params: SamplingParams) -> tuple[list[int], int]:
-    """What is read of a prompt (``SamplingParams.truncate_prompt_tokens``), and most tokens to generate behind it.
+def limit_of(target: LanguageModel, ids: Sequence[int], params: SamplingParams) -> int:
+    """Most tokens to generate behind a prompt.
 
     Raises:
         PromptError: the prompt is empty, or has other tokens than the model.
         ContextError: it does not fit the context, or ``max_tokens`` do not fit behind it.
     """
     can = target.capabilities
-    if (last := params.truncate_prompt_tokens) is not None:
-        ids = ids[-(max(1, can.max_length - (params.max_tokens or 1)) if last < 0 else last) :]
     left = can.max_length - len(ids)
     most = _context(can)
     if left < 1:
@@ -158,7 +156,7 @@ def fitted(target: LanguageModel, ids: list[int], params: SamplingParams) -> tup
             f"max_tokens is {params.max_tokens} but {most} and the prompt has {len(ids)}: use at most {left}",
             "max_tokens",
         )
-    return ids, params.max_tokens or left
+    return params.max_tokens or left
 
 
 def text_stream(tokenizer: Tokenizer | None, params: SamplingParams, context: Sequence[int] = ()) -> TextStream:

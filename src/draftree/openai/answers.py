@@ -43,23 +43,16 @@ class Choices:
     def __init__(self, body: Sampled, engine: Engine, default: SpeculationParams) -> None:
         body.refuse()
         self.body, self.engine, self.speculation = body, engine, body.speculation(default)
-        whole = body.truncate_prompt_tokens is None
-        prompts = [engine.inputs.encode(prompt, whole=whole) for prompt in body.prompts()]
+        prompts = [engine.inputs.encode(prompt) for prompt in body.prompts()]
         constraint = body.constraint(engine)
+        most = engine.target.capabilities.max_length
         self.asked = [
-            (ids, replace(body.params(n, _room(body, ids, engine)), constraint=constraint))
+            (ids, replace(body.params(n, most - len(ids)), constraint=constraint))
             for ids in prompts
             for n in range(body.n)
         ]
         self.tags = body.tags(engine)
         self.options = {"prediction": body.predicted, **body.model_dump(include={"priority", "timeout"})}
-
-
-def _room(body: Sampled, prompt: Sequence[int], engine: Engine) -> int:
-    """Tokens that the context has beside what is read of a prompt; -1 reads what leaves room for any answer."""
-    last = body.truncate_prompt_tokens
-    read = len(prompt) if last is None else max(0, min(last, len(prompt)))
-    return engine.target.capabilities.max_length - read
 
 
 def system_fingerprint(engine: Engine) -> str:
@@ -115,15 +108,15 @@ def agreement(prediction: Sequence[int], output: Sequence[int]) -> int:
     return sum(block.size for block in SequenceMatcher(None, prediction, output).get_matching_blocks())
 
 
-def usage_of(requests: Sequence[Request], generated: int, n: int = 1) -> dict[str, Any]:
+def usage_of(requests: Sequence[Request], n: int = 1) -> dict[str, Any]:
     """Tokens of an answer, the same on every route.
 
     Each prompt counts once, however many choices it has; its cached tokens are those that no choice had to read.
 
     Args:
-        generated: tokens of all choices, the ones that ended them included.
         n: choices of each prompt.
     """
+    generated = sum(len(request.chunks) for request in requests)  # the tokens that ended them included
     prompt = sum(request.prompt_length for request in requests[::n])
     cached = sum(min(r.stats.reused for r in requests[at : at + n]) for at in range(0, len(requests), n))
     return {
@@ -198,25 +191,24 @@ class CompletionBuilder:
 
     def _choice(self, index: int) -> dict[str, Any]:
         request, parser = self._requests[index], self._parsers[index]
-        chunks, reason = self._chunks(request), "length" if self._body.max_tokens == 0 else request.finish_reason
+        chunks = request.chunks
         scored = () if request.params.prompt_logprobs is None else (None, *request.prompt_logprobs)
         echoed = list(zip(request.ids, scored, strict=False))
         text = self._echoed[index] + "".join(chunk.text for chunk in chunks)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         if parser is not None:
-            for chunk in chunks:
-                parser.push(chunk)
-            parser.end()
-            message["content"] = parser.content
-            if parser.calls:
-                calls = [_named_call(call.key, call.name, call.arguments) for call in parser.calls]
-                message |= {"content": parser.content or None, "tool_calls": calls}
+            parts = [*(part for chunk in chunks for part in parser.push(chunk)), *parser.end()]
+            message |= {"content": None if parser.calls else "", **_delta(parts)}
+            for call in message.get("tool_calls", ()):
+                del call["index"]  # which deltas alone have
         whole = message if self._chat else text
-        return self._part(index, "message", whole, _finish(reason, parser), self._logprobs(index, chunks, echoed))
+        reason = _finish(request.finish_reason, parser)
+        return self._part(index, "message", whole, reason, self._logprobs(index, chunks, echoed))
 
     def _end(self) -> dict[str, Any]:
         """What an answer ends with: usage, with the tokens of a predicted output, and what drafting did."""
-        usage, requests = self._usage(), self._requests
+        requests = self._requests
+        usage = usage_of(requests, self._body.n)
         if self._body.predicted:
             accepted = sum(agreement(request.prediction, request.output_ids) for request in requests)
             rejected = sum(len(request.prediction) for request in requests) - accepted
@@ -224,14 +216,6 @@ class CompletionBuilder:
             usage["completion_tokens_details"] = details
         drafting = speculative_decoding([request.stats for request in requests])
         return {"usage": usage, "metrics": {"speculative_decoding": drafting}}
-
-    def _chunks(self, request: Request) -> Sequence[Chunk]:
-        """Of a prompt alone none: its last logits have given a token that nobody wants."""
-        return [] if self._body.max_tokens == 0 else request.chunks
-
-    def _usage(self) -> dict[str, Any]:
-        generated = sum(len(self._chunks(request)) for request in self._requests)
-        return usage_of(self._requests, generated, self._body.n)
 
     def first(self) -> Iterator[dict[str, Any]]:
         """The events that a stream begins with."""
@@ -249,12 +233,10 @@ class CompletionBuilder:
             if parser:
                 part = _delta([parsed for chunk in some for parsed in parser.push(chunk)])
             if part or self._options.include_trace or any([chunk.logprobs is not None for chunk in some]):
-                piece = self._piece(index, {"content": part} if self._chat and not parser else part, None, some)
-                more = {"usage": self._usage()} if self._options.continuous_usage_stats else {}
-                yield piece | more
+                yield self._piece(index, {"content": part} if self._chat and not parser else part, None, some)
 
     def ended(self, index: int) -> Iterator[dict[str, Any]]:
-        """The end of a choice, with what of a call or of the text before one was held back."""
+        """The end of a choice, with what of its text was held back."""
         request, parser = self._requests[index], self._parsers[index]
         if request.error is not None:
             yield failure(request.error)[1]
@@ -313,18 +295,15 @@ def _finish(reason: str | None, parser: CallParser | None) -> str:
     return "tool_calls" if found == "stop" and parser is not None and parser.called else found
 
 
-def _named_call(key: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": key, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
 def _delta(parts: Sequence[Parsed]) -> dict[str, Any]:
-    """What a token has brought: a call's id and name first, its arguments with them or later."""
+    """What tokens have brought: a call's id and name first, its arguments with them or later."""
     content, calls = "", dict[int, dict[str, Any]]()
     for part in parts:
         if (call := part.call) is None:
             content += part.text
         elif part.begins:
-            calls[call.index] = {"index": call.index, **_named_call(call.key, call.name, "")}
+            function = {"name": call.name, "arguments": ""}
+            calls[call.index] = {"index": call.index, "id": call.key, "type": "function", "function": function}
         elif part.text:
             delta = calls.setdefault(call.index, {"index": call.index, "function": {"arguments": ""}})
             delta["function"]["arguments"] += part.text

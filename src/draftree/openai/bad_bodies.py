@@ -28,7 +28,8 @@ _NEUTRAL: Mapping[str, Sequence[object]] = {
             "negative_prompt penalty_prompt prediction prompt prompt_embeds prompt_logprobs random_seed "
             "reasoning_budget regex refusal response_fields sampler_seq samplers sampling_seed session_params "
             "speculative stop_regex stop_sequences structural_tag system t_max_predict_ms t_max_prompt_ms template "
-            "text thinking thinking_budget thinking_token_budget top_logprobs vllm_xargs web_search_options",
+            "text thinking thinking_budget thinking_token_budget top_logprobs truncate_prompt_tokens vllm_xargs "
+            "web_search_options",
             (),
         ),
         (

@@ -154,7 +154,7 @@ class ResponseBuilder:
         return [self._event(f"response.{response['status']}", response=response)]
 
     def _response(self) -> dict[str, Any]:
-        usage = usage_of([self._request], len(self._request.chunks))
+        usage = usage_of([self._request])
         return {
             **self._begun("completed" if self._cut is None else "incomplete"),
             "completed_at": int(time.time()),

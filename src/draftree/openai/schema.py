@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -38,12 +37,8 @@ from .bad_bodies import UnsupportedError, check_extra, check_values
 
 Texts = Annotated[list[str], Field(max_length=1024)]
 TokenIds = list[Whole]
-DEEPEST = 128
-"""Levels of a schema: deeper ones cannot be compiled."""
-_SAYS_MORE = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
-"""Keywords of an object's schema that allow properties beside those in "properties"."""
 _TOKENS = 16
-"""Of a completion that does not say how many."""
+"""Of a completion that does not say how many. null: as many as the context leaves."""
 
 
 class Body(BaseModel):
@@ -129,11 +124,10 @@ def of_field(name: str) -> Iterator[None]:
 
 
 class NamedSchema(Body):
-    """A JSON Schema with a name; ``strict``: its objects have no properties but those that are named."""
+    """A JSON Schema with a name."""
 
     name: str = ""
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
 
 
 class ResponseFormat(NamedSchema):
@@ -150,38 +144,16 @@ class ResponseFormat(NamedSchema):
         """
         if self.type != "json_schema":
             return {"type": "object"} if self.type == "json_object" else None
-        named = self.json_schema or self
-        if named.schema_ is None:
+        schema = (self.json_schema or self).schema_
+        if schema is None:
             raise FieldError(field, f"{field} has no schema: give one")
-        return closed(named.schema_, DEEPEST) if named.strict else named.schema_
-
-
-def closed(schema: Any, levels: int) -> Any:
-    """A schema whose object has no properties but those that it names, unless it says so.
-
-    Args:
-        levels: of schemas in it of which the same is to hold.
-    """
-    if not isinstance(schema, dict) or levels < 0:
         return schema
-    found, inside = dict(schema), partial(closed, levels=levels - 1)
-    for name, inner in schema.items():
-        if name in ("properties", "$defs", "definitions") and isinstance(inner, dict):
-            found[name] = {key: inside(one) for key, one in inner.items()}
-        elif name in ("anyOf", "oneOf", "prefixItems") and isinstance(inner, list):
-            found[name] = [inside(one) for one in inner]
-        elif name == "items":
-            found[name] = inside(inner)
-    if "properties" in schema and not any(name in schema for name in _SAYS_MORE):
-        found["additionalProperties"] = False
-    return found
 
 
 class StreamOptions(Body):
     """What a stream has beside text."""
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False
     include_trace: bool = False
 
 
@@ -215,7 +187,6 @@ class Sampled(Sent):
     allowed_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     priority: Priority = 0
     timeout: Positive | None = None
     draftree: Speculative | None = None
@@ -328,7 +299,6 @@ class CompletionRequest(Sampled):
 
     prefix = "cmpl-"
     prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: Whole | None = None  # not sent: _TOKENS
     echo: bool = False
     logprobs: LogprobCount | None = None
 
@@ -337,22 +307,19 @@ class CompletionRequest(Sampled):
         return self.logprobs
 
     def limit(self, room: int) -> int | None:
-        """Of an answer without tokens one is generated: a pass over the prompt gives it."""
-        if "max_tokens" not in self.model_fields_set:
-            return max(1, min(room, max(_TOKENS, self.min_tokens or 0)))
-        return None if self.max_tokens is None else max(1, self.max_tokens)
+        if "max_tokens" in self.model_fields_set:
+            return self.max_tokens
+        return max(1, min(room, max(_TOKENS, self.min_tokens or 0)))
 
     def params(self, choice: int, room: int) -> SamplingParams:
         found = super().params(choice, room)
         return replace(found, prompt_logprobs=self.logprobs if self.echo else None)
 
     def refuse(self) -> None:
-        if self.max_tokens == 0 and not self.echo:
-            raise FieldError("max_tokens", "max_tokens is 0: use at least 1, or echo the prompt")
         if not self.prompt:
             raise FieldError("prompt", "the prompt is empty: give at least one")
-        if self.stream and self.echo and (self.logprobs is not None or self.max_tokens == 0):
-            raise FieldError("stream", "a prompt with logprobs, or alone, is not streamed: leave stream out")
+        if self.stream and self.echo and self.logprobs is not None:
+            raise FieldError("stream", "a prompt with logprobs is not streamed: leave stream out")
 
     def prompts(self) -> Sequence[Prompt]:
         given: Any = self.prompt

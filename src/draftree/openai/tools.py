@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +16,14 @@ from ..request import Chunk
 from ..sampling.grammar import Function, Grammar
 from ..text.detokenizer import overlap
 from ..text.encoding import CALL_TAGS
-from .schema import DEEPEST, Body, Sampled, closed, of_field
+from .schema import Body, Sampled, of_field
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _MOST = 128
 """Functions of a request."""
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+_SAYS_MORE = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
+"""Keywords of an object's schema that allow properties beside those in "properties"."""
 _OPENS, _CLOSES = CALL_TAGS
 _HEAD = re.compile(_OPENS + r'\s*\{"name": "([^"\\]*)", "arguments": ')
 _END = f"}}\n{_CLOSES}"
@@ -46,26 +47,12 @@ class NamedTool(NamedFunction):
         return (self.function or self).name
 
 
-class AllowedTools(Body):
-    """Functions of which some may be called, or one must be."""
-
-    mode: Literal["auto", "required"] = "auto"
-    tools: list[NamedTool] = []
-
-
-class AllowedChoice(AllowedTools):
-    """The same as a choice, in ``allowed_tools``, of responses beside the type."""
-
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools | None = None
-
-
 class DescribedFunction(NamedFunction):
-    """A function; ``strict``: objects in its arguments have no properties but those that are named."""
+    """A function."""
 
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool | None = None  # calls are valid by their schema in any case
 
 
 class Tool(DescribedFunction):
@@ -93,24 +80,24 @@ class Tool(DescribedFunction):
         return {"type": "function", **fields, "strict": bool(function.strict)}
 
     def compiled(self) -> Function:
-        function = self.described
-        return Function(function.name, closed(function.parameters or _NO_PARAMETERS, DEEPEST if function.strict else 0))
+        """Its arguments are those that it names, unless its schema says more."""
+        schema = self.described.parameters or _NO_PARAMETERS
+        if "properties" in schema and not any(name in schema for name in _SAYS_MORE):
+            schema = {**schema, "additionalProperties": False}
+        return Function(self.described.name, schema)
 
 
 class WithTools(Sampled):
     """A request whose answer may call functions."""
 
     tools: Annotated[list[Tool], Field(max_length=_MOST)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
     @property
     def forced(self) -> bool:
         """The answer has to call a function."""
-        chosen = self.tool_choice
-        if isinstance(chosen, AllowedChoice):
-            return (chosen.allowed_tools or chosen).mode == "required"
-        return chosen == "required" or isinstance(chosen, NamedTool)
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property
     def several(self) -> bool:
@@ -126,12 +113,12 @@ class WithTools(Sampled):
             FieldError: a function cannot be offered, or the one that is chosen is not there.
         """
         tools, chosen = check_tools(self.tools), self.tool_choice
-        if isinstance(chosen, (NamedTool, AllowedChoice)):
-            named = [chosen] if isinstance(chosen, NamedTool) else (chosen.allowed_tools or chosen).tools
-            names, there = [tool.called for tool in named], {tool.described.name: at for at, tool in enumerate(tools)}
-            if not names or not there.keys() >= set(names):
-                raise FieldError("tool_choice", f"tool_choice names {names}: the names of tools are {list(there)}")
-            return {there[name]: tools[there[name]] for name in names}
+        if isinstance(chosen, NamedTool):
+            names = [tool.described.name for tool in tools]
+            if chosen.called not in names:
+                raise FieldError("tool_choice", f"tool_choice names {chosen.called!r}: the names of tools are {names}")
+            at = names.index(chosen.called)
+            return {at: tools[at]}
         if chosen == "required" and not tools:
             raise FieldError("tool_choice", "tool_choice is 'required' but there are no tools: give some")
         return {} if chosen == "none" else dict(enumerate(tools))
@@ -194,14 +181,12 @@ class ToolCall:
     Attributes:
         index: its number in the answer.
         key: its id.
-        arguments: as JSON, as far as they have come.
         whole: its end has come.
     """
 
     index: int
     key: str
     name: str
-    arguments: str = ""
     whole: bool = False
 
 
@@ -228,7 +213,6 @@ class CallParser:
     White space between what is said and a call, or between calls, belongs to neither.
 
     Attributes:
-        content: what was said.
         calls: that were begun.
 
     Args:
@@ -236,7 +220,6 @@ class CallParser:
     """
 
     def __init__(self, tags: Mapping[int, str]) -> None:
-        self.content = ""
         self.calls: list[ToolCall] = []
         self._tags = tags
         self._held = ""  # a call until its name has come, or what may begin one, or end its arguments
@@ -251,25 +234,13 @@ class CallParser:
         return list(self._parts())
 
     def end(self) -> list[Parsed]:
-        """The answer has ended: what was held back."""
-        if (call := self._open) is not None:
-            if self._held and not _is_json(call.arguments):  # else what is held has begun to end the call
-                call.arguments += self._held
-                return [Parsed(self._held, call)]
-        elif self._held and not self.calls and not self._held.startswith(_OPENS):
-            self.content += self._held
-            return [Parsed(self._held)]
-        return []
-
-    @property
-    def _open(self) -> ToolCall | None:
-        return self.calls[-1] if self.calls and not self.calls[-1].whole else None
+        """The answer has ended: what of its text was held back; of a call that would be its end, or its beginning."""
+        return [] if self.calls or not self._held or self._held.startswith(_OPENS) else [Parsed(self._held)]
 
     def _parts(self) -> Iterator[Parsed]:
         while True:
-            if (call := self._open) is not None:
+            if self.calls and not (call := self.calls[-1]).whole:
                 text, call.whole = self._until(_END)
-                call.arguments += text
                 if text or call.whole:
                     yield Parsed(text, call, ends=call.whole)
                 if not call.whole:
@@ -281,7 +252,6 @@ class CallParser:
                 if not opened:
                     self._held = text[len(said) :] + self._held
                 if said and not self.calls:
-                    self.content += said
                     yield Parsed(said)
                 if (head := _HEAD.match(self._held)) is None:
                     return
@@ -296,11 +266,3 @@ class CallParser:
         cut = at if at >= 0 else len(self._held) - overlap(self._held, mark)
         text, self._held = self._held[:cut], self._held[cut:]
         return text, at >= 0
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
