@@ -11,7 +11,6 @@ import transformers
 
 from draftree.cli.main import run
 from draftree.models import cost_profile as profile
-from draftree.models.loading import load
 
 from ..tiny import save_tiny
 
@@ -43,7 +42,7 @@ def complaint(capsys: Captured) -> str:
 def test_profile_prints_a_table_and_keeps_the_profile(model: str, folder: Path, capsys: Captured) -> None:
     assert run(["profile", model]) == 0
     out = capsys.readouterr().out
-    for words in ("context 4", "context 8", "batch 1", "batch 2", "milliseconds a pass", "█"):
+    for words in ("context 4", "context 8", "batch 1", "batch 2", "milliseconds a pass"):
         assert words in out
     kept = list(folder.iterdir())
     assert len(kept) == 1
@@ -75,19 +74,7 @@ def test_info_prints_the_engine_and_where_costs_come_from(model: str, folder: Pa
     assert run(["info", model]) == 0
     printed = capsys.readouterr().out
     assert f"measured, kept as {next(folder.iterdir())}" in printed
-    bars = [line.count("█") for line in printed.splitlines() if "█" in line]
-    assert len(bars) == 3 and max(bars) > 0
-
-
-def test_info_computes_the_chains_that_pay(model: str, folder: Path, capsys: Captured) -> None:
-    target = load(model)
-    points = profile.Point(1, 1, (1, 2, 3), (1.0, 1.25, 2.5))
-    profile.Profile(profile.Identity.of(target), (points,)).save()
-    assert run(["info", model]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "drafter auto lookup" in printed
-    assert "1 if 50% are accepted (at most 1.20 of AR decoding)" in printed
-    assert "1 if 90% are accepted (at most 1.52 of AR decoding)" in printed
+    assert "milliseconds a pass" in printed and "drafter auto      lookup" in printed
 
 
 def test_the_explanation_is_in_the_json_object(model: str, capsys: Captured) -> None:

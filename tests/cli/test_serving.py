@@ -161,9 +161,8 @@ def test_it_is_alive_and_not_ready_while_the_model_is_loaded(model: str, monkeyp
     assert seen == [(503, "loading"), (503, "loading"), (200, {"status": "loading"})]
 
 
-@pytest.mark.parametrize("prompts", [False, True])
-def test_the_log_has_a_line_for_each_request_and_texts_only_where_they_are_wanted(model: str, prompts: bool) -> None:
-    with _serving(model, "--log-format", "json", *(["--log-prompts"] if prompts else [])) as served:
+def test_the_log_has_a_line_for_each_request_without_texts(model: str) -> None:
+    with _serving(model, "--log-format", "json") as served:
         bodies: list[dict[str, Any]] = [
             {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "n": 2},
             {
@@ -192,14 +191,11 @@ def test_the_log_has_a_line_for_each_request_and_texts_only_where_they_are_wante
     for line, answer in zip(whole, (answers[0], *answers), strict=True):
         assert line["finish_reason"] == "length" and line["tokens"] == 12 and line["drafter"] == "lookup"
         assert line["prompt_tokens"] == answer["usage"]["prompt_tokens"] and line["seconds"] >= 0.02
-        assert ("text" in line) == ("prompt" in line) == prompts
-        if prompts:
-            assert line["prompt"] == PROMPT and line["text"] == answer["choices"][line["choice"]]["text"]
     figures = answers[1]["metrics"]["speculative_decoding"]
     assert whole[2]["drafted"] == figures["num_draft_tokens"]
     assert whole[2]["accepted"] == figures["num_accepted_draft_tokens"]
     assert whole[2]["mean_acceptance_length"] == pytest.approx(figures["mean_acceptance_length"], abs=1e-4)
-    assert (PROMPT in json.dumps(lines)) == prompts
+    assert PROMPT not in json.dumps(lines)
 
 
 def test_rows_are_kept_over_a_restart(model: str, tmp_path: Path) -> None:

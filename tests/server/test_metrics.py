@@ -201,7 +201,4 @@ def test_the_openapi_document_says_what_comes() -> None:
     assert list(document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == [kind] == ["text/plain"]
     for methods in document["paths"].values():
         for operation in methods.values():
-            errors = operation["responses"].keys() - {"200"}
-            assert errors == {"4XX", "503"}
-            body = operation["responses"]["4XX"]["content"]["application/json"]["schema"]["$ref"].split("/")[-1]
-            assert document["components"]["schemas"][body]["required"] == ["error"]
+            assert operation["responses"].keys() - {"200"} == {"4XX", "503"}

@@ -16,7 +16,6 @@ from ..models.cost_profile import (
     FULL,
     Identity,
     Profile,
-    estimated,
     load_profile,
     measure_and_keep,
     profile_folder,
@@ -27,13 +26,6 @@ from ..page.show import show as draw
 from ..policies.auto import AutoTree
 from ..progress import out
 from .options import NAMES, ComputeOptions, with_options
-
-_BAR = 40
-_CONTEXT = 100
-"""Tokens behind which ``info`` computes costs."""
-_ACCEPTED = (0.5, 0.7, 0.9)
-"""How often a drafted token may be accepted, for ``info``."""
-_LONGEST = AutoTree().depth
 
 
 @with_options
@@ -84,7 +76,6 @@ def info(
         "KV cache": f"{can.slot_bytes / 1024:.1f} KiB a token, compactable",
         "costs of passes": _costs(can, measured),
         "drafter auto": _auto_drafter(loaded),
-        "method auto": _auto_method(measured or estimated(loaded)),
         "chat template": "yes" if tokenizer and tokenizer.chat_template else "no: use --raw",
         "loaded in": f"{seconds:.1f} s",
     }.items():
@@ -112,32 +103,18 @@ def _auto_drafter(target: LanguageModel) -> str:
     return str(usual) if str(usual) == str(drawn) else f"{usual}; {drawn} where children are drawn at random"
 
 
-def _auto_method(costs: Profile) -> str:
-    """The chains that gain most where drafting costs nothing, by how often a drafted token is accepted."""
-    chains, seconds = [], [costs.seconds(1 + nodes, _CONTEXT) for nodes in range(_LONGEST + 1)]
-    for accepted in _ACCEPTED:
-        lengths = [(1 - accepted ** (nodes + 1)) / (1 - accepted) for nodes in range(_LONGEST + 1)]
-        gains = [length * seconds[0] / took for length, took in zip(lengths, seconds, strict=True)]
-        nodes = gains.index(max(gains))
-        chains.append(f"{nodes} if {accepted:.0%} are accepted (at most {gains[nodes]:.2f} of AR decoding)")
-    return f"drafted tokens that pay in a chain: {', '.join(chains)}"
-
-
 def _file(identity: Identity) -> Path:
     return profile_folder() / identity.file_name
 
 
 def _table(measured: Profile) -> Table:
-    """Milliseconds by tokens a pass, a column for each batch and context; bars for the first."""
-    table = Table(title=f"{measured.identity.model}: milliseconds a pass", title_justify="left")
+    """Milliseconds by tokens a pass, a column for each batch and context."""
+    table = Table(title="milliseconds a pass", title_justify="left")
     table.add_column("tokens", justify="right")
     for point in measured.points:
         table.add_column(f"context {point.context}\nbatch {point.batch}", justify="right")
-    table.add_column(f"\ncontext {measured.points[0].context}, batch {measured.points[0].batch}")
-    longest = max(measured.points[0].seconds)
     for i, size in enumerate(measured.points[0].sizes):
-        bar = "█" * max(1, round(_BAR * measured.points[0].seconds[i] / longest))
-        table.add_row(str(size), *(f"{1e3 * p.seconds[i]:.1f}" for p in measured.points), bar)
+        table.add_row(str(size), *(f"{1e3 * p.seconds[i]:.1f}" for p in measured.points))
     return table
 
 

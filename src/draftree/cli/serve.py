@@ -68,7 +68,6 @@ class ServerOptions:
         name="--log-format",
         choices={"text": False, "json": True},
     )
-    log_prompts: bool = option("Write prompts and texts into the log too.", False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -138,7 +137,6 @@ def serve(
             origins=server.origin,
             most_body=server.max_body << 10,
             timeout=server.timeout,
-            log_prompts=server.log_prompts,
         )
         if not keys and server.host not in ("127.0.0.1", "localhost", "::1"):
             err.print(

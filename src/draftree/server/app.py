@@ -44,7 +44,6 @@ class ServerSettings:
         origins: of web pages that may send requests (CORS).
         most_body: bytes of a request.
         timeout: seconds in which a request has to end that names no fewer; None: any.
-        log_prompts: prompts and texts are logged too.
     """
 
     name: str
@@ -53,7 +52,6 @@ class ServerSettings:
     origins: Sequence[str] = ()
     most_body: int = 4 << 20
     timeout: float | None = None
-    log_prompts: bool = False
 
 
 class Server:
@@ -153,8 +151,7 @@ class Server:
 
         def ended(choice: int, request: EngineRequest) -> None:
             self._metrics.ended(request)
-            prompt = self._text(request.ids[: request.prompt_length]) if self._settings.log_prompts else None
-            log_request(request, key, choice, method, prompt)
+            log_request(request, key, choice, method)
 
         timeout = min((t for t in (choices.body.timeout, self._settings.timeout) if t is not None), default=None)
         try:

@@ -1,6 +1,6 @@
 """What operators read: figures for Prometheus, with vLLM's names of speculative decoding beside our own, and the log.
 
-The log has a line for each request that has ended; texts are in it only where they are wanted.
+The log has a line for each request that has ended, without its texts.
 """
 
 from __future__ import annotations
@@ -147,14 +147,13 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def log_request(request: EngineRequest, key: str, choice: int, method: str, prompt: str | None) -> None:
+def log_request(request: EngineRequest, key: str, choice: int, method: str) -> None:
     """Log the end of a request.
 
     Args:
         key: id of the answer, as the client has it.
         choice: its number in that answer.
         method: how its trees grew.
-        prompt: to be logged, as is the text; None: neither is.
     """
     stats = request.stats
     fields: dict[str, Any] = {
@@ -172,7 +171,5 @@ def log_request(request: EngineRequest, key: str, choice: int, method: str, prom
     }
     if request.error is not None:
         fields["error"] = str(request.error)
-    if prompt is not None:
-        fields |= {"prompt": prompt, "text": request.text}
     line = " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in fields.items())
     log.info("%s", line, extra={"fields": fields})

@@ -10,7 +10,6 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,24 +23,9 @@ UNAVAILABLE = {"Retry-After": "1", "Connection": "close"}
 """Headers for who comes while no request is taken: the next connection may lead to another replica."""
 
 
-class ErrorDetail(BaseModel):
-    """What is wrong."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """An error, as OpenAI's API has it."""
-
-    error: ErrorDetail
-
-
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorBody, "description": "The request is wrong; the message names the value and the way out."},
-    503: {"model": ErrorBody, "description": "The server takes no requests now: it is loading, full or shutting down."},
+    "4XX": {"description": "The request is wrong; the message names the value and the way out."},
+    503: {"description": "The server takes no requests now: it is loading, full or shutting down."},
 }
 """Of every endpoint, for the OpenAPI document."""
 
