@@ -228,8 +228,7 @@ class _Line:
 
     def cancel(self) -> None:
         for handle in self.handles:
-            if not handle.done:
-                handle.cancel()
+            handle.cancel()
 
 
 class Answering:

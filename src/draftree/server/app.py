@@ -160,13 +160,6 @@ class Server:
             self._metrics.rejected.inc()
             raise
 
-    def _text(self, ids: Sequence[int]) -> str:
-        """The text of tokens that a client names."""
-        vocabulary = self._engine.target.capabilities.vocab_size
-        if out := next((token for token in ids if token >= vocabulary), None):
-            raise FieldError("tokens", f"token {out}: use ids from 0 to {vocabulary - 1}")
-        return decoded(self._engine, ids)
-
     # What operators ask.
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
@@ -194,7 +187,10 @@ class Server:
 
     async def detokenize(self, body: DetokenizeRequest) -> dict[str, str]:
         """The text of token ids."""
-        return {"prompt": await asyncio.to_thread(self._text, body.tokens)}
+        vocabulary = self._engine.target.capabilities.vocab_size
+        if out := next((token for token in body.tokens if token >= vocabulary), None):
+            raise FieldError("tokens", f"token {out}: use ids from 0 to {vocabulary - 1}")
+        return {"prompt": await asyncio.to_thread(decoded, self._engine, body.tokens)}
 
     async def health(self) -> Response:
         """Liveness: 200 while the engine makes steps, else 503."""
