@@ -22,7 +22,7 @@ from ...tree import ROOT
 from ..base import NO_NODES, FeatureSpec, Nodes, Row, exclusive
 from ..gguf.gguf_file import OUTPUT
 from ..heads.head_format import Array, EagleConfig, HeadArrays
-from .architecture import PLACE, Hyperparameters, frequencies, yarn, yarn_magnitude
+from .architecture import ABSENT, PLACE, Hyperparameters, Place, frequencies, yarn, yarn_magnitude
 from .head_binding import LAST_STATE, MOST_FEATURES, NO_STATE, CHead, HeadDescription, LoadedHead
 from .native_model import NativeModel, NativeRow, NativeRows, NativeScores
 
@@ -30,43 +30,37 @@ FORMAT = Format.Q8_0
 """What the matrices of a head are packed in; rows of the target's output layer stay as they are."""
 _ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
 """Name of an activation in transformers -> its number in the C interface."""
-_ABSENT = (0, -1, 0, 0)
 
 
 class _Weights:
     """Tensors one behind the other, as C reads them."""
 
     def __init__(self, packed: Format) -> None:
-        self._packed, self._pieces, self._size = packed, list[NDArray[np.uint8]](), 0
-        self.numbers = self.bytes = 0  # of matrices that a pass multiplies
+        self._packed, self._pieces = packed, list[NDArray[np.uint8]]()
+        self.numbers = self.bytes = 0  # so far
 
-    def add(self, blocks: NDArray[np.uint8], kind: Format, columns: int) -> tuple[int, int, int, int]:
+    def add(self, blocks: NDArray[np.uint8], kind: Format, columns: int) -> Place:
         """The place of [rows, bytes] of a format."""
-        place = (self._size, kind.value, len(blocks), columns)
+        place = Place(self.bytes, kind.value, len(blocks), columns)
         self._pieces.append(blocks.reshape(-1))
-        self._size += blocks.size
+        self.numbers, self.bytes = self.numbers + len(blocks) * columns, self.bytes + blocks.size
         return place
 
-    def place(self, values: Array | None) -> tuple[int, int, int, int]:
+    def place(self, values: Array | None) -> Place:
         """The place of a vector or of a matrix; None: the head has none."""
         if values is None:
-            return _ABSENT
+            return ABSENT
         wide = np.ascontiguousarray(values, np.float32)
         if wide.ndim == 1:
             return self.add(wide[None].view(np.uint8), Format.F32, len(wide))
         kind = self._packed if wide.shape[1] % 32 == 0 else Format.F32
         blocks = wide.view(np.uint8) if kind == Format.F32 else quants.quantize(wide, kind)
-        return self.multiplied(blocks, kind, wide.shape[1])
+        return self.add(blocks, kind, wide.shape[1])
 
-    def multiplied(self, blocks: NDArray[np.uint8], kind: Format, columns: int) -> tuple[int, int, int, int]:
-        """The place of rows that each token is multiplied with."""
-        self.numbers, self.bytes = self.numbers + len(blocks) * columns, self.bytes + blocks.size
-        return self.add(blocks, kind, columns)
-
-    def embeddings(self, values: Array | None) -> tuple[int, int, int, int]:
+    def embeddings(self, values: Array | None) -> Place:
         """The place of a table of which a pass looks up rows; None: it has none."""
         if values is None:
-            return _ABSENT
+            return ABSENT
         kind, dtype = (Format.F32, np.float32) if self._packed == Format.F32 else (Format.F16, np.float16)
         return self.add(np.ascontiguousarray(values, dtype).view(np.uint8), kind, values.shape[1])
 
@@ -133,25 +127,27 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
         logit_scale=config.logit_scale,
     )
     if head.learns:
-        output = weights.multiplied(*target.matrices[OUTPUT].blocks(arrays.ids), config.hidden_size)
+        output = weights.add(*target.matrices[OUTPUT].blocks(arrays.ids), config.hidden_size)
     else:
         output = weights.place(own["lm_head.weight"])
     norms = [own[name] for name in own if name.startswith(("input_norm.", "fc_norm."))]
     layers = [
         [weights.place(own.get(f"layers.{i}.{name}")) for name in _LAYER] for i in range(config.num_hidden_layers)
     ]
-    of_model = [weights.embeddings(own.get("embed_tokens.weight")), weights.place(own.get("norm.weight")), output]
     of_head = own.get("fc.weight"), own.get("fc.bias"), np.concatenate(norms) if norms else None
+    head_places = [*map(weights.place, (*of_head, own.get("layers.0.hidden_norm.weight")))]
+    norm, multiplied = weights.place(own.get("norm.weight")), (weights.numbers, weights.bytes)
+    embeddings = weights.embeddings(own.get("embed_tokens.weight"))  # which a pass looks up only
     return HeadDescription(
         hyperparameters=numbers,
         head=head,
         rope_frequencies=ropes,
         layer_tensors=np.array(layers, PLACE),
-        model_tensors=np.array(of_model, PLACE),
-        head_tensors=np.array([*map(weights.place, (*of_head, own.get("layers.0.hidden_norm.weight")))], PLACE),
+        model_tensors=np.array([embeddings, norm, output], PLACE),
+        head_tensors=np.array(head_places, PLACE),
         weights=weights.joined,
         tokens=arrays.ids.astype(np.int32),
-        multiplied=(weights.numbers, weights.bytes),
+        multiplied=multiplied,
     )
 
 
