@@ -49,7 +49,6 @@ from .head_format import (
     read_sample,
     read_tensors,
     sample,
-    tensor_names,
     tensor_shapes,
     vocabulary_in,
 )
@@ -308,7 +307,7 @@ def find_head(folder: Path) -> HeadFolder | None:
     if not isinstance(layers, int) or layers > _MOST_LAYERS:
         return None
     try:  # EAGLE-1 has the config of its target: its tensors tell
-        found = tensor_names(folder)
+        found = read_tensors(folder)
     except UNREADABLE:  # whoever reads it as a model says why
         return None
     if "fc.weight" not in found:

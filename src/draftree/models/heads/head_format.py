@@ -279,18 +279,6 @@ _SAME = 0.9
 """Correlation of two samples of one model: quantised and fine-tuned copies pass, other models have about 0."""
 
 
-def tensor_names(folder: Path) -> set[str]:
-    """Names of all tensors in a folder, by those of speculators; only those of a pickle are read to know them."""
-    safe, _ = _files(folder)
-    if not safe:
-        return set(read_tensors(folder))
-    found = set[str]()
-    for path in safe:
-        with safe_open(path, framework="np") as file:
-            found.update(map(_new_name, file.keys()))
-    return found
-
-
 def read_tensors(folder: Path) -> dict[str, Array]:
     """All tensors of a folder, by the names of speculators; pickles are read only where there are no safetensors.
 
@@ -299,7 +287,8 @@ def read_tensors(folder: Path) -> dict[str, Array]:
         MissingPackageError: there are pickles alone, and torch is missing.
         Exception: as ``UNREADABLE``.
     """
-    safe, pickled = _files(folder)
+    safe = sorted(folder.glob("*.safetensors"))
+    pickled = sorted(folder.glob("pytorch_model*.bin")) or sorted(folder.glob("*.bin"))
     if not safe and not pickled:
         raise ValueError("it has no weights (*.safetensors or pytorch_model.bin)")
     found: dict[str, Array] = {}
@@ -374,12 +363,6 @@ def vocabulary_in(tensors: Mapping[str, Array], config: EagleConfig) -> tuple[ND
     if len(np.unique(ids)) != len(ids):
         raise ValueError("d2t leads to a token twice")
     return ids, replace(config, draft_vocab_size=len(ids))
-
-
-def _files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Its files of safetensors, and of pickles."""
-    pickled = sorted(folder.glob("pytorch_model*.bin")) or sorted(folder.glob("*.bin"))
-    return sorted(folder.glob("*.safetensors")), pickled
 
 
 def sample(target: FeatureModel) -> NDArray[np.float32]:
