@@ -72,11 +72,10 @@ def load(name: str = DEFAULT_MODEL, **options: Unpack[ModelOptions]) -> Language
         UnsupportedModelError: the model cannot be given draft trees.
         ConfigError: no such backend, dtype, device or runner, or they do not go together.
     """
-    given = {option: value for option, value in options.items() if value is not None}
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         with needs_extra("torch", "torchrun"):
             from .huggingface.tensor_parallel import load_over_ranks
-        if (parallel := load_over_ranks(name, given)) is not None:
+        if (parallel := load_over_ranks(name, dict(options))) is not None:
             return parallel
     return load_here(name, **options)
 
