@@ -33,7 +33,7 @@ def graphs(kind: str = "llama", attention: str = "sdpa") -> HFModel:
 
 def shapes(model: HFModel) -> list[Shape]:
     assert isinstance(model._runner, GraphRunner)
-    return model._runner.shapes
+    return [*model._runner._inputs]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -179,7 +179,7 @@ def _set(placement: Placement, to: Placement) -> None:
 def frozen(kind: str = "llama", refused: str = "") -> tuple[HFModel, Frozen]:
     model = graphs(kind)
     capture = Frozen(lambda: model.cache, refused)
-    model._runner = GraphRunner(StockRunner(model.model), capture)
+    model._runner = GraphRunner(StockRunner(model.model), lambda: capture)
     return model, capture
 
 
@@ -248,7 +248,7 @@ def test_a_replay_writes_over_nothing_that_was_given_away() -> None:
     rng = Random(6)
     model, capture = frozen()
     model.track_features()
-    model._runner = GraphRunner(StockRunner(model.model, model._hidden), capture)
+    model._runner = GraphRunner(StockRunner(model.model, model._hidden), lambda: capture)
     row, other = (prefill(model, random_ids(rng, 5)) for _ in range(2))
     held = list[tuple[Tensor, Tensor]]()
     for _ in range(4):
@@ -310,7 +310,7 @@ def test_graphs_stay_where_memory_ends_while_storage_grows(monkeypatch: pytest.M
 def test_a_pass_that_keeps_other_hidden_states_is_another_graph() -> None:
     model, capture = frozen()
     model.track_features(FeatureSpec((1,)))
-    model._runner = GraphRunner(StockRunner(model.model, model._hidden), capture)
+    model._runner = GraphRunner(StockRunner(model.model, model._hidden), lambda: capture)
     for wanted in (FeatureSpec((1,)), FeatureSpec((0, 1))):
         model.track_features(wanted)
         row = prefill(model, [3, 1, 4])

@@ -33,7 +33,7 @@ from ..drafters.registry import is_model
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError
-from ..models.huggingface.hf_loading import wrap
+from ..models.huggingface.hf_model import HFModel
 from ..models.loading import load
 
 
@@ -77,7 +77,7 @@ def generate_with(
     mask = torch.ones_like(input_ids) if mask is None else mask
     attention, training = model.config._attn_implementation, model.training
     try:
-        target = wrap(model)
+        target = HFModel(model)
         engine = Engine(target, speculation or SpeculationParams())
         pairs = [*zip(input_ids, mask.bool(), strict=True)]
         prompts = [row[seen].tolist() for row, seen in pairs]

@@ -37,7 +37,7 @@ from ...errors import (
     listed,
 )
 from ...progress import err
-from ..base import EAGER, LanguageModel
+from ..base import EAGER
 from ..gguf.gguf_checks import check as check_gguf
 from ..gguf.gguf_file import fingerprint
 from ..model_files import DEFAULT_MODEL, EMBEDDED, checkpoint, gguf_path
@@ -102,15 +102,6 @@ def _agreed() -> Iterator[None]:
         raise failure
     if other := next(((rank, why) for rank, why in enumerate(found) if why is not None), None):
         raise RunError(f"process {other[0]} could not load its part: {other[1]}")
-
-
-def wrap(model: PreTrainedModel) -> LanguageModel:
-    """A model that transformers has loaded.
-
-    Raises:
-        UnsupportedModelError: it cannot be given draft trees.
-    """
-    return HFModel(model)
 
 
 def load_stock(

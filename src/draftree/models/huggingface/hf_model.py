@@ -43,7 +43,7 @@ from ..protocols import LayerSizes
 from . import attention, inspection, norms
 from .cache import FeatureRow, Rows, TreeCache, bytes_of, feature_row, long_row
 from .pass_inputs import POSITION
-from .runner import GraphRunner, Pass, Runner, StockRunner, chosen_runner, exclusive, runner_of
+from .runner import Pass, Runner, StockRunner, chosen_runner, exclusive, runner_of
 from .torch_scores import scores_of
 
 
@@ -171,13 +171,6 @@ class HFModel(LanguageModel):
         """
         self._hidden.add(wanted, self.model, self.capabilities.name)
         self.tracked |= wanted
-
-    @property
-    def passes(self) -> str:
-        """How its passes are made, in words."""
-        if isinstance(self._runner, GraphRunner):
-            return f"not captured: {self._runner.uncaptured}" if self._runner.uncaptured else "CUDA graphs"
-        return "the model's own forward"
 
     @property
     def rows(self) -> int:

@@ -181,30 +181,19 @@ class GraphRunner:
     are one launch each. Where nothing can be captured, passes are the same without it.
 
     Attributes:
-        shapes: of the passes so far.
         uncaptured: why some passes, or all, are not captured; "": all are.
 
     Args:
         eager: makes the passes.
-        capture: makes graphs; by default CUDA's, on a device that has them.
+        captures: gives what makes graphs of one storage; by default CUDA's, on a device that has them.
     """
 
-    def __init__(self, eager: EagerRunner, capture: Capture | None = None) -> None:
-        self._eager = eager
+    def __init__(self, eager: EagerRunner, captures: Callable[[], Capture] | None = None) -> None:
+        self._eager, on_cuda = eager, eager.device.type == "cuda"
+        self._captures = captures or (cuda_graphs if on_cuda else None)
         self._inputs: dict[Shape, tuple[DeviceInputs, Tensor | None]] = {}
         self._graphs: WeakKeyDictionary[TreeCache, _Graphs] = WeakKeyDictionary()
-        self._captures: Callable[[], Capture] | None = None
-        self.uncaptured = ""
-        if capture is not None:
-            self._captures = lambda: capture
-        elif eager.device.type == "cuda":
-            self._captures = cuda_graphs
-        else:
-            self.uncaptured = f"device {eager.device.type} has no CUDA graphs"
-
-    @property
-    def shapes(self) -> list[Shape]:
-        return list(self._inputs)
+        self.uncaptured = "" if self._captures else f"device {eager.device.type} has no CUDA graphs"
 
     def forward(self, step: Pass, cache: TreeCache) -> Made:
         """One pass (``Runner.forward``)."""
@@ -240,10 +229,10 @@ class GraphRunner:
         moves, graphs = cache.moves, self._graphs.get(cache)
         if graphs is None or graphs.moves != moves:  # the storage that they write to is gone
             graphs = self._graphs[cache] = _Graphs(moves, self._captures())
-        if key in graphs.refused or graphs.first_time(key):
+        if key in graphs.refused or key not in graphs.seen:
+            graphs.seen.add(key)  # a pass that comes but once would cost more with a capture, which takes two
             return make()
-        replay = graphs.by_key.get(key)
-        if replay is None:
+        if key not in graphs.by_key:
             try:
                 replay = graphs.capture(make)
             except RuntimeError as error:
@@ -251,8 +240,10 @@ class GraphRunner:
                 graphs.capture = self._captures()  # what began a capture that failed may take no other
                 self._complain(f"a pass of shape {key[:8]} cannot be captured: {error}")
                 return make()
-            graphs.keep(key, replay)
-        return replay()
+            if len(graphs.by_key) >= _KEPT:
+                del graphs.by_key[next(iter(graphs.by_key))]  # the oldest one
+            graphs.by_key[key] = replay
+        return graphs.by_key[key]()
 
     def _complain(self, why: str) -> None:
         if not self.uncaptured:
@@ -273,6 +264,7 @@ class _Graphs:
     Attributes:
         capture: makes them.
         refused: of which passes no graph can be made.
+        seen: which passes have been made.
     """
 
     moves: int
@@ -280,19 +272,6 @@ class _Graphs:
     refused: set[tuple[int, ...]] = field(default_factory=set)
     by_key: dict[tuple[int, ...], Callable[[], Made]] = field(default_factory=dict)
     seen: set[tuple[int, ...]] = field(default_factory=set)
-
-    def first_time(self, key: tuple[int, ...]) -> bool:
-        """It has not been asked for: a pass that comes but once would cost more with a capture, which takes two."""
-        if key in self.seen:
-            return False
-        self.seen.add(key)
-        return True
-
-    def keep(self, key: tuple[int, ...], replay: Callable[[], Made]) -> None:
-        """Keep a graph, and forget the oldest one where there are too many."""
-        if len(self.by_key) >= _KEPT:
-            del self.by_key[next(iter(self.by_key))]
-        self.by_key[key] = replay
 
 
 def cuda_graphs() -> Capture:
