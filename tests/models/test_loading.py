@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftree.cli.main import run
-from draftree.errors import ConfigError, DraftreeWarning, ModelFileError, PromptError, RunError, UnsupportedModelError
+from draftree.errors import DraftreeWarning, ModelFileError, PromptError, RunError, UnsupportedModelError
 from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface import hf_loading
 from draftree.models.huggingface.hf_loading import cache_folder, load_stock
@@ -266,11 +266,6 @@ def test_a_damaged_chat_template_is_one_line(template: str, folder: Path) -> Non
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(PromptError, match="chat template"):
         encode(load(str(folder)).tokenizer, user("the cat"))
-
-
-def test_another_attention_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match="'own/kernel'"):
-        load("nowhere/nothing", attention="own/kernel")
 
 
 # Conversions

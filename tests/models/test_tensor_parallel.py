@@ -150,7 +150,7 @@ def test_what_cannot_be_shared_is_one_line_by_rank_0(model: str, made: Made) -> 
     assert len(complaints) == 1 and "has no tensor-parallel plan" in complaints[0]
     assert "Traceback" not in made.err
     with pytest.raises(UnsupportedModelError, match="which 3 processes cannot share evenly: use 2"):
-        read_pretrained(model, "mine", dtype=None, attention=None, parts=3)
+        read_pretrained(model, "mine", dtype=None, parts=3)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ class ModelOptions(TypedDict, total=False):
         threads: that share a pass over a GGUF file; by default one for each core that this process may use.
         dtype: "float32", "float16" or "bfloat16"; by default float32 on a CPU, the checkpoint's own elsewhere.
         device: "cpu", "cuda", ...; by default CUDA where there is one, for transformers.
-        attention: transformers' attention implementation, "sdpa" or "eager"; by default what it prefers for the model.
         runner: what makes passes of transformers' models: "graph" (CUDA graphs of few shapes; the default on CUDA), or
             "eager" (each as it comes; the default elsewhere).
     """
@@ -40,7 +39,6 @@ class ModelOptions(TypedDict, total=False):
     threads: Count | None
     dtype: str | None
     device: str | None
-    attention: str | None
     runner: str | None
 
 
@@ -155,6 +153,6 @@ def _gguf_file(name: str, backend: str) -> Path:
 BACKENDS = {
     "native": Backend(load_native, frozenset({"threads"})),
     "llama.cpp": Backend(load_llama, frozenset({"threads"})),
-    "transformers": Backend(load_huggingface, frozenset({"dtype", "device", "attention", "runner"})),
+    "transformers": Backend(load_huggingface, frozenset({"dtype", "device", "runner"})),
 }
 """In the order in which they are tried: the native engine refuses what it does not know; the last one takes all."""

@@ -297,10 +297,12 @@ def find_head(folder: Path) -> HeadFolder | None:
     for kind, pattern in _NAMES.items():
         if pattern.fullmatch(named):
             return HeadFolder(folder, document, kind)
-    if declared or _OTHER_HEADS.search(named):
-        raise _unknown(folder, named)
-    if other := next((key for key in _OTHER_KEYS if key in document), None):
-        raise _unknown(folder, other)
+    other = named if declared or _OTHER_HEADS.search(named) else next(filter(document.__contains__, _OTHER_KEYS), None)
+    if other:
+        raise ConfigError(
+            f"draft head {folder} is of kind {other!r}: draftree reads EAGLE-1 to 3, HASS and its own (draftree train "
+            "head)"
+        )
     if "draft_vocab_size" in document or "eagle_config" in document:
         return HeadFolder(folder, document, EAGLE3)
     layers = document.get("num_hidden_layers")
@@ -349,12 +351,6 @@ def _are_of(target: FeatureModel, embeddings: Array) -> bool:
     return all(
         np.array_equal(target.embedding_rows(ids), embeddings[ids])
         for ids in np.array_split(np.arange(len(embeddings)), -(-len(embeddings) // 4096))
-    )
-
-
-def _unknown(folder: Path, kind: object) -> ConfigError:
-    return ConfigError(
-        f"draft head {folder} is of kind {kind!r}: draftree reads EAGLE-1 to 3, HASS and its own (draftree train head)"
     )
 
 

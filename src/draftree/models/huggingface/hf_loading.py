@@ -47,7 +47,6 @@ from .runner import chosen_runner
 
 AUTO, BACKEND = "auto", "transformers"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-ATTENTIONS = ("sdpa", "eager")
 
 
 def load_huggingface(
@@ -55,13 +54,12 @@ def load_huggingface(
     *,
     dtype: str | None = None,
     device: str | None = None,
-    attention: str | None = None,
     runner: str | None = None,
 ) -> HFModel:
     """A model by transformers (``ModelOptions`` for the arguments)."""
     place, weights = _place(dtype, device)
     chosen_runner(runner, place.type)
-    stock, tokenizer = _load(name, place, weights, attention)
+    stock, tokenizer = _load(name, place, weights)
     model = HFModel(stock, tokenizer, name=name, runner=runner)
     if (gguf := gguf_path(name)) is not None:  # the same model as over llama.cpp
         model.capabilities = replace(model.capabilities, fingerprint=fingerprint(check_gguf(gguf)))
@@ -80,7 +78,7 @@ def load_part(name: str, **options: Any) -> HFModel:
             raise ConfigError(f"{option} {options[option]!r} does not go with torchrun: leave one of them out")
     device, weights = _place(options.get("dtype"), options.get("device"))
     with _agreed():
-        stock, tokenizer = _load(name, device, weights, options.get("attention"), parts=dist.get_world_size())
+        stock, tokenizer = _load(name, device, weights, parts=dist.get_world_size())
     return HFModel(stock, tokenizer, name=name, runner=EAGER)
 
 
@@ -108,18 +106,16 @@ def load_stock(
     name: str = DEFAULT_MODEL, *, dtype: str | None = None, device: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model as transformers has it, to compare with (``ModelOptions`` for the arguments)."""
-    return _load(name, *_place(dtype, device), None)
+    return _load(name, *_place(dtype, device))
 
 
 def _load(
-    name: str, place: torch.device, weights: torch.dtype | None, attention: str | None, *, parts: int = 1
+    name: str, place: torch.device, weights: torch.dtype | None, *, parts: int = 1
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    if attention not in (None, *ATTENTIONS):
-        raise ConfigError(f"attention is {attention!r}: choose from {', '.join(ATTENTIONS)}")
     gguf = gguf_path(name)
     source = checkpoint(name) if gguf is None else str(convert(gguf))
     try:
-        model, tokenizer = read_pretrained(source, name, dtype=weights, attention=attention, parts=parts)
+        model, tokenizer = read_pretrained(source, name, dtype=weights, parts=parts)
     except ModelFileError as error:
         if gguf is None:
             raise
@@ -209,7 +205,7 @@ _SAFE = (".safetensors", ".safetensors.index.json")
 
 
 def read_pretrained(
-    source: str, name: str, *, dtype: torch.dtype | None, attention: str | None, parts: int = 1
+    source: str, name: str, *, dtype: torch.dtype | None, parts: int = 1
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model and its tokenizer.
 
@@ -217,7 +213,6 @@ def read_pretrained(
         source: folder or hub id.
         name: what messages call it.
         dtype: of the weights; None: the checkpoint's own.
-        attention: "sdpa" or "eager"; None: what transformers prefers for the model.
         parts: processes that share the weights; this one reads its part (``tensor_parallel``).
 
     Raises:
@@ -234,7 +229,7 @@ def read_pretrained(
         explicit = getattr(config, "transformers_weights", None)
         if explicit is not None and not str(explicit).endswith(_SAFE):
             raise _pickled(name, str(explicit))
-        config._attn_implementation = attention
+        config._attn_implementation = None  # what transformers prefers for the model
     if parts > 1:
         _check_parts(config.get_text_config(decoder=True), name, parts)
     return _read(source, name, is_here=is_here, parts=parts, dtype=dtype or "auto", config=config)

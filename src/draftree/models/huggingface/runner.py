@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Concatenate, Protocol
+from typing import Any, Concatenate
 from weakref import WeakKeyDictionary
 
 import torch
@@ -98,16 +98,6 @@ class Made:
         return Made(states, self.logits[:wanted], ids, best, self.chosen)
 
 
-class Runner(Protocol):
-    """Makes passes of one model."""
-
-    def forward(self, step: Pass, cache: TreeCache) -> Made:
-        """Make a pass; its keys and values go to where the cache is placed."""
-
-    def slots(self, tokens: int) -> int:
-        """Slots to allot for a row of so many tokens, so that storage need not grow while they come."""
-
-
 class EagerRunner(ABC):
     """Makes passes of any shape.
 
@@ -118,7 +108,7 @@ class EagerRunner(ABC):
     device: torch.device
 
     def forward(self, step: Pass, cache: TreeCache) -> Made:
-        """One pass (``Runner.forward``)."""
+        """One pass; its keys and values go to where the cache is placed."""
         at, own = cache.placement, step.inputs
         shape = Shape(own.count, at.count, at.width, at.end, len(own.wanted), own.words, *own.further.sizes)
         (numbers,) = on_device(self.device, own.filled(shape))
@@ -128,12 +118,12 @@ class EagerRunner(ABC):
         return self.make(DevicePass(inputs, step.features, states, own.is_causal), cache)
 
     def slots(self, tokens: int) -> int:
-        """One a token."""
+        """To allot for a row of so many tokens, so that storage need not grow while they come: one a token."""
         return tokens
 
     @abstractmethod
     def make(self, step: DevicePass, cache: TreeCache) -> Made:
-        """One pass whose inputs are on the device (``Runner.forward``)."""
+        """One pass whose inputs are on the device."""
 
 
 class StockRunner(EagerRunner):
@@ -196,7 +186,7 @@ class GraphRunner:
         self.uncaptured = "" if self._captures else f"device {eager.device.type} has no CUDA graphs"
 
     def forward(self, step: Pass, cache: TreeCache) -> Made:
-        """One pass (``Runner.forward``)."""
+        """One pass (``EagerRunner.forward``)."""
         at, own, total = cache.placement, step.inputs, step.inputs.count
         tokens, slots = _filled(total), rounded(at.end)
         width, words = tokens if at.count == 1 else _filled(at.width), max(_WORDS, _filled(own.words))
@@ -310,6 +300,9 @@ def _filled(count: int) -> int:
 GRAPH = "graph"
 RUNNERS = (EAGER, GRAPH)
 """What makes passes."""
+
+
+Runner = EagerRunner | GraphRunner
 
 
 def runner_of(name: str, eager: EagerRunner) -> Runner:
