@@ -36,13 +36,13 @@ class _Weights:
     """Tensors one behind the other, as C reads them."""
 
     def __init__(self, packed: Format) -> None:
-        self._packed, self._pieces = packed, list[NDArray[np.uint8]]()
+        self._packed, self.pieces = packed, list[NDArray[np.uint8]]()
         self.numbers = self.bytes = 0  # so far
 
     def add(self, blocks: NDArray[np.uint8], kind: Format, columns: int) -> Place:
         """The place of [rows, bytes] of a format."""
         place = Place(self.bytes, kind.value, len(blocks), columns)
-        self._pieces.append(blocks.reshape(-1))
+        self.pieces.append(blocks.reshape(-1))
         self.numbers, self.bytes = self.numbers + len(blocks) * columns, self.bytes + blocks.size
         return place
 
@@ -63,10 +63,6 @@ class _Weights:
             return ABSENT
         kind, dtype = (Format.F32, np.float32) if self._packed == Format.F32 else (Format.F16, np.float16)
         return self.add(np.ascontiguousarray(values, dtype).view(np.uint8), kind, values.shape[1])
-
-    @property
-    def joined(self) -> NDArray[np.uint8]:
-        return np.concatenate(self._pieces)
 
 
 _LAYER = (
@@ -145,7 +141,7 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
         layer_tensors=np.array(layers, PLACE),
         model_tensors=np.array([embeddings, norm, output], PLACE),
         head_tensors=np.array(head_places, PLACE),
-        weights=weights.joined,
+        weights=np.concatenate(weights.pieces),
         tokens=arrays.ids.astype(np.int32),
         multiplied=multiplied,
     )
