@@ -56,7 +56,8 @@ class Counted(GraphRunner):
     """A graph runner that says which passes it has made."""
 
     def __init__(self, head: HeadModel, captured: bool = True) -> None:
-        super().__init__(head._passes, Frozen(lambda: head._rows.cache) if captured else None)
+        capture = Frozen(lambda: head._rows.cache)
+        super().__init__(head._passes, (lambda: capture) if captured else None)
         self.ahead = self.asked = 0
 
     def forward(self, step: Any, cache: Any) -> Any:
