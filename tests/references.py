@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from draftree.models.base import LanguageModel, Nodes, Row, prefill_scored
-from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.huggingface.cache import TreeCache
 from draftree.models.huggingface.torch_scores import TorchScores
 from draftree.scores import NumpyScores, Scores
@@ -71,11 +70,9 @@ def nbytes(cache: TreeCache) -> int:
     return sum(states.nbytes for states in cache.blocks)
 
 
-def extended(
-    model: LanguageModel, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None
-) -> Tensor:
+def extended(model: LanguageModel, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Tensor:
     """A pass, and [B, w, V] logits after the nodes of each row that are wanted; NaN past a row's own."""
-    scores = model.extend(rows, nodes) if states is None else cast(HeadModel, model).extend(rows, nodes, states)
+    scores = model.extend(rows, nodes)
     return pad_sequence(list(tensor_of(scores).clone().split([new.scored for new in nodes])), True, float("nan"))
 
 

@@ -80,7 +80,7 @@ def greedy(stock: PreTrainedModel, prompts: list[list[int]]) -> list[list[int]]:
 def test_beam_search_finds_the_sequences_of_transformers(
     model: HFModel, stock: PreTrainedModel, prompts: list[list[int]]
 ) -> None:
-    engine = draftree.BeamEngine(model, draftree.load_beam_source("head", model))
+    engine = draftree.BeamEngine(model, draftree.load_beam_source("self", model))
     want = beam_search(stock, prompts[2], 3, 12)
     made = engine.generate([prompts[2]], SamplingParams(max_tokens=12), draftree.BeamParams(width=3, returned=3))[0]
     assert same_beams([(h.token_ids, h.score) for h in made.hypotheses], want)

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
 import torch
 
-from draftree.drafters.base import BeamSource
-from draftree.drafters.draft_model import EagleSource, ModelSource
-from draftree.drafters.ngram import NgramSource
+from draftree.drafters.draft_model import ModelSource
 from draftree.models.huggingface.hf_model import HFModel
 
-from ..heads import random_head
 from ..pairs import relative
-from ..published import KINDS, eagle_head
 from ..tiny import VOCAB, tiny
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 
 
-def source(name: str, target: HFModel, kind: str = "llama") -> BeamSource | None:
-    """Drafts beams: "none", "lookup", "self", "relative", "stranger", "head" or "eagle3"."""
+def source(name: str, target: HFModel, kind: str = "llama") -> ModelSource | None:
+    """Drafts beams: "none", "self", "relative" or "stranger"."""
     if name == "none":
         return None
-    if name == "lookup":
-        return NgramSource(shortest=1)
     if name == "self":
         return ModelSource(target.twin(), VOCAB)
-    if name == "head":
-        return EagleSource(random_head(target), VOCAB)
-    if name == "eagle3":
-        with TemporaryDirectory() as folder:
-            return EagleSource(eagle_head(KINDS["eagle3"].save(Path(folder)), target), VOCAB)
     weights = relative(kind) if name == "relative" else tiny(kind, seed=5)
     return ModelSource(HFModel(weights, self_test=False), VOCAB)
 

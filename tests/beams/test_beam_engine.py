@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from draftree.beams.beam_engine import BeamEngine, grow, load_beam_source
 from draftree.beams.forest import BeamParams
 from draftree.beams.speculative import BeamDraws
 from draftree.config import SamplingParams
-from draftree.drafters.base import BeamSource, Scorer, UnscoredNode
+from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.draft_model import EagleSource, ModelSource
-from draftree.drafters.ngram import NgramSource
 from draftree.drafters.registry import DrafterSpec, load_source
 from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
 from draftree.models.base import prefill
@@ -40,7 +38,7 @@ def ids(engine: BeamEngine, prompt: list[int], params: SamplingParams, **setting
 
 
 @TEMPERATURES
-@pytest.mark.parametrize("drafter", ["none", "self", "head", "eagle3"])
+@pytest.mark.parametrize("drafter", ["none", "self"])
 def test_one_token_comes_from_the_prefill_alone(drafter: str, temperature: float) -> None:
     model = target()
     engine = BeamEngine(model, source(drafter, model))
@@ -53,7 +51,7 @@ def test_one_token_comes_from_the_prefill_alone(drafter: str, temperature: float
 
 
 @TEMPERATURES
-@pytest.mark.parametrize("drafter", ["self", "head", "relative"])
+@pytest.mark.parametrize("drafter", ["self", "relative"])
 def test_a_prompt_of_one_token_will_do(drafter: str, temperature: float) -> None:
     model = target()
     params = SamplingParams(max_tokens=8, temperature=temperature, seed=1)
@@ -111,7 +109,7 @@ def test_processors_see_each_sampled_beams_history() -> None:
             assert len({*PROMPTS[1], *tokens}) == len(PROMPTS[1]) + len(tokens)
 
 
-@pytest.mark.parametrize("drafter", ["none", "relative", "head", "eagle3"])
+@pytest.mark.parametrize("drafter", ["none", "relative"])
 def test_a_seed_repeats_its_beams(drafter: str) -> None:
     model = target()
     engine = BeamEngine(model, source(drafter, model))
@@ -145,7 +143,7 @@ def test_what_does_not_fit_is_refused_before_any_work() -> None:
         engine.generate([[1]], {"temperature": 1.0})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["lookup+self", "lookup>self"])
+@pytest.mark.parametrize("name", ["lookup", "lookup+self", "lookup>self"])
 def test_what_drafts_one_sequence_is_refused(name: str) -> None:
     model = target()
     with pytest.raises(ConfigError, match="not beams"):
@@ -154,9 +152,10 @@ def test_what_drafts_one_sequence_is_refused(name: str) -> None:
         BeamEngine(model, load_source(DrafterSpec.parse(name), model))
 
 
-def test_a_drafter_without_probabilities_is_refused_for_sampled_beams() -> None:
-    with pytest.raises(ConfigError, match="drafter lookup gives no probabilities"):
-        BeamEngine(ToyModel(5), NgramSource()).generate([[1]], SamplingParams(temperature=1.0, max_tokens=3))
+def test_a_head_drafts_no_beams() -> None:
+    model = target()
+    with pytest.raises(ConfigError, match="drafts one sequence, not beams: use a draft model or none"):
+        BeamEngine(model, EagleSource(random_head(model), VOCAB))
 
 
 def test_a_model_that_cannot_keep_beams_is_none() -> None:
@@ -202,10 +201,8 @@ def test_names_of_drafters() -> None:
     model = target()
     assert load_beam_source("none", model) is None
     assert load_beam_source("auto", model) is None, "beams are drafted where a drafter is named"
-    assert isinstance(load_beam_source("lookup", model), NgramSource)
     made = load_beam_source(HFModel(tiny(seed=5), name="other", self_test=False), model)
     assert isinstance(made, ModelSource) and made.name == "other"
-    assert not isinstance(made, EagleSource)
 
 
 def test_a_drafter_whose_pass_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,15 +253,12 @@ def test_distributions_of_the_engine_are_finite() -> None:
     assert all(-math.inf < h.score < -1e-6 for h in found)
 
 
-@pytest.mark.parametrize("drafter", ["relative", "head"])
-def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens(drafter: str) -> None:
-    """Whatever it kept of the beams: a head's input is the target's hidden state wherever the target has read."""
+def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens() -> None:
+    """Whatever it kept of the beams."""
     model = target()
 
-    def made() -> BeamSource:
-        found = source(drafter, model)
-        if drafter == "head":  # of all tokens: else its probabilities depend on which of them it has seen
-            found = EagleSource(random_head(model, torch.arange(VOCAB)), VOCAB)
+    def made() -> ModelSource:
+        found = source("relative", model)
         assert found is not None
         return found
 

@@ -54,7 +54,7 @@ def test_one_plain_beam_draws_the_tokens_of_ar_decoding(seed: int, model: HFMode
     assert sampled(model, "none", PROMPTS, seed, 0.8, width=1) == want
 
 
-@pytest.mark.parametrize("drafter", ["none", "self", "relative", "stranger", "head", "eagle3"])
+@pytest.mark.parametrize("drafter", ["none", "self", "relative", "stranger"])
 @pytest.mark.parametrize("settings", [{}, {"threshold": 0.7, "min_width": 2}, {"single_cache": True}])
 def test_a_batch_draws_what_each_prompt_draws_alone(drafter: str, settings: dict[str, Any], model: HFModel) -> None:
     alone = [sampled(model, drafter, [p], width=3, returned=3, **settings)[0] for p in PROMPTS]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from draftree import Engine, Generation, SamplingParams, Speculation
-from draftree.cli.main import run
 from draftree.drafters.draft_model import EagleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.replay import Replay, pass_maker
@@ -87,16 +86,6 @@ def test_drafts_are_those_of_each_request_alone(params: SamplingParams, kind: st
 def test_children_can_be_drawn_of_a_heads_distribution(scheme: str, folder: Path) -> None:
     made = engine(folder, "static", "own", scheme=SCHEMES[scheme]).generate(PROMPTS, SAMPLED)
     assert all(g.stats.drafted and len(g.token_ids) == TOKENS for g in made)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_searched_beams_are_those_without_drafts(kind: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["generate", "the cat", "--target", str(folder / "target.gguf"), "--max-tokens", "12", "--beams", "3"]
-    texts = []
-    for drafter in ("none", str(folder / kind)):
-        assert run([*given, "--drafter", drafter]) == 0
-        texts.append(capsys.readouterr().out.split("\n\n")[0])
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

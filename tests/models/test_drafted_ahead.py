@@ -335,15 +335,6 @@ def test_a_pass_for_a_commit_ends_the_scores_before_it(tmp_path: Path) -> None:
         scores.logits([0])
 
 
-def test_nodes_below_states_of_the_target_follow_those_that_are_there(both: Pair) -> None:
-    best = both.best()
-    both.extend(best[:2], [ROOT, ROOT])
-    state = torch.randn((1, both.graph.network.sizes[0]), generator=both.noise)
-    for_both = zip(both.heads, both.rows, strict=True)
-    both.same([head.extend(rows, [Nodes.of([7], [1])], [state]) for head, rows in for_both])
-    both.extend([8], [2])
-
-
 def test_a_pass_that_fails_leaves_what_is_there(both: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     best = both.best()
     both.extend(best[:2], [ROOT, ROOT])

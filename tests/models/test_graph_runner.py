@@ -316,8 +316,8 @@ def test_a_pass_that_keeps_other_hidden_states_is_another_graph() -> None:
         row = prefill(model, [3, 1, 4])
         for _ in range(3):
             model.extend([row], [Nodes.chain([5, 9])])
-            assert feature_row(row).pending_feature(1).shape == (32 * len(model.tracked.layers),)
-            model.commit(row, [])
+            model.commit(row, [0, 1])
+            assert feature_row(row).last_features(1).shape == (1, 32 * len(model.tracked.layers))
         model.close(row)
     assert capture.made == 2
     assert capture.replayed >= 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-import torch
 
 from draftree.errors import CacheError
 from draftree.models.base import Nodes, prefill
@@ -13,7 +12,6 @@ from draftree.models.huggingface.cache import feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.tree import ROOT
 
-from ..heads import random_head
 from ..references import extended, nbytes
 from ..tiny import FAMILIES, tiny
 from .trees import assert_cached, assert_close, expected, fresh, nodes, random_ids
@@ -83,7 +81,6 @@ def test_hidden_states_follow() -> None:
     text = prefill(model, [3, 4, 5, tokens[0], tokens[2], tokens[5]])
     want = feature_row(text).last_features()
     assert_close(feature_row(row).last_features(), want[:5])
-    assert_close(feature_row(row).pending_feature(1), want[5])
     model.commit(row, [1])
     assert_close(feature_row(row).last_features(), want)
 
@@ -97,21 +94,3 @@ def test_a_slot_takes_as_many_bytes_as_it_says() -> None:
 
 
 TREE = Nodes.of([2, 8, 4, 6], [ROOT, 0, 0, 1])
-
-
-def test_a_heads_beams_are_fed_as_text_is() -> None:
-    """Tokens that come with the target's hidden states are predicted as if they had been committed one by one."""
-    target = HFModel(tiny(), self_test=False)
-    head, prompt = random_head(target), [2, 4, 6, 8]
-    hidden = feature_row(prefill(target, [*prompt, 2, 8, 6])).last_features()
-    other = feature_row(prefill(target, [*prompt, 2, 4])).last_features()
-    row = head.open()
-    head.advance([row], [prompt[1:]], [hidden[:3]])
-    features = torch.stack([hidden[3], hidden[4], other[4], hidden[5]])
-    logits = extended(head, [row], [TREE], [features])[0]
-    for node, path in enumerate([[2], [2, 8], [2, 4], [2, 8, 6]]):
-        alone = head.open()
-        want = head.advance([alone], [[*prompt[1:], *path]], [(other if 4 in path else hidden)[: 3 + len(path)]]).tensor
-        size = min(want.shape[1], logits.shape[1])
-        assert torch.allclose(logits[node, :size], want[0, :size], atol=1e-4), path
-        head.close(alone)

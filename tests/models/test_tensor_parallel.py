@@ -97,7 +97,7 @@ def made(model: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
     commands = [
         f"batch {source} {out} --target {model} --drafter lookup --rows 3",
         f"{generate} {model} --method chain",  # auto may draft nothing on a busy machine
-        f"{generate} {model} --beams 3 -n 2 --drafter lookup",
+        f"{generate} {model} --beams 3 -n 2",
         f"{generate} {save_tiny(folder / 'gpt2', 'gpt2')}",
     ]
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftree.beams.beam_engine import BeamEngine
-from draftree.beams.forest import BeamParams
 from draftree.config import SamplingParams
 from draftree.drafters.base import DraftSource
 from draftree.drafters.cascade import CascadeSource
@@ -124,14 +122,6 @@ def test_a_head_drafts_for_it_as_ar_decoding(method: str, temperature: float) ->
     assert [g.token_ids for g in found] == [g.token_ids for g in want]
     assert sum(sum(g.stats.accepted) for g in found) > 0
     assert sum(g.stats.draft_passes for g in found) > 0
-
-
-def test_a_head_drafts_for_its_beams() -> None:
-    beams = BeamParams(width=2, returned=2)
-    want = BeamEngine(ToyFeatureModel()).generate(PROMPTS, PARAMS, beams)
-    target = ToyFeatureModel()
-    found = BeamEngine(target, EagleSource(head_of(target), VOCAB)).generate(PROMPTS, PARAMS, beams)
-    assert [[h.token_ids for h in g.hypotheses] for g in found] == [[h.token_ids for h in g.hypotheses] for g in want]
 
 
 def test_a_head_scores_its_vocabulary_and_the_texts_tokens_with_their_biases() -> None:

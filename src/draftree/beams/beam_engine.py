@@ -13,8 +13,9 @@ from typing import Unpack
 import numpy as np
 
 from ..config import Budget, SamplingParams, typed
-from ..drafters.base import BeamSource, DraftSource, UnscoredNode
-from ..drafters.registry import AUTO, DEFAULT_DRAFTER, NONE, DrafterSpec, load_source
+from ..drafters.base import DraftSource, UnscoredNode
+from ..drafters.draft_model import ModelSource
+from ..drafters.registry import AUTO, DEFAULT_DRAFTER, NONE, SELF, DrafterSpec, is_model, load_source
 from ..engine.input_processor import check_params, each_params, limit_of, with_token_rules
 from ..errors import ConfigError
 from ..models.base import LanguageModel, prefill_scored
@@ -75,7 +76,7 @@ class BeamGeneration:
     accepted_widths: list[int]
 
 
-_ONE_SEQUENCE = "drafts one sequence, not beams: use a draft model, a head, none or, for beam search, lookup"
+_ONE_SEQUENCE = "drafts one sequence, not beams: use a draft model or none"
 
 
 class BeamEngine:
@@ -93,10 +94,10 @@ class BeamEngine:
 
     @typed
     def __init__(self, target: LanguageModel, source: DraftSource | None = None) -> None:
-        if source is not None and not isinstance(source, BeamSource):
+        if source is not None and not isinstance(source, ModelSource):
             raise ConfigError(f"drafter {source.name} {_ONE_SEQUENCE}")
         self.target = target
-        self.source: BeamSource | None = source
+        self.source: ModelSource | None = source
         self.tokenizer = target.tokenizer
         if source is not None:
             source.prepare(target)
@@ -140,11 +141,6 @@ class BeamEngine:
         if not isinstance(beams, BeamParams):
             raise ConfigError(f"beams are {beams!r}: give BeamParams")
         beams.check(params)
-        if self.source is not None and params.temperature and self.source.model is None:
-            raise ConfigError(
-                f"drafter {self.source.name} gives no probabilities to draw beams from: use a draft model, a head "
-                "or none, or temperature 0 for beam search"
-            )
 
     def _request(self, ids: list[int], params: SamplingParams, beams: BeamParams) -> BeamRequest:
         limit = limit_of(self.target, ids, params)
@@ -276,7 +272,7 @@ class _Growing(DraftForest):
 
 
 def grow(
-    source: BeamSource | None, requests: Sequence[BeamRequest], draws: Sequence[BeamDraws]
+    source: ModelSource | None, requests: Sequence[BeamRequest], draws: Sequence[BeamDraws]
 ) -> Sequence[DraftForest]:
     """One forest for each request, of as many layers as it wants and its length and its source allow."""
     growing = []
@@ -290,7 +286,7 @@ def grow(
     return growing
 
 
-def layers_left(source: BeamSource, request: BeamRequest) -> int:
+def layers_left(source: ModelSource, request: BeamRequest) -> int:
     """Layers to draft below the running beams: the last one before the limit is not drafted."""
     uncommitted = request.length - (len(request.trunk.ids) - len(request.ids))
     depth = uncommitted + min(request.beams.depth, request.limit - request.length - 1)
@@ -298,7 +294,7 @@ def layers_left(source: BeamSource, request: BeamRequest) -> int:
     return (depth if fits is None else fits) - uncommitted
 
 
-def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
+def _grow(source: ModelSource, growing: Sequence[_Growing]) -> None:
     sampled = any(g.draws for g in growing)
     drawing = Drawing.WITH_REPLACEMENT if sampled else Drawing.TOP
     scorer = source.scorer([g.request.trunk for g in growing], drawing)
@@ -318,7 +314,7 @@ def _grow(source: BeamSource, growing: Sequence[_Growing]) -> None:
             g.ends, g.left = _top(g, own) if g.draws is None else _drawn(g, g.draws, own), g.left - 1
 
 
-def _unread(source: BeamSource, g: _Growing) -> list[BeamNode]:
+def _unread(source: ModelSource, g: _Growing) -> list[BeamNode]:
     """What the source has not read above the ends of the running beams."""
     trunk, tree = g.request.trunk, g.request.tree
     above = dict.fromkeys(node for end in g.ends for node in end.path(tree.base)[:-1])
@@ -385,9 +381,11 @@ def beam_drafter(name: str | DrafterSpec | LanguageModel) -> DrafterSpec:
         InputError: it cannot, or is not written as a drafter is.
     """
     spec = DrafterSpec.parse(name)
-    if len(spec.sources) > 1:
+    if str(spec) == AUTO:
+        return DrafterSpec.parse(NONE)
+    if str(spec) not in (NONE, SELF) and isinstance(spec.sources[0], str) and not is_model(spec):
         raise ConfigError(f"drafter {spec} {_ONE_SEQUENCE}")
-    return DrafterSpec.parse(NONE) if str(spec) == AUTO else spec
+    return spec
 
 
 @typed
@@ -395,14 +393,13 @@ def load_beam_source(name: str | DrafterSpec | LanguageModel, target: LanguageMo
     """Make what drafts beams, by name; None drafts nothing.
 
     Args:
-        name: as ``beam_drafter``, of the names that ``load_drafter`` takes: no ensemble, no cascade.
+        name: as ``beam_drafter``, of the names that ``load_drafter`` takes: a model.
         target: the model that it drafts for.
 
     Raises:
         ConfigError: it cannot draft beams.
         UnknownNameError: there is no such drafter.
         VocabularyError: the draft model has another vocabulary than the target.
-        ModelFileError: the draft head cannot be read.
     """
     spec = beam_drafter(name)
     return None if str(spec) == NONE else load_source(spec, target)

@@ -303,21 +303,3 @@ class DraftSource(ABC):
         """A request has ended."""
         for source in self.sources:
             source.close(request)
-
-
-class BeamSource(DraftSource):
-    """A source that can draft for beams: a request that goes on with several paths below its last token.
-
-    The target has read the last token of ``request.ids`` and some nodes below it; these have the numbers that they have
-    in the target's row. Nodes that the source has not read are scored once more, those above them first.
-    """
-
-    def has_read(self, request: Request, node: int) -> bool:
-        """It holds this node, or the root, so that nodes below can be scored."""
-        return False
-
-    def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:  # noqa: B027
-        """Keep these nodes and drop all others, as ``LanguageModel.prune``; the first ``trunk`` are in ``request.ids``.
-
-        The last of these is the root from now on, and the i-th of the others is node i.
-        """

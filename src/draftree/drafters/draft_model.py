@@ -30,7 +30,7 @@ from ..request import Outcome, Request
 from ..sampling.warping import log_sum_exp, stream_key, warp
 from ..scores import Draft, Edit, Scores, Top
 from ..tree import ROOT, DraftDistribution, Drawing
-from .base import BeamSource, Grown, NodeStates, Scorer, UnscoredNode
+from .base import DraftSource, Grown, NodeStates, Scorer, UnscoredNode
 
 log = logging.getLogger("draftree.drafters")
 
@@ -51,7 +51,7 @@ class State:
 
 
 @dataclass
-class RowSource(BeamSource):
+class RowSource(DraftSource):
     """Predicts by a model that reads each request in a row of its own.
 
     Attributes:
@@ -108,7 +108,12 @@ class RowSource(BeamSource):
 
 
 class ModelSource(RowSource):
-    """Predicts by a language model."""
+    """Predicts by a language model, below the last token of a request or below beams.
+
+    A request with beams goes on with several paths below its last token. The target has read that token and some nodes
+    below it; these have the numbers that they have in the target's row. Nodes that the model has not read are scored
+    once more, those above them first.
+    """
 
     _speed = 1.0
     """Tokens that it reads while the target reads one, about."""
@@ -157,7 +162,7 @@ class ModelSource(RowSource):
             state.numbers = {node: number for node, number in state.numbers.items() if number < state.kept}
 
     def has_read(self, request: Request, node: int) -> bool:
-        """Its model has been fed this node of the proposal."""
+        """It holds this node, or the root, so that nodes below can be scored."""
         return request in self._states and node in self._states[request].numbers
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
@@ -179,7 +184,10 @@ class ModelSource(RowSource):
             state.numbers.clear()
 
     def prune(self, request: Request, keep: Sequence[int], trunk: int) -> None:
-        """Follow the target, as far as it has read."""
+        """Keep these nodes and drop all others, as ``LanguageModel.prune``; the first ``trunk`` are in ``request.ids``.
+
+        The last of these is the root from now on, and the i-th of the others is node i.
+        """
         if (state := self._states.get(request)) is None:
             return
         old, waiting = state.numbers, state.numbers.get(ROOT, ROOT) + 1
@@ -223,7 +231,7 @@ class ModelScorer(Scorer):
             depths[b, node] = 0 if node == ROOT else depths.get((b, parent), 0) + 1
             scored[-1] += 1
         new = [Nodes.of(*columns, wanted) for columns, wanted in zip(fed.values(), scored, strict=True)]
-        scores = self._pass(rows, new, nodes)
+        scores = self._source.extend(rows, new)
         self._source.own_passes += 1
         return self._candidates(scores, nodes, width)
 
@@ -260,10 +268,6 @@ class ModelScorer(Scorer):
                 own[: len(mask)] &= mask[: len(every)]
             edits.append(Edit(mask=own if own.any() else every))
         return edits
-
-    def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Scores:
-        """Scores after ``new``: the unscored nodes, and before them what waits in their rows."""
-        return self._source.extend(rows, new)
 
 
 def candidates_of_top(found: Top, distributions: Sequence[DraftDistribution]) -> list[Candidates]:
@@ -314,8 +318,7 @@ class _EagleScorer(ModelScorer):
         """Feed nodes in as few passes as it takes: a node that follows a predicted hidden state comes after it."""
         waves: dict[tuple[int, int], int] = {}
         for b, node, parent, _ in nodes:
-            before = waves.get((b, parent), 0)
-            waves[b, node] = 0 if node == ROOT else before if before and self._is_read(b, parent) else before + 1
+            waves[b, node] = 0 if node == ROOT else waves.get((b, parent), 0) + 1
         found: dict[int, Candidates] = {}
         order = sorted(set(waves.values()))
         for wave in order:
@@ -336,30 +339,10 @@ class _EagleScorer(ModelScorer):
             state.numbers = {ROOT: ROOT}
             rows.append(state.row)
             texts.append(request.ids[state.row.length + 1 :])
-            targets.append(self._target(b))
+            if request.row is None:
+                raise CacheError("a draft head reads the target's hidden states: give it a request with an open row")
+            targets.append(request.row)
             self._depths[b, ROOT] = 0
         scores = source.model.read(rows, texts, targets)
         source.own_passes += 1
         return self._candidates(scores, nodes, width)
-
-    def _target(self, b: int) -> Row:
-        """The target's row of a request."""
-        if (row := self._requests[b].row) is None:
-            raise CacheError("a draft head reads the target's hidden states: give it a request with an open row")
-        return row
-
-    def _is_read(self, b: int, node: int) -> bool:
-        """Whether the target has read a node, which it has for beams alone."""
-        row = self._target(b)
-        return row.length == len(self._requests[b].ids) and 0 <= node < len(row.parents)
-
-    def _pass(self, rows: Sequence[Row], new: Sequence[Nodes], nodes: Sequence[UnscoredNode]) -> Scores:
-        """A node's input is the target's hidden state at its parent, or else what was predicted there."""
-        read, below = dict[int, list[int]](), False
-        for b, _, parent, _ in nodes:
-            is_read = self._is_read(b, parent)
-            read.setdefault(b, []).append(parent if is_read else ROOT)
-            below |= is_read
-        if not below:
-            return self._source.model.extend(rows, new)
-        return self._source.model.extend_below(rows, new, [(self._target(b), own) for b, own in read.items()])

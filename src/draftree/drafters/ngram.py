@@ -26,7 +26,7 @@ from ..errors import ConfigError
 from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT, DraftDistribution, Drawing
-from .base import BeamSource, NodeStates, Scorer, UnscoredNode
+from .base import DraftSource, NodeStates, Scorer, UnscoredNode
 
 SHORTEST, LONGEST = 2, 16
 """Lengths of matches, in tokens."""
@@ -183,7 +183,7 @@ class NgramScorer(Scorer):
 
 
 @dataclass
-class NgramSource(BeamSource):
+class NgramSource(DraftSource):
     """Predicts what has followed the last tokens in each request's own prompt and output.
 
     Attributes:

@@ -39,6 +39,7 @@ AUTO = DEFAULT_DRAFTER = "auto"
 NONE = "none"
 LOOKUP = "lookup"
 """Drafts from the request's own texts, a predicted output among them."""
+SELF = "self"
 METHOD = "hsddw"
 """The default method of a stage's proposals."""
 _LOOP: Mapping[str, Callable[[str], Any]] = {
@@ -190,14 +191,14 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
 SOURCES: Mapping[str, Callable[[LanguageModel], DraftSource | LanguageModel]] = {
     "lookup": lambda target: NgramSource(),
     "head": shipped_head,
-    "self": lambda target: target.twin(),
+    SELF: lambda target: target.twin(),
 }
 """Names, and what makes a source for a target, or a model whose passes one reads."""
 DRAFTERS = {
     AUTO: "lookup; lookup+head where a head comes, but on llama.cpp (head where children are drawn)",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
     "head": "a layer trained on the target's hidden states; comes for smollm2 and Qwen2.5-Coder-1.5B",
-    "self": "the target drafts for itself: every draft is accepted; for tests",
+    SELF: "the target drafts for itself: every draft is accepted; for tests",
     NONE: "no drafting: AR decoding",
 }
 """What ``draftree methods`` lists; any other name is a draft head's folder or a model (see ``draftree.load``)."""

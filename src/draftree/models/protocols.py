@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..errors import UnsupportedModelError
 from ..scores import Scores
-from .base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row
+from .base import FINAL_STATE, FeatureSpec, LanguageModel, Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,21 +118,10 @@ class DraftHead(LanguageModel, Protocol):
         Args:
             rows: open rows.
             texts: for each row the new tokens; none where its last token is scored again.
-            targets: for each row the target's, which holds all tokens before the last one, or that one too.
+            targets: for each row the target's, which holds all tokens before the last one.
 
         Returns:
             scores after each row's last token.
-        """
-
-    def extend_below(
-        self, rows: Sequence[Row], nodes: Sequence[Nodes], targets: Sequence[tuple[Row, Sequence[int]]]
-    ) -> Scores:
-        """Append uncommitted nodes (``LanguageModel.extend``) of which the target may have read the parents.
-
-        Args:
-            rows: open rows.
-            nodes: for each row; those that it scores come without others.
-            targets: for each row the target's, and [n] the parents of the nodes there; ROOT (-1): it has not read it.
         """
 
 

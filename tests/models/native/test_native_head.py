@@ -200,27 +200,6 @@ def test_scores_are_those_of_numpy_over_the_same_logits(recipe: Recipe, target: 
     assert np.isneginf(found.log_probabilities([0], [missing]))
 
 
-@pytest.mark.parametrize("recipe", [BASE, OWN], ids=["eagle3", "own"])
-def test_nodes_below_what_the_target_has_read_read_its_states(
-    recipe: Recipe, target: NativeModel, tmp_path: Path
-) -> None:
-    """As beams do: they are scored as if the tokens above them had been committed."""
-    head = head_of(recipe, tmp_path, target)
-    row, opened, _ = read(head, target)
-    target.extend([opened], [Nodes.of([TEXT[-1], 9, 3], [-1, 0, 1])])
-    target.prune(opened, [0, 1, 2], 1)
-    head.read([row], [[]], [opened])
-    head.extend([row], [Nodes.of([9], [-1])])
-    found = head.extend_below([row], [Nodes.of([3, 8], [0, 0])], [(opened, [0, 0])]).logits([0, 1])
-    further = head.extend_below([row], [Nodes.of([7], [1])], [(opened, [1])]).logits([0])
-    for tokens, logits in (([9, 3], found[0]), ([9, 8], found[1]), ([9, 3, 7], further[0])):
-        _, _, alone = read(head, target, [*TEXT, *tokens])
-        own = len(head.vocabulary_of(row))
-        assert bits(alone[: len(logits)]) == bits(logits) or recipe is OWN
-        common = [i for i, token in enumerate(head.vocabulary_of(row)) if token not in tokens]
-        assert bits(alone[:own][common]) == bits(logits[common])
-
-
 def test_a_kept_prefix_of_the_target_gives_the_same_drafts(target: NativeModel, tmp_path: Path) -> None:
     head = head_of(BASE, tmp_path, target)
     _, opened, expected = read(head, target)
@@ -243,7 +222,6 @@ def test_rows_without_states_and_wrong_calls_are_errors_that_change_nothing(
         head.read([head.open()], [TEXT[1:]], [before])
     wrong: dict[str, Callable[[], object]] = {
         "a parent that comes with it": lambda: head.extend([row], [Nodes.chain([1, 2])]),
-        "a cell past the target's row": lambda: head.extend_below([row], [Nodes.of([1], [-1])], [(opened, [0])]),
         "a token past the vocabulary": lambda: head.extend([row], [Nodes.of([VOCAB], [-1])]),
         "a text past the vocabulary": lambda: head.read([row], [[VOCAB]], [opened]),
         "another model's row": lambda: head.read([head.open()], [TEXT[1:]], [Row()]),

@@ -142,25 +142,12 @@ class HeadModel(LanguageModel):
     @torch.inference_mode()
     def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
         """Commit tokens of the target with its hidden states (``DraftHead.read``)."""
-        own, features, last = [self.own(row) for row in rows], list[Tensor](), list[Tensor]()
-        for row, text, target in zip(own, texts, targets, strict=True):
-            ahead = target.length - row.length - len(text)  # the target has read the last token too
-            some = len(text) + ahead
-            states = (
-                feature_row(target).last_features(some, self.features)
-                if some
-                else self._zeros(0, self.network.sizes[1])
-            )
-            features.append(states[: len(text)])
-            last.append(states[len(text) :])
-        self._demand.drawn |= any(map(len, last))  # the nodes below follow no prediction
-        scores = self.advance(own, texts, features)
-        for row, states in zip(own, last, strict=True):
-            if len(states):  # nodes below read them; the next proposal may begin there again
-                row.predicted = self.fused(states)
-                if self.network.predicts_features:
-                    row.scored = row.predicted
-        return scores
+        none = self._zeros(0, self.network.sizes[1])
+        features = [
+            feature_row(target).last_features(len(text), self.features) if len(text) else none
+            for text, target in zip(texts, targets, strict=True)
+        ]
+        return self.advance([*map(self.own, rows)], texts, features)
 
     def _begin(self) -> None:
         """A pass begins, or takes what is drafted ahead."""
@@ -265,19 +252,15 @@ class HeadModel(LanguageModel):
         return HeadScores(found, counts, drafted.best[torch.from_numpy(places)])
 
     @torch.inference_mode()
-    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes], states: Sequence[Tensor] | None = None) -> Scores:
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``).
 
-        Args:
-            states: for each row [n, H], of the tokens before the nodes; None: what was predicted there, and zeros in
-                rows that are empty: to measure passes.
-
-        Tokens of a text are in the row's draft vocabulary from then on, also where the pass fails.
+        They read what was predicted before them, and zeros in rows that are empty: to measure passes.
         """
         began = time.perf_counter()
         self._begin()
         own = [self.own(row) for row in rows]
-        if states is None and any(row.length for row in own):
+        if any(row.length for row in own):
             places = ask([row.ahead for row in own], nodes)
             self._demand.add(nodes, there=places is not None)
             if places is not None and own[0].ahead is not None:
@@ -286,13 +269,8 @@ class HeadModel(LanguageModel):
                 counts = [new.scored for new in nodes]
                 return self._kept(self._scores_ahead(own, own[0].ahead.drafted, places, counts), began)
             found = self._append_below(own, nodes)
-        elif states is None:
-            found = self._append(own, nodes, self._zeros(sum(len(new.tokens) for new in nodes), self.network.sizes[0]))
         else:
-            for row, new in zip(own, nodes, strict=True):
-                self._settle(row)
-                self._learn(row, new)
-            found = self._append(own, nodes, torch.cat([*states]))
+            found = self._append(own, nodes, self._zeros(sum(len(new.tokens) for new in nodes), self.network.sizes[0]))
         return self._kept(_scores(found, [new.scored for new in nodes]), began)
 
     def _append_below(self, rows: Sequence[HeadRow], nodes: Sequence[Nodes]) -> Made:
@@ -352,24 +330,6 @@ class HeadModel(LanguageModel):
     def _further(self, rows: Sequence[HeadRow]) -> Further:
         """What rows draft from besides the head's own vocabulary."""
         return Further.of([row.further for row in rows]) if self._extends else NOTHING_FURTHER
-
-    @torch.inference_mode()
-    def extend_below(
-        self, rows: Sequence[Row], nodes: Sequence[Nodes], targets: Sequence[tuple[Row, Sequence[int]]]
-    ) -> Scores:
-        """Append uncommitted nodes, of which the target may have read the parents (``DraftHead.extend_below``)."""
-        states = []
-        for row, new, (target, read) in zip(map(self.own, rows), nodes, targets, strict=True):
-            each = []
-            self._settle(row)
-            for parent, node in zip(new.parents.tolist(), read, strict=True):
-                if node == ROOT:
-                    each.append(row.predicted[parent + 1])
-                else:
-                    state = feature_row(target).pending_feature(node, self.features)
-                    each.append(self.fused(state[None])[0])
-            states.append(torch.stack(each))
-        return self.extend(rows, nodes, states)
 
     def _learn(self, row: HeadRow, text: Nodes) -> None:
         """Add a text's tokens to its row's draft vocabulary, where they have rows in the output layer."""

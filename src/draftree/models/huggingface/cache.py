@@ -303,16 +303,6 @@ class FeatureRow(Row):
             raise CacheError("hidden states are missing: call the model's track_features before the row is opened")
         return feature_part(self.kept, torch.cat(pieces)[-count:], wanted or self.kept)
 
-    def pending_feature(self, node: int, wanted: FeatureSpec | None = None) -> Tensor:
-        """[F] hidden states of an uncommitted node (``last_features``), on the model's device.
-
-        Raises:
-            CacheError: the model does not track them, or there is no such node.
-        """
-        if self.pending is None or node >= len(self.pending):
-            raise CacheError("the node has no hidden state: call the model's track_features before it is fed")
-        return feature_part(self.kept, self.pending[node], wanted or self.kept)
-
     def first_features(self, length: int) -> list[Tensor]:
         """Hidden states of the first ``length`` committed tokens, in one piece, as far as they are tracked."""
         if len(self.features) > 1:

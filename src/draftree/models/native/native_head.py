@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from ...errors import UnsupportedModelError
 from ...scores import Draft, Edit, Edits, Scores, Slots, Top, allowed_tokens
-from ...tree import ROOT
 from ..base import NO_NODES, FeatureSpec, Nodes, Row, exclusive
 from ..gguf.gguf_file import OUTPUT
 from ..heads.head_format import Array, EagleConfig, HeadArrays
@@ -174,12 +173,10 @@ class NativeHeadRow(NativeRow):
     Attributes:
         last: its last committed token.
         drafted: tokens of its uncommitted nodes.
-        root: row and cell of the target that hold the hidden states of the last token; None: it has not read it.
     """
 
     last: int = 0
     drafted: list[int] = field(default_factory=list)
-    root: tuple[int, int] | None = None
 
 
 class NativeHeadScores(NativeScores):
@@ -268,7 +265,7 @@ class NativeHead(NativeRows[NativeHeadRow]):
             CacheError: there are not so many.
         """
         other = self.own(super().fork(row, length))
-        other.drafted, other.root = [], other.root if other.length == row.length else None
+        other.drafted = []
         return other
 
     @exclusive
@@ -277,7 +274,7 @@ class NativeHead(NativeRows[NativeHeadRow]):
         own = self.own(row)
         super().commit(own, path)
         if len(path):
-            own.last, own.root = own.drafted[path[-1]], None
+            own.last = own.drafted[path[-1]]
         own.drafted = []
 
     @exclusive
@@ -286,15 +283,12 @@ class NativeHead(NativeRows[NativeHeadRow]):
         own, drafted = self.own(row), self.own(row).drafted
         super().prune(own, keep, trunk)
         if trunk:
-            own.last, own.root = drafted[keep[trunk - 1]], None
+            own.last = drafted[keep[trunk - 1]]
         own.drafted = [drafted[node] for node in keep[trunk:]]
 
     @exclusive
     def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
-        """Commit tokens of the target with its hidden states (``DraftHead.read``).
-
-        The children of a row's last token read the target's hidden states there, if it has read that token.
-        """
+        """Commit tokens of the target with its hidden states (``DraftHead.read``)."""
         own, read = [*map(self.own, rows)], [*map(self._target.own, targets)]
         nodes, counts, numbers, sources = list[Nodes](), list[int](), list[int](), list[int]()
         for row, text, target in zip(own, texts, read, strict=True):
@@ -304,9 +298,8 @@ class NativeHead(NativeRows[NativeHeadRow]):
             numbers.append(target.number)
             sources += range(row.length, row.length + len(fed)) or [NO_STATE]  # before a text of no token are zeros
         scores = self._scored(own, nodes, numbers, sources)
-        for row, count, target in zip(own, counts, read, strict=True):
+        for row, count in zip(own, counts, strict=True):
             self.commit(row, range(count))
-            row.root = (target.number, row.length) if target.length > row.length else None
         return scores
 
     def _begin(self, row: NativeHeadRow, text: Sequence[int]) -> Sequence[int]:
@@ -331,31 +324,10 @@ class NativeHead(NativeRows[NativeHeadRow]):
 
         Nodes of an empty row read zeros: passes are measured so.
         """
-        own, targets, sources = [*map(self.own, rows)], list[int](), list[int]()
-        for row, new in zip(own, nodes, strict=True):
-            targets.append(0 if row.root is None else row.root[0])
-            sources += self._sources(row, new, [ROOT] * len(new.tokens), 0)
-        return self._scored(own, nodes, targets, sources)
-
-    @exclusive
-    def extend_below(
-        self, rows: Sequence[Row], nodes: Sequence[Nodes], targets: Sequence[tuple[Row, Sequence[int]]]
-    ) -> Scores:
-        """Append uncommitted nodes, of which the target may have read the parents (``DraftHead.extend_below``)."""
         own, sources = [*map(self.own, rows)], list[int]()
-        for row, new, (target, read) in zip(own, nodes, targets, strict=True):
-            sources += self._sources(row, new, read, target.length)
-        return self._scored(own, nodes, [self._target.own(target).number for target, _ in targets], sources)
-
-    def _sources(self, row: NativeHeadRow, new: Nodes, read: Sequence[int], length: int) -> list[int]:
-        """Where the states before nodes are: in the target's row of so many tokens for parents that it has read."""
-        if not row.length:
-            return [NO_STATE] * len(new.tokens)
-        root = LAST_STATE if row.root is None else row.root[1]
-        return [
-            length + node if node != ROOT else LAST_STATE if parent != ROOT else root
-            for parent, node in zip(new.parents.tolist(), read, strict=True)
-        ]
+        for row, new in zip(own, nodes, strict=True):
+            sources += [LAST_STATE if row.length else NO_STATE] * len(new.tokens)
+        return self._scored(own, nodes, [0] * len(own), sources)
 
     def _scored(
         self, rows: Sequence[NativeHeadRow], nodes: Sequence[Nodes], targets: Sequence[int], sources: Sequence[int]
