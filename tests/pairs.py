@@ -16,6 +16,8 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
+from draftree.engine.speculation import EngineRequest
+from draftree.engine.step import Stepper
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.auto import AutoTree
@@ -123,3 +125,14 @@ def mixed(count: int, tokens: int, temperature: float = 1.0) -> list[SamplingPar
     """Parameters of requests that run together: the first is greedy, the others are sampled."""
     temperatures = [0.0] + [temperature] * (count - 1)
     return [SamplingParams(max_tokens=tokens, temperature=t, seed=4 + i) for i, t in enumerate(temperatures)]
+
+
+def begun(stepper: Stepper, request: EngineRequest) -> EngineRequest:
+    """Begin a request, read its prompt and draw its first token."""
+    stepper.open_row(request)
+    try:
+        stepper.step([request])
+    except BaseException:
+        stepper.close(request)
+        raise
+    return request

@@ -70,7 +70,6 @@ def test_the_public_names_are_these() -> None:
         "UniformDraws",
         "UnscoredNode",
         "Visit",
-        "Window",
         "as_processor",
         "custom_generate",
         "generate_with",

@@ -17,13 +17,14 @@ from draftree.errors import ConfigError, InputError, PromptError
 from draftree.models.base import prefill
 from draftree.text.encoding import encode
 
+from .pairs import begun
 from .tiny import save_tiny
 from .toy import ToyModel
 
 WRONG: list[Any] = [None, True, 5, -1, 1.5, float("nan"), 10**30, "x", b"x", [], [None], (1, "a"), {}, object(), len]
 WRONG += [torch.zeros(2), {"role": 5, "content": None}]
 POLICIES: list[Any] = [d.AutoTree, d.Eagle2Tree, d.OptTree, d.ClassifierTree, d.BranchingSteps, d.EntropyStop]
-POLICIES += [d.EntropyTree, d.StaticTree, d.RankTree, d.DynamicWindow, d.Window, d.Relaxed]
+POLICIES += [d.EntropyTree, d.StaticTree, d.RankTree, d.DynamicWindow, d.Relaxed]
 
 
 @runtime_checkable
@@ -141,7 +142,7 @@ def test_the_engine_refuses_arguments_of_wrong_types(value: Any) -> None:
         lambda: engine.generate([[1, value]], params),
         lambda: engine.generate([[1]], [value]),
         lambda: list(engine.stream(value, params)),
-        lambda: engine.stepper.close(engine.stepper.open(engine.request(value, params))),
+        lambda: engine.stepper.close(begun(engine.stepper, engine.request(value, params))),
         lambda: d.Engine(model, d.Speculation(nodes=value)),
         lambda: d.Engine(model, value),
         lambda: d.Engine(value),

@@ -55,7 +55,6 @@ from .policies.entropy import BudgetTree as BudgetTree
 from .policies.entropy import DynamicWindow as DynamicWindow
 from .policies.entropy import EntropyStop as EntropyStop
 from .policies.entropy import EntropyTree as EntropyTree
-from .policies.entropy import Window as Window
 from .policies.fixed import RankTree as RankTree
 from .policies.fixed import StaticTree as StaticTree
 from .policies.methods import METHODS as METHODS

@@ -6,6 +6,7 @@ import json
 import math
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -25,7 +26,7 @@ from draftree.models.base import Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.auto import AutoTree
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import DynamicWindow, EntropyStop, Window
+from draftree.policies.entropy import DynamicWindow, EntropyStop
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Generation, Outcome, StepCost
@@ -107,17 +108,16 @@ def test_every_shape_of_proposals_and_every_rule(below: GrowthPolicy | str, loop
 
 
 def test_any_thresholds_end_and_give_the_same_text() -> None:
-    """Random thresholds, floors, caps and pending runs: no loop is endless, and no token is another."""
+    """Random thresholds, caps and pending runs: no loop is endless, and no token is another."""
     random = Random(5)
     for trial in range(12):
         params = SamplingParams(max_tokens=10, temperature=random.choice([0.0, 1.0]), seed=trial)
-        floor = random.randint(1, 4)
         low, high = (random.choice([None, 0.0, random.expovariate(1.0), 1e9]) for _ in range(2))
-        window = Window(low, random.random() < 0.5, floor, floor + random.randint(0, 5))
+        window = partial(DynamicWindow, low, random.randint(1, 9))
         loop = LoopBack(high, random.randint(1, 20))
         name = random.choice(["stranger>relative", "lookup>relative"])
-        method = random.choice([StaticTree(1, 20), StaticTree(2, 4), DynamicWindow(window)])
-        got = decode(name, params, method, DynamicWindow(window), loop, PROMPTS[:2], nodes=random.randint(1, 20))
+        method = random.choice([StaticTree(1, 20), StaticTree(2, 4), window()])
+        got = decode(name, params, method, window(), loop, PROMPTS[:2], nodes=random.randint(1, 20))
         assert [g.token_ids for g in got] == plain(params, PROMPTS[:2])
 
 

@@ -110,7 +110,7 @@ def test_cascades_learn_and_are_no_models() -> None:
         (">self", "has a part without a name"),
         ("lookup:tau=1>self", "method hsddw has no setting 'tau'"),
         ("lookup>self:cap=3", "the last stage, self:cap=3, has no setting 'cap': it has tau, pending, rejected"),
-        ("lookup:cap=2:floor=3>self", "cap is 2 and floor 3"),
+        ("lookup:cap=0>self", "cap is 0: use at least 1"),
         ("lookup:method=hsddw:start=-1>self", "start is -1.0: use at least 0"),
         ("lookup:method=chian>self", "no method 'chian': did you mean chain"),
         ("lookup:depth=x:method=chain>self", "depth is 'x': method chain needs a whole number there"),

@@ -11,7 +11,7 @@ from draftree.config import Budget
 from draftree.drafters.base import DraftSource, Scorer
 from draftree.drafters.grow import TreeDrafter
 from draftree.errors import ConfigError, UnknownNameError
-from draftree.policies.entropy import DynamicWindow, Window
+from draftree.policies.entropy import DynamicWindow
 from draftree.policies.methods import find_policy
 from draftree.request import Outcome, Request, StepCost
 from draftree.tree import DraftTree, Drawing
@@ -87,7 +87,7 @@ def test_tau_is_the_mean_entropy_of_rejected_tokens() -> None:
 
 
 def test_tau_starts_at_the_least_entropy_of_the_first_draft() -> None:
-    script = Script(DynamicWindow(Window(None, cap=4)), 0.7, 0.3, 0.9, 1.1)
+    script = Script(DynamicWindow(None, cap=4), 0.7, 0.3, 0.9, 1.1)
     assert script.tau == math.inf
     assert script.step(4) == 4  # as far as the cap goes, and nothing is rejected
     assert script.tau == pytest.approx(0.3)
@@ -103,45 +103,42 @@ def test_a_rejection_in_the_first_draft_sets_tau() -> None:
 
 
 def test_each_sequence_has_its_own_tau() -> None:
-    script = Script(DynamicWindow(Window(start=1.0)), 0.5)
+    script = Script(DynamicWindow(start=1.0), 0.5)
     script.step(0)
     other = request_of(4)
     assert (script.tau, script.policy.threshold(other).value) == (0.5, 1.0)
 
 
 def test_a_sequence_that_ended_within_the_draft_says_nothing() -> None:
-    script = Script(DynamicWindow(Window(start=2.0)), 0.5)
+    script = Script(DynamicWindow(start=2.0), 0.5)
     script.step(3, ended=True)
     assert script.tau == 2.0
 
 
 def test_a_mean_of_rejected_tokens_stands_still_where_all_that_is_drafted_is_right() -> None:
     """Tau far too low: one token a draft, all right. That is as published."""
-    script = Script(DynamicWindow(Window(start=0.01)), 0.3)
+    script = Script(DynamicWindow(start=0.01), 0.3)
     assert [script.step(1) for _ in range(8)] == [1] * 8
 
 
 # the draft
 
 
-@pytest.mark.parametrize(("keep", "length"), [(True, 3), (False, 2)])
-def test_the_token_that_crossed_is_kept_or_dropped(keep: bool, length: int) -> None:
-    assert Script(DynamicWindow(Window(start=0.5, keep=keep)), 0.1, 0.5, 0.6, 0.1).step(0) == length
+def test_the_token_that_crossed_is_the_last() -> None:
+    assert Script(DynamicWindow(start=0.5), 0.1, 0.5, 0.6, 0.1).step(0) == 3
 
 
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("floor", [1, 2, 4])
-def test_at_least_the_floor_is_drafted(floor: int, keep: bool) -> None:
-    assert Script(DynamicWindow(Window(start=0.0, keep=keep, floor=floor)), 3.0).step(0) == floor
+def test_at_least_one_token_is_drafted() -> None:
+    assert Script(DynamicWindow(start=0.0), 3.0).step(0) == 1
 
 
 @pytest.mark.parametrize("cap", [1, 3, 12])
 def test_at_most_the_cap_is_drafted(cap: int) -> None:
-    assert Script(DynamicWindow(Window(start=5.0, cap=cap)), 0.1).step(0) == cap
+    assert Script(DynamicWindow(start=5.0, cap=cap), 0.1).step(0) == cap
 
 
 def test_the_node_budget_bounds_the_draft_too() -> None:
-    assert Script(DynamicWindow(Window(start=5.0)), 0.1).step(0, nodes=3) == 3
+    assert Script(DynamicWindow(start=5.0), 0.1).step(0, nodes=3) == 3
 
 
 # bad input
@@ -150,14 +147,12 @@ def test_the_node_budget_bounds_the_draft_too() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"cap": "2", "floor": "3"}, "cap is 2 and floor 3: use a cap from the floor on"),
         ({"cap": "100000"}, "cap is 100000: use at most"),
-        ({"floor": "0"}, "floor is 0: use at least 1"),
+        ({"cap": "0"}, "cap is 0: use at least 1"),
         ({"start": "-0.5"}, "start is -0.5: use at least 0"),
         ({"start": "nan"}, "start is nan: use at least 0"),
         ({"start": "low"}, "start is 'low': use an entropy"),
         ({"share": "0.6"}, "no setting 'share'"),
-        ({"crossing": "maybe"}, "crossing is 'maybe': the token that crosses the threshold is to 'keep' or to 'drop'"),
     ],
 )
 def test_nonsense_is_named_with_a_way_out(settings: dict[str, str], said: str) -> None:

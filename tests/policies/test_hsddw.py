@@ -19,7 +19,7 @@ from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.policies.entropy import CHAIN, DynamicWindow, Window
+from draftree.policies.entropy import CHAIN, DynamicWindow
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import find_policy
 from draftree.request import Outcome, Request, StepCost
@@ -177,7 +177,7 @@ def test_the_method_hsddw_over_a_cascade_is_the_published_one(folder: Path) -> N
     """One method name sets all: M1's window, and a run that tau2 and its cap alone end."""
     made, source = loaded("lookup>self", "hsddw", load_huggingface(str(folder)))
     assert made.policy == StaticTree(1, MAX_NODES)
-    assert source.policy == DynamicWindow(Window(None, True, 1, 10))
+    assert source.policy == DynamicWindow(None, 10)
     assert source.settings == LoopBack(None, 50)
 
 
@@ -189,7 +189,7 @@ def test_a_level_with_a_method_of_its_own_keeps_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("drafter", ["lookup", "self", "lookup>self", "lookup:method=hsddw:crossing=drop>self"])
+@pytest.mark.parametrize("drafter", ["lookup", "self", "lookup>self", "lookup:method=hsddw:start=1>self"])
 def test_ids_are_those_of_autoregressive_decoding(folder: Path, drafter: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=5)
     prompts = ["the rain is in", "a rose is a rose is a"]

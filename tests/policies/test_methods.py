@@ -10,7 +10,7 @@ from draftree.config import DEFAULT_NODES, Budget
 from draftree.drafters.grow import grow
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import BranchingSteps, DynamicWindow, EntropyStop, EntropyTree, Window
+from draftree.policies.entropy import BranchingSteps, DynamicWindow, EntropyStop, EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import DEFAULT_METHOD, METHODS, find_method, find_policy
 
@@ -37,7 +37,7 @@ def test_every_method_drafts_with_its_defaults(name: str) -> None:
         ("early-stop", EntropyStop(stop=1.0, width=1)),
         ("naive-width", EntropyStop(stop=1.0, width=4)),
         ("static", StaticTree(width=2, depth=4)),
-        ("hsddw", DynamicWindow(Window(start=None, keep=True, floor=1, cap=10))),
+        ("hsddw", DynamicWindow(start=None, cap=10)),
         ("dynamic-width", EntropyTree(BranchingSteps(0.02, 1.0, 4.0, 7), None, width=7, depth=4)),
         ("dynamic-width-depth", EntropyTree(BranchingSteps(0.02, 1.0, 4.0, 7, 1.75), None, width=7, depth=8)),
     ],

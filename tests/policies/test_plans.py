@@ -10,7 +10,7 @@ from draftree.config import Budget
 from draftree.drafters.grow import grow
 from draftree.policies.auto import AutoTree
 from draftree.policies.base import Child, Frontier, GrowthPolicy, Plan
-from draftree.policies.entropy import DynamicWindow, Window
+from draftree.policies.entropy import DynamicWindow
 from draftree.request import Outcome, Request, StepCost
 from draftree.tree import ROOT, DraftTree
 
@@ -76,10 +76,9 @@ def alone(policy: GrowthPolicy, which: int, steps: int) -> list[list[int]]:
 
 
 def test_a_window_of_two_groups_at_once_is_that_of_each_alone() -> None:
-    window = Window(start=None, cap=6)
-    both = interleaved(DynamicWindow(window), 12)
+    both = interleaved(DynamicWindow(cap=6), 12)
     for which, found in enumerate(both):
-        assert found == alone(DynamicWindow(window), which, 12)
+        assert found == alone(DynamicWindow(cap=6), which, 12)
         assert len(set(map(len, found))) > 1  # the threshold moves, and is each request's own
 
 

@@ -26,7 +26,7 @@ from ..models.model_files import gguf_path
 from ..models.protocols import DraftHead
 from ..policies.auto import AutoTree
 from ..policies.base import GrowthPolicy, Provenance, read_number
-from ..policies.entropy import CHAIN, DynamicWindow, Window, read_start
+from ..policies.entropy import CHAIN, DynamicWindow, read_start
 from ..policies.methods import find_method
 from .base import Drafter, DraftSource
 from .cascade import CascadeSource, LoopBack
@@ -82,14 +82,14 @@ class StageSpec:
     def __str__(self) -> str:
         return ":".join([self.name, *(f"{key}={value}" for key, value in self.settings.items())])
 
-    def policy(self, window: Window | None = None) -> GrowthPolicy:
-        """A new policy that shapes its proposals to the next stage, from "method" and the settings of that method.
+    def policy(self, window: DynamicWindow | None = None) -> GrowthPolicy:
+        """The policy that shapes its proposals to the next stage, from "method" and the settings of that method.
 
         Args:
-            window: of ``hsddw``, in place of ``METHOD`` where the stage has no settings.
+            window: in place of ``METHOD`` where the stage has no settings.
         """
         if window is not None and not self.settings:
-            return DynamicWindow(window)
+            return window
         given = dict(self.settings)
         return find_method(given.pop("method", METHOD)).policy(given)
 
@@ -259,7 +259,7 @@ def load_drafter(
         return Drafter()
     window = None
     if drafter.is_cascade and isinstance(policy, DynamicWindow):
-        window, policy = policy.window, CHAIN  # HSDDW: the threshold of the run is the last stage's (``LoopBack``)
+        window, policy = policy, CHAIN  # HSDDW: the threshold of the run is the last stage's (``LoopBack``)
     source = load_source(drafter, target, window=window)
     check_made_for(policy.made_for, provenance(target, source, called))
     return TreeDrafter(policy, source, called)
@@ -269,7 +269,7 @@ def load_source(
     name: str | DrafterSpec | LanguageModel,
     target: LanguageModel,
     *,
-    window: Window | None = None,
+    window: DynamicWindow | None = None,
 ) -> DraftSource:
     """Make the source of any drafter but "auto" and "none"; it raises the errors of ``load_drafter``.
 

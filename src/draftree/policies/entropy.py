@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from annotated_types import Ge
 
-from ..config import DEFAULT_NODES, MAX_NODES, Checked, Count, Entropy, NodeCount, check_fields
+from ..config import DEFAULT_NODES, MAX_NODES, Checked, Count, Entropy, NodeCount
 from ..errors import ConfigError, call_named
 from ..request import Outcome, Request
 from .base import Child, Frontier, GrowthPolicy, Plan, Width, descending, read_number
@@ -195,31 +195,6 @@ class Threshold:
             self._sum, self._rejected = self._sum + entropy, self._rejected + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """How far a draft goes; by default as published.
-
-    Attributes:
-        start: tau before any rejection in nats; None: the least entropy of the request's first draft.
-        keep: the token whose distribution crossed tau is still drafted, as in the authors' code; else it is left out.
-        floor: least tokens of a draft, whatever tau is: with 0 nothing might ever be rejected, and tau would be frozen.
-        cap: most tokens of a draft.
-
-    Raises:
-        ConfigError: a value is out of range, or the cap lies below the floor.
-    """
-
-    start: Entropy | None = None
-    keep: bool = True
-    floor: Count = 1
-    cap: NodeCount = 10
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.floor > self.cap:
-            raise ConfigError(f"cap is {self.cap} and floor {self.floor}: use a cap from the floor on")
-
-
 def read_start(what: str, text: float | str) -> float | None:
     """An initial threshold as it is written: entropy in nats, or "first".
 
@@ -231,31 +206,39 @@ def read_start(what: str, text: float | str) -> float | None:
 
 @dataclass(slots=True)
 class DynamicWindow(Checked, GrowthPolicy):
-    """A chain that ends where the entropy exceeds tau, the mean entropy of the request's rejected tokens."""
+    """A chain that ends where the entropy exceeds tau, the mean entropy of the request's rejected tokens.
 
-    window: Window = Window()
+    The token whose distribution crossed tau is still drafted, as in the authors' code: with none in a draft nothing
+    might ever be rejected, and tau would be frozen. The defaults are as published.
+
+    Attributes:
+        start: tau before any rejection in nats; None: the least entropy of the request's first draft.
+        cap: most tokens of a draft.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    start: Entropy | None = None
+    cap: NodeCount = 10
     _thresholds: WeakKeyDictionary[Request, Threshold] = field(
-        default_factory=WeakKeyDictionary, repr=False, compare=False
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
     )
 
     def threshold(self, request: Request) -> Threshold:
-        return self._thresholds.setdefault(request, Threshold(self.window.start))
+        return self._thresholds.setdefault(request, Threshold(self.start))
 
     def width_for(self, nodes: int) -> int:
         return 1
 
     def grow(self, frontier: Frontier) -> list[Child]:
-        """The most probable token, unless tau is crossed beyond the floor."""
-        depth, window = frontier.depth + 1, self.window
-        counts, extend = list[int](), list[bool]()
+        """The most probable token, which gets a child in turn unless tau is crossed."""
+        extend = list[bool]()
         for request, found in zip(frontier.requests, frontier.candidates, strict=True):
-            tau = np.float32(
-                self.threshold(frontier.plan.requests[request]).value
-            )  # a mean of a tree's entropies, which are float32
-            crossed = depth >= window.floor and bool(np.float32(found.entropy) > tau)
-            counts.append(int(window.keep or depth == window.floor or not crossed))
-            extend.append(not crossed and depth < window.cap)
-        return frontier.likeliest(counts, extend)
+            # a mean of a tree's entropies, which are float32
+            tau = np.float32(self.threshold(frontier.plan.requests[request]).value)
+            extend.append(frontier.depth + 1 < self.cap and bool(np.float32(found.entropy) <= tau))
+        return frontier.likeliest([1] * len(extend), extend)
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn tau from each rejected token."""

@@ -25,7 +25,6 @@ from .entropy import (
     DynamicWindow,
     EntropyStop,
     EntropyTree,
-    Window,
     read_start,
 )
 from .fixed import EAGLE, RankTree, StaticTree, read_tree
@@ -54,10 +53,8 @@ def _opt_tree(delta: str, depth: int) -> GrowthPolicy:
     return OptTree(None if delta == "auto" else read_number(float, "delta", delta, way_out), depth)
 
 
-def _hsddw(start: str, crossing: str, floor: int, cap: int) -> GrowthPolicy:
-    if crossing not in ("keep", "drop"):
-        raise ConfigError(f"crossing is {crossing!r}: the token that crosses the threshold is to 'keep' or to 'drop'")
-    return DynamicWindow(Window(read_start("start", start), crossing == "keep", floor, cap))
+def _hsddw(start: str, cap: int) -> GrowthPolicy:
+    return DynamicWindow(read_start("start", start), cap)
 
 
 def _c2t(classifier: str, beta: float, width: int, top: str, depth: int) -> GrowthPolicy:
@@ -225,11 +222,11 @@ _METHODS = (
     ),
     Method(
         "hsddw",
-        "chain of FLOOR to CAP tokens, ended where entropy exceeds the mean of rejected tokens; over 'A>B' it is HSDDW",
+        "chain of up to CAP tokens, ended where entropy exceeds the mean of rejected tokens; over 'A>B' it is HSDDW",
         _hsddw,
         "Syu & Lee 2025 (HSDDW)",
         "with a cascade 'A>B', or a chain that needs no measured costs",
-        {"start": FIRST, "crossing": "keep", "floor": 1, "cap": 10},
+        {"start": FIRST, "cap": 10},
     ),
     Method(
         "c2t",
