@@ -112,7 +112,7 @@ def test_a_plot_that_cannot_be_is_refused_before_any_model(
     assert "name a .svg file in a folder that exists" in capsys.readouterr().err
 
 
-LIKELY = Classifier(("rank",), ((0.0,),), (1.0,), (9.0,), -1.0)
+LIKELY = Classifier(("depth",), ((0.0,),), (1.0,), (9.0,), -1.0)
 
 
 def test_each_second_top_k_has_a_curve_of_its_own() -> None:

@@ -83,11 +83,11 @@ def test_a_second_fit_takes_the_same_samples(model: str, prompts: Path, tmp_path
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data").iterdir()}
     other, more = (
         tmp_path / "other.json",
-        ("--feature", "probability", "--feature", "rank", "--hidden", "12", "--apart", "5"),
+        ("--feature", "probability", "--feature", "depth", "--hidden", "12", "--apart", "5"),
     )
     assert run(asked(model, prompts, other, *data, *more)) == 0
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "data").iterdir()} == before
-    assert read_classifier(str(other)).classifier.features == ("probability", "rank")
+    assert read_classifier(str(other)).classifier.features == ("probability", "depth")
     assert read_classifier(str(other)).held_out["prompts"] == len(QUESTIONS) // 5
     assert len(read_classifier(str(other)).classifier.hidden) == 12
 
@@ -145,7 +145,7 @@ BAD = {
     "nothing left to learn from": (["--apart", "1"], "--apart is 1: use at least 2"),
     "negative seed": (["--seed", "-1"], "seed is -1"),
     "no such feature": (["--feature", "colour"], "no feature 'colour': choose from probability"),
-    "a feature twice": (["--feature", "rank", "--feature", "rank"], "each once"),
+    "a feature twice": (["--feature", "depth", "--feature", "depth"], "each once"),
     "no drafter": (["--drafter", "none"], "drafter none drafts nothing"),
     "no folder": (["--out", "nowhere/net.json"], "folder nowhere"),
     "no prompt file": (["--prompts", "nowhere.txt"], "no prompt file 'nowhere.txt'"),

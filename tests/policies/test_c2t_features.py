@@ -12,7 +12,7 @@ from draftree.config import Budget
 from draftree.drafters.grow import grow
 from draftree.policies.base import Child, Frontier
 from draftree.policies.best_paths import Eagle2Tree
-from draftree.policies.c2t import FEATURES, features, of_frontier, of_tree
+from draftree.policies.c2t import FEATURES, features, of_frontier
 from draftree.tree import DraftTree, Floats
 
 from ..toy import Path, ScriptedScorer
@@ -41,7 +41,7 @@ def test_growing_and_finished_trees_have_the_same_features() -> None:
     object.__setattr__(policy, "seen", [])
     tree = grow(ScriptedScorer(distribution), policy, policy.plan([], [Budget(100)]))[0].tree
     assert len(tree) == 4 + 16 + 16
-    assert np.allclose(np.concatenate(policy.seen), features(of_tree(tree), NAMES), atol=1e-6)
+    assert np.allclose(np.concatenate(policy.seen), features(tree, NAMES), atol=1e-6)
 
 
 def test_each_feature_is_what_its_name_says() -> None:
@@ -53,13 +53,12 @@ def test_each_feature_is_what_its_name_says() -> None:
         np.array([half, quarter, 3 * half]),
         np.array([1.0, 1.0, 0.3]),
     )
-    found = dict(zip(NAMES, features(of_tree(tree), NAMES).T, strict=True))
+    found = dict(zip(NAMES, features(tree, NAMES).T, strict=True))
     want = {
         "probability": [0.5, 0.25, 0.125],
         "entropy": [1.0, 1.0, 0.3],
         "depth": [0, 0, 1],
         "log-probability": [half, quarter, 3 * half],
-        "rank": [0, 1, 0],
     }
     for name, values in want.items():
         assert found[name].tolist() == pytest.approx(values), name
@@ -67,4 +66,4 @@ def test_each_feature_is_what_its_name_says() -> None:
 
 
 def test_the_empty_tree_has_no_features() -> None:
-    assert features(of_tree(DraftTree.empty()), NAMES).shape == (0, len(NAMES))
+    assert features(DraftTree.empty(), NAMES).shape == (0, len(NAMES))

@@ -16,7 +16,7 @@ from draftree.policies.base import Provenance
 from draftree.policies.c2t import CLASSIFIER_FILE, DEFAULT, Classifier, ClassifierFile, read_classifier
 
 NET = Classifier(
-    features=("probability", "rank"),
+    features=("probability", "depth"),
     hidden=((2.0, -1.0), (0.1, 1 / 3), (-4.0, 0.0)),
     bias=(0.0, -0.5, 1.0),
     output=(1.0, -2.0, 0.7),
@@ -118,8 +118,8 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "history that is none": (lambda c: c.update(held_out=3), "corrupt: held_out"),
     "a name that is none": (lambda c: c.update(drafter=3), "corrupt: made_for.drafter"),
     "another feature set": (lambda c: c.update(features=["probability", "colour"]), "corrupt: .*no feature 'colour'"),
-    "a feature too few": (lambda c: c.update(features=["rank"]), "weights do not fit 1 features"),
-    "a feature twice": (lambda c: c.update(features=["rank", "rank"]), "name at least one, and each once"),
+    "a feature too few": (lambda c: c.update(features=["depth"]), "weights do not fit 1 features"),
+    "a feature twice": (lambda c: c.update(features=["depth", "depth"]), "name at least one, and each once"),
     "no features": (lambda c: c.update(features=[]), "name at least one"),
     "no units": (lambda c: c.update(hidden=[], bias=[], output=[]), "corrupt: classifier.hidden"),
     "too many units": (lambda c: c.update(hidden=[[0, 0]] * 2000), "corrupt: classifier.hidden: .*at most 1024"),

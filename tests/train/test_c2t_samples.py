@@ -17,7 +17,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Observer, Speculation
 from draftree.errors import ConfigError, ModelFileError, RunError
-from draftree.policies.c2t import FEATURES, of_tree
+from draftree.policies.c2t import FEATURES
 from draftree.request import Outcome, Request
 from draftree.train import c2t_samples as module
 from draftree.train.c2t_samples import (
@@ -120,7 +120,7 @@ def test_thinning_keeps_all_that_was_accepted_and_a_share_of_the_rest() -> None:
     assert 130 < len(some.accepted) - 100 < 250
     again = thinned(whole, 0.1, torch.Generator().manual_seed(0))
     assert torch.equal(again.features, some.features)
-    assert np.array_equal(whole.features[:, P], np.exp(of_tree(tree).path_logprobs))
+    assert np.array_equal(whole.features[:, P], np.exp(tree.path_logprobs))
 
 
 def recipe(**changes: object) -> SampleRecipe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, compress, groupby, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,32 +20,29 @@ from .base import Child, Frontier, GrowthPolicy, Plan, Pool, Provenance, Width, 
 
 
 class Columns(NamedTuple):
-    """What features are computed from, [M] of as many candidates.
+    """What features are computed from, [M] of as many candidates; a tree has the same of its nodes.
 
     Attributes:
         path_logprobs: sum of draft log-probs from the root down to the candidate (nats).
         entropies: of the draft distribution that it was taken from (nats).
         depths: 1 for children of the root.
-        ranks: its place in that distribution, 0 for the most probable token.
     """
 
     path_logprobs: Floats
     entropies: Floats
     depths: NDArray[np.integer]
-    ranks: NDArray[np.integer]
 
 
-FEATURES: dict[str, Callable[[Columns], NDArray[np.number]]] = {
+FEATURES: dict[str, Callable[[Columns | DraftTree], NDArray[np.number]]] = {
     "probability": lambda c: np.exp(c.path_logprobs),
     "entropy": lambda c: c.entropies,
     "depth": lambda c: c.depths - 1,
     "log-probability": lambda c: np.maximum(c.path_logprobs, -20.0),
-    "rank": lambda c: c.ranks,
 }
 """The first three are C2T's P, H and d (its depth counts the first layer as 0)."""
 
 
-def features(columns: Columns, names: Sequence[str]) -> Floats:
+def features(columns: Columns | DraftTree, names: Sequence[str]) -> Floats:
     """[M, n] float32: the features of these names."""
     return np.stack([FEATURES[name](columns) for name in names], axis=-1).astype(np.float32)
 
@@ -57,14 +54,7 @@ def of_frontier(frontier: Frontier) -> Columns:
         path_logprobs=np.array(scores, np.float32),
         entropies=np.array([found.entropy for found in frontier.candidates], np.float32).repeat(counts),
         depths=np.full(len(scores), frontier.depth + 1),
-        ranks=np.array([*chain.from_iterable(map(range, counts))], np.int64),
     )
-
-
-def of_tree(tree: DraftTree) -> Columns:
-    """The nodes of a tree that holds, with each node, its more probable siblings."""
-    ranks = [*chain.from_iterable(range(len([*family])) for _, family in groupby(tree.parents.tolist()))]
-    return Columns(tree.path_logprobs, tree.entropies, tree.depths, np.array(ranks, np.int64))
 
 
 DEFAULT_FEATURES = ("probability", "entropy", "depth", "log-probability")

@@ -22,7 +22,7 @@ from ..drafters.base import Drafter
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import Eagle2Tree
-from ..policies.c2t import FEATURES, features, of_tree
+from ..policies.c2t import FEATURES, features
 from ..tree import DraftTree
 from .responses import MAX_ROWS, DataRecipe, Response, replayed, respond, seed_of
 from .shards import Shards
@@ -73,7 +73,7 @@ def samples_of(tree: DraftTree, path: Sequence[int], number: int) -> Samples:
     """All nodes of a full tree of which the target accepted ``path``."""
     accepted = torch.zeros(len(tree), dtype=torch.bool)
     accepted[list(path)] = True
-    given = torch.from_numpy(features(of_tree(tree), tuple(FEATURES)))
+    given = torch.from_numpy(features(tree, tuple(FEATURES)))
     return Samples(given, accepted, torch.full((len(tree),), number))
 
 
