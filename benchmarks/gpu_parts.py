@@ -313,7 +313,9 @@ def layers(options: Options) -> Iterator[str]:
         with nullcontext() if ahead else patch.object(Demand, "begin", return_value=(0, 1)):
             for text in texts:
                 params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
-                request = engine.stepper.open(engine.request(encode(target.tokenizer, user(text)), params))
+                request = engine.request(encode(target.tokenizer, user(text)), params)
+                engine.stepper.open_row(request)
+                engine.stepper.step([request])
                 while request.finish_reason is None:
                     (outcome,) = engine.stepper.step([request])
                     seconds.append(drafter.seconds)

@@ -27,7 +27,7 @@ from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Generation, Request
 
-from .pairs import DRAFTERS, drafter, generated, policy, relative, target
+from .pairs import DRAFTERS, begun, drafter, generated, policy, relative, target
 from .references import nbytes
 from .tiny import MAX_LENGTH, VOCAB, tiny
 
@@ -40,7 +40,7 @@ AT = [(1.0 if i < 2 * len(METHODS) else 0.4, *pair) for i, pair in enumerate(PAI
 
 
 def opened(engine: Engine, prompt: list[int], params: SamplingParams | None = None) -> EngineRequest:
-    return engine.stepper.open(engine.request(prompt, params))
+    return begun(engine.stepper, engine.request(prompt, params))
 
 
 def _decode(

@@ -28,7 +28,7 @@ from draftree.train.responses import respond, seed_of
 from draftree.verify.schemes import find_scheme
 
 from .heads import random_head
-from .pairs import relative
+from .pairs import begun, relative
 from .tiny import VOCAB, tiny
 
 pytestmark = [
@@ -183,7 +183,7 @@ class _Transfers(TorchDispatchMode):
 def test_a_step_makes_one_transfer_for_each_model_pass(name: str) -> None:
     drafter = _drafter(name)
     engine = Engine(_on_gpu(tiny()), Speculation(drafter))
-    request = engine.stepper.open(engine.request(PROMPTS[0], SamplingParams(max_tokens=40)))
+    request = begun(engine.stepper, engine.request(PROMPTS[0], SamplingParams(max_tokens=40)))
     engine.stepper.step([request])
     with _Transfers() as seen:
         engine.stepper.step([request])

@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
-    text = "beams:width=3:draft=5:depth=2:threshold=0.7:least=2:penalty=0.5:single=yes:drafter=self"
+    text = "beams:width=3:draft=5:depth=2:threshold=0.7:least=2:single=yes:drafter=self"
     _, entry, plain = entries([text, "beams:drafter=none"], ["lookup+self"], [1.0], 8)
     assert entry.beams == BeamParams(
         width=3,
@@ -35,7 +35,6 @@ def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
         depth=2,
         threshold=0.7,
         min_width=2,
-        length_penalty=0.5,
         single_cache=True,
     )
     assert (entry.label, entry.drafter, plain.drafter) == (text, "self", None)
@@ -52,8 +51,7 @@ def test_beams_have_settings_and_a_drafter_of_their_own() -> None:
         ("beams:threshold=0.9", 0.0, "is for sampled beams"),
         ("beams:drafter=lookup+self", 0.0, "one sequence, not beams"),
         ("peer:hf-beam-search:speed=1", 0.0, "no setting 'speed'"),
-        ("peer:hf-beam-search:single=yes", 1.0, "no setting 'single': choose from width, penalty, early"),
-        ("peer:hf-beam-search:early=yes", 1.0, "is for beam search"),
+        ("peer:hf-beam-search:single=yes", 1.0, "no setting 'single': choose from width"),
         ("peer:hf-generate:width=4", 0.0, "peer:hf-generate has no setting 'width'"),
     ],
 )

@@ -25,7 +25,7 @@ from draftree.text.detokenizer import NoText
 from draftree.verify.schemes import SCHEMES, find_scheme
 
 from ..heads import DRAFTED, PROMPTS, random_head, trained
-from ..pairs import mixed, policy
+from ..pairs import begun, mixed, policy
 from ..tiny import VOCAB, tiny
 
 
@@ -62,7 +62,7 @@ def test_a_head_that_has_rested_catches_up(target: HFModel) -> None:
     params = SamplingParams(max_tokens=40)
     ensemble = EnsembleSource((NgramSource(shortest=6), EagleSource(trained(target), VOCAB)))
     made = Engine(target, Speculation(TreeDrafter(policy("chain"), ensemble), 4))
-    request = made.stepper.open(made.request(PROMPTS[0], params))
+    request = begun(made.stepper, made.request(PROMPTS[0], params))
     accepted = []
     for step in range(8):
         ensemble.enable([True, not 2 <= step < 5])
@@ -80,7 +80,7 @@ def test_a_head_that_knows_the_text_is_accepted(target: HFModel) -> None:
 
 def test_only_the_draft_vocabulary_and_the_text_are_drafted(target: HFModel) -> None:
     made = engine(target, random_head(target), "static", nodes=30)
-    request = made.stepper.open(made.request([2, 5, 4], SamplingParams(max_tokens=40)))
+    request = begun(made.stepper, made.request([2, 5, 4], SamplingParams(max_tokens=40)))
     seen: set[int] = set()
     while request.finish_reason is None:
         allowed = {*DRAFTED.tolist(), *request.ids[1:]}
@@ -102,7 +102,7 @@ def test_drawn_children_are_the_same_alone_and_batched(scheme: str, target: HFMo
 def test_entropies_are_of_the_distribution_over_the_draft_vocabulary(target: HFModel) -> None:
     head = random_head(target)
     made = engine(target, head, "chain")
-    request = made.stepper.open(made.request(PROMPTS[0], SamplingParams(max_tokens=8)))
+    request = begun(made.stepper, made.request(PROMPTS[0], SamplingParams(max_tokens=8)))
     tree = made.stepper.step([request])[0].tree
     made.stepper.close(request)
     row = head.open()
@@ -115,7 +115,7 @@ def test_entropies_are_of_the_distribution_over_the_draft_vocabulary(target: HFM
 
 def test_one_pass_for_each_layer(target: HFModel) -> None:
     made = engine(target, random_head(target), "chain")
-    request = made.stepper.open(made.request(PROMPTS[0], SamplingParams(max_tokens=20)))
+    request = begun(made.stepper, made.request(PROMPTS[0], SamplingParams(max_tokens=20)))
     assert made.stepper.step([request])[0].step.draft_passes == 4
     made.stepper.close(request)
 
@@ -124,7 +124,7 @@ def test_one_pass_for_each_layer(target: HFModel) -> None:
 def test_a_step_that_fails_loses_no_hidden_states(when: str, target: HFModel, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Engine(target).generate(PROMPTS[:1], SamplingParams(max_tokens=20))[0].token_ids
     made = engine(target, trained(target), "chain")
-    request = made.stepper.open(made.request(PROMPTS[0], SamplingParams(max_tokens=20)))
+    request = begun(made.stepper, made.request(PROMPTS[0], SamplingParams(max_tokens=20)))
     while request.tokens_left > 5:
 
         def fail(*given: object) -> None:
@@ -160,7 +160,7 @@ def test_auto_measures_what_a_head_costs(target: HFModel) -> None:
 def test_drafting_leaves_the_hidden_states_of_the_targets_row(target: HFModel) -> None:
     """The source dropped them from the row, so that nobody else could read them."""
     made = engine(target, trained(target), "chain")
-    request = made.stepper.open(made.request(PROMPTS[0], SamplingParams(max_tokens=12)))
+    request = begun(made.stepper, made.request(PROMPTS[0], SamplingParams(max_tokens=12)))
     for _ in range(3):
         made.stepper.step([request])
     assert request.row is not None

@@ -29,7 +29,7 @@ from draftree.request import Outcome, Request, StepCost
 from draftree.text.detokenizer import NoText
 from draftree.tree import ROOT, DraftTree, Drawing
 
-from ..pairs import costs, drafter, mixed, source, target
+from ..pairs import begun, costs, drafter, mixed, source, target
 from ..pairs import policy as policy_of
 from ..tiny import VOCAB
 from ..toy import Path as Nodes
@@ -238,7 +238,7 @@ def test_a_model_that_has_rested_catches_up() -> None:
     model, params = target(), SamplingParams(max_tokens=50)
     ensemble = EnsembleSource((Says("quiet", {}), source("self", model)))
     engine = Engine(model, Speculation(TreeDrafter(StaticTree(1, 3), ensemble), 3))
-    request = engine.stepper.open(engine.request(PROMPTS[0], params))
+    request = begun(engine.stepper, engine.request(PROMPTS[0], params))
     accepted = []
     for step in range(9):
         ensemble.enable([True, not 2 <= step < 5])

@@ -32,6 +32,7 @@ from draftree.scores import Scores
 from draftree.tree import ROOT, DraftTree
 
 from ..heads import DRAFTED, random_network
+from ..pairs import begun
 from ..published import KINDS, saved
 from ..tiny import tiny
 from .test_graph_runner import Frozen
@@ -73,7 +74,7 @@ def trees_of(
     drafter = TreeDrafter(policy, EagleSource(head, head.capabilities.vocab_size))
     engine = Engine(head._target, Speculation(drafter, 12))
     params = SamplingParams(max_tokens=20, temperature=temperature, seed=5, ignore_eos=True)
-    running = [engine.stepper.open(engine.request(prompt, params)) for prompt in prompts]
+    running = [begun(engine.stepper, engine.request(prompt, params)) for prompt in prompts]
     while running := [one for one in running if one.finish_reason is None]:
         yield [outcome.tree for outcome in engine.stepper.step(running)]
     for one in running:

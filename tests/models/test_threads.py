@@ -18,7 +18,7 @@ from draftree.errors import CacheError
 from draftree.models.base import Nodes, prefill
 from draftree.models.huggingface.hf_model import HFModel
 
-from ..pairs import policy
+from ..pairs import begun, policy
 from ..references import extended
 from ..tiny import causal_logits, tiny
 
@@ -83,7 +83,7 @@ def test_a_step_inside_another_threads_pass_is_refused(shared: bool, model: HFMo
     """Two engines on one target in two threads gave each other's tokens: the cache has one placement, and a pass of the
     second thread moved it between the first one's placing and writing."""
     first, second = engine(model), engine(model if shared else HFModel(model.model))
-    sequences = [e.stepper.open(e.request(list(p), PARAMS)) for e, p in zip((first, second), PROMPTS, strict=True)]
+    sequences = [begun(e.stepper, e.request(list(p), PARAMS)) for e, p in zip((first, second), PROMPTS, strict=True)]
     done: list[list[int]] = []
 
     def work() -> None:
@@ -93,7 +93,7 @@ def test_a_step_inside_another_threads_pass_is_refused(shared: bool, model: HFMo
         with pytest.raises(CacheError, match="another thread"):
             second.stepper.step([sequences[1]])
         with pytest.raises(CacheError, match="another thread"):
-            second.stepper.open(second.request([1, 2]))
+            begun(second.stepper, second.request([1, 2]))
     assert done == [wanted[0]]
     assert to_the_end(second, sequences[1]) == wanted[1], "the refused step has changed nothing"
     assert model.rows == 0

@@ -27,7 +27,7 @@ from draftree.request import Outcome
 
 from ..accelerator import Accelerator
 from ..heads import random_head
-from ..pairs import relative
+from ..pairs import begun, relative
 from ..published import KINDS, saved
 from ..tiny import VOCAB, tiny
 
@@ -95,7 +95,7 @@ def steps(
     """Outcomes of steps; what each of them has transferred is counted when it is given."""
     engine = Engine(target, Speculation(drafter, 12))
     params = SamplingParams(max_tokens=24, temperature=temperature, seed=5, ignore_eos=True)
-    running = [engine.stepper.open(engine.request(prompt, params)) for prompt in prompts]
+    running = [begun(engine.stepper, engine.request(prompt, params)) for prompt in prompts]
     while running := [one for one in running if one.finish_reason is None]:
         device.reset()
         yield engine.stepper.step(running)

@@ -98,11 +98,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no nodes": (lambda c: c.update(tree=[]), "corrupt: .*the tree has 0 nodes"),
     "nodes that are none": (lambda c: c.update(tree=[1]), "corrupt"),
     "an orphan": (lambda c: c.update(tree=[[0], [1, 0]]), r"corrupt: .*the tree has node \[1, 0\] but not \[1\]"),
-    "counts that do not fit": (lambda c: c.update(trials=[1, 1, 1]), "corrupt: counts: .*the counts do not fit"),
-    "fewer trials than depths": (lambda c: c.update(trials=[10]), "corrupt"),
     "counts that are none": (lambda c: c.update(accepted=[["a"]] * 3), "corrupt"),
-    "a ragged table": (lambda c: c["accepted"][0].pop(), "corrupt: counts: .*the counts do not fit"),
-    "an empty table": (lambda c: c.update(accepted=[], trials=[]), "corrupt"),
 }
 
 

@@ -29,7 +29,7 @@ from draftree.sampling.warping import gumbel_noise, stream_key, warp
 from draftree.verify.schemes import DEFAULT_SCHEME, find_scheme
 
 from ..heads import random_head
-from ..pairs import costs, endless, target
+from ..pairs import begun, costs, endless, target
 from ..tiny import VOCAB, save_tiny
 from ..toy import ToyModel
 
@@ -110,7 +110,7 @@ def test_policies_see_the_warped_draft_distribution_or_the_coupled_one(
     if cascade:
         source = endless(CascadeSource(NgramSource(), source, StaticTree(1, 2)))
     engine = Engine(ToyModel(SIZE), Speculation(TreeDrafter(spy, source), 4, find_scheme(DEFAULT_SCHEME, kind)))
-    request = engine.stepper.open(engine.request([1, 2, 3], params))
+    request = begun(engine.stepper, engine.request([1, 2, 3], params))
     ids = list(request.ids)
     tree = engine.stepper.step([request])[0].tree
     assert len(spy.seen) == len(tree) == 4

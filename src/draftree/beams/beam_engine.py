@@ -17,6 +17,7 @@ from ..drafters.base import DraftSource, UnscoredNode
 from ..drafters.draft_model import ModelSource
 from ..drafters.registry import AUTO, DEFAULT_DRAFTER, NONE, SELF, DrafterSpec, is_model, load_source
 from ..engine.input_processor import check_params, each_params, limit_of, with_token_rules
+from ..engine.step import count_depths
 from ..errors import ConfigError
 from ..models.base import LanguageModel, prefill_scored
 from ..models.loading import ModelOptions, load
@@ -199,8 +200,7 @@ class BeamEngine:
     def _advance(self, request: BeamRequest, forest: DraftForest, draws: BeamDraws) -> None:
         """As many layers as the target has seen the beams of, and one more; then only the beams that go on are kept."""
         tree, params, stats, depth = request.tree, request.params, request.stats, 0
-        for node in forest.nodes.values():
-            _count(stats.drafted, node.length - request.length - 1)
+        count_depths(stats.drafted, sorted([node.length - request.length for node in forest.nodes.values()]))
         stats.drafted_layers += sum(bool(layer.drafts) for layer in forest.layers)
         while True:
             logits = np.stack([tree.logits[node] for node in request.ends])
@@ -215,9 +215,8 @@ class BeamEngine:
                 return
             if not all(node in tree.logits for node in request.ends):
                 break
-            for _ in request.ends:
-                _count(stats.accepted, depth)
             depth += 1
+            count_depths(stats.accepted, [depth] * len(request.ends))
         if request.beams.single_cache:
             # of one length, the beam of lowest perplexity is the most probable one
             request.running = {max(request.ends, key=lambda node: node.score): 1}
@@ -227,31 +226,15 @@ class BeamEngine:
             self.source.prune(request.trunk, kept, len(committed))
 
     def _generation(self, request: BeamRequest) -> BeamGeneration:
-        best = request.finished[: request.beams.returned]
-        return BeamGeneration(
-            [
-                Hypothesis(
-                    text=self._text(node.tokens, request.params.skip_special_tokens),
-                    token_ids=node.tokens,
-                    score=request.rank(node),
-                    logprob=node.score,
-                    finish_reason=request.ended(node) or "length",
-                )
-                for node in best
-            ],
-            request.seed,
-            request.stats,
-            request.peak_slots,
-            request.accepted_widths,
-        )
+        found = list[Hypothesis]()
+        for node in request.finished[: request.beams.returned]:
+            text = self._text(node.tokens, request.params.skip_special_tokens)
+            score, why = request.rank(node), request.ended(node) or "length"
+            found.append(Hypothesis(text, node.tokens, score=score, logprob=node.score, finish_reason=why))
+        return BeamGeneration(found, request.seed, request.stats, request.peak_slots, request.accepted_widths)
 
     def _text(self, tokens: list[int], plain: bool) -> str:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=plain))
-
-
-def _count(counts: list[int], depth: int) -> None:
-    counts.extend([0] * (depth + 1 - len(counts)))
-    counts[depth] += 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -290,8 +273,7 @@ def layers_left(source: ModelSource, request: BeamRequest) -> int:
     """Layers to draft below the running beams: the last one before the limit is not drafted."""
     uncommitted = request.length - (len(request.trunk.ids) - len(request.ids))
     depth = uncommitted + min(request.beams.depth, request.limit - request.length - 1)
-    fits = source.fit(request.trunk, Budget(request.beams.nodes, depth)).depth
-    return (depth if fits is None else fits) - uncommitted
+    return (source.fit(request.trunk, Budget(request.beams.nodes, depth)).depth or 0) - uncommitted
 
 
 def _grow(source: ModelSource, growing: Sequence[_Growing]) -> None:
@@ -310,8 +292,7 @@ def _grow(source: ModelSource, growing: Sequence[_Growing]) -> None:
             until.append(len(new))
         found = scorer.score(new, width)
         for (_, g), end in zip(some, until, strict=True):
-            own = found[end - len(g.ends) : end]
-            g.ends, g.left = _top(g, own) if g.draws is None else _drawn(g, g.draws, own), g.left - 1
+            _add_layer(g, found[end - len(g.ends) : end])
 
 
 def _unread(source: ModelSource, g: _Growing) -> list[BeamNode]:
@@ -321,30 +302,29 @@ def _unread(source: ModelSource, g: _Growing) -> list[BeamNode]:
     return [node for node in above if not source.has_read(trunk, tree.numbers[node])]
 
 
-def _drawn(g: _Growing, draws: BeamDraws, found: Sequence[Candidates]) -> Mapping[BeamNode, int]:
-    """W_S independent draws from q_beam; those that go on, and how often each was drawn."""
-    parents, request = list(g.ends), g.request
-    logprobs = np.stack([own.distribution.dense(request.tree.vocab_size) for own in found if own.distribution])
-    scores, counts = [node.score for node in parents], list(g.ends.values())
-    cells = beam_distribution(scores, counts, logprobs, request.params)
-    drawn = draws.draft_cells(cells, request.beams.drafted, len(g.layers))
-    drafts = [_draft(g, parents[row], token, float(logprobs[row, token])) for row, token in drawn]
+def _add_layer(g: _Growing, found: Sequence[Candidates]) -> None:
+    """Draft a layer below ``g.ends``; those of it that go on, and how often each was drawn, are the ends from now on.
+
+    They are W_S independent draws from q_beam, or the W_S most probable of all continuations that do not end.
+    """
+    parents, request, drafted = list(g.ends), g.request, g.request.beams.drafted
+    if g.draws is not None:
+        logprobs = np.stack([own.distribution.dense(request.tree.vocab_size) for own in found if own.distribution])
+        scores, counts = [node.score for node in parents], list(g.ends.values())
+        cells = beam_distribution(scores, counts, logprobs, request.params)
+        drawn = g.draws.draft_cells(cells, drafted, len(g.layers))
+        drafts = [_draft(g, parents[row], token, float(logprobs[row, token])) for row, token in drawn]
+    else:
+        every = [
+            (parent, token, logprob)
+            for parent, own in zip(parents, found, strict=True)
+            for token, logprob in zip(own.tokens, own.logprobs, strict=True)
+            if token not in request.eos_ids
+        ]
+        best, cells = descending([parent.score + logprob for parent, _, logprob in every]), np.zeros(0)
+        drafts = [_draft(g, *every[at]) for at in best[:drafted]]
     g.layers.append(DraftLayer(parents, cells, drafts))
-    return Counter(node for node in drafts if request.ended(node) is None)
-
-
-def _top(g: _Growing, found: Sequence[Candidates]) -> Mapping[BeamNode, int]:
-    """The W_S most probable of all continuations that do not end."""
-    every = [
-        (parent, token, logprob)
-        for parent, own in zip(g.ends, found, strict=True)
-        for token, logprob in zip(own.tokens, own.logprobs, strict=True)
-        if token not in g.request.eos_ids
-    ]
-    best = descending([parent.score + logprob for parent, _, logprob in every])
-    drafts = [_draft(g, *every[at]) for at in best[: g.request.beams.drafted]]
-    g.layers.append(DraftLayer(list(g.ends), np.zeros(0), drafts))
-    return dict.fromkeys(drafts, 1)
+    g.ends, g.left = Counter(node for node in drafts if request.ended(node) is None), g.left - 1
 
 
 def _draft(g: _Growing, parent: BeamNode, token: int, logprob: float) -> BeamNode:

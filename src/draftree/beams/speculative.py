@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -244,10 +245,7 @@ def _verified(
         alphas = residuals.mean_acceptances(len(layer.drafts))
         width = width_for(alphas, beams.threshold, min(beams.min_width, width), width)
     drafts = [(rows[n.parent] if n.parent in rows else -1, n.token) for n in layer.drafts]
-
-    def draw(cells: NDArray[np.float64], numbers: Sequence[int]) -> list[Cell]:
-        return draws.target_cells(cells, numbers, position)
-
+    draw = partial(draws.target_cells, position=position)
     cells, accepted = verify(residuals, drafts, width, draws.accepts, draw)
     request.accepted_widths.append(accepted)
     return cells
@@ -295,21 +293,20 @@ class Residuals:
         return [min(1.0, max(0.0, 1 - after / before)) if before > 0 else 0.0 for before, after in pairs]
 
 
-def acceptance_distribution(alphas: Sequence[float]) -> list[float]:
+def acceptance_distribution(alphas: Sequence[float]) -> NDArray[np.float64]:
     """[m + 1] P(m, k): the probability that k of m drafts are accepted (Eq. 2 and 3).
 
     P(m, 0) = prod (1 - alpha_j), P(m, k) = sum_i alpha_i prod_{j<i} (1 - alpha_j) P(m - i, k - 1).
     """
-    m = len(alphas)
-    rejected = [1.0]
-    for alpha in alphas:
-        rejected.append(rejected[-1] * (1 - alpha))
-    first = [alpha * before for alpha, before in zip(alphas, rejected, strict=False)]  # the i-th is the first accepted
-    table = [[rejected[n]] + [0.0] * m for n in range(m + 1)]
-    for k in range(1, m + 1):
-        for n in range(k, m + 1):
-            table[n][k] = sum(first[i - 1] * table[n - i][k - 1] for i in range(1, n + 1))
-    return table[m]
+    m, accepts = len(alphas), np.array(alphas, np.float64)
+    chances = np.zeros((m + 1, m + 1))  # of so many that are accepted, and so many rejected since the last of them
+    chances[0, 0] = 1.0
+    for _ in range(m):
+        accepted = chances[:, :-1] @ accepts
+        chances[:, 1:] = chances[:, :-1] * (1 - accepts)
+        chances[:, 0] = np.append(0.0, accepted[:-1])
+    found: NDArray[np.float64] = chances.sum(1)
+    return found
 
 
 def width_for(alphas: Sequence[float], threshold: float, least: int, most: int) -> int:

@@ -219,9 +219,7 @@ class Models:
         if entry.peer == "hf-prompt-lookup":
             options = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
         elif entry.beams is not None:
-            beams = entry.beams
-            options = {"num_beams": beams.width, "length_penalty": beams.length_penalty}
-            options["early_stopping"] = beams.early_stopping
+            options = {"num_beams": entry.beams.width}
         elif entry.drafter is not None:
             options = {"assistant_model": self._stocked(entry.drafter)[0]}
         return TransformersPeer(model, tokenizer, **options)

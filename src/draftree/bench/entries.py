@@ -37,7 +37,7 @@ PEERS: Mapping[str, tuple[str, ...]] = {
     "hf-generate": (),
     "hf-prompt-lookup": (),
     "hf-assisted": (),
-    "hf-beam-search": ("width", "penalty", "early"),
+    "hf-beam-search": ("width",),
 }
 """Peer -> its settings: AR decoding by llama.cpp; transformers': AR, prompt lookup, with a draft model, beams."""
 
@@ -211,8 +211,6 @@ _READ: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "depth": ("depth", int),
     "threshold": ("threshold", float),
     "least": ("min_width", int),
-    "penalty": ("length_penalty", float),
-    "early": ("early_stopping", {"yes": True, "no": False, "never": "never"}.__getitem__),
     "single": ("single_cache", {"yes": True, "no": False}.__getitem__),
 }
 """Setting -> field of ``BeamParams``, and how its text is read."""

@@ -25,7 +25,7 @@ from ..errors import CacheError
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import PrefixCache
 from ..models.protocols import DraftHead
-from ..policies.base import Candidates, Numbers
+from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..sampling.warping import log_sum_exp, stream_key, warp
 from ..scores import Draft, Edit, Scores, Top
@@ -96,10 +96,6 @@ class RowSource(DraftSource):
             self.model.reserve(1, request.prompt_length + (request.params.max_tokens or 0))
             self._states[request] = State(self._prefixes.find(request.ids))
         return self._states[request]
-
-    def vocabulary_of(self, row: Row) -> Numbers | None:
-        """[K] the tokens of a row's logits; None: the i-th is that of token i."""
-        return None
 
     def close(self, request: Request) -> None:
         if request in self._states:
@@ -248,8 +244,9 @@ class ModelScorer(Scorer):
         found = scores.top(slots, min(width, self._source.vocab_size), edits, draft)
         distributions = list[DraftDistribution]()
         if self._drawing.random:
+            head = self._source.model if isinstance(self._source.model, DraftHead) else None
             for logits, request in zip(scores.logits(slots, edits), requests, strict=True):
-                ids = self._source.vocabulary_of(self._source.opened(request).row)
+                ids = None if head is None else head.vocabulary_of(self._source.opened(request).row)
                 own = logits[: self._source.vocab_size if ids is None else len(ids)]
                 own = warp(own, request.params.warping) if request.params.temperature else own
                 distributions.append(DraftDistribution(own - np.float32(log_sum_exp(own)), ids))
@@ -304,9 +301,6 @@ class EagleSource(RowSource):
     def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """A request's new tokens are fed when its root is scored."""
         return _EagleScorer(self, requests, drawing)
-
-    def vocabulary_of(self, row: Row) -> Numbers | None:
-        return self.model.vocabulary_of(row)
 
 
 class _EagleScorer(ModelScorer):

@@ -19,10 +19,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter, mul
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 
-from ..errors import ConfigError
+from ..config import check_fields
 from ..policies.base import Candidates
 from ..request import Request
 from ..tree import ROOT, DraftDistribution, Drawing
@@ -195,12 +197,11 @@ class NgramSource(DraftSource):
 
     name = "lookup"
 
-    shortest: int = SHORTEST
+    shortest: Annotated[int, Interval(ge=1, le=LONGEST)] = SHORTEST
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self._indexes: dict[Request, NgramIndex] = {}
-        if not 1 <= self.shortest <= LONGEST:
-            raise ConfigError(f"shortest match of lookup is {self.shortest}: use 1 to {LONGEST} tokens")
 
     def open(self, request: Request) -> None:
         self._indexes[request] = NgramIndex.begun(request.ids, request.prediction, self.shortest)

@@ -112,15 +112,6 @@ class Replay(AbstractContextManager["Replay"]):
         return tree.follow([following[0], *map(following.__getitem__, tree.depths.tolist())])[0]
 
 
-def pass_maker(target: LanguageModel, features: Tensor | None) -> LanguageModel | None:
-    """The target, if a replay makes its passes: a drafter reads hidden states that stay in rows.
-
-    Args:
-        features: as ``Replay`` takes them.
-    """
-    return target if features is None and target.tracked else None
-
-
 LARGEST_GAP = 1e-3
 """Largest gap, in logits, that the rounding of differently shaped passes can explain in float32."""
 

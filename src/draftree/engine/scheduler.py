@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from ..config import Checked, Count, Positive, Priority, Whole, check_type, option
+from ..config import Checked, Count, Positive, Priority, Whole, option
 from ..errors import FieldError, QueueFullError
 from ..models.prefixes import PrefixCache
 from .speculation import EngineRequest
@@ -75,7 +75,7 @@ class ChunkSize:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class Job(Checked):
     """A request with what decides when it runs.
 
     Attributes:
@@ -87,14 +87,10 @@ class Job:
 
     request: EngineRequest
     length: int
-    priority: int = 0
-    timeout: float | None = None
+    priority: Priority = 0
+    timeout: Positive | None = None
     arrival: float = field(default_factory=time.monotonic)
     cancelled: bool = False
-
-    def __post_init__(self) -> None:
-        check_type("priority", self.priority, Priority)
-        check_type("timeout", self.timeout, Positive | None)
 
     @property
     def turn(self) -> float:

@@ -92,10 +92,6 @@ class _Part:
             self.request.fail(error)
         self.taken = len(self.request.ids) - before
 
-    def outcome(self, cost: StepCost) -> Outcome:
-        """What became of the tree."""
-        return Outcome(self.request, self.tree, self.verdict.path, self.verdict.tokens, self.taken, cost)
-
 
 class Stepper:
     """Makes steps of requests; their output is the target's own, token for token, unless it was asked otherwise.
@@ -144,16 +140,6 @@ class Stepper:
             request.stats.reused = request.row.length
         return False
 
-    def open(self, request: EngineRequest) -> EngineRequest:
-        """Begin a request, read its prompt and draw its first token."""
-        self.open_row(request)
-        try:
-            self.step([request])
-        except BaseException:
-            self.close(request)
-            raise
-        return request
-
     def step(self, requests: Sequence[EngineRequest], prompt_tokens: int | None = None) -> list[Outcome]:
         """Draft, verify and commit once for each of these requests, together.
 
@@ -198,7 +184,7 @@ class Stepper:
         outcomes: dict[Request, Outcome] = {}
         for drafter, own in groups:
             cost = StepCost(len(parts), drafter.seconds, verify, other, drafter.passes, drafter.part_seconds)
-            became = [part.outcome(cost) for part in own]
+            became = [Outcome(p.request, p.tree, p.verdict.path, p.verdict.tokens, p.taken, cost) for p in own]
             self._observe(drafter, own, became)
             outcomes |= {outcome.request: outcome for outcome in became}
         for part in parts:
@@ -335,8 +321,8 @@ def count(outcome: Outcome, drafter: Drafter) -> None:
         return
     accepted = outcome.path[: outcome.taken]
     stats.expected += tree.expected_acceptance_length
-    _count_depths(stats.drafted, tree.depths.tolist())
-    _count_depths(stats.accepted, range(1, len(accepted) + 1))
+    count_depths(stats.drafted, tree.depths.tolist())
+    count_depths(stats.accepted, range(1, len(accepted) + 1))
     total = stats.drafters.setdefault(drafter.parts[tree.part], DrafterStats())
     total.drafted += len(tree)
     total.accepted += len(accepted)
@@ -346,8 +332,8 @@ def count(outcome: Outcome, drafter: Drafter) -> None:
         stats.rejected_entropies.append(entropy)
 
 
-def _count_depths(counts: list[int], depths: Sequence[int]) -> None:
-    """Count nodes in level order, those of depth 1 first."""
+def count_depths(counts: list[int], depths: Sequence[int]) -> None:
+    """Count nodes by their depths, which ascend from 1 on, in ``Stats.drafted`` or ``accepted``."""
     if depths:
         counts += [0] * (depths[-1] - len(counts))
     for depth in depths:

@@ -207,12 +207,6 @@ class Counts:
         """Share of the trials; 0 where there were none."""
         return np.array(self.accepted) / np.maximum(self.trials, 1)[:, None]
 
-    def __post_init__(self) -> None:
-        counted = all(n >= 0 for row in (self.trials, *self.accepted) for n in row)
-        fit = len(self.trials) == len(self.accepted) and len({len(row) for row in self.accepted}) == 1
-        if not counted or not fit or any(sum(row) > n for n, row in zip(self.trials, self.accepted, strict=True)):
-            raise ValueError("the counts do not fit each other")
-
 
 @dataclass(frozen=True, slots=True)
 class TreeFile:
@@ -221,6 +215,7 @@ class TreeFile:
     Attributes:
         made_for: the models that were measured.
         temperature, prompts: that the target decoded at, and how many.
+        counts: that the tree was made of, for people.
         expected_acceptance_length: E(A) of the tree, root counted as 1.
         tree: its nodes in the order in which smaller budgets take them.
 

@@ -19,7 +19,7 @@ from ..artifacts import LARGEST_DATA, read_text, reason, user_path
 from ..config import SamplingParams
 from ..drafters.base import Drafter
 from ..engine.engine import Engine
-from ..engine.replay import Replay, pass_maker
+from ..engine.replay import Replay
 from ..engine.speculation import EngineRequest, Speculation
 from ..errors import PromptError, UnknownNameError
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Row
@@ -188,7 +188,8 @@ def replayed(drafter: Drafter, response: Response, seed: int, model: LanguageMod
     ids, start, can = response.tokens.tolist(), response.prompt_length, model.capabilities
     params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
     states = response.features.to(can.device, torch_dtype(can)) if response.features.shape[1] else None
-    return Replay(drafter, ids[:start], ids[start:], params, states, pass_maker(model, states), response.kept)
+    target = model if states is None and model.tracked else None
+    return Replay(drafter, ids[:start], ids[start:], params, states, target, response.kept)
 
 
 def row_features(row: Row) -> Tensor | None:

@@ -21,6 +21,7 @@ from draftree.policies.auto import AutoPlan, AutoTree
 from draftree.request import Outcome, Request, Stats, StepCost
 from draftree.tree import DraftTree
 
+from ...pairs import begun
 from ...toy import Path, ScriptedScorer, ToyModel
 
 ME = Identity("toy", "ToyModel", 1, "stock", "float32", "", "eager", "cpu", "toy 1", "torch", 1)
@@ -251,7 +252,9 @@ class TestWithADraftingModel:
         policy = AutoTree(target=costs(lambda n: 1.0), drafter=costs(lambda n: 0.05 * n))
         drafter = TreeDrafter(policy, ModelSource(model, 5))
         engine = Engine(target, Speculation(drafter, 4))
-        request = engine.stepper.open(engine.request([1, 2, 3] * 40, SamplingParams(max_tokens=left, ignore_eos=True)))
+        request = begun(
+            engine.stepper, engine.request([1, 2, 3] * 40, SamplingParams(max_tokens=left, ignore_eos=True))
+        )
         engine.stepper.step([request])
         engine.stepper.close(request)
         assert (drafter.passes > 0) == fed
