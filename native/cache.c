@@ -225,42 +225,6 @@ int draftree_fork(Model *model, int32_t row, int32_t length, int32_t *fork) {
     return DRAFTREE_OK;
 }
 
-int64_t draftree_saved_bytes(const Model *model, int32_t row) {
-    const Row *found = find_row(&model->cache, row);
-    return found ? pages_of(found->length) * (int64_t)content_bytes(&model->cache, found->tracked) : DRAFTREE_BAD_ROW;
-}
-
-int draftree_save(const Model *model, int32_t row, uint8_t *bytes) {
-    const Row *found = find_row(&model->cache, row);
-    if (!found)
-        return DRAFTREE_BAD_ROW;
-    const size_t size = content_bytes(&model->cache, found->tracked);
-    for (int32_t page = 0; page < pages_of(found->length); page++)
-        memcpy(bytes + (size_t)page * size, found->pages[page], size);
-    return DRAFTREE_OK;
-}
-
-int draftree_restore(Model *model, int32_t length, const uint8_t *bytes, int64_t size, int32_t *row) {
-    Cache *cache = &model->cache;
-    const size_t own = content_bytes(cache, cache->tracked);
-    if (length > model->architecture.context)
-        return DRAFTREE_CONTEXT_FULL;
-    if (length < 0 || size != pages_of(length) * (int64_t)own)
-        return DRAFTREE_BAD_ARGUMENT;
-    int error = draftree_open(model, row);
-    if (error)
-        return error;
-    Row *restored = &cache->rows[*row];
-    if ((error = reserve_nodes(cache, restored, length))) {
-        close_row(cache, restored);
-        return error;
-    }
-    for (int32_t page = 0; page < restored->page_count; page++)
-        memcpy(restored->pages[page], bytes + (size_t)page * own, own);
-    restored->length = length;
-    return DRAFTREE_OK;
-}
-
 int reserve_nodes(Cache *cache, Row *row, int32_t count) {
     const int64_t cells = (int64_t)row->length + row->count + count;
     if (cells > MOST_CELLS)

@@ -155,11 +155,6 @@ int64_t draftree_token_bytes(const Model *model);
 /* Rows: token sequences in the cache. A fork shares the cells of the prefix until one of the two writes there. */
 int draftree_open(Model *model, int32_t *row);
 int draftree_fork(Model *model, int32_t row, int32_t length, int32_t *fork);
-/* What a row holds of its committed tokens, to be kept outside and made a row again: by the same model and version,
- * which keeps the same hidden states. */
-int64_t draftree_saved_bytes(const Model *model, int32_t row);
-int draftree_save(const Model *model, int32_t row, uint8_t *bytes);
-int draftree_restore(Model *model, int32_t length, const uint8_t *bytes, int64_t size, int32_t *row);
 int draftree_close(Model *model, int32_t row);
 
 /* Append uncommitted nodes to rows, in one pass.

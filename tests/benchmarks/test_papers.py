@@ -32,7 +32,7 @@ BEAMS = (
     "beams:width=2:drafter=self,beams:width=4:drafter=self,beams:width=4:single=yes:drafter=self"
 )
 NAMES = {
-    "draft": "head",
+    "draft": "self",
     "upper": "head",
     "levels": "lookup>head,lookup>head:pending=1,lookup>head:rejected=end",
     "classifier": "smollm2-head",

@@ -38,7 +38,6 @@ class Output:
 
 
 TRAINED = "--target MODEL --prompts SOURCE --max-tokens 8"
-SERVED = Output(f"serve {NOWHERE} --port 0 --prefix-cache OUT", folder=True)
 OUTPUTS = [
     Output(f"batch SOURCE OUT --target {NOWHERE}"),
     Output(f"bench --suite SOURCE --target {NOWHERE} --out OUT", folder=True),
@@ -51,7 +50,6 @@ OUTPUTS = [
             f"serve {NOWHERE} --port 0",
         )
     ),
-    SERVED,
     Output(f"calibrate --target {NOWHERE} --prompts SOURCE --out OUT"),
     Output(f"train classifier --target {NOWHERE} --prompts SOURCE --out OUT"),
     Output(f"train classifier {TRAINED} --drafter lookup --apart 2 --out OUT", True, "OUT.samples"),
@@ -133,7 +131,7 @@ RESUMED = [
 ]
 
 
-@pytest.mark.parametrize("output", [*RESUMED, SERVED], ids=lambda output: output.words.split(" --")[0])
+@pytest.mark.parametrize("output", RESUMED, ids=lambda output: output.words.split(" --")[0])
 def test_what_another_process_writes_is_refused(output: Output, model: str, tmp_path: Path, capsys: Captured) -> None:
     """Two batches at once into one file cut off each other's records."""
     out = tmp_path / f"out{'' if output.folder else output.suffix}"

@@ -60,11 +60,6 @@ def test_bad_options_are_one_line(words: list[str], message: str, capsys: Captur
     assert message in complaint and len(complaint.splitlines()) == 1
 
 
-def test_a_folder_for_rows_that_cannot_be_made_is_said(capsys: Captured) -> None:
-    assert run(["serve", "no-model", "--prefix-cache", "/proc/nowhere"]) == 1
-    assert "cannot write the folder /proc/nowhere" in capsys.readouterr().err
-
-
 def test_an_empty_file_of_keys_opens_nothing(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "keys").write_text("\n")
     assert run(["serve", "no-model", "--api-key-file", str(tmp_path / "keys")]) == 2

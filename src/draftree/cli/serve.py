@@ -13,14 +13,13 @@ from typing import Annotated, Any
 import typer
 from annotated_types import Interval
 
-from ..artifacts import file_path, locked, own_folder, user_path
+from ..artifacts import file_path, locked, user_path
 from ..config import check_fields, option
 from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
 from ..errors import ConfigError, RunError, needs_extra
 from ..models.base import LanguageModel
 from ..models.model_files import DEFAULT_MODEL
-from ..models.prefixes import SUFFIX
 from ..openai.batches import QUEUE, Answering, BatchOutput, batch_lines
 from ..progress import err, progress_reporter
 from .console import read_file
@@ -57,9 +56,6 @@ class ServerOptions:
     max_body: Annotated[int, Interval(ge=1, le=_MOST)] = option("Most kilobytes of a request.", 4096, metavar="N")
     kept: int = option(
         "Rows of ended requests that are kept for prompts that begin as they do.", 64, name="--prefixes", metavar="N"
-    )
-    prefix_cache: str | None = option(
-        "Write these rows here when the server stops, up to 1 GiB, and read them when it starts.", metavar="DIR"
     )
     drain: Timer = option("Seconds that requests under way get to end when the server is stopped.", 30, metavar="S")
     json_log: bool = option(
@@ -105,10 +101,7 @@ def serve(
     Each request may choose how it is drafted for (field "draftree"); its text is that of AR decoding all the same.
     Ctrl-C or SIGTERM: requests are refused, those under way get --drain seconds to end; twice: it ends at once.
     """
-    keys, folder = server.keys(), None
-    if server.prefix_cache is not None:
-        folder = own_folder(server.prefix_cache, "--prefix-cache", f"*{SUFFIX}")
-        context.with_resource(locked(folder, "--prefix-cache", folder=True))
+    keys = server.keys()
     with needs_extra("serve", "a server"):
         import uvicorn
 
@@ -123,10 +116,7 @@ def serve(
         scheduling = replace(scheduling, prefixes=server.kept)
 
         def made() -> Engine:
-            engine = Engine(_loaded(compute, model), speculation, observers=observers, scheduling=scheduling)
-            if folder is not None:
-                engine.stepper.prefixes.load(folder)
-            return engine
+            return Engine(_loaded(compute, model), speculation, observers=observers, scheduling=scheduling)
 
         with loading(listener):
             loop = EngineLoop(made)
@@ -152,8 +142,6 @@ def serve(
         host, port = (f"[{server.host}]" if ":" in server.host else server.host), listener.getsockname()[1]
         err.print(f"{settings.name}: http://{host}:{port}/v1, inspector at http://{host}:{port}/")
         DrainingServer(config, served, server.drain).run(sockets=[listener])
-        if folder is not None and not loop.alive:
-            loop.engine.stepper.prefixes.save(folder)
 
 
 def _loaded(compute: ComputeOptions, name: str) -> LanguageModel:

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from bisect import bisect
 from collections.abc import Sequence
-from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
-
-from ..artifacts import write_whole
-from ..errors import CacheError
 from .base import LanguageModel, Row
-from .protocols import SavingModel, saving
-
-log = logging.getLogger("draftree.prefixes")
 
 WORTHWHILE = 16
 """Tokens in common from which on a row is used again: fewer are read as fast as they are copied."""
-
-
-SUFFIX = ".row"
-_MOST_SAVED = 1 << 30
-"""Bytes of the rows that are written."""
 
 
 class PrefixCache:
@@ -94,56 +76,10 @@ class PrefixCache:
         """Close the row that was used least recently."""
         self._model.close(self._kept.pop(0)[1])
 
-    def save(self, folder: Path) -> None:
-        """Write the rows that are kept, the last ones first as far as there is room, and delete those kept no more.
-
-        Raises:
-            RunError: one cannot be written.
-        """
-        model, room, written = saving(self._model), _MOST_SAVED, set[Path]()
-        for ids, row in reversed(self._kept):
-            tokens = np.array(ids, np.int32)
-            path = folder / f"{_of_model(model)}-{_digest(tokens)}{SUFFIX}"
-            if not path.exists():
-                text = model.fork(row, len(tokens))  # the row may go on
-                content = model.saved(text)
-                model.close(text)
-                about = {"digest": _digest(tokens, content)}
-                write_whole(path, save({"tokens": tokens, "content": content}, about))
-            room -= path.stat().st_size
-            written.add(path)
-            if room <= 0:
-                break
-        for path in {*folder.glob(f"{_of_model(model)}-*{SUFFIX}")} - written:
-            path.unlink(missing_ok=True)
-
-    def load(self, folder: Path) -> None:
-        """Keep the rows that were written for this model; a damaged file is named in the log and left out."""
-        model = saving(self._model)
-        for path in sorted(folder.glob(f"{_of_model(model)}-*{SUFFIX}"), key=lambda path: path.stat().st_mtime):
-            try:
-                with safe_open(path, framework="numpy") as file:
-                    tokens, content = file.get_tensor("tokens"), file.get_tensor("content")
-                    if file.metadata()["digest"] != _digest(tokens, content):
-                        raise ValueError("its digest is another one")
-                ids: list[int] = tokens.tolist()
-                self.keep(ids, model.restored(len(ids), content))
-            except (OSError, SafetensorError, ValueError, KeyError, TypeError, CacheError) as error:
-                log.warning("the kept row in %s is damaged and was left out: %s", path, error)
-
     def clear(self) -> None:
         """Close all rows."""
         while self._kept:
             self.evict()
-
-
-def _digest(*parts: NDArray[np.generic]) -> str:
-    return hashlib.sha256(b"".join(map(np.ndarray.tobytes, parts))).hexdigest()
-
-
-def _of_model(model: SavingModel) -> str:
-    """What the names of the files of a model's rows begin with."""
-    return hashlib.sha256(model.row_identity.encode()).hexdigest()[:16]
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:

@@ -123,33 +123,3 @@ class DraftHead(LanguageModel, Protocol):
         Returns:
             scores after each row's last token.
         """
-
-
-@runtime_checkable
-class SavingModel(LanguageModel, Protocol):
-    """A model whose rows can be kept outside of it, and read by another process."""
-
-    @property
-    def row_identity(self) -> str:
-        """Of the model and of how rows are kept: equal ones read each other's."""
-
-    def saved(self, row: Row) -> NDArray[np.uint8]:
-        """What a row holds of its committed tokens."""
-
-    def restored(self, length: int, content: NDArray[np.uint8]) -> Row:
-        """A new row of so many tokens, of what another one held.
-
-        Raises:
-            CacheError: it has no room, or the content is none of such a row.
-        """
-
-
-def saving(model: LanguageModel) -> SavingModel:
-    """``model``, if its rows can be kept outside.
-
-    Raises:
-        UnsupportedModelError: they cannot.
-    """
-    if isinstance(model, SavingModel):
-        return model
-    raise UnsupportedModelError(f"rows of {model.capabilities.name} cannot be written: use backend 'native'")

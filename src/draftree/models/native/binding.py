@@ -25,7 +25,7 @@ VERSION = "6"
 _FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
 LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")
 
-_BAD_ARGUMENT, _BAD_FILE, _NO_MEMORY, _NO_TIER = -1, -2, -3, -8
+_BAD_FILE, _NO_MEMORY, _NO_TIER = -2, -3, -8
 _ERRORS: dict[int, tuple[type[DraftreeError], str]] = {
     _NO_MEMORY: (RunError, "there is not enough memory: use shorter prompts, or fewer requests at a time"),
     -4: (CacheError, "a node lies beyond the longest sequence: draft less deep"),
@@ -71,9 +71,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "token_bytes": (_L, [_P]),
     "open": (c_int, [_P, POINTER(_I)]),
     "fork": (c_int, [_P, _I, _I, POINTER(_I)]),
-    "saved_bytes": (_L, [_P, _I]),
-    "save": (c_int, [_P, _I, _P]),
-    "restore": (c_int, [_P, _I, _P, _L, POINTER(_I)]),
     "close": (c_int, [_P, _I]),
     "extend": (c_int, [_P, _I, *[_P] * 7]),
     "commit": (c_int, [_P, _I, _P, _I]),
@@ -199,24 +196,6 @@ class Loaded:
         fork = c_int32()
         self._check(self._library.draftree_fork(self._pointer, row, length, byref(fork)))
         return fork.value
-
-    def save(self, row: int) -> NDArray[np.uint8]:
-        """What a row holds of its committed tokens."""
-        size: int = self._library.draftree_saved_bytes(self._pointer, row)
-        self._check(min(size, 0))
-        content = np.empty(size, np.uint8)
-        self._check(self._library.draftree_save(self._pointer, row, content.ctypes.data))
-        return content
-
-    def restore(self, length: int, content: NDArray[np.uint8]) -> int:
-        """A new row of so many tokens as another held them."""
-        row = c_int32()
-        given = np.ascontiguousarray(content, np.uint8)
-        code = self._library.draftree_restore(self._pointer, length, given.ctypes.data, given.nbytes, byref(row))
-        if code == _BAD_ARGUMENT:
-            raise CacheError(f"{given.nbytes} bytes are no row of {length} tokens")
-        self._check(code)
-        return row.value
 
     def close(self, row: int) -> None:
         self._check(self._library.draftree_close(self._pointer, row))

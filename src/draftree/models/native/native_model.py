@@ -291,23 +291,6 @@ class NativeModel(NativeRows[NativeRow]):
         """A new row (``LanguageModel.open``)."""
         return self._add(NativeRow(self.loaded.open(), kept=self.tracked))
 
-    @property
-    def row_identity(self) -> str:
-        """A model with the same one reads saved rows (``SavingModel``)."""
-        sizes = f"{self.loaded.token_bytes} bytes a token, states {[*self.tracked.layers]}"
-        return f"{self.capabilities.fingerprint}, passes {VERSION}, {sizes}"
-
-    @exclusive
-    def saved(self, row: Row) -> NDArray[np.uint8]:
-        """What a row holds (``SavingModel.saved``)."""
-        return self.loaded.save(self.own(row).number)
-
-    @exclusive
-    def restored(self, length: int, content: NDArray[np.uint8]) -> Row:
-        """A row of what one held (``SavingModel.restored``)."""
-        self._check_memory(length)
-        return self._add(NativeRow(self.loaded.restore(length, content), length=length, kept=self.tracked))
-
     @exclusive
     def states(self, row: Row, first: int, count: int) -> NDArray[np.float32]:
         """[count, F] hidden states that a row keeps of its tokens, and behind them of its nodes, from ``first`` on."""
