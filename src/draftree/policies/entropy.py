@@ -208,8 +208,8 @@ def read_start(what: str, text: float | str) -> float | None:
 class DynamicWindow(Checked, GrowthPolicy):
     """A chain that ends where the entropy exceeds tau, the mean entropy of the request's rejected tokens.
 
-    The token whose distribution crossed tau is still drafted, as in the authors' code: with none in a draft nothing
-    might ever be rejected, and tau would be frozen. The defaults are as published.
+    The token whose distribution crossed tau is still drafted, as in the authors' code: if a draft
+    could be empty, nothing might ever be rejected, and tau would stay as it is. The defaults are as published.
 
     Attributes:
         start: tau before any rejection in nats; None: the least entropy of the request's first draft.
