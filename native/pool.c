@@ -98,7 +98,7 @@ struct Pool {
     Lock turn; /* held while a task runs */
     void (*task)(void *, int, int);
     void *argument;
-    double lost;        /* of the last tasks' time, by waits */
+    double lost;        /* share of the last tasks' time that waits took */
     int64_t rest;       /* nanoseconds with fewer threads until all are tried again */
     int64_t trial;      /* when all threads are tried again, or were last */
     atomic_int holders; /* models that run on it */
