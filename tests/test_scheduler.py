@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from draftree.config import SamplingParams
+from draftree.drafters.draft_model import ModelSource
+from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
-from draftree.engine.scheduler import ChunkSize, Job, Scheduler, SchedulerParams
+from draftree.engine.scheduler import ChunkSize, Job, NodeShare, Scheduler, SchedulerParams
 from draftree.engine.speculation import EngineRequest, Speculation
 from draftree.errors import ConfigError, QueueFullError
 from draftree.models.base import Nodes, Row
+from draftree.policies.best_paths import OptTree
 from draftree.scores import Scores
 from draftree.text.detokenizer import NoText
 
@@ -152,15 +155,19 @@ class Timed:
     """A toy whose passes take seconds of a clock of its own: one, and so much more for each token beside the first."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, token: float) -> None:
-        self.model, self.now = ToyModel(7, max_length=1200), 0.0
-        extend = self.model.extend
+        self.model, self.now, self._patch = ToyModel(7, max_length=1200), 0.0, monkeypatch
+        self.add(self.model, 1.0, token)
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+
+    def add(self, model: ToyModel, first: float, token: float) -> None:
+        """Time the passes of a model, too."""
+        extend = model.extend
 
         def timed(rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-            self.now += 1 + token * (sum(len(new.tokens) for new in nodes) - 1)
+            self.now += first + token * (sum(len(new.tokens) for new in nodes) - 1)
             return extend(rows, nodes)
 
-        monkeypatch.setattr(self.model, "extend", timed)
-        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+        self._patch.setattr(model, "extend", timed)
 
 
 @pytest.mark.parametrize("streams", [1, 4])
@@ -186,6 +193,87 @@ def test_a_long_prompt_delays_no_stream_by_more_than_two_steps(
     engine.wait(lambda: all(handle.done for handle in handles))
 
 
+@pytest.mark.parametrize("heavy", [1, 3])
+@pytest.mark.parametrize("drafting", [0.0, 0.6])
+@pytest.mark.parametrize("token", [0.02, 0.1, 1.0])
+def test_drafts_of_others_make_a_request_take_at_most_twice_as_long(
+    heavy: int, drafting: float, token: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve tokens took 0.2 s alone and 88.7 s beside a request that drafted 1,024 nodes a step."""
+
+    def neighbour(slowdown: float | None, *, drafts: bool) -> float:
+        clock, draft = Timed(monkeypatch, token), ToyModel(7, 1, max_length=1200)
+        clock.add(draft, drafting, drafting / 100)
+        drafter = TreeDrafter(OptTree(), ModelSource(draft, 7)) if drafts else None
+        made = Speculation(drafter, min(64, int(7 / token)))  # a server bounds a pass to eight times one without a tree
+        engine = Engine(clock.model, made, scheduling=SchedulerParams(slowdown=slowdown))
+        endless = SamplingParams(max_tokens=1000, temperature=1.0, ignore_eos=True)
+        handles = [engine.submit((1, 2 + i), endless) for i in range(heavy)]
+        engine.wait(lambda: all(len(handle.request.chunks) >= 4 for handle in handles))
+        began = clock.now
+        engine.submit((5, 6), SamplingParams(max_tokens=40, ignore_eos=True), Speculation()).result()
+        took = clock.now - began
+        for handle in handles:
+            handle.cancel()
+        engine.wait(lambda: all(handle.done for handle in handles))
+        return took
+
+    plain = neighbour(None, drafts=False)
+    assert neighbour(2.0, drafts=True) <= 2 * plain < neighbour(None, drafts=True)
+
+
+@pytest.mark.parametrize("node", [0.001, 0.02, 0.2])
+def test_shared_steps_draft_as_much_as_the_bound_leaves(node: float) -> None:
+    share = NodeShare(2.0)
+    assert share.most(2) == 0, "what a step takes without drafts is measured first"
+    for _ in range(400):
+        drafted = share.most(2) or 0
+        share.observe(2, drafted, 1.0 + node * drafted)
+    fits = 0.6 / node
+    assert 0.7 * fits <= share.size <= 1.25 * (fits + 1)
+
+
+@pytest.mark.parametrize("drafting", [1.0, 3.0, 6.0])
+def test_where_one_node_takes_too_long_few_steps_draft(drafting: float) -> None:
+    share, took, count = NodeShare(2.0), list[float](), 0
+    for _ in range(400):
+        drafted = (share.most(2) or 0) // 2 * 2  # the same for each of two requests
+        took.append(1.0 + (drafting + 0.1 * drafted if drafted else 0.0))
+        count += drafted > 0
+        share.observe(2, drafted, took[-1])
+    assert count > 20 and sum(took) <= 2 * len(took)
+
+
+def test_steps_without_drafts_are_measured_for_each_number_of_requests_and_again() -> None:
+    share, plain = NodeShare(2.0), 0
+    for _ in range(600):
+        drafted = share.most(3) or 0
+        plain += not drafted
+        share.observe(3, drafted, 1.0)
+    assert plain == 10
+    assert share.most(4) == 0 < (share.most(3) or 0)
+
+
+def test_a_stall_while_nothing_is_drafted_leaves_the_bound_where_it_is() -> None:
+    share = NodeShare(2.0)
+    share.observe(2, 0, 1.0)
+    share.observe(2, 0, 50.0)
+    size = share.size
+    share.observe(2, int(size), 2.5)
+    assert share.size < size
+
+
+def test_whoever_is_alone_drafts_within_its_own_budget() -> None:
+    made = scheduler()
+    made.drafts.longest = 2.0
+    made.add(job())
+    made.admit()
+    assert made.nodes is None
+    made.add(job())
+    made.admit()
+    assert made.nodes == 0
+
+
 def test_a_chunk_that_is_given_stays() -> None:
     made, jobs = scheduler(chunk=48), [job(), job()]
     for one in jobs:
@@ -197,7 +285,9 @@ def test_a_chunk_that_is_given_stays() -> None:
     assert made.prompt_tokens == 48
 
 
-@pytest.mark.parametrize("bad", [{"rows": 0}, {"queue": 0}, {"chunk": 0}, {"prefixes": -1}, {"rows": 1.5}])
+@pytest.mark.parametrize(
+    "bad", [{"rows": 0}, {"queue": 0}, {"chunk": 0}, {"prefixes": -1}, {"rows": 1.5}, {"slowdown": 0.9}]
+)
 def test_params_out_of_range_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         SchedulerParams(**bad)

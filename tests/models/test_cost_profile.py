@@ -287,3 +287,12 @@ def test_slow_models_are_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> No
     assert [(p.context, p.sizes, p.seconds) for p in profile.points] == [(3, (1, 2), (1, 2)), (9, (1, 2), (1, 2))]
     profile = measure(model, replace(GRID, batches=(1,), patience=0.5))
     assert [(p.context, p.sizes, p.seconds) for p in profile.points] == [(3, (1,), (1,))]
+
+
+@pytest.mark.parametrize(("token", "times", "nodes"), [(0.5, 3.0, 4), (0.1, 1.6, 6), (5.0, 2.0, 1), (1e-6, 8.0, 4096)])
+def test_the_largest_tree_whose_pass_takes_at_most_so_many_times_one_without_it(
+    token: float, times: float, nodes: int
+) -> None:
+    sizes = (1, 2, 4, 16, 64)
+    profile = Profile(ME, (Point(1, 1, sizes, tuple(1.0 + token * (size - 1) for size in sizes)),))
+    assert profile.most_nodes(times) == nodes

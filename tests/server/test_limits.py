@@ -7,11 +7,15 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import openai
 import pytest
 
 from draftree.engine.scheduler import SchedulerParams
+from draftree.engine.speculation import EngineRequest, Observer
+from draftree.request import Outcome
 
 from .running import HEAD, NAME, TEXT, fetched, posted, running, slow_target
 
@@ -109,3 +113,34 @@ def test_pages_of_chosen_origins_may_ask() -> None:
         connection.request("GET", "/v1/models", headers={"Origin": "http://page"})
         assert "Access-Control-Allow-Origin" not in connection.getresponse().headers
         connection.close()
+
+
+class Budgets(Observer):
+    """Keeps the node budgets of requests, and the sizes of their trees."""
+
+    def __init__(self) -> None:
+        self.seen, self.sizes = list[int](), list[int]()
+
+    def opened(self, request: EngineRequest) -> None:
+        self.seen.append(request.speculation.nodes)
+
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        self.sizes += [len(outcome.tree) for outcome in outcomes]
+
+
+def test_a_tree_that_holds_up_others_is_refused_by_name_and_one_without_a_bound_gets_it() -> None:
+    """A neighbour's twelve tokens took 88.7 s beside a request of 1,024 nodes a step, and 0.2 s alone."""
+    budgets = Budgets()
+    with running(observers=[budgets], most_nodes=10) as served:
+
+        def answered(**chosen: object) -> tuple[int, Any]:
+            return posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 8, "draftree": chosen})
+
+        for nodes in (11, 64, 4096):
+            status, found = answered(method="static", nodes=nodes)
+            assert (status, found["error"]["param"]) == (400, "draftree.nodes")
+            assert "--nodes-limit" in found["error"]["message"]
+        assert answered(method="static", nodes=10)[0] == answered(nodes=3)[0] == 200
+        assert answered(method="dynamic-width")[0] == answered(method="binary")[0] == 200
+    assert budgets.seen == [10, 3, 10, 10]
+    assert max(budgets.sizes) <= 10

@@ -15,7 +15,7 @@ from ..engine.speculation import Observer, SpeculationParams
 from ..errors import ConfigError, FieldError
 from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load
-from ..policies.base import node_budget, unbounded
+from ..policies.base import unbounded
 from ..progress import complain
 
 
@@ -149,8 +149,7 @@ class SpeculationOptions(SpeculationParams):
 
     def __post_init__(self) -> None:
         SpeculationParams.__post_init__(self)
-        budget = node_budget(self.policy, self.nodes)
-        if note := unbounded(str(self.method), budget, f"--nodes {DEFAULT_NODES}"):
+        if note := unbounded(str(self.method), self.budget, f"--nodes {DEFAULT_NODES}"):
             complain(note)
 
 

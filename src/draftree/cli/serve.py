@@ -14,11 +14,13 @@ import typer
 from annotated_types import Interval
 
 from ..artifacts import file_path, locked, user_path
-from ..config import check_fields, option
+from ..config import NodeCount, check_fields, option
 from ..engine.engine import Engine
 from ..engine.scheduler import SchedulerParams
+from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, RunError, needs_extra
 from ..models.base import LanguageModel
+from ..models.cost_profile import profile_of
 from ..models.model_files import DEFAULT_MODEL
 from ..openai.batches import QUEUE, Answering, BatchOutput, batch_lines
 from ..progress import err, progress_reporter
@@ -28,6 +30,10 @@ from .options import NAMES, ComputeOptions, SpeculationOptions, Target, TraceOpt
 
 KEY = "DRAFTREE_API_KEY"
 """Environment variable with a key."""
+_SLOWDOWN = 2.0
+"""Most that drafts slow down requests that run together (``SchedulerParams.slowdown``)."""
+_LONGEST = 8.0
+"""Most time of a pass over one request's tree, as a multiple of one without it: whoever comes waits for its end."""
 _MOST = 10**9
 """Seconds of a request, of clients and of an end, and kilobytes of a body; timers count no more of either."""
 Timer = Annotated[float, Interval(gt=0, le=_MOST)]
@@ -52,6 +58,10 @@ class ServerOptions:
         "Seconds in which a request has to come and an answer to be taken, or its connection is closed.",
         60.0,
         metavar="S",
+    )
+    nodes_limit: NodeCount | None = option(
+        "Most drafted tokens in one step's tree of a request; by default as many as make a pass take 8 times as long.",
+        metavar="N",
     )
     max_body: Annotated[int, Interval(ge=1, le=_MOST)] = option("Most kilobytes of a request.", 4096, metavar="N")
     kept: int = option(
@@ -91,7 +101,7 @@ def serve(
     context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{NAMES}.")] = DEFAULT_MODEL,
     server: ServerOptions,
-    speculation: SpeculationOptions,
+    speculation: SpeculationParams,
     scheduling: SchedulerParams,
     trace: TraceOptions,
     compute: ComputeOptions,
@@ -102,6 +112,8 @@ def serve(
     Ctrl-C or SIGTERM: requests are refused, those under way get --drain seconds to end; twice: it ends at once.
     """
     keys = server.keys()
+    if server.nodes_limit is not None and (speculation.nodes or 0) > server.nodes_limit:
+        raise ConfigError(f"--nodes is {speculation.nodes}: use at most --nodes-limit, {server.nodes_limit}")
     with needs_extra("serve", "a server"):
         import uvicorn
 
@@ -113,10 +125,15 @@ def serve(
     metrics = Metrics()
     observers = [metrics, *trace.observers(context, str(speculation.method))]
     with _listening(server.host, server.port) as listener:
-        scheduling = replace(scheduling, prefixes=server.kept)
+        scheduling = replace(scheduling, prefixes=server.kept, slowdown=_SLOWDOWN)
+        most_nodes = 0
 
         def made() -> Engine:
-            return Engine(_loaded(compute, model), speculation, observers=observers, scheduling=scheduling)
+            nonlocal most_nodes, speculation
+            target = _loaded(compute, model)
+            most_nodes = server.nodes_limit or max(profile_of(target).most_nodes(_LONGEST), speculation.nodes or 0)
+            speculation = speculation.within(most_nodes)
+            return Engine(target, speculation, observers=observers, scheduling=scheduling)
 
         with loading(listener):
             loop = EngineLoop(made)
@@ -127,6 +144,7 @@ def serve(
             origins=server.origin,
             most_body=server.max_body << 10,
             timeout=server.timeout,
+            most_nodes=most_nodes,
         )
         if not keys and server.host not in ("127.0.0.1", "localhost", "::1"):
             err.print(

@@ -87,18 +87,18 @@ class TreeDrafter(Drafter):
         other_tokens: int = 0,
         reading: int | None = None,
     ) -> list[DraftTree]:
-        """Plan, grow, and settle."""
+        """Plan, grow, and settle; without nodes in the budgets neither policy nor source take part."""
         began, passes = time.perf_counter(), self.source.passes
-        name = f"policy {type(self.policy).__name__}: plan"
-        plan = self._plan = call_named(name, self.policy.plan, requests, budgets, other_tokens)
-        if not isinstance(plan, Plan) or len(plan.budgets) != len(budgets):
-            raise ConfigError(f"{name} returned {plan!r}: return a Plan with a budget a request")
-        if plan.enabled is not None:
-            self.source.enable(plan.enabled)
-        if any([budget.nodes for budget in plan.budgets]):
-            trees = self._grown(plan, requests, drawing, reading)
-        else:
-            trees = [DraftTree.empty() for _ in requests]
+        trees = [DraftTree.empty() for _ in requests]
+        if any([budget.nodes for budget in budgets]):
+            name = f"policy {type(self.policy).__name__}: plan"
+            plan = self._plan = call_named(name, self.policy.plan, requests, budgets, other_tokens)
+            if not isinstance(plan, Plan) or len(plan.budgets) != len(budgets):
+                raise ConfigError(f"{name} returned {plan!r}: return a Plan with a budget a request")
+            if plan.enabled is not None:
+                self.source.enable(plan.enabled)
+            if any([budget.nodes for budget in plan.budgets]):
+                trees = self._grown(plan, requests, drawing, reading)
         self.passes, self.part_seconds = self.source.passes - passes, self.source.seconds
         self.seconds, self._learning = self._learning + time.perf_counter() - began, 0.0
         return trees

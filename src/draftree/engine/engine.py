@@ -22,7 +22,7 @@ from ..errors import ConfigError, RunError
 from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load
 from ..models.model_files import DEFAULT_MODEL
-from ..request import Chunk, Generation
+from ..request import Chunk, Generation, Outcome
 from ..text.encoding import Prompt
 from .input_processor import InputProcessor, each_params
 from .scheduler import Job, Scheduler, SchedulerParams
@@ -345,11 +345,15 @@ class Engine:
         """
         worked = self._load() | self._end()
         running = self._admit()
-        prompt_tokens = self.scheduler.prompt_tokens
+        prompt_tokens, nodes = self.scheduler.prompt_tokens, self.scheduler.nodes
         unread = sum([request.unread for request in running if not request.decodes])
         began = time.perf_counter()
-        if self._step(running, prompt_tokens):
-            self.scheduler.chunk.observe(min(unread, prompt_tokens), time.perf_counter() - began)
+        if outcomes := self._step(running, prompt_tokens, nodes):
+            seconds = time.perf_counter() - began
+            self.scheduler.chunk.observe(min(unread, prompt_tokens), seconds)
+            if not unread:
+                drafted = sum([len(outcome.tree) for outcome in outcomes])
+                self.scheduler.drafts.observe(len(outcomes), drafted, seconds)
         if any([request.finish_reason is not None for request in running]):
             self._end()
         return worked or bool(running)
@@ -379,19 +383,19 @@ class Engine:
                 job.request.fail(error)
         return [job.request for job in jobs if job.request.finish_reason is None]
 
-    def _step(self, requests: list[EngineRequest], prompt_tokens: int) -> bool:
-        """Step requests, or each of them alone where that fails; whether some that decode gained a token together."""
+    def _step(self, requests: list[EngineRequest], prompt_tokens: int, nodes: int | None) -> list[Outcome]:
+        """Step requests; the outcomes of those that decode. Where that fails each steps alone; then there are none."""
         try:
-            return bool(self.stepper.step(requests, prompt_tokens))
+            return self.stepper.step(requests, prompt_tokens, nodes)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
             failure = error
         if len(requests) == 1:
             requests[0].fail(failure)
-            return False
+            return []
         for request in requests:  # outside the handler, or its error would be the context of theirs
             if request.finish_reason is None:
-                self._step([request], prompt_tokens)
-        return False
+                self._step([request], prompt_tokens, nodes)
+        return []
 
     def _end(self) -> bool:
         """Close what has ended or has to; whether there was anything."""

@@ -1,4 +1,4 @@
-"""Which requests run: a queue, admission by cache room, and how much of waiting prompts a step reads.
+"""Which requests run: a queue, and admission by cache room; how much a step reads of prompts, and how much it drafts.
 
 Makes no step.
 """
@@ -11,8 +11,11 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Annotated
 
-from ..config import Checked, Count, Positive, Priority, Whole, option
+from annotated_types import Ge
+
+from ..config import MAX_NODES, Checked, Count, Positive, Priority, Whole, option
 from ..errors import FieldError, QueueFullError
 from ..models.prefixes import PrefixCache
 from .speculation import EngineRequest
@@ -33,6 +36,8 @@ class SchedulerParams(Checked):
         chunk: most prompt tokens that a step reads while other requests wait for their next token; None: as many as
             take ``ChunkSize.longest`` times as long as a step without them, as far as steps have been measured.
         prefixes: rows of ended requests that are kept, for prompts that begin as they do.
+        slowdown: most time that drafts may make a step take that several requests share, as a multiple of a step
+            without drafts (``NodeShare``); None: any.
 
     Raises:
         ConfigError: a number is out of range.
@@ -42,6 +47,7 @@ class SchedulerParams(Checked):
     queue: Count = option("Most requests that wait.", 256, metavar="N")
     chunk: Count | None = option("Most prompt tokens that a step reads while others decode.", metavar="N")
     prefixes: Whole = option("Rows of ended requests that are kept for prompts that begin as they do.", 0, metavar="N")
+    slowdown: Annotated[float, Ge(1)] | None = None
 
 
 @dataclass(slots=True)
@@ -72,6 +78,56 @@ class ChunkSize:
         elif self._step and tokens >= self.size:
             change = 1.25 if seconds < self.longest * self._step else 0.75
             self.size = max(self.least, min(self.most, int(change * self.size)))
+
+
+@dataclass(slots=True)
+class NodeShare:
+    """How many tokens may be drafted in a step that several requests share: drafts of one slow down all of them.
+
+    A quarter more after a step that was fast enough; after another one less by a quarter, or by what it was too slow.
+    What a node costs depends on the drafter, the method, the context and the machine; so no model of it is made. Steps
+    without drafts are what others are compared with: one is made for each number of requests, and again after
+    ``renewal`` steps that drafted. Where less than a token a request is left nothing is drafted for some steps.
+
+    Attributes:
+        longest: the most time that a step may take, as a multiple of a step without drafts; None: any.
+        margin: share of ``longest`` that is aimed at: steps vary, and a request that comes waits for the end of one.
+        growth: that a new measurement of a step without drafts may add to the last: a stall is no cost.
+        renewal: steps with drafts after which one without is measured anew.
+        size: tokens of the next step.
+    """
+
+    longest: float | None
+    margin: float = 0.8
+    growth: float = 1.1
+    renewal: int = 64
+    size: float = 4.0
+    _plain: dict[int, float] = field(default_factory=dict)
+    """Decoding requests -> seconds of a step without drafts."""
+    _left: dict[int, int] = field(default_factory=dict)
+    """Decoding requests -> steps until that is measured anew."""
+
+    def most(self, decoding: int) -> int | None:
+        """Most tokens that a step of so many decoding requests may draft; 0: to be measured; None: any."""
+        if self.longest is None:
+            return None
+        return int(self.size) if self._left.get(decoding, 0) > 0 else 0
+
+    def observe(self, decoding: int, drafted: int, seconds: float) -> None:
+        """A step of so many decoding requests, which read no prompts, drafted so many tokens."""
+        if self.longest is None:
+            return
+        if not drafted:
+            plain = self._plain.get(decoding, math.inf)
+            self._plain[decoding], self._left[decoding] = min(seconds, self.growth * plain), self.renewal
+            if self.size < decoding:
+                self.size *= 1.25
+        elif self._left.get(decoding):
+            self._left[decoding] -= 1
+            if (fits := self.margin * self.longest * self._plain[decoding] / seconds) < 1:
+                self.size = min(self.size, drafted) * min(0.75, max(0.25, fits))
+            elif drafted >= 0.75 * self.size:
+                self.size = min(1.25 * self.size, float(MAX_NODES))
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +167,7 @@ class Scheduler:
 
     def __init__(self, params: SchedulerParams, holds: Callable[[Sequence[int]], bool], kept: PrefixCache) -> None:
         self._params, self._holds, self._kept = params, holds, kept
-        self.chunk = ChunkSize()
+        self.chunk, self.drafts = ChunkSize(), NodeShare(params.slowdown)
         self.waiting, self.running = list[Job](), list[Job]()
 
     @property
@@ -180,3 +236,10 @@ class Scheduler:
         """How many tokens of prompts the next step may read."""
         beside = len(self.running) > 1 and any(job.request.decodes for job in self.running)
         return (self._params.chunk or self.chunk.size) if beside else _ALONE
+
+    @property
+    def nodes(self) -> int | None:
+        """How many tokens the next step may draft in all; None: as many as requests have in their budgets."""
+        if len(self.running) < 2:
+            return None
+        return self.drafts.most(sum([job.request.decodes for job in self.running]))

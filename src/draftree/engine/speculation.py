@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 
 from ..config import check_fields, key_values, option, typed
@@ -66,12 +66,21 @@ class SpeculationParams:
         check_fields(self)
         policy, scheme = find_policy(self.method, self.settings), find_scheme(self.verification, self.candidates)
         spec = DrafterSpec.parse(self.drafter)
-        budget = node_budget(policy, self.nodes)
+        for name, value in (("spec", spec), ("policy", policy), ("scheme", scheme)):
+            object.__setattr__(self, name, value)
+        budget = self.budget
         if str(spec) != NONE:
             method = self.method if isinstance(self.method, str) else ""
             scheme.check(policy, budget, learns(spec), method and f"method {method}")
-        for name, value in (("spec", spec), ("policy", policy), ("scheme", scheme)):
-            object.__setattr__(self, name, value)
+
+    @property
+    def budget(self) -> int:
+        """Most drafted tokens of one step's tree: ``nodes``, or the method's own bound."""
+        return node_budget(self.policy, self.nodes)
+
+    def within(self, nodes: int) -> SpeculationParams:
+        """The same with a budget of at most so many nodes."""
+        return self if self.budget <= nodes else replace(self, nodes=nodes)
 
     @property
     def key(self) -> Hashable:

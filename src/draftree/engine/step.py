@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ..config import Budget
+from ..config import MAX_NODES, Budget
 from ..drafters.base import Drafter
 from ..errors import ConfigError, RunError, call_named, check_tokens
 from ..models.base import LanguageModel, Nodes, Row
@@ -140,12 +140,15 @@ class Stepper:
             request.stats.reused = request.row.length
         return False
 
-    def step(self, requests: Sequence[EngineRequest], prompt_tokens: int | None = None) -> list[Outcome]:
+    def step(
+        self, requests: Sequence[EngineRequest], prompt_tokens: int | None = None, nodes: int | None = None
+    ) -> list[Outcome]:
         """Draft, verify and commit once for each of these requests, together.
 
         Args:
             requests: begun, each once.
             prompt_tokens: most tokens of prompts that are read, the first requests' first; None: all.
+            nodes: most tokens that are drafted, shared out evenly; None: as many as the requests' budgets have.
 
         Returns:
             an outcome for each request whose prompt had been read before.
@@ -162,16 +165,14 @@ class Stepper:
         parts = _parts(requests, prompt_tokens)
         if not parts:
             return []
-        rows, nodes = list[Row](), list[Nodes]()
+        rows = list[Row]()
         for part in parts:
             rows.append(part.row)
             if len(part.row.parents):  # a failed step has left them behind
                 self._target.commit(part.row, [])
-        groups = _draft(parts, prompt_tokens, self._target.capabilities.vocab_size)
+        groups = _draft(parts, prompt_tokens, nodes, self._target.capabilities.vocab_size)
         drafted = time.perf_counter()
-        for part in parts:
-            nodes.append(part.nodes)
-        scores = self._target.extend(rows, nodes)
+        scores = self._target.extend(rows, [part.nodes for part in parts])
         opened = _read(parts, scores)
         _verify(parts, scores)
         verified = time.perf_counter()
@@ -251,13 +252,18 @@ def _parts(requests: Sequence[EngineRequest], prompt_tokens: int | None) -> list
     return sorted(parts, key=lambda part: part.row.number) if len(parts) > 1 else parts
 
 
-def _draft(parts: Sequence[_Part], reading: int | None, vocab: int) -> list[tuple[Drafter, list[_Part]]]:
+def _draft(
+    parts: Sequence[_Part], reading: int | None, nodes: int | None, vocab: int
+) -> list[tuple[Drafter, list[_Part]]]:
     """Draft for the requests that decode, by one drafter after the other; what each of them drafts for."""
     groups: dict[int, tuple[Drafter, list[_Part]]] = {}
     for part in parts:
         if part.decodes:
             drafter = part.request.speculation.drafter
             groups.setdefault(id(drafter), (drafter, []))[1].append(part)
+    share = MAX_NODES
+    if nodes is not None:
+        share = nodes // max(1, sum([len(own) for drafter, own in groups.values() if drafter.policy is not None]))
     for drafter, own in groups.values():
         if drafter.policy is not None:
             other_tokens = sum([len(part.head) + len(part.tree) for part in parts if part not in own])
@@ -265,7 +271,8 @@ def _draft(parts: Sequence[_Part], reading: int | None, vocab: int) -> list[tupl
             requests, budgets = list[EngineRequest](), list[Budget]()
             for part in own:
                 requests.append(part.request)
-                budgets.append(Budget(part.request.speculation.nodes, part.request.tokens_left - 1))
+                most = min(part.request.speculation.nodes, share)
+                budgets.append(Budget(most, part.request.tokens_left - 1))
             drawing = requests[0].speculation.scheme.drawing
             name = f"drafter {drafter.name}"
             trees = call_named(name, drafter.propose, requests, budgets, drawing, other_tokens, reading)

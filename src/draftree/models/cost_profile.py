@@ -8,7 +8,7 @@ import platform
 import re
 import time
 import warnings
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
@@ -123,6 +123,10 @@ class Profile:
             reading = _between(curves, 1, context) - curves[0].at(1)
             seconds += (batch / size - 1) * max(0.0, reading)
         return seconds
+
+    def most_nodes(self, times: float) -> int:
+        """Most nodes, up to ``MAX_NODES``, whose pass takes at most so many times one without them; at least 1."""
+        return max(1, bisect_right(range(MAX_NODES), times * self.seconds(1, 1), key=lambda n: self.seconds(2 + n, 1)))
 
     def save(self) -> None:
         """Keep it in the cache directory for later starts, with a warning where it cannot be written."""

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from itertools import accumulate, zip_longest
 from typing import Any
 
+from ..config import MAX_NODES
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import PromptError
@@ -35,14 +36,15 @@ class Choices:
 
     Args:
         default: how requests are drafted for that do not say.
+        most_nodes: of a step's tree (``Sampled.speculation``).
 
     Raises:
         InputError: a field's value does not do.
     """
 
-    def __init__(self, body: Sampled, engine: Engine, default: SpeculationParams) -> None:
+    def __init__(self, body: Sampled, engine: Engine, default: SpeculationParams, most_nodes: int = MAX_NODES) -> None:
         body.refuse()
-        self.body, self.engine, self.speculation = body, engine, body.speculation(default)
+        self.body, self.engine, self.speculation = body, engine, body.speculation(default, most_nodes)
         prompts = [engine.inputs.encode(prompt) for prompt in body.prompts()]
         constraint = body.constraint(engine)
         most = engine.target.capabilities.max_length

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..config import (
+    MAX_NODES,
     Bias,
     Count,
     LogprobCount,
@@ -266,11 +267,14 @@ class Sampled(Sent):
         given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
         return SamplingParams(**given)
 
-    def speculation(self, default: SpeculationParams) -> SpeculationParams | None:
+    def speculation(self, default: SpeculationParams, most: int = MAX_NODES) -> SpeculationParams | None:
         """How it is drafted for; None: as the server was started. A predicted output is drafted from by ``lookup``.
 
+        Args:
+            most: drafted tokens of a step's tree; methods without a bound of their own get this one.
+
         Raises:
-            FieldError: the names do not go together, or name a drafter that is not loaded.
+            FieldError: the names do not go together, or name a drafter that is not loaded, or nodes are too many.
         """
         chosen = self.draftree or Speculative()
         if chosen.drafter not in (None, NONE, str(default.spec)):
@@ -284,8 +288,11 @@ class Sampled(Sent):
         changed: dict[str, Any] = {} if chosen.method is None else {"settings": None, "nodes": None}
         if chosen.verification is not None:
             changed["candidates"] = None
+        if chosen.nodes is not None and chosen.nodes > most:
+            said = f"draftree.nodes is {chosen.nodes}: use at most {most}, or start the server with --nodes-limit"
+            raise FieldError("draftree.nodes", said)
         try:
-            return replace(default, **changed | chosen.model_dump(exclude_none=True))
+            return replace(default, **changed | chosen.model_dump(exclude_none=True)).within(most)
         except InputError as error:
             raise FieldError("draftree", str(error)) from None
 

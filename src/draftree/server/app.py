@@ -17,6 +17,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from ..config import MAX_NODES
 from ..engine.speculation import EngineRequest, SpeculationParams
 from ..engine.trace import RequestTrace, plain, run_record
 from ..errors import DraftreeError, FieldError, QueueFullError
@@ -44,6 +45,7 @@ class ServerSettings:
         origins: of web pages that may send requests (CORS).
         most_body: bytes of a request.
         timeout: seconds in which a request has to end that names no fewer; None: any.
+        most_nodes: drafted tokens of one request's tree at a step.
     """
 
     name: str
@@ -52,6 +54,7 @@ class ServerSettings:
     origins: Sequence[str] = ()
     most_body: int = 4 << 20
     timeout: float | None = None
+    most_nodes: int = MAX_NODES
 
 
 class Server:
@@ -136,7 +139,8 @@ class Server:
         check_model(body.model, self._settings.name)
         key = body.prefix + secrets.token_hex(16)
         with body.named():
-            choices = await asyncio.to_thread(Choices, body, self._engine, self._settings.speculation)
+            settings = self._settings
+            choices = await asyncio.to_thread(Choices, body, self._engine, settings.speculation, settings.most_nodes)
             asked, tokenizer = choices.asked if body.traced else (), self._engine.inputs.tokenizer
             traces = [RequestTrace(index, tokenizer, () if index else (self._run,)) for index, _ in enumerate(asked)]
             submission = await self._submitted(key, choices, traces)

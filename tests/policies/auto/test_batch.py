@@ -137,7 +137,7 @@ def test_ties_between_requests_never_break_a_tree() -> None:
 def test_a_plan_is_priced_beside_what_its_engine_computes() -> None:
     policy = AutoTree(target=affine(1.0, 0.1))
     drafter = TreeDrafter(policy, ModelSource(ToyModel(), 5))
-    drafter.propose([Fake()], [Budget(0)], other_tokens=9)
+    drafter.propose([Fake()], [Budget(1, 0)], other_tokens=9)
     assert isinstance(drafter._plan, AutoPlan)
     assert drafter._plan.price.ar == ARPass(64, 1, 9)
 
