@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from draftree.cli.main import run
+from draftree.cli.serve import _is_loopback, _listening
 
 from ..tiny import save_tiny
 
@@ -50,6 +51,8 @@ def test_it_answers_until_it_is_told_to_end(model: str, tmp_path: Path) -> None:
         (["--timeout", "-1"], "--timeout is -1.0: use more than 0"),
         (["--api-key-file", "nowhere"], "--api-key-file nowhere cannot be read"),
         (["--api-key", ""], "a key is empty"),
+        (["--api-key", "two words"], "has spaces"),
+        (["--host", ""], "--host is empty"),
         (["--rows", "0"], "--rows is 0: use at least 1"),
         (["--method", "magic"], "no method 'magic'"),
     ],
@@ -58,6 +61,48 @@ def test_bad_options_are_one_line(words: list[str], message: str, capsys: Captur
     assert run(["serve", "no-model", *words]) == 2
     complaint = capsys.readouterr().err.strip()
     assert message in complaint and len(complaint.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "loopback"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("localhost", "127.0.0.1", True),
+        ("127.1", "127.0.0.1", True),
+        ("0", "0.0.0.0", False),  # noqa: S104 - what is tested
+        ("0x0", "0.0.0.0", False),  # noqa: S104
+        ("0.0.0.0", "0.0.0.0", False),  # noqa: S104
+    ],
+)
+def test_who_can_reach_a_server_is_decided_by_where_it_listens(host: str, address: str, loopback: bool) -> None:
+    """``--host ''`` listened at all addresses, and the warning of it named none."""
+    with _listening(host, 0) as listener:
+        found = listener.getsockname()[0]
+    assert found == address
+    assert _is_loopback(found) is loopback
+
+
+@pytest.mark.parametrize("address", ["::1", "::ffff:127.0.0.1", "127.0.0.2"])
+def test_other_spellings_of_loopback_are_loopback(address: str) -> None:
+    assert _is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["::", "::ffff:10.0.0.1", "::ffff:0.0.0.0", "fe80::1%eth0", "10.0.0.1"])
+def test_other_addresses_are_not(address: str) -> None:
+    assert not _is_loopback(address)
+
+
+def test_the_warning_names_the_address_that_it_listens_at(model: str) -> None:
+    command = [sys.executable, "-m", "draftree", "serve", model, "--port", "0", "--host", "0", "--drafter", "none"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
+        assert process.stderr is not None
+        said = list[str]()
+        for line in process.stderr:
+            said.append(line)
+            if "inspector at" in line:
+                break
+        process.terminate()
+    assert any("anybody who reaches 0.0.0.0" in line for line in said)
 
 
 def test_an_empty_file_of_keys_opens_nothing(tmp_path: Path, capsys: Captured) -> None:

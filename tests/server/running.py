@@ -28,7 +28,7 @@ from ..tiny import bytes_tokenizer, tiny, tiny_tokenizer
 
 NAME = "tiny"
 TEXT = "a b a b a b a b a b"
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LOOKUP = SpeculationParams(drafter="lookup", method="chain")
 
 

@@ -106,7 +106,7 @@ def test_nothing_is_kept_of_a_client_that_leaves() -> None:
         asked = {"model": NAME, "prompt": TEXT, "max_tokens": 100, "stream": True, "stream_options": TRACED}
         body = json.dumps({**asked, "ignore_eos": True}).encode()
         with socket.create_connection((host, int(port))) as connection:
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             assert b"200 OK" in connection.recv(4096)
             served.get_busy()

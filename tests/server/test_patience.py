@@ -97,7 +97,7 @@ def test_a_deaf_client_is_left() -> None:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             while True:
-                deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+                deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
         while served.connections:
             time.sleep(0.01)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ipaddress
 import os
 import re
 import socket
@@ -53,6 +54,12 @@ class ServerOptions:
     origin: tuple[str, ...] = option(
         "Web pages from this origin may send requests (CORS); may be repeated.", (), metavar="URL"
     )
+    allowed_host: tuple[str, ...] = option(
+        "A name by which clients may call a server without keys, beside localhost, addresses and --host; * allows any; "
+        "may be repeated.",
+        (),
+        metavar="NAME",
+    )
     timeout: Timer | None = option("Seconds in which each request has to end; no limit by default.", metavar="S")
     client_timeout: Timer = option(
         "Seconds in which a request has to come and an answer to be taken, or its connection is closed.",
@@ -77,6 +84,8 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not self.host:
+            raise ConfigError("--host is empty: name an address; 0.0.0.0 is all of this machine's")
         for origin in self.origin:
             if not re.fullmatch(r"\*|\w[\w+.-]*://[^/?#\s]+", origin):
                 raise ConfigError(f"--origin is {origin!r}: write it as browsers do, as https://example.com, or *")
@@ -85,13 +94,13 @@ class ServerOptions:
         """All keys.
 
         Raises:
-            ConfigError: the file cannot be read or is empty, or a key is no printable ASCII.
+            ConfigError: the file cannot be read or is empty, or a key is empty or has spaces or is no printable ASCII.
         """
         found = [*self.api_key, *filter(None, [os.environ.get(KEY)])]
         if self.api_key_file is not None:
             found += read_file(self.api_key_file, "--api-key-file").split()
-        if not all(key and key.isascii() and key.isprintable() for key in found):
-            raise ConfigError("a key is empty or has characters beyond ASCII: use letters, digits and signs")
+        if not all(re.fullmatch("[!-~]+", key) for key in found):
+            raise ConfigError("a key is empty, or has spaces or characters beyond ASCII: use letters, digits and signs")
         return found
 
 
@@ -142,14 +151,14 @@ def serve(
             speculation=speculation,
             keys=keys,
             origins=server.origin,
+            hosts=(*server.allowed_host, server.host),
             most_body=server.max_body << 10,
             timeout=server.timeout,
             most_nodes=most_nodes,
         )
-        if not keys and server.host not in ("127.0.0.1", "localhost", "::1"):
-            err.print(
-                f"anybody who reaches {server.host} may send requests: set a key with --api-key-file", style="yellow"
-            )
+        address, port = listener.getsockname()[:2]
+        if not keys and not _is_loopback(address):
+            err.print(f"anybody who reaches {address} may send requests: set a key with --api-key-file", style="yellow")
         served = Server(loop, settings, metrics)
         config = uvicorn.Config(
             served.app,
@@ -157,8 +166,8 @@ def serve(
             ws="none",
             log_config=_log(uvicorn.config.LOGGING_CONFIG, as_json=server.json_log),
         )
-        host, port = (f"[{server.host}]" if ":" in server.host else server.host), listener.getsockname()[1]
-        err.print(f"{settings.name}: http://{host}:{port}/v1, inspector at http://{host}:{port}/")
+        url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+        err.print(f"{settings.name}: {url}/v1, inspector at {url}/")
         DrainingServer(config, served, server.drain).run(sockets=[listener])
 
 
@@ -178,6 +187,12 @@ def _log(config: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
         made["formatters"] = {"default": lines, "access": lines}
     made["loggers"]["draftree"] = {"handlers": ["default"], "level": "INFO"}
     return made
+
+
+def _is_loopback(address: str) -> bool:
+    """Only this machine reaches an address, which may be IPv4's as IPv6 writes it, or have a zone."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def _listening(host: str, port: int) -> socket.socket:

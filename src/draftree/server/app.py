@@ -43,6 +43,7 @@ class ServerSettings:
         speculation: how requests are drafted for that do not say.
         keys: any of these opens the endpoints; none: everybody may.
         origins: of web pages that may send requests (CORS).
+        hosts: names by which clients call it, beside addresses and localhost, where there is no key; "*": any.
         most_body: bytes of a request.
         timeout: seconds in which a request has to end that names no fewer; None: any.
         most_nodes: drafted tokens of one request's tree at a step.
@@ -52,6 +53,7 @@ class ServerSettings:
     speculation: SpeculationParams
     keys: Sequence[str] = field(default=(), repr=False)
     origins: Sequence[str] = ()
+    hosts: Sequence[str] = ()
     most_body: int = 4 << 20
     timeout: float | None = None
     most_nodes: int = MAX_NODES
@@ -81,7 +83,7 @@ class Server:
         self.app = app = FastAPI(
             title="draftree", version=version("draftree"), lifespan=self._lifespan, responses=DOCUMENTED
         )
-        app.add_middleware(Limits, keys=settings.keys, most_body=settings.most_body)
+        app.add_middleware(Limits, keys=settings.keys, hosts=settings.hosts, most_body=settings.most_body)
         origins = list(settings.origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         for kind in (RequestValidationError, HTTPException, DraftreeError, Exception):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,25 +32,29 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
 """Of every endpoint, for the OpenAPI document."""
 
 
-class Limits:
-    """Refuses bodies that are too long, as they come, and requests without a key."""
+_BEARER = re.compile(rb"(?i:bearer) +([!-~]+)")
+_HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
+"""Of a Host header: a name or an address, and a port."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], most_body: int) -> None:
-        self._app, self._keys, self._most = app, keys, most_body
+
+class Limits:
+    """Refuses bodies that are too long, as they come, and requests without a key.
+
+    Where there are no keys, a web page could send requests by a name of its own that leads to this machine (DNS
+    rebinding): a request must call the server by an address, which no page can make its own, or by a name of ``hosts``.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], hosts: Sequence[str], most_body: int) -> None:
+        self._app, self._keys, self._most = app, [key.encode() for key in keys], most_body
+        self._hosts = {"localhost", *map(_name, hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path: str = scope["path"]
-        is_open = path in OPEN or path.startswith("/page/") or scope["method"] == "OPTIONS"
-        if self._keys and not is_open:
-            given = dict(scope["headers"]).get(b"authorization", b"").removeprefix(b"Bearer ").strip()
-            if not any(hmac.compare_digest(given, key.encode()) for key in self._keys):
-                said = "no valid key: send 'Authorization: Bearer KEY'"
-                body = error(said, "authentication_error", code="invalid_api_key")
-                await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
-                return
+        if (refusal := self._unlocked(scope) if self._keys else self._called(scope)) is not None:
+            await refusal(scope, receive, send)
+            return
         read = 0
 
         async def counted() -> Message:
@@ -60,6 +66,48 @@ class Limits:
             return message
 
         await self._app(scope, counted, send)
+
+    def _unlocked(self, scope: Scope) -> Response | None:
+        """The refusal of a request without a key (RFC 9110, 11.6.2); None: it has one, or needs none."""
+        path: str = scope["path"]
+        if path in OPEN or path.startswith("/page/") or scope["method"] == "OPTIONS":
+            return None
+        sent = [_BEARER.fullmatch(value) for value in _values(scope, b"authorization")]
+        if len(sent) == 1 and sent[0] and any([hmac.compare_digest(sent[0][1], key) for key in self._keys]):
+            return None
+        said = "no valid key: send 'Authorization: Bearer KEY', once"
+        body = error(said, "authentication_error", code="invalid_api_key")
+        return JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})
+
+    def _called(self, scope: Scope) -> Response | None:
+        """The refusal of a request to another host; None: it is to this one. Browsers send a host in any case."""
+        for value in _values(scope, b"host"):
+            name = _name(sent := value.decode("latin-1"))
+            if not (name in self._hosts or "*" in self._hosts or _is_address(name)):
+                said = (
+                    f"the server is not called {sent!r}: start it with --allowed-host {name or 'NAME'}, or with a key"
+                )
+                return JSONResponse(error(said, INVALID, code="host_not_allowed"), 403)
+        return None
+
+
+def _values(scope: Scope, name: bytes) -> list[bytes]:
+    """Of all headers of a name."""
+    return [value for key, value in scope["headers"] if key == name]
+
+
+def _name(host: str) -> str:
+    """A host in small letters, without its port; what is no host as it is."""
+    found = _HOST.fullmatch(host)
+    return (found[1] if found else host).lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+    except ValueError:
+        return False
+    return True
 
 
 async def refuse(request: Request, found: Exception) -> Response:
