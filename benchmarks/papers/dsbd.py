@@ -51,7 +51,7 @@ class Point(NamedTuple):
 def kind(entry: Entry, records: Sequence[AnswerRecord]) -> str | None:
     """What the paper calls a sampling contestant, given its answers; None: it has no name for it.
 
-    Beams that drafted no layer are beam sampling, whatever drafter they had: costs may choose not to draft.
+    Beams that drafted no layer are beam sampling, whatever drafter they had: a short answer leaves none to draft.
     """
     if entry.temperature == 0 or entry.is_peer:
         return None

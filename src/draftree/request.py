@@ -82,7 +82,7 @@ class Stats:
     """What one request's decoding did.
 
     Attributes:
-        tokens: generated tokens, end-of-request included.
+        tokens: generated tokens, end-of-sequence included.
         reused: tokens of the prompt that a kept row had.
         steps: target passes after the prefill.
         drafted, accepted: [d] nodes at depth d + 1 that were drafted and accepted.
@@ -170,7 +170,7 @@ class Generation:
 
     Attributes:
         text: generated text, without what ended it unless that was wanted.
-        token_ids: generated tokens, the end-of-request token included.
+        token_ids: generated tokens, end-of-sequence included.
         finish_reason: why it ended (``draftree.request.Request``).
         seed: reproduces it.
         lossy: the verification was a lossy one: the tokens do not follow the target distribution.

@@ -355,7 +355,7 @@ def load_beam_engine(
 
 
 def beam_drafter(name: str | DrafterSpec | LanguageModel) -> DrafterSpec:
-    """Parse a drafter and check that it can draft beams; "auto" is none, for no drafts of beams were measured to pay.
+    """Parse a drafter and check that it can draft beams; "auto" is none: what it stands for elsewhere drafts no beams.
 
     Raises:
         InputError: it cannot, or is not written as a drafter is.

@@ -76,7 +76,7 @@ class Turn:
     """One answer.
 
     Attributes:
-        ids: its tokens, end-of-request included.
+        ids: its tokens, end-of-sequence included.
         finish: why it ended; None where a peer does not report it.
         passes: target passes after the prefill; a peer that drafts before its prefill has that pass in it; None: not
             known.
