@@ -102,7 +102,10 @@ def test_calls_and_results_of_the_input_are_turns(client: openai.OpenAI) -> None
     ("more", "field"),
     [
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
-        ({"tools": [{"type": "function", "name": "f", "parameters": {"not": {}}}]}, "tools[0].parameters"),
+        (
+            {"tools": [{"type": "function", "name": "f", "parameters": {"not": {}}, "strict": True}]},
+            "tools[0].parameters",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "x"}]}, "input[0].arguments"),

@@ -245,13 +245,18 @@ def of_function(**fields: Any) -> dict[str, Any]:
         ({"tools": [TOOLS[0]] * 129}, "tools", "128"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
         (of_function(parameters={"type": "array"}), "tools[0].function.parameters", "array"),
-        (of_function(parameters={"type": "object", "not": {}}), "tools[0].function.parameters", "not"),
+        (of_function(parameters={"type": "object", "not": {}}, strict=True), "tools[0].function.parameters", "#/not"),
         (
-            {"tools": [TOOLS[0], *of_function(parameters={"properties": {"a": {"$ref": "#/$defs/b"}}})["tools"]]},
+            {
+                "tools": [
+                    TOOLS[0],
+                    *of_function(parameters={"properties": {"a": {"$ref": "#/$defs/b"}}}, strict=True)["tools"],
+                ]
+            },
             "tools[1].function.parameters",
-            "b",
+            "#/properties/a/$ref",
         ),
-        (of_function(parameters=nested(200), strict=True), "tools[0].function.parameters", "recursion limit"),
+        (of_function(parameters=nested(200), strict=True), "tools[0].function.parameters", "properties"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"tool_choice": NAMED}, "tool_choice", "clock.now"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "'g'"),

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from ..engine.engine import Engine
-from ..errors import ConfigError, FieldError
+from ..errors import ConfigError, FieldError, listed, shortened
 from ..request import Chunk
 from ..sampling.grammar import Function, Grammar
+from ..sampling.json_schemas import enforceable, weakened
 from ..text.detokenizer import overlap
 from ..text.encoding import CALL_TAGS
 from .schema import Body, Sampled, of_field
+
+log = logging.getLogger("draftree.openai")
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _MOST = 128
 """Functions of a request."""
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
-_SAYS_MORE = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
+_SAYS_MORE = frozenset(
+    "additionalProperties unevaluatedProperties patternProperties propertyNames dependencies dependentSchemas "
+    "allOf anyOf oneOf if then else $ref $dynamicRef $recursiveRef".split()
+)
 """Keywords of an object's schema that allow properties beside those in "properties"."""
 _OPENS, _CLOSES = CALL_TAGS
 _HEAD = re.compile(_OPENS + r'\s*\{"name": "([^"\\]*)", "arguments": ')
@@ -52,7 +59,7 @@ class DescribedFunction(NamedFunction):
 
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # calls are valid by their schema in any case
+    strict: bool | None = None  # what of the schema cannot be enforced is refused
 
 
 class Tool(DescribedFunction):
@@ -80,10 +87,12 @@ class Tool(DescribedFunction):
         return {"type": "function", **fields, "strict": bool(function.strict)}
 
     def compiled(self) -> Function:
-        """Its arguments are those that it names, unless its schema says more."""
-        schema = self.described.parameters or _NO_PARAMETERS
-        if "properties" in schema and not any(name in schema for name in _SAYS_MORE):
-            schema = {**schema, "additionalProperties": False}
+        """Its arguments are an object of those that it names, unless its schema says more."""
+        schema = {**(self.described.parameters or _NO_PARAMETERS), "type": "object"}
+        properties, required = schema.get("properties"), schema.get("required", [])
+        if isinstance(properties, dict) and isinstance(required, list) and not _SAYS_MORE & schema.keys():
+            if all(name in properties for name in required):
+                schema["additionalProperties"] = False
         return Function(self.described.name, schema)
 
 
@@ -139,19 +148,35 @@ class WithTools(Sampled):
             raise FieldError("structured_outputs", "structured_outputs and tools exclude each other: leave one out")
         field, wanted = self.format
         text = None if self.forced else wanted.wanted(field)
-        functions = {at: tool.compiled() for at, tool in offered.items()}
         with of_field("tools"):
             grammars = engine.grammars
-        try:
-            return grammars.calls(list(functions.values()), forced=self.forced, several=self.several, text=text)
-        except ConfigError as error:
-            for at, function in functions.items():
+        functions, refused = {at: tool.compiled() for at, tool in offered.items()}, None
+        for leave_out in (enforceable, weakened):  # what the compiler refuses is found by trials, where it does
+            held = {at: leave_out(f.parameters) for at, f in functions.items() if not offered[at].described.strict}
+            compiled = functions | {at: replace(functions[at], parameters=schema) for at, (schema, _) in held.items()}
+            try:
+                made = grammars.calls(list(compiled.values()), forced=self.forced, several=self.several, text=text)
+            except ConfigError as error:
+                refused = error
+            else:
+                _log_left_out({offered[at].field(at, "parameters"): places for at, (_, places) in held.items()})
+                return made
+        for at, function in functions.items():
+            if at not in held:
                 with of_field(offered[at].field(at, "parameters")):
                     grammars.json_schema(function.parameters)
-            if text is not None:
-                with of_field(field):
-                    grammars.json_schema(text)
-            raise FieldError("tools", str(error)) from None
+        if text is not None:
+            with of_field(field):
+                grammars.json_schema(text)
+        raise FieldError("tools", str(refused))
+
+
+def _log_left_out(places: Mapping[str, Sequence[str]]) -> None:
+    """Log what calls are not held to."""
+    if found := [
+        f"{field}: {shortened(listed(left_out, 'keyword'))}" for field, left_out in places.items() if left_out
+    ]:
+        log.warning("calls are not held to what cannot be enforced of schemas: %s", "; ".join(found))
 
 
 def check_tools(given: Sequence[Tool] | None) -> list[Tool]:

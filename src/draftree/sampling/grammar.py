@@ -1,7 +1,7 @@
 """Grammars over tokens, compiled by llguidance: JSON Schema, regular expressions, choices, Lark, GBNF, function calls.
 
-llguidance refuses what it cannot enforce, keyword by keyword, so that every answer that ends is valid. What it does not
-know is which keys an object has that a schema leaves open: ``JsonKeys`` sees to it that none comes twice.
+What cannot be enforced is refused, keyword by keyword, so that every answer that ends is valid. llguidance does not
+know which keys an object has that a schema leaves open: ``JsonKeys`` sees to it that none comes twice.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, shortened
+from ..errors import ConfigError, listed, shortened
 from ..sandbox.jobs import JSON_LAYOUT
 from ..sandbox.workers import JobError, run
 from ..text.encoding import CALL_TAGS, Tokenizer
 from .constraint import ConstraintState, TextEnded, clear
+from .json_schemas import enforceable, weakened
 
 _LONGEST = 1 << 20
 """Characters of a grammar's text: beyond it compiling takes seconds."""
@@ -242,11 +243,14 @@ class Grammars:
         """
         if not isinstance(schema, Mapping):
             raise ConfigError(f"the json_schema is {shortened(repr(schema))}: give an object")
+        kept = _enforced(schema)
+        source = json.dumps(kept)
         try:
-            source = json.dumps(schema)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ConfigError(f"the json_schema cannot be used: it is no JSON ({error})") from None
-        return self._compiled("json_schema", "json_schema", source, JsonKeys())
+            return self._compiled("json_schema", "json_schema", source, JsonKeys())
+        except ConfigError as error:
+            if len(source) > _LONGEST or not (places := weakened(kept).left_out):
+                raise
+            raise ConfigError(f"{error}: leave out {_shown(places)}") from None
 
     def regex(self, pattern: str) -> Grammar:
         """Texts that a regular expression matches as a whole, without look-around and back-references (Rust's syntax).
@@ -371,7 +375,23 @@ def _of_transformers(tokenizer: Tokenizer, vocab_size: int, ends: list[int]) -> 
 
 def _inline(schema: Mapping[str, Any]) -> str:
     """A schema inside a rule."""
-    return f"%json {json.dumps({**schema, 'x-guidance': JSON_LAYOUT})}"
+    return f"%json {json.dumps({**_enforced(schema), 'x-guidance': JSON_LAYOUT})}"
+
+
+def _enforced(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema as the compiler takes it.
+
+    Raises:
+        ConfigError: it is no JSON, or a keyword is never enforced.
+    """
+    kept, left_out = enforceable(schema)
+    if left_out:
+        raise ConfigError(f"the json_schema has what cannot be enforced: leave out {_shown(left_out)}")
+    return kept
+
+
+def _shown(left_out: Sequence[str]) -> str:
+    return shortened(listed(left_out, "keyword"))
 
 
 class _Spelled:
