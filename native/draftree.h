@@ -1,6 +1,6 @@
 /* The C interface of draftree's native engine: what Python calls.
  *
- * The caller allocates all output, and C keeps no pointer of the caller's but those to files. Every function returns 0
+ * The caller allocates all output, and C keeps no pointer of the caller's. Every function returns 0
  * or an error code; a call that fails changes nothing. One thread at a time calls into a model; its pool shares the
  * work of a call. Models that share a pool may be called from different threads.
  */
@@ -109,18 +109,18 @@ typedef struct {
     int32_t norms_features_apart;  /* FEATURE_NORM norms each of them by itself */
     int32_t norms_residual;        /* the first layer's residual is norm(s) */
     int32_t norms_state;           /* the next state is what the output layer reads, after the last norm */
-    int32_t learns;                /* its output layer grows by rows of the target's (draftree_learn) */
+    int32_t learns;                /* its output layer is rows of the target's and grows by them (draftree_learn) */
     float logit_scale;             /* of what the output layer reads */
 } HeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
-#define DRAFTREE_VERSION "6"
+#define DRAFTREE_VERSION "7"
 const char *draftree_version(void);
 
 /* Names of the instruction sets that this CPU runs, separated by spaces, the portable one first. */
 const char *draftree_tiers(void);
 
-/* Pack the weights of a model. files: the bytes of its files, which stay where they are until the model is freed.
+/* Pack the weights of a model. files: the bytes of its files, read before the call returns.
  *
  * rope_frequencies: [rope_tables][rope_size / 2] radians a position, scaling included.
  * layer_rope, layer_window: [layers]; the row of rope_frequencies, and how many last tokens a layer attends to (0:
@@ -141,11 +141,14 @@ int draftree_share_threads(Model *model, const Model *other);
 /* Load a draft head for a target. It uses the target's threads and instruction set, and the target's embeddings if it
  * has none: no pass of a head may come after its target is freed. weights: the bytes that its tensors lie in, read
  * before the call returns. tokens: [vocabulary], the target's id of each output. Of model_tensors EAGLE-1 may lack
- * OUTPUT_NORM, and a head as wide as its target EMBEDDING. The rest as draftree_load. */
+ * OUTPUT_NORM, a head as wide as its target EMBEDDING, and one that learns OUTPUT. The rest as draftree_load. */
 int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size, const Architecture *architecture,
                        const HeadArchitecture *head, const double *rope_frequencies, const TensorPlace *layer_tensors,
                        const TensorPlace *model_tensors, const TensorPlace *head_tensors, const int32_t *tokens,
                        char message[256], Model **model);
+
+/* [count][hidden] rows of the EMBEDDING or the OUTPUT of a model: the weights of the file, not scaled. */
+int draftree_rows(const Model *model, int32_t tensor, const int32_t *tokens, int32_t count, float *rows);
 
 /* The tier in use; bytes that the cells of the open rows take now; bytes of a new token's. */
 const char *draftree_tier(const Model *model);

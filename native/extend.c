@@ -50,6 +50,18 @@ int draftree_states(const Model *model, int32_t row, int32_t first, int32_t coun
     return DRAFTREE_OK;
 }
 
+int draftree_rows(const Model *model, int32_t tensor, const int32_t *tokens, int32_t count, float *rows) {
+    if ((tensor != EMBEDDING && tensor != OUTPUT) || count < 0)
+        return DRAFTREE_BAD_ARGUMENT;
+    const PackedMatrix *matrix = tensor == EMBEDDING ? &model->embeddings : &model->output;
+    for (int32_t i = 0; i < count; i++)
+        if (tokens[i] < 0 || tokens[i] >= matrix->rows)
+            return DRAFTREE_BAD_TOKEN;
+    for (int32_t i = 0; i < count; i++)
+        packed_decode_row(matrix, tokens[i], rows + (int64_t)i * matrix->columns);
+    return DRAFTREE_OK;
+}
+
 /* Rows are open and there once; a node's token is in the vocabulary, its parent before it, its position in the context.
  * depths: [N] scratch. */
 static int check_nodes(const Model *model, const Pass *pass, int32_t *depths) {

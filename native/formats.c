@@ -346,14 +346,17 @@ ALWAYS_INLINE void write_scales(Layout layout, const Block *block, int slot, int
     }
 }
 
+ALWAYS_INLINE size_t record_bytes(Layout layout) {
+    return (size_t)(header_bytes(layout) + layout.record_groups * code_bytes(layout));
+}
+
 /* Records in order, all rows of each: what is written to stays in the first cache. */
 ALWAYS_INLINE void pack_quantized(int format, int64_t columns, const uint8_t *source, size_t row_bytes, int rows,
                                   uint8_t *tile) {
     const Layout layout = layout_of(format);
     const int record_groups = layout.record_groups, block_groups = block_inputs(format) / GROUP_SIZE;
-    const size_t record_bytes = (size_t)(header_bytes(layout) + record_groups * code_bytes(layout));
     for (int64_t group = 0; group < columns / GROUP_SIZE; group += block_groups) {
-        uint8_t *header = tile + (size_t)(group / record_groups) * record_bytes;
+        uint8_t *header = tile + (size_t)(group / record_groups) * record_bytes(layout);
         int slot = (int)(group % record_groups);
         const uint8_t *bytes = source + (size_t)(group / block_groups) * (size_t)block_bytes(format);
         for (int row = 0; row < rows; row++) {
@@ -396,4 +399,88 @@ void pack_tile(int format, int64_t columns, const uint8_t *source, size_t row_by
     default: pack_floats(2, columns, source, row_bytes, rows, tile);
     }
 #undef PACK
+}
+
+/* ---- Rows of tiles ---- */
+
+/* A quad's codes in a plane of `bits` bits of each. */
+static uint32_t read_plane(const uint8_t *lines, int bits, int quad, int row) {
+    const uint32_t word = read32(lines + LINE_BYTES * plane_line(bits, quad) + 4 * row);
+    return word >> plane_bit(bits, quad) & 0x01010101u * ((1u << bits) - 1);
+}
+
+static void read_codes(Layout layout, const uint8_t *lines, int row, uint8_t *codes) {
+    for (int q = 0; q < GROUP_QUADS; q++) {
+        uint32_t quad = read_plane(lines, layout.low_bits, q, row);
+        if (layout.high_bits)
+            quad |= read_plane(lines + LINE_BYTES * layout.low_bits, layout.high_bits, q, row) << layout.low_bits;
+        memcpy(codes + 4 * q, &quad, 4);
+    }
+}
+
+/* What write_scales has written. */
+static void read_scales(Layout layout, const uint8_t *header, int slot, int row, Block *block) {
+    if (layout.scales == SCALES_OF_GROUPS) {
+        block->scale = read16(header + 2 * (TILE_ROWS * slot + row));
+        if (layout.minima)
+            block->minimum = read16(header + 2 * (TILE_ROWS * (layout.record_groups + slot) + row));
+        return;
+    }
+    const uint8_t *scales = header + super_scale_offset(layout) + row, *minima = scales + super_scale_bytes(layout);
+    const int both = layout.minima && layout.scales == SCALES_OF_HALVES; /* in one byte */
+    block->scale = read16(header + 2 * row);
+    if (layout.minima)
+        block->minimum = read16(header + 2 * (TILE_ROWS + row));
+    for (int j = 0; j < super_scale_bytes(layout) / TILE_ROWS; j++) {
+        const uint8_t scale = scales[TILE_ROWS * j];
+        block->scales[j] = (int8_t)(both ? scale & 15 : scale);
+        if (layout.minima)
+            block->minima[j] = both ? scale >> 4 : minima[TILE_ROWS * j];
+    }
+}
+
+void packed_decode_row(const PackedMatrix *matrix, int64_t row, float *values) {
+    const Layout layout = layout_of(matrix->format);
+    const uint8_t *tile = matrix->tiles + (size_t)(row / TILE_ROWS) * matrix->tile_bytes;
+    const int lane = (int)(row % TILE_ROWS), inputs = block_inputs(matrix->format), bytes = block_bytes(matrix->format);
+    for (int64_t i = 0; i < matrix->columns; i += inputs) {
+        if (inputs == 1) {
+            values[i] = format_decode_number(matrix->format, tile + bytes * (TILE_ROWS * i + lane));
+            continue;
+        }
+        const int64_t group = i / GROUP_SIZE;
+        const int slot = (int)(group % layout.record_groups);
+        const uint8_t *header = tile + (size_t)(group / layout.record_groups) * record_bytes(layout);
+        const uint8_t *lines = header + header_bytes(layout) + slot * code_bytes(layout);
+        Block block;
+        read_scales(layout, header, slot, lane, &block);
+        for (int j = 0; j < inputs / GROUP_SIZE; j++)
+            read_codes(layout, lines + j * code_bytes(layout), lane, block.codes + GROUP_SIZE * j);
+        decode_block(matrix->format, &block, values + i);
+    }
+}
+
+/* One row's entries of an array that has `size` bytes for each of 16 rows again and again. */
+static void copy_lane(size_t size, size_t bytes, const uint8_t *source, int from, uint8_t *target, int to) {
+    for (size_t at = 0; at < bytes; at += TILE_ROWS * size)
+        memcpy(target + at + size * (size_t)to, source + at + size * (size_t)from, size);
+}
+
+void packed_copy_row(const PackedMatrix *matrix, int64_t from, int row, uint8_t *tile) {
+    const Layout layout = layout_of(matrix->format);
+    const uint8_t *source = matrix->tiles + (size_t)(from / TILE_ROWS) * matrix->tile_bytes;
+    const int lane = (int)(from % TILE_ROWS);
+    if (!layout.record_groups) {
+        const size_t size = (size_t)block_bytes(matrix->format);
+        copy_lane(size, size * TILE_ROWS * (size_t)matrix->columns, source, lane, tile, row);
+        return;
+    }
+    const size_t header = (size_t)header_bytes(layout);
+    const size_t halves = layout.scales == SCALES_OF_GROUPS ? header : (size_t)super_scale_offset(layout);
+    for (size_t record = 0; record < matrix->tile_bytes; record += record_bytes(layout)) {
+        const size_t left = matrix->tile_bytes - record, all = record_bytes(layout), end = left < all ? left : all;
+        copy_lane(2, halves, source + record, lane, tile + record, row);
+        copy_lane(1, header - halves, source + record + halves, lane, tile + record + halves, row);
+        copy_lane(4, end - header, source + record + header, lane, tile + record + header, row);
+    }
 }

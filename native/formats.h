@@ -68,6 +68,12 @@ size_t packed_tile_bytes(int format, int64_t columns);
 /* Pack up to 16 rows of a file, `row_bytes` apart, into one tile. */
 void pack_tile(int format, int64_t columns, const uint8_t *source, size_t row_bytes, int rows, uint8_t *tile);
 
+/* A row of a packed matrix as float32: what format_decode_row gives for that of the file, to the bit. */
+void packed_decode_row(const PackedMatrix *matrix, int64_t row, float *values);
+
+/* Copy a row of a packed matrix into row `row` of a tile of the same format and columns. */
+void packed_copy_row(const PackedMatrix *matrix, int64_t from, int row, uint8_t *tile);
+
 /* float16 <-> float32, exact and round-to-nearest-even, without instructions for it. */
 float float_from_half(uint16_t half);
 uint16_t half_from_float(float value);

@@ -121,7 +121,7 @@ void score_learned(const Part *part, int first_slot) {
                     logits[slot * stride + output] = -INFINITY;
         if (!row->learned_count)
             continue;
-        const PackedMatrix learned = {model->head->target->output_place.format, row->learned_count, hidden,
+        const PackedMatrix learned = {model->head->target->output.format, row->learned_count, hidden,
                                       model->cache.learned_tile_bytes, row->learned_tiles};
         const Activations x =
             columns(part, part->normed + first * hidden, hidden, count, format_is_quantized(learned.format));
@@ -139,24 +139,11 @@ static int is_scored(const Head *head, const Row *row, int32_t token) {
     return 0;
 }
 
-/* Pack the learned rows from the tile of row `first` on. */
-static int pack_learned(const Model *model, Row *row, int32_t first) {
-    const Model *target = model->head->target;
-    const TensorPlace *place = &target->output_place;
-    const size_t row_bytes = format_row_bytes(place->format, place->columns);
-    uint8_t *rows = malloc(TILE_ROWS * row_bytes);
-    if (!rows)
-        return DRAFTREE_NO_MEMORY;
-    for (int32_t tile = first / TILE_ROWS; tile * TILE_ROWS < row->learned_count; tile++) {
-        const Learned *learned = row->learned + tile * TILE_ROWS;
-        const int32_t left = row->learned_count - tile * TILE_ROWS, count = left < TILE_ROWS ? left : TILE_ROWS;
-        for (int32_t i = 0; i < count; i++)
-            memcpy(rows + (size_t)i * row_bytes, target->output_rows + row_bytes * (size_t)learned[i].token, row_bytes);
-        pack_tile(place->format, place->columns, rows, row_bytes, count,
-                  row->learned_tiles + (size_t)tile * model->cache.learned_tile_bytes);
-    }
-    free(rows);
-    return DRAFTREE_OK;
+static void learn_token(const Model *model, Row *row, int32_t token, int32_t length) {
+    const int32_t number = row->learned_count++;
+    row->learned[number] = (Learned){token, length};
+    packed_copy_row(&model->head->target->output, token, number % TILE_ROWS,
+                    row->learned_tiles + (size_t)(number / TILE_ROWS) * model->cache.learned_tile_bytes);
 }
 
 int draftree_learn(Model *model, int32_t row, const int32_t *tokens, int32_t count) {
@@ -177,10 +164,8 @@ int draftree_learn(Model *model, int32_t row, const int32_t *tokens, int32_t cou
             continue;
         error = reserve_learned(&model->cache, found, found->learned_count + 1);
         if (!error)
-            found->learned[found->learned_count++] = (Learned){tokens[i], found->length + i + 1};
+            learn_token(model, found, tokens[i], found->length + i + 1);
     }
-    if (!error && found->learned_count > first)
-        error = pack_learned(model, found, first);
     if (error)
         found->learned_count = first;
     return error;

@@ -53,6 +53,7 @@ typedef struct {
     const TensorPlace *layers;                /* [layers][LAYER_TENSORS] */
     const TensorPlace *model;                 /* [MODEL_TENSORS] */
     const TensorPlace *head;                  /* [HEAD_TENSORS]; NULL: it is no draft head */
+    const int32_t *tokens;                    /* of a head's outputs */
     int (*progress)(double);
     char *message;
 } Source;
@@ -130,7 +131,7 @@ static Shape model_shape(const Model *model, int tensor) {
     if (tensor == EMBEDDING && model->head) /* else the target's */
         return (Shape){model->head->target->architecture.vocabulary, a->hidden,
                        model->head->target->architecture.hidden == a->hidden};
-    return (Shape){a->vocabulary, a->hidden, 0};
+    return (Shape){a->vocabulary, a->hidden, model->head && model->head->architecture.learns};
 }
 
 static Shape head_shape(const Model *model, int tensor) {
@@ -205,20 +206,6 @@ static void place_vector(Layout *layout, const TensorPlace *place, float **vecto
         format_decode_row(place->format, find_bytes(layout->source, place, &left), place->columns, *vector);
 }
 
-/* A head's own embeddings are copied, not packed. */
-static void place_embeddings(Layout *layout, const TensorPlace *place) {
-    int64_t left;
-    if (place->format < 0)
-        return;
-    const size_t bytes = format_row_bytes(place->format, place->columns) * (size_t)place->rows;
-    uint8_t *memory = take(layout, bytes);
-    if (memory) {
-        memcpy(memory, find_bytes(layout->source, place, &left), bytes);
-        layout->model->embeddings = memory;
-        layout->model->embedding_format = place->format;
-    }
-}
-
 typedef struct {
     const PackedMatrix *matrix;
     const uint8_t *rows; /* in the file */
@@ -243,6 +230,8 @@ static void pack_tiles(void *argument, int thread, int threads) {
 
 static void place_matrix(Layout *layout, const TensorPlace *place, PackedMatrix *matrix) {
     const Source *source = layout->source;
+    if (place->format < 0)
+        return;
     const size_t tile_bytes = packed_tile_bytes(place->format, place->columns);
     uint8_t *tiles = take(layout, (size_t)tiles_of(place->rows) * tile_bytes);
     if (!tiles || layout->stopped)
@@ -252,6 +241,33 @@ static void place_matrix(Layout *layout, const TensorPlace *place, PackedMatrix 
     Packing packing = {.matrix = matrix, .rows = find_bytes(source, place, &left), .tiles = tiles};
     pool_run(layout->model->pool, pack_tiles, &packing);
     layout->stopped = source->progress && source->progress((double)layout->bytes / (double)layout->model->weight_bytes);
+}
+
+/* The output layer of a head that learns: rows of the target's. */
+static void place_output_rows(Layout *layout) {
+    Model *model = layout->model;
+    PackedMatrix output = model->head->target->output;
+    output.rows = model->architecture.vocabulary;
+    uint8_t *tiles = take(layout, (size_t)tiles_of(output.rows) * output.tile_bytes);
+    for (int64_t row = 0; tiles && row < output.rows; row++)
+        packed_copy_row(&model->head->target->output, layout->source->tokens[row], (int)(row % TILE_ROWS),
+                        tiles + (size_t)(row / TILE_ROWS) * output.tile_bytes);
+    output.tiles = tiles;
+    model->output = output;
+}
+
+/* One matrix in a tied model. A head without embeddings reads its target's. */
+static void place_outputs_and_embeddings(Layout *layout) {
+    Model *model = layout->model;
+    const TensorPlace *output = &layout->source->model[OUTPUT], *embedding = &layout->source->model[EMBEDDING];
+    if (model->head && model->head->architecture.learns)
+        place_output_rows(layout);
+    else
+        place_matrix(layout, output, &model->output);
+    if (!model->head && embedding->offset == output->offset && embedding->format == output->format)
+        model->embeddings = model->output;
+    else
+        place_matrix(layout, embedding, &model->embeddings);
 }
 
 static void place_layer(Layout *layout, const TensorPlace *places, Layer *layer) {
@@ -271,10 +287,9 @@ static void place_all(Layout *layout) {
     for (int layer = 0; layer < model->architecture.layers; layer++)
         place_layer(layout, source->layers + (size_t)layer * LAYER_TENSORS, &model->layers[layer]);
     place_vector(layout, &source->model[OUTPUT_NORM], &model->output_norm);
-    place_matrix(layout, &source->model[OUTPUT], &model->output);
+    place_outputs_and_embeddings(layout);
     if (!model->head)
         return;
-    place_embeddings(layout, &source->model[EMBEDDING]);
     place_matrix(layout, &source->head[INPUT], &model->head->input);
     place_vector(layout, &source->head[INPUT_BIAS], &model->head->input_bias);
     place_vector(layout, &source->head[FEATURE_NORM], &model->head->feature_norm);
@@ -346,22 +361,14 @@ static int load(Model *model, const Source *source) {
 }
 
 static int load_model(Model *model, int threads, const Source *source) {
-    int64_t left;
     int error = check_architecture(&model->architecture, source->message);
     if (!error)
         error = copy_layers(model, source);
     if (error)
         return error;
-    model->pool = new_pool(threads);
-    if (!model->pool)
-        return DRAFTREE_NO_MEMORY;
-    error = load(model, source);
     model->tokens = model->architecture.vocabulary;
-    model->embedding_format = source->model[EMBEDDING].format;
-    model->embeddings = find_bytes(source, &source->model[EMBEDDING], &left);
-    model->output_place = source->model[OUTPUT];
-    model->output_rows = find_bytes(source, &source->model[OUTPUT], &left);
-    return error;
+    model->pool = new_pool(threads);
+    return model->pool ? load(model, source) : DRAFTREE_NO_MEMORY;
 }
 
 /* Hand over a model, or free it and return why it was not loaded. */
@@ -435,7 +442,6 @@ static int check_head(const Model *model, const int32_t *tokens, char message[25
 /* List the tokens of a head's outputs; let its cells keep the state that the next node reads. */
 static int start_head(Model *model, const int32_t *tokens) {
     Head *head = model->head;
-    const TensorPlace *output = &head->target->output_place;
     head->tokens = calloc((size_t)output_stride(model), sizeof *head->tokens);
     head->known = calloc((size_t)model->tokens, 1);
     if (!head->tokens || !head->known)
@@ -448,26 +454,25 @@ static int start_head(Model *model, const int32_t *tokens) {
         if (head->architecture.places[k] > head->last_place)
             head->last_place = head->architecture.places[k];
     if (head->architecture.learns)
-        model->cache.learned_tile_bytes = packed_tile_bytes(output->format, output->columns);
+        model->cache.learned_tile_bytes = head->target->output.tile_bytes;
     model->tracked[0] = head->architecture.norms_state ? -1 : model->architecture.layers;
     track_states(&model->cache, 1);
     return DRAFTREE_OK;
 }
 
-static int load_head(Model *model, const int32_t *tokens, const Source *source) {
+static int load_head(Model *model, const Source *source) {
     const Model *target = model->head->target;
     int error = check_architecture(&model->architecture, source->message);
     if (!error)
-        error = check_head(model, tokens, source->message);
+        error = check_head(model, source->tokens, source->message);
     if (!error)
         error = copy_layers(model, source);
     if (error)
         return error;
     model->tokens = target->architecture.vocabulary;
-    model->embedding_format = target->embedding_format;
     model->embeddings = target->embeddings;
     error = load(model, source);
-    return error ? error : start_head(model, tokens);
+    return error ? error : start_head(model, source->tokens);
 }
 
 int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size, const Architecture *architecture,
@@ -494,8 +499,9 @@ int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size
                                .layers = layer_tensors,
                                .model = model_tensors,
                                .head = head_tensors,
+                               .tokens = tokens,
                                .message = message};
-        error = load_head(loaded, tokens, &source);
+        error = load_head(loaded, &source);
     }
     return loaded_or_freed(error, loaded, model);
 }

@@ -111,11 +111,8 @@ struct Model {
     double *rope_frequencies; /* [rope_tables][rope_size / 2] */
     const Tier *tier;
     Pool *pool;
-    TensorPlace output_place;   /* of the output layer */
-    const uint8_t *output_rows; /* in the file */
-    int embedding_format;
-    int64_t tokens; /* rows of the embeddings */
-    const uint8_t *embeddings;
+    int64_t tokens;          /* rows of the embeddings */
+    PackedMatrix embeddings; /* of a tied model its output layer's tiles, of heads that have none the target's */
     Layer *layers;
     float *output_norm;
     PackedMatrix output;

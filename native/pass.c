@@ -326,10 +326,7 @@ int prepare_attention(Model *model) {
 /* ---- the layers */
 
 void embed_node(const Part *part, int i, float *embedding) {
-    const Model *model = part->model;
-    const size_t row_bytes = format_row_bytes(model->embedding_format, part->a->hidden);
-    const uint8_t *row = model->embeddings + row_bytes * (size_t)part->work->nodes[i].token;
-    format_decode_row(model->embedding_format, row, part->a->hidden, embedding);
+    packed_decode_row(&part->model->embeddings, part->work->nodes[i].token, embedding);
     if (part->a->embedding_scale != 1.0f)
         part->vector->scale(embedding, part->a->embedding_scale, part->a->hidden);
 }

@@ -7,14 +7,17 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from draftree.errors import CacheError, ConfigError, ModelFileError, UnsupportedModelError
 from draftree.models.base import FINAL, FINAL_STATE, FeatureSpec, Nodes, prefill, prefill_scored
 from draftree.models.cost_profile import Identity
 from draftree.models.gguf.gguf_checks import check
-from draftree.models.native.binding import VERSION, tiers
+from draftree.models.native.architecture import FORMATS
+from draftree.models.native.binding import EMBEDDING, OUTPUT, VERSION, tiers
 from draftree.models.native.native_model import NativeModel, NativeScores
 from draftree.sampling.warping import Warping, stream_key
 from draftree.scores import Changes, Draft, Edit, NumpyScores, Scores, Top
@@ -320,3 +323,26 @@ def test_wrong_options_are_one_line(path: Path) -> None:
         NativeModel(path, threads=0)
     with pytest.raises(ConfigError, match="mmx"):
         NativeModel(path, tier="mmx")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", sorted(FORMATS), ids=lambda kind: GGMLQuantizationType(kind).name)
+def test_rows_of_weights_are_those_of_the_file(kind: int, tied: bool, tmp_path: Path) -> None:
+    """To the bit, though they come out of the tiles that passes multiply by."""
+    name, lacking = GGMLQuantizationType(kind).name, ("output.weight",) if tied else ()
+    path = tiny_gguf.write(tmp_path / "m.gguf", layers=1, hidden=256, heads=8, weights=name, lacking=lacking)
+    tensors = {each.name: each for each in gguf.GGUFReader(path).tensors}
+    model = NativeModel(path)
+    ids = np.random.default_rng(0).permutation(model.capabilities.vocab_size)
+    for number, name in ((EMBEDDING, "token_embd.weight"), (OUTPUT, "token_embd.weight" if tied else "output.weight")):
+        expected = gguf.dequantize(tensors[name].data, GGMLQuantizationType(kind))
+        for some in (ids, ids[:1], ids[:0]):
+            np.testing.assert_array_equal(
+                model.loaded.rows(number, some).view(np.uint32), expected[some].view(np.uint32)
+            )
+
+
+@pytest.mark.parametrize("token", [-1, 274])
+def test_there_are_no_rows_of_tokens_outside_the_vocabulary(token: int, model: NativeModel) -> None:
+    with pytest.raises(CacheError):
+        model.embedding_rows(np.array([0, token]))

@@ -1,4 +1,4 @@
-"""A GGUF file: its header, its fingerprint, and rows of its embeddings and output layer.
+"""A GGUF file: its header and its fingerprint.
 
 The header alone is parsed, and texts of the vocabulary stay bytes: ``gguf.GGUFReader`` makes an array of each token,
 which takes 7 s for 150,000 of them.
@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 from gguf import GGUFReader
-from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, Keys
+from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGUFValueType, Keys
 from numpy.typing import NDArray
 
 from ...errors import ModelFileError, UnsupportedModelError
@@ -284,25 +283,3 @@ def slot_bytes(header: GGUFHeader, keys: int, values: int) -> int:
         raise ModelFileError(f"{header.path} does not give its {header.architecture}.attention.head_count: {AGAIN}")
     total = sum(_bytes((n * w,), kind) for n in shared for w, kind in zip(widths, (keys, values), strict=True))
     return total * layers // len(shared)
-
-
-class PackedRows:
-    """A matrix as its file holds it, of a format that the native engine reads."""
-
-    def __init__(self, tensor: StoredTensor) -> None:
-        self._packed = tensor.data.reshape(math.prod(tensor.shape[1:]), -1)
-        self._kind = GGMLQuantizationType(tensor.kind)
-
-    def blocks(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.uint8], GGMLQuantizationType]:
-        """[n, bytes] rows as they are, and their format."""
-        return self._packed[ids], self._kind
-
-    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """[n, H] float32 rows."""
-        return gguf.dequantize(*self.blocks(ids))
-
-
-def packed_rows(header: GGUFHeader) -> dict[str, PackedRows]:
-    """``EMBEDDINGS`` and ``OUTPUT`` of a file; the latter are the embeddings where it has no output layer."""
-    found = {t.name: PackedRows(t) for t in header.tensors if t.name in (EMBEDDINGS, OUTPUT)}
-    return {OUTPUT: found[EMBEDDINGS], **found}

@@ -12,6 +12,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,9 @@ def _load(
         raise ModelFileError(f"the conversion of {gguf.name} is damaged ({error}): delete {source}") from None
     if parts == 1:
         torch.nn.Module.to(model, place)
+    if place.type == "cpu":  # where weights of the wanted dtype are those of the mapped file
+        for weight in chain(model.parameters(), model.buffers()):
+            weight.data = weight.data.clone()
     return model, tokenizer
 
 

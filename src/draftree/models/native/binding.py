@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, NotNativeError, RunError
 from .architecture import Description, Hyperparameters
 
-VERSION = "6"
+VERSION = "7"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
 _FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
 LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")
 
+EMBEDDING, OUTPUT = 0, 2
+"""Tensors whose rows can be read (``LoadedModel.rows``)."""
 _BAD_FILE, _NO_MEMORY, _NO_TIER = -2, -3, -8
 _ERRORS: dict[int, tuple[type[DraftreeError], str]] = {
     _NO_MEMORY: (RunError, "there is not enough memory: use shorter prompts, or fewer requests at a time"),
@@ -77,6 +79,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "prune": (c_int, [_P, _I, _P, _I, _I]),
     "track": (c_int, [_P, _P, _I]),
     "load_head": (c_int, [_P, _P, _L, POINTER(CArchitecture), *[_P] * 7, POINTER(_P)]),
+    "rows": (c_int, [_P, _I, _P, _I, _P]),
     "learn": (c_int, [_P, _I, _P, _I]),
     "output_count": (_I, [_P, _I]),
     "output_tokens": (c_int, [_P, _I, _P]),
@@ -320,6 +323,7 @@ class LoadedModel(Loaded):
 
     Attributes:
         tracked: layers whose hidden states are kept (``track``).
+        output_format: ggml's number of the output layer's type.
 
     Args:
         description: of it.
@@ -342,8 +346,9 @@ class LoadedModel(Loaded):
     ) -> None:
         super().__init__(description.hyperparameters)
         d = description
+        self.output_format = int(d.model_tensors["format"][OUTPUT])
         arrays = (d.rope_frequencies, d.layer_rope, d.layer_window, d.layer_tensors, d.model_tensors)
-        self._files = files = [*map(_mapped, d.files)]  # C reads them until it frees the model
+        files = [*map(_mapped, d.files)]  # as long as the call takes
         raised: list[BaseException] = []
 
         def report(done: float) -> int:
@@ -376,6 +381,13 @@ class LoadedModel(Loaded):
             raise ConfigError(f"instruction set {tier!r} is not among this CPU's: choose from {', '.join(tiers())}")
         self._check(code)
         self.track(())
+
+    def rows(self, tensor: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """[n, H] rows of ``EMBEDDING`` or of ``OUTPUT``, as float32."""
+        ids, rows = np.array(tokens, np.int32), np.empty((len(tokens), self.hidden_size), np.float32)
+        arguments = tensor, ids.ctypes.data, len(ids), rows.ctypes.data
+        self._check(self._library.draftree_rows(self._pointer, *arguments))
+        return rows
 
     def track(self, layers: Sequence[int]) -> None:
         """Let rows that are opened from now on keep hidden states of these layers (``FeatureSpec.layers``).

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from gguf import quants
+from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Format
 from numpy.typing import NDArray
 
 from ...errors import UnsupportedModelError
 from ...scores import Draft, Edit, Edits, Scores, Slots, Top, allowed_tokens
 from ..base import NO_NODES, FeatureSpec, Nodes, Row, exclusive
-from ..gguf.gguf_file import OUTPUT
 from ..heads.head_format import Array, EagleConfig, HeadArrays
 from .architecture import ABSENT, PLACE, Hyperparameters, Place, frequencies, yarn, yarn_magnitude
 from .head_binding import LAST_STATE, MOST_FEATURES, NO_STATE, CHead, HeadDescription, LoadedHead
@@ -121,10 +121,7 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
         learns="lm_head.weight" not in own,
         logit_scale=config.logit_scale,
     )
-    if head.learns:
-        output = weights.add(*target.matrices[OUTPUT].blocks(arrays.ids), config.hidden_size)
-    else:
-        output = weights.place(own["lm_head.weight"])
+    output = weights.place(own.get("lm_head.weight"))  # else the target's rows
     norms = [own[name] for name in own if name.startswith(("input_norm.", "fc_norm."))]
     layers = [
         [weights.place(own.get(f"layers.{i}.{name}")) for name in _LAYER] for i in range(config.num_hidden_layers)
@@ -132,6 +129,10 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
     of_head = own.get("fc.weight"), own.get("fc.bias"), np.concatenate(norms) if norms else None
     head_places = [*map(weights.place, (*of_head, own.get("layers.0.hidden_norm.weight")))]
     norm, multiplied = weights.place(own.get("norm.weight")), (weights.numbers, weights.bytes)
+    if head.learns:
+        block, size = GGML_QUANT_SIZES[Format(target.loaded.output_format)]
+        learned = len(arrays.ids) * config.hidden_size
+        multiplied = multiplied[0] + learned, multiplied[1] + learned // block * size
     embeddings = weights.embeddings(own.get("embed_tokens.weight"))  # which a pass looks up only
     return HeadDescription(
         hyperparameters=numbers,

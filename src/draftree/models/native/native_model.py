@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -36,10 +36,9 @@ from ..base import (
 )
 from ..cpu_threads import default_threads
 from ..gguf.gguf_checks import capabilities, check
-from ..gguf.gguf_file import EMBEDDINGS, OUTPUT, PackedRows, packed_rows
 from ..protocols import LayerSizes
 from .architecture import Description, describe
-from .binding import VERSION, WARPING, CEdits, IntsLike, Loaded, LoadedModel
+from .binding import EMBEDDING, OUTPUT, VERSION, WARPING, CEdits, IntsLike, Loaded, LoadedModel
 from .vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
@@ -244,15 +243,15 @@ class NativeModel(NativeRows[NativeRow]):
         self, path: str | Path, *, name: str | None = None, threads: Count | None = None, tier: str | None = None
     ) -> None:
         path, self.threads = Path(path), threads or default_threads()
-        self._header = check(path)
-        description = describe(self._header)
+        header = check(path)
+        description = describe(header)
         sizes = description.hyperparameters
         self.hidden_size, self.layers = sizes.hidden, sizes.layers
         self.layer_sizes = LayerSizes(sizes.query_heads, sizes.key_heads, sizes.head_size, sizes.feed_forward)
-        self.tokenizer = read_vocabulary(self._header)
+        self.tokenizer = read_vocabulary(header)
         self.loaded = _load(path, description, self.threads, tier or "")
         self.capabilities = capabilities(
-            self._header,
+            header,
             name or str(path),
             self.threads,
             max_length=self.loaded.context,
@@ -324,16 +323,11 @@ class NativeModel(NativeRows[NativeRow]):
 
     def embedding_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """[n, H] embeddings of tokens, dequantized (``FeatureModel.embedding_rows``)."""
-        return self.matrices[EMBEDDINGS].rows(ids)
+        return self.loaded.rows(EMBEDDING, ids)
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights and biases of the output layer (``FeatureModel.output_rows``), dequantized."""
-        return _tensor(self.matrices[OUTPUT].rows(ids.numpy())), None
-
-    @cached_property
-    def matrices(self) -> dict[str, PackedRows]:
-        """Its embeddings and output layer by rows."""
-        return packed_rows(self._header)
+        return _tensor(self.loaded.rows(OUTPUT, ids.numpy())), None
 
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:

@@ -1,0 +1,71 @@
+"""Load models and heads, damage their files, and go on: run by ``test_overwritten_files``.
+
+python -m tests.models.overwritten DAMAGE TARGET[,HEAD]...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from draftree.models.base import LanguageModel, Nodes, prefill
+from draftree.models.heads.head_folder import load_head
+from draftree.models.loading import load
+from draftree.models.protocols import DraftHead, feature_model
+
+TEXT, MORE = [5, 20, 31, 7, 60, 4, 4, 55], [9, 8]
+TREE = Nodes.of([9, 8, 7, 6, 5], [-1, 0, 0, 1, -1])
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "none": lambda data: data,
+    "truncated": lambda data: b"",
+    "zeros": lambda data: bytes(len(data)),
+    "another file": lambda data: data[::-1],
+}
+
+
+def overwrite(path: Path, damage: str) -> None:
+    """Damage a file, or all files of a folder, where they lie: no new file takes their place."""
+    for file in [path] if path.is_file() else sorted(path.iterdir()):
+        file.write_bytes(DAMAGES[damage](file.read_bytes()))
+
+
+def answers(model: LanguageModel, head: DraftHead | None) -> str:
+    """A digest of scores, rows of weights, a text's ids, and what a head predicts."""
+    features = feature_model(model)
+    row, ids = prefill(model, TEXT), np.arange(model.capabilities.vocab_size)
+    found = [
+        model.extend([row], [TREE]).logits(range(5)),
+        features.embedding_rows(ids),
+        features.output_rows(torch.from_numpy(ids))[0].detach().numpy(),
+    ]
+    if model.tokenizer is not None:
+        found.append(np.array(model.tokenizer.encode("the rain")))
+    if head is not None:
+        own = head.open()
+        found.append(head.read([own], [TEXT[1:]], [row]).logits([0]))
+        model.commit(row, [0, 1])
+        found.append(head.read([own], [MORE], [row]).logits([0]))
+        found.append(head.extend([own], [Nodes.of(MORE, [-1, -1])]).logits(range(2)))
+    return hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in found)).hexdigest()
+
+
+def main(damage: str, *given: str) -> None:
+    digests = []
+    for each in given:
+        target, *heads = map(Path, each.split(","))
+        model = load(str(target))
+        head = load_head(heads[0], model) if heads else None
+        for path in (target, *heads):
+            overwrite(path, damage)
+        digests.append(answers(model, head))
+    sys.stdout.write(json.dumps(digests) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
