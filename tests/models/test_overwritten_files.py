@@ -23,20 +23,20 @@ LEARNS = Recipe(kind="eagle", vocab=274, target_size=256, size=256, width=16, wi
 OWN = replace(LEARNS, kind="eagle3", embeddings=True)
 
 
-def write_gguf(folder: Path, weights: str, tied: bool, **sizes: int) -> Path:
+def write_gguf(folder: Path, weights: str, tied: bool, layers: int) -> Path:
     lacking = ("output.weight",) if tied else ()
     path = folder / f"{weights}{'-tied' if tied else ''}.gguf"
-    return tiny_gguf.write(path, hidden=256, heads=8, context=64, weights=weights, lacking=lacking, **sizes)
+    return tiny_gguf.write(path, hidden=256, heads=8, context=64, weights=weights, lacking=lacking, layers=layers)
 
 
 def make(folder: Path) -> list[str]:
     """Tied and untied models of each format of weights, models with draft heads, and a transformers model with one."""
     folder.mkdir()
-    found = [str(write_gguf(folder, name, tied, layers=1)) for name in NAMES for tied in (True, False)]
+    found = [str(write_gguf(folder, name, tied, 1)) for name in NAMES for tied in (True, False)]
     for name, tied in (("Q4_1", True), ("Q6_K", False)):
         for number, (recipe, style) in enumerate([(LEARNS, "midlayer"), (OWN, "speculators")]):
             (at := folder / f"{name}-{number}").mkdir()
-            found.append(f"{write_gguf(at, name, tied, layers=3)},{recipe.save(at / 'head', style)}")
+            found.append(f"{write_gguf(at, name, tied, 3)},{recipe.save(at / 'head', style)}")
     stock = tiny.save_tiny(folder / "stock")
     head = replace(OWN, vocab=tiny.VOCAB, target_size=32, size=32, drafted=(1, 2, 3)).save(folder / "head")
     return [*found, f"{stock},{head}"]
