@@ -225,20 +225,18 @@ def unenforced(inner: some.SearchStrategy[Any]) -> some.SearchStrategy[dict[str,
 
 
 KEYS = some.sampled_from("abc")
-LEAVES = some.sampled_from(
-    [
-        DIGIT,
-        {"type": "boolean"},
-        {"type": ["null", "boolean"]},
-        {"type": "string", "maxLength": 3},
-        {"type": "string", "pattern": "^(?!a)", "maxLength": 3},
-        {"type": "string", "pattern": "^[ab]{1,2}$"},
-        {"enum": ["a", 1, None]},
-        {"$ref": "#/$defs/d"},
-        {},
-        True,
-    ]
-)
+LEAVES: list[Any] = [
+    DIGIT,
+    {"type": "boolean"},
+    {"type": ["null", "boolean"]},
+    {"type": "string", "maxLength": 3},
+    {"type": "string", "pattern": "^(?!a)", "maxLength": 3},
+    {"type": "string", "pattern": "^[ab]{1,2}$"},
+    {"enum": ["a", 1, None]},
+    {"$ref": "#/$defs/d"},
+    {},
+    True,
+]
 
 
 def larger(inner: some.SearchStrategy[Any]) -> some.SearchStrategy[Any]:
@@ -264,8 +262,8 @@ def larger(inner: some.SearchStrategy[Any]) -> some.SearchStrategy[Any]:
 
 SCHEMAS = some.builds(
     lambda schema, defined: {**schema, "$defs": {"d": defined}},
-    larger(some.recursive(LEAVES, larger, max_leaves=6)),
-    LEAVES.filter(lambda leaf: leaf is not True and "$ref" not in leaf),
+    larger(some.recursive(some.sampled_from(LEAVES), larger, max_leaves=6)),
+    some.sampled_from([leaf for leaf in LEAVES if leaf is not True and "$ref" not in leaf]),
 )
 
 

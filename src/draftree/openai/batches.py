@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from ..artifacts import append_line, file_path, read_lines
 from ..engine.engine import Engine, Handle
@@ -29,7 +29,7 @@ from .answers import Choices
 from .bad_bodies import body_error, check_model, failure
 from .chat_api import ChatRequest
 from .responses_api import ResponsesRequest, answer_builder
-from .schema import CompletionRequest, Sampled
+from .schema import CompletionRequest, Fields, Sampled
 
 Record = Mapping[str, Any]
 
@@ -159,10 +159,8 @@ class LineError(InputError):
     """A line that is no request."""
 
 
-class BatchRequest(BaseModel):
+class BatchRequest(Fields):
     """A line in full."""
-
-    model_config = ConfigDict(strict=True)
 
     custom_id: str
     method: Literal["POST"] = "POST"
@@ -212,6 +210,7 @@ class _Line:
             given = None
         if not isinstance(given, dict):
             raise LineError(f"{self.where}it is no JSON object, write one a line")
+        given = {name: value for name, value in given.items() if value is not None}
         if "prompt" in given and "body" not in given:
             named = given.pop("custom_id", f"line-{self.line.number}")
             messages = user(given.pop("prompt"))

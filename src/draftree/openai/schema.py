@@ -39,13 +39,27 @@ from .bad_bodies import UnsupportedError, check_extra, check_values
 Texts = Annotated[list[str], Field(max_length=1024)]
 TokenIds = list[Whole]
 _TOKENS = 16
-"""Of a completion that does not say how many. null: as many as the context leaves."""
+"""Of a completion that does not say how many, as of OpenAI's."""
 
 
-class Body(BaseModel):
-    """A JSON object; what it has beside the fields is kept."""
+class Fields(BaseModel):
+    """A JSON object, in which null is as if the field were left out; of a required one it is an error."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        required = {field.alias or name for name, field in cls.model_fields.items() if field.is_required()}
+        return {name: value for name, value in given.items() if value is not None or name in required}
+
+
+class Body(Fields):
+    """What a client sends, or a part of it; what it has beside the fields is kept."""
+
+    model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="after")
     def _check_extra(self) -> Self:
@@ -74,10 +88,10 @@ _CLIENTS = {"prompt": ("messages", "input"), "max_tokens": ("max_output_tokens",
 """The engine's name of a field -> the clients', where those are others."""
 
 
-class Speculative(BaseModel):
+class Speculative(Fields):
     """How one request is drafted for: what is not there is as the server was started."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
 
     method: str | None = None
     settings: dict[str, float | str] | None = None
@@ -86,7 +100,7 @@ class Speculative(BaseModel):
     verification: str | None = None
 
 
-class StructuredOutputs(Body):
+class StructuredOutputs(Fields):
     """What the answer must look like, by vLLM's names: one of the fields."""
 
     model_config = ConfigDict(extra="forbid")
@@ -314,9 +328,8 @@ class CompletionRequest(Sampled):
         return self.logprobs
 
     def limit(self, room: int) -> int | None:
-        if "max_tokens" in self.model_fields_set:
-            return self.max_tokens
-        return max(1, min(room, max(_TOKENS, self.min_tokens or 0)))
+        most = super().limit(room)
+        return max(1, min(room, max(_TOKENS, self.min_tokens or 0))) if most is None else most
 
     def params(self, choice: int, room: int) -> SamplingParams:
         found = super().params(choice, room)
