@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -352,3 +353,26 @@ def test_tools_that_are_not_text_are_refused() -> None:
         encode(TOKENIZER, Conversation([]))
     with pytest.raises(PromptError, match="no tokenizer"):
         encode(None, Conversation(user("the")))
+
+
+_ARGUMENTS = "{{ call.function.arguments | tojson }}"
+RAW, PICKY, LOOPING = (
+    HERMES.replace(_ARGUMENTS, each)
+    for each in (
+        "{% if call.function.arguments is string %}{{ call.function.arguments }}{% else %}"
+        + _ARGUMENTS
+        + "{% endif %}",
+        "{% if call.function.arguments is mapping %}" + _ARGUMENTS + "{% endif %}",
+        """{{ "{" }}{% for key in call.function.arguments.keys() %}"{{ key }}": 1{% endfor %}{{ "}" }}""",
+    )
+)
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, HERMES, OTHER, RAW, PICKY, LOOPING])
+@pytest.mark.parametrize("arguments", ['{"é": ', "[]", "null", '"x"'])
+def test_arguments_that_are_text_are_in_every_prompt(template: str, arguments: str) -> None:
+    """A template that goes through the keys of arguments failed, and one that asks for a mapping left them out."""
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    text = rendered(template, Conversation([*HISTORY, called, {"role": "tool", "content": "cut"}], [TOOL]))
+    written = arguments if template == RAW else json.dumps(arguments, ensure_ascii=False)
+    assert f'{{"name": "f", "arguments": {written}}}' in text and call_text("f", {"é": 1}) in text

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
 from typing import Any, cast
 
 import httpx2 as httpx
+import openai
 import pytest
 
 from draftree.request import Chunk
 from draftree.server.engine_loop import Submission
 from draftree.server.streams import EventStream
 
-from .running import HEAD, NAME, TEXT, running, slow_target
+from .running import HEAD, NAME, TEXT, bytes_target, running, slow_target
 
 
 class _Builder:
@@ -45,6 +46,28 @@ def test_the_tokens_of_its_last_step_come_before_its_error() -> None:
     lines = "".join(asyncio.run(sent())).split("\n\n")
     assert lines[:3] == ['data: {"first": true}', 'data: {"token": "a"}', 'data: {"token": "b"}']
     assert "broken" in lines[3]
+
+
+def events(url: str, **body: Any) -> list[Any]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        return list(client.responses.create(model=NAME, input=TEXT, stream=True, extra_body=body))
+
+
+def test_a_response_that_waits_has_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codex ends a stream that has no event for five minutes, and a comment is none: long prompts were read in vain."""
+    monkeypatch.setattr("draftree.server.engine_loop.QUIET", 0.004)
+    with running(slow_target()) as served:
+        found = events(served.url, max_output_tokens=4, draftree={"drafter": "none"})
+    assert [event.type for event in found].count("response.in_progress") > 4
+    assert [event.sequence_number for event in found] == list(range(len(found)))
+
+
+def test_a_response_that_fails_ends_so() -> None:
+    """Its last event had the type of the error for its own, such as "server_error", which no client knows."""
+    with running(bytes_target()) as served:
+        *_, last = events(served.url, allowed_token_ids=[5], structured_outputs={"regex": "zz"})
+    assert last.type == "response.failed" and last.response.status == "failed"
+    assert last.response.error.code and "token" in last.response.error.message
 
 
 class _Endless(_Submission):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ..config import way_out
@@ -12,6 +14,8 @@ from ..errors import ContextError, FieldError, InputError, shortened
 
 INVALID, MISSING = "invalid_request_error", "not_found_error"
 """Types of errors."""
+
+log = logging.getLogger("draftree.openai")
 
 NOT_JSON = "the body is no JSON object: send one, as application/json"
 
@@ -24,7 +28,7 @@ _NEUTRAL: Mapping[str, Sequence[object]] = {
             "ebnf enable_thinking grammar_triggers guided_choice guided_grammar "
             "guided_json guided_regex guided_whitespace_pattern image_data input input_extra input_ids input_prefix "
             "input_suffix instructions json_schema logits_processors logit_processors lora_path max_completion_tokens "
-            "max_length max_new_tokens max_output_tokens messages min_length models "
+            "max_length max_new_tokens max_output_tokens messages min_length models moderation "
             "negative_prompt penalty_prompt prediction prompt prompt_embeds prompt_logprobs random_seed "
             "reasoning_budget regex refusal response_fields sampler_seq samplers sampling_seed session_params "
             "speculative stop_regex stop_sequences structural_tag system t_max_predict_ms t_max_prompt_ms template "
@@ -50,16 +54,22 @@ _NEUTRAL: Mapping[str, Sequence[object]] = {
         ("repeat_last_n n_predict top_n_sigma", (-1,)),
         ("function_call tool_choice", ("none", "auto")),
         ("modalities", (["text"],)),
-        ("reasoning", ({}, {"effort": None}, {"effort": "none"})),
-        ("reasoning_effort", ("none",)),
         ("response_format", ({"type": "text"},)),
-        ("truncation", ("disabled",)),
         ("truncation_side", ("left",)),
-        ("verbosity", ("medium",)),
     )
     for name in names.split()
 }
 """Fields of OpenAI, vLLM, llama.cpp and others that would change an answer -> the values that change nothing."""
+
+_WISHES: Mapping[str, tuple[Sequence[object], str]] = {
+    "context_management": ((None, []), "no conversation is compacted here"),
+    "reasoning": ((None, {}, {"effort": None}, {"effort": "none"}), "how a model reasons is not set here"),
+    "reasoning_effort": ((None, "none"), "how a model reasons is not set here"),
+    "store": ((None, False), "no answer is stored here"),
+    "truncation": ((None, "disabled"), "a conversation that does not fit the context is refused"),
+    "verbosity": ((None, "medium"), "how long a model's answers are is not set here"),
+}
+"""Fields without which the text means the same -> the values that wish for nothing, and what the log says of others."""
 
 _MOST_OBJECTS = 1 << 14
 """Messages, their parts, calls and all else that is an object: each takes some 20 us to be read."""
@@ -83,14 +93,24 @@ def check_model(asked: str, there: str) -> None:
 
 
 def check_extra(extra: Mapping[str, object]) -> None:
-    """Refuse what a body has beside its fields and would change the answer.
+    """Refuse what a body has beside its fields and would change the answer; what is wished for is left out.
 
     Raises:
         UnsupportedError: of the first such field.
     """
     for name, value in extra.items():
-        if (neutral := _NEUTRAL.get(name.partition(".")[0])) is not None and value not in neutral:
+        if name in _WISHES:
+            nothing, why = _WISHES[name]
+            if value not in nothing:
+                left_out(name, why)
+        elif (neutral := _NEUTRAL.get(name.partition(".")[0])) is not None and value not in neutral:
             raise UnsupportedError(name)
+
+
+@lru_cache(maxsize=1 << 10)
+def left_out(what: str, why: str) -> None:
+    """Log what requests have and no answer needs, once for each kind."""
+    log.warning("%s", shortened(f"{what} of requests is left out: {why}"))
 
 
 def check_values(body: object) -> object:

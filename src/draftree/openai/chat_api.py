@@ -12,7 +12,10 @@ from ..config import Count, LogprobCount
 from ..errors import FieldError
 from ..text.encoding import Conversation
 from .schema import Body, ResponseFormat, Sent
-from .tools import NamedFunction, Tool, WithTools, check_tools
+from .tools import AnyTool, NamedFunction, WithTools, check_tools, functions
+
+TEXTS = ("text", "input_text", "output_text")
+"""Types of parts that are text."""
 
 
 class Part(Body):
@@ -48,7 +51,7 @@ class Message(Body):
         """As chat templates take it.
 
         Raises:
-            FieldError: a part is no text, or arguments of a call are no JSON object.
+            FieldError: a part is no text, or a call names no function.
         """
         content = text_of(self.content or "", f"messages[{at}].content")
         found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
@@ -63,20 +66,19 @@ class Message(Body):
 
 
 def past_call(key: str, function: CalledFunction, field: str) -> dict[str, Any]:
-    """A call as chat templates take it.
+    """A call as chat templates take it; arguments that are no JSON object, as those of a call cut off, stay text.
 
     Raises:
-        FieldError: it names no function, or its arguments are no JSON object.
+        FieldError: it names no function.
     """
-    text = function.arguments.strip()
     if not function.name:
         raise FieldError(f"{field}.name", f"{field}.name is empty: name the function that was called")
     try:
-        arguments = json.loads(text or "{}")
+        arguments = json.loads(function.arguments.strip() or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise FieldError(f"{field}.arguments", f"{field}.arguments is {text!r}: give a JSON object as text")
+        arguments = function.arguments
     return {"id": key, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
@@ -88,7 +90,7 @@ def text_of(content: str | list[Part], field: str) -> str:
     """
     if isinstance(content, str):
         return content
-    if other := next((part.type for part in content if part.type not in ("text", "input_text", "output_text")), None):
+    if other := next((part.type for part in content if part.type not in TEXTS), None):
         raise FieldError(field, f"a content part of type {other!r}: give text")
     return "".join(part.text or "" for part in content)
 
@@ -155,8 +157,11 @@ class TokenizeRequest(Sent):
     prompt: str | None = None
     add_special_tokens: bool | None = None  # of a prompt; not sent: as the model has it
     messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    tools: list[AnyTool] | None = None
 
     def conversation(self) -> Conversation:
         """The messages as chat templates take them."""
-        return Conversation(plain_messages(self.messages or ()), [tool.template() for tool in check_tools(self.tools)])
+        return Conversation(
+            plain_messages(self.messages or ()),
+            [tool.template() for tool in check_tools(functions(self.tools)).values()],
+        )

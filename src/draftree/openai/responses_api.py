@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -15,41 +15,9 @@ from ..request import Chunk, Request
 from ..text.encoding import Conversation
 from .answers import Choices, CompletionBuilder, named_logprobs, speculative_decoding, usage_of
 from .bad_bodies import UnsupportedError
-from .chat_api import CalledFunction, Part, past_call, text_of
+from .response_items import AdditionalTools, AnyItem, InputItem, turns_of
 from .schema import Body, ResponseFormat
-from .tools import CallParser, Parsed, WithTools
-
-
-class InputItem(Body):
-    """A turn of the conversation, a call of a function, or what it returned."""
-
-    type: Literal["message", "function_call", "function_call_output"] = "message"
-    role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[Part] | None = None
-    call_id: str = ""
-    name: str = ""
-    arguments: str = ""
-    output: str | list[Part] | None = None
-
-    def plain(self, at: int) -> dict[str, Any]:
-        """As chat templates take it.
-
-        Raises:
-            FieldError: something is missing, a part is no text, or arguments of a call are no JSON object.
-        """
-        where = f"input[{at}]"
-        if self.type == "function_call":
-            function = CalledFunction(name=self.name, arguments=self.arguments)
-            return {"role": "assistant", "content": "", "tool_calls": [past_call(self.call_id, function, where)]}
-        field = "content" if self.type == "message" else "output"
-        given = getattr(self, field)
-        if given is None or (self.type == "message" and self.role is None):
-            missing = field if given is None else "role"
-            raise FieldError(f"{where}.{missing}", f"{where}, a {self.type}, has no {missing}: give it one")
-        content = text_of(given, f"{where}.{field}")
-        if self.type == "function_call_output":
-            return {"role": "tool", "content": content, "tool_call_id": self.call_id}
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+from .tools import CallParser, Parsed, Tool, WithTools, functions
 
 
 class TextOptions(Body):
@@ -63,48 +31,62 @@ class ResponsesRequest(WithTools):
 
     prefix = "resp_"
     n: Literal[1] = 1
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    input: str | Annotated[list[AnyItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
     text: TextOptions = TextOptions()
     top_logprobs: LogprobCount | None = None
-    previous_response_id: None = None
-    background: Literal[False] | None = None
+    include: list[str] | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
     metadata: dict[str, str] | None = None
 
     @property
     def wanted_logprobs(self) -> int | None:
-        return self.top_logprobs or None
+        return self.top_logprobs or (0 if "message.output_text.logprobs" in (self.include or ()) else None)
 
     @property
     def format(self) -> tuple[str, ResponseFormat]:
         return "text.format", self.text.format
 
+    @property
+    def items(self) -> list[AnyItem]:
+        return [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+
     def refuse(self) -> None:
         if self.traced:
             raise FieldError("stream_options.include_trace", "a response has no trace: ask for a chat or a completion")
-        if self.max_tokens is not None:
-            raise UnsupportedError("max_tokens", "use max_output_tokens")
+        for field, way_out in _AWAY.items():
+            if getattr(self, field):
+                raise UnsupportedError(field, way_out)
+
+    def functions(self) -> dict[str, Tool]:
+        found = super().functions()
+        for at, item in enumerate(self.items):
+            if isinstance(item, AdditionalTools):
+                found |= functions(item.tools, f"input[{at}].tools")
+        return found
 
     def prompts(self) -> Sequence[Conversation]:
-        """The instructions and the input as chat templates take them; calls belong to the answer before them."""
-        items = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        instructions = {"role": "system", "content": self.instructions}
-        messages: list[dict[str, Any]] = [instructions] if self.instructions else []
-        for at, item in enumerate(items):
-            message = item.plain(at)
-            if item.type == "function_call" and messages and messages[-1]["role"] == "assistant":
-                messages[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
-            else:
-                messages.append(message)
-        return [Conversation(messages, self.templates())]
+        """The instructions and the input as chat templates take them."""
+        instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        return [Conversation([*instructions, *turns_of(self.items)], self.templates())]
 
 
-_NULL = (
-    "completed_at error incomplete_details max_tool_calls previous_response_id prompt_cache_key reasoning "
-    "safety_identifier usage"
-).split()
+_AWAY = {
+    "max_tokens": "use max_output_tokens",
+    "background": "leave it out, and stream the answer",
+    "previous_response_id": "send its input and output in input: nothing is stored here",
+    "conversation": "send its items in input: nothing is stored here",
+}
+"""Fields that are refused -> the way out."""
+_NULL = "completed_at error incomplete_details previous_response_id usage".split()
 """Fields of a response that say nothing before its end, or nothing at all here."""
+_SENT = (
+    "max_tool_calls prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier user"
+).split()
+"""Fields of a response that are as they were sent."""
 _DRAWN = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 """Fields that are the engine's."""
 
@@ -126,6 +108,7 @@ class ResponseBuilder:
         self._created = int(time.time())
         self._number = 0
         self._parser = None if choices.tags is None else CallParser(choices.tags)
+        self._functions = {tool.described.name: tool for tool in choices.body.offered().values()}
         self._items: list[dict[str, Any]] = []  # the output, the last of them perhaps in progress
         self._unsaid: list[Chunk] = []  # whose text has not come, or is a call's
 
@@ -147,6 +130,16 @@ class ResponseBuilder:
             yield from self._parsed([part for chunk in chunks for part in self._parser.push(chunk)])
         elif text := "".join([chunk.text for chunk in chunks]):
             yield from self._said(text)
+
+    def waiting(self) -> Iterator[dict[str, Any]]:
+        """The event of a time in which nothing comes: clients that time events out do not count comments."""
+        yield self._event("response.in_progress", response={**self._begun("in_progress"), "output": self._items})
+
+    def failed(self, error: Mapping[str, Any]) -> dict[str, Any]:
+        """The event that a stream ends with in place of the last: what went wrong, in OpenAI's shape."""
+        why = {"code": error["code"] or error["type"], "message": error["message"]}
+        response = {**self._begun("failed"), "output": self._items, "error": why}
+        return self._event("response.failed", response=response)
 
     def last(self) -> list[dict[str, Any]]:
         """The event that a stream ends with."""
@@ -198,7 +191,8 @@ class ResponseBuilder:
                 yield from self._said(part.text)
             elif part.begins:
                 self._unsaid.clear()
-                call = {"type": "function_call", "call_id": part.call.key, "name": part.call.name, "arguments": ""}
+                called = self._functions[part.call.name].called()
+                call = {"type": "function_call", "call_id": part.call.key, **called, "arguments": ""}
                 yield from self._open("fc", call)
             else:
                 self._items[-1]["arguments"] += part.text
@@ -253,8 +247,11 @@ class ResponseBuilder:
     def _begun(self, status: str) -> dict[str, Any]:
         body = self._body
         chosen = body.tool_choice or "auto"
+        sent = body.model_extra or {}
+        format_ = body.text.format.model_dump(by_alias=True, exclude_unset=True) or {"type": "text"}
         return {
             **dict.fromkeys(_NULL),
+            **{name: sent.get(name) for name in _SENT},
             "id": self._id,
             "object": "response",
             "created_at": self._created,
@@ -262,11 +259,11 @@ class ResponseBuilder:
             "model": self._model,
             "output": [],
             "instructions": body.instructions,
-            "tools": [tool.echoed() for tool in body.tools or ()],
+            "tools": [found for tool in body.tools or () if (found := tool.echoed())],
             "tool_choice": chosen if isinstance(chosen, str) else chosen.model_dump(exclude_unset=True),
             "parallel_tool_calls": body.several,
-            "truncation": "disabled",
-            "text": {"format": body.text.format.model_dump(by_alias=True, exclude_unset=True) or {"type": "text"}},
+            "truncation": sent.get("truncation") or "disabled",
+            "text": {**(body.text.model_extra or {}), "format": format_},
             **{name: getattr(self._request.params, name) for name in _DRAWN},
             "top_logprobs": body.top_logprobs or 0,
             "max_output_tokens": body.max_output_tokens,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, PrivateAttr, Tag
 
 from ..engine.engine import Engine
 from ..errors import ConfigError, FieldError, listed, shortened
@@ -18,6 +18,7 @@ from ..sampling.grammar import Function, Grammar
 from ..sampling.json_schemas import enforceable, weakened
 from ..text.detokenizer import overlap
 from ..text.encoding import CALL_TAGS
+from .bad_bodies import left_out
 from .schema import Body, Sampled, of_field
 
 log = logging.getLogger("draftree.openai")
@@ -67,14 +68,32 @@ class Tool(DescribedFunction):
 
     type: Literal["function"]
     function: DescribedFunction | None = None
+    _namespace: str | None = PrivateAttr(None)
 
     @property
     def described(self) -> DescribedFunction:
         return self.function or self
 
-    def field(self, at: int, name: str) -> str:
-        """Where a field of the function is in the request."""
-        return f"tools[{at}].{'function.' if self.function is not None else ''}{name}"
+    def field(self, where: str, name: str) -> str:
+        """Where a field of the function is in the request, the tool being ``where``."""
+        return f"{where}.{'function.' if self.function is not None else ''}{name}"
+
+    def called(self) -> dict[str, str]:
+        """How a call names it to the client."""
+        if self._namespace is None:
+            return {"name": self.described.name}
+        return {"name": self.described.name.removeprefix(f"{self._namespace}."), "namespace": self._namespace}
+
+    def within(self, namespace: Namespace) -> Tool:
+        """The same in a namespace, which the model reads before the function's name and description."""
+        function = self.described
+        texts = filter(None, (namespace.description, function.description))
+        more = {"name": f"{namespace.name}.{function.name}", "description": " ".join(texts)}
+        found = self.model_copy(
+            update=more if self.function is None else {"function": function.model_copy(update=more)}
+        )
+        found._namespace = namespace.name
+        return found
 
     def template(self) -> dict[str, Any]:
         function = self.described
@@ -96,10 +115,65 @@ class Tool(DescribedFunction):
         return Function(self.described.name, schema)
 
 
+class OtherTool(BaseModel):
+    """A tool that is no function: the model is not offered it."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+
+    def echoed(self) -> dict[str, Any] | None:
+        return None
+
+
+def by_type(*types: str) -> Discriminator:
+    """Which class of a union, tagged "a TYPE" or "another", reads what a client has sent."""
+
+    def tag(sent: Any) -> str:
+        found = sent.get("type") if isinstance(sent, dict) else getattr(sent, "type", None)
+        return f"a {found}" if found in types else "another"
+
+    return Discriminator(tag)
+
+
+_Function = Annotated[Tool, Tag("a function")]
+_Other = Annotated[OtherTool, Tag("another")]
+
+
+class Namespace(Body):
+    """Functions under a name of their own."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    tools: list[Annotated[_Function | _Other, by_type("function")]]
+
+    def echoed(self) -> dict[str, Any] | None:
+        inner = [found for tool in self.tools if (found := tool.echoed())]
+        return {"type": "namespace", "name": self.name, "description": self.description or "", "tools": inner}
+
+
+AnyTool = Annotated[_Function | Annotated[Namespace, Tag("a namespace")] | _Other, by_type("function", "namespace")]
+
+
+def functions(given: Sequence[AnyTool] | None, where: str = "tools") -> dict[str, Tool]:
+    """The functions among tools, by where they are in the request; other tools are left out."""
+    found = dict[str, Tool]()
+    for at, tool in enumerate(given or ()):
+        place = f"{where}[{at}]"
+        if isinstance(tool, Tool):
+            found[place] = tool
+        elif isinstance(tool, Namespace):
+            found |= {at: inner.within(tool) for at, inner in functions(tool.tools, f"{place}.tools").items()}
+        else:
+            left_out(f"tools: type {tool.type!r}", "the model is offered functions alone")
+    return found
+
+
 class WithTools(Sampled):
     """A request whose answer may call functions."""
 
-    tools: Annotated[list[Tool], Field(max_length=_MOST)] | None = None
+    tools: list[AnyTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -115,26 +189,30 @@ class WithTools(Sampled):
             return False
         return not self.forced if self.parallel_tool_calls is None else self.parallel_tool_calls
 
-    def offered(self) -> dict[int, Tool]:
-        """Functions that the answer may call, by their numbers in the request; none: it calls none.
+    def functions(self) -> dict[str, Tool]:
+        """All functions of the request, by where they are in it."""
+        return functions(self.tools)
+
+    def offered(self) -> dict[str, Tool]:
+        """Functions that the answer may call, by where they are in the request; none: it calls none.
 
         Raises:
             FieldError: a function cannot be offered, or the one that is chosen is not there.
         """
-        tools, chosen = check_tools(self.tools), self.tool_choice
+        tools, chosen = check_tools(self.functions()), self.tool_choice
         if isinstance(chosen, NamedTool):
-            names = [tool.described.name for tool in tools]
+            names = {tool.described.name: at for at, tool in tools.items()}
             if chosen.called not in names:
-                raise FieldError("tool_choice", f"tool_choice names {chosen.called!r}: the names of tools are {names}")
-            at = names.index(chosen.called)
+                raise FieldError("tool_choice", f"tool_choice names {chosen.called!r}: the functions are {list(names)}")
+            at = names[chosen.called]
             return {at: tools[at]}
         if chosen == "required" and not tools:
-            raise FieldError("tool_choice", "tool_choice is 'required' but there are no tools: give some")
-        return {} if chosen == "none" else dict(enumerate(tools))
+            raise FieldError("tool_choice", "tool_choice is 'required' but no tools are functions: give some")
+        return {} if chosen == "none" else tools
 
     def templates(self) -> list[dict[str, Any]]:
         """Functions that the prompt describes; none where it must not call any."""
-        return [tool.template() for tool in self.tools or ()] if self.offered() else []
+        return [tool.template() for tool in self.functions().values()] if self.offered() else []
 
     def tags(self, engine: Engine) -> Mapping[int, str] | None:
         if not self.offered():
@@ -179,14 +257,17 @@ def _log_left_out(places: Mapping[str, Sequence[str]]) -> None:
         log.warning("calls are not held to what cannot be enforced of schemas: %s", "; ".join(found))
 
 
-def check_tools(given: Sequence[Tool] | None) -> list[Tool]:
-    """The functions of a request.
+def check_tools(given: dict[str, Tool]) -> dict[str, Tool]:
+    """The functions of a request, by where they are in it.
 
     Raises:
-        FieldError: one has no name that can be used, or another's, or parameters that are no object's.
+        FieldError: they are too many, or one has no name that can be used, or another's, or parameters that are no
+            object's.
     """
+    if len(given) > _MOST:
+        raise FieldError("tools", f"tools have {len(given)} functions: give at most {_MOST}")
     names: set[str] = set()
-    for at, tool in enumerate(given or ()):
+    for at, tool in given.items():
         function, where = tool.described, tool.field(at, "name")
         if not _NAME.fullmatch(function.name):
             raise FieldError(where, f"a function's name is {function.name!r}: use 1 to 128 of A-Z a-z 0-9 _ - . : /")
@@ -196,7 +277,7 @@ def check_tools(given: Sequence[Tool] | None) -> list[Tool]:
         if (kind := (function.parameters or _NO_PARAMETERS).get("type", "object")) != "object":
             said = f"parameters have the type {kind!r}: describe an object, whose properties are arguments"
             raise FieldError(tool.field(at, "parameters"), said)
-    return list(given or ())
+    return given
 
 
 @dataclass(slots=True)

@@ -41,14 +41,15 @@ class EventStream(StreamingResponse):
             self._submission.cancel()
 
     async def _lines(self) -> AsyncIterator[str]:
-        builder, named = self._builder, isinstance(self._builder, ResponseBuilder)
+        builder = self._builder
+        responding = builder if isinstance(builder, ResponseBuilder) else None
         try:
             if text := self._text(builder.first()):
                 yield text
             async for found in self._submission.steps():
                 text = self._text(event for at, chunks, _ in found for event in builder.events(at, chunks))
                 if text or not found:
-                    yield text or ": waiting\n\n"
+                    yield text or (self._text(responding.waiting()) if responding else ": waiting\n\n")
                 for at in [at for at, _, ended in found if ended]:
                     yield self._text(builder.ended(at))
             if text := self._text(await asyncio.to_thread(builder.last)):
@@ -56,8 +57,8 @@ class EventStream(StreamingResponse):
         except Exception as error:  # noqa: BLE001 - the client gets an event of it
             log.error("a request failed: %s", error)
             body = failure(error)[1]
-            yield _line({"type": "error", **body["error"]} if named else body)
-        if not named:
+            yield _line(responding.failed(body["error"]) if responding else body)
+        if responding is None:
             yield "data: [DONE]\n\n"
 
     def _text(self, events: Iterable[dict[str, Any]]) -> str:

@@ -22,7 +22,7 @@ class Conversation:
 
     Attributes:
         messages: with "role" and a text "content"; of assistants also "tool_calls" ("function" with "name" and
-            "arguments", an object); results of calls have the role "tool".
+            "arguments", an object, or text that is none); results of calls have the role "tool".
         tools: functions that may be called: "function" with "name", "description" and "parameters" (a JSON Schema).
         continued: the answer goes on with the last message, an assistant's, in place of beginning one.
     """
@@ -126,8 +126,11 @@ def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
         raise PromptError("the prompt is empty: give it at least one character")
     if not tokenizer.chat_template:
         raise PromptError("the model has no chat template: give the prompt as raw text (--raw on the command line)")
-    calls = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
-    if calls and not _writes_calls(tokenizer):
+    calls = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+    probes: list[dict[str, int] | str] = []
+    if tools or calls or any(message["role"] == "tool" for message in messages):
+        probes = [_ARGUMENTS, *([_CUT] if any(isinstance(call["arguments"], str) for call in calls) else [])]
+    if not all(_writes_calls(tokenizer, arguments) for arguments in probes):
         messages, tools = _with_calls_as_text(messages, tools), []
     try:
         return _rendered(tokenizer, messages, tools, continued=conversation.continued)
@@ -168,26 +171,30 @@ def call_text(name: str, arguments: object) -> str:
     return f"\n{call}\n".join(CALL_TAGS)
 
 
-_CALL: dict[str, Any] = {"name": "probe", "arguments": {"x": 1}}
-_PROBE: list[dict[str, Any]] = [
-    {"role": "user", "content": "a"},
-    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": _CALL}]},
-    {"role": "tool", "content": "b"},
-]
+_ARGUMENTS, _CUT = {"x": 1}, '{"x": "cut'
 _PROBED = {"name": "probe", "description": "what_it_does", "parameters": {"type": "object", "properties": {}}}
 
 
-def _writes_calls(tokenizer: Tokenizer) -> bool:
+def _writes_calls(tokenizer: Tokenizer, arguments: dict[str, int] | str) -> bool:
     """The chat template describes tools, and writes calls of the past in Hermes' format, white space aside.
 
     A template that does neither gets all of it as text, and so does one that has a format of its own: an answer's calls
-    are parsed in Hermes' format alone.
+    are parsed in Hermes' format alone. Arguments that are text may be written as they are, or as JSON.
     """
+    call = {"name": "probe", "arguments": arguments}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "content": "b"},
+    ]
     try:
-        text = _rendered(tokenizer, _PROBE, [{"type": "function", "function": _PROBED}], continued=False)
+        text = _rendered(tokenizer, messages, [{"type": "function", "function": _PROBED}], continued=False)
     except JobError:
         return False
-    return all("".join(each.split()) in "".join(text.split()) for each in ("what_it_does", call_text(**_CALL)))
+    found, forms = "".join(text.split()), [call_text("probe", arguments)]
+    if isinstance(arguments, str):
+        forms.append(forms[0].replace(json.dumps(arguments), arguments))
+    return "what_it_does" in found and any("".join(form.split()) in found for form in forms)
 
 
 def _with_calls_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
