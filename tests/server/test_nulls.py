@@ -21,6 +21,10 @@ from .running import LOOKUP, NAME, TEXT, Running, bytes_target, posted, running
 
 FUNCTION: dict[str, Any] = {"name": "f", "description": "it", "parameters": {"type": "object", "properties": {}}}
 TOOL = {"type": "function", "function": {**FUNCTION, "strict": True}}
+OTHERS: list[dict[str, Any]] = [
+    {"type": "namespace", "name": "many", "tools": [{"type": "function", **FUNCTION}]},
+    {"type": "web_search"},
+]
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TURNS = [
     {"role": "user", "content": [{"type": "text", "text": "a"}]},
@@ -45,6 +49,7 @@ BODIES: dict[str, tuple[type[BaseModel], list[dict[str, Any]]]] = {
                 "tool_choice": {"type": "function", "function": {"name": "f"}},
             },
             {**CHAT, "tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}},
+            {**CHAT, "tools": OTHERS},
             {**CHAT, "response_format": FORMAT, **COMMON},
             {**CHAT, "structured_outputs": {"choice": ["a"]}},
             {**CHAT, "prediction": {"type": "content", "content": [{"type": "text", "text": "a"}]}},
@@ -67,8 +72,10 @@ BODIES: dict[str, tuple[type[BaseModel], list[dict[str, Any]]]] = {
                     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
                     {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
                     {"type": "function_call_output", "call_id": "1", "output": "a"},
+                    {"type": "additional_tools", "tools": [{"type": "function", **FUNCTION, "name": "later"}]},
+                    {"type": "web_search_call", "id": "2"},
                 ],
-                "tools": [{"type": "function", **FUNCTION}],
+                "tools": [{"type": "function", **FUNCTION}, *OTHERS],
             },
             {**ASKED, "text": {"format": FORMAT}, **COMMON},
             {**ASKED, "text": {"format": {"type": "json_schema", "name": "x", "schema": {"enum": [1]}}}},
@@ -78,7 +85,7 @@ BODIES: dict[str, tuple[type[BaseModel], list[dict[str, Any]]]] = {
     ),
     "/tokenize": (
         TokenizeRequest,
-        [{"prompt": "a", "add_special_tokens": False}, {"messages": TURNS, "tools": [TOOL]}],
+        [{"prompt": "a", "add_special_tokens": False}, {"messages": TURNS, "tools": [TOOL, *OTHERS]}],
     ),
     "/detokenize": (DetokenizeRequest, [{"tokens": [5]}]),
 }
