@@ -157,6 +157,11 @@ static void drop_pages(Cache *cache, Row *row, int32_t from) {
         leave_page(cache, row->pages[--row->page_count]);
 }
 
+void drop_nodes(Cache *cache, Row *row, int32_t count) {
+    row->count = count;
+    drop_pages(cache, row, pages_of(row->length + count) + 1); /* the next nodes need one more */
+}
+
 static void close_row(Cache *cache, Row *row) {
     drop_pages(cache, row, 0);
     release(row->learned_tiles, learned_bytes(cache, row->learned_capacity));
@@ -330,10 +335,9 @@ static int is_path(const Row *row, const int32_t *path, int32_t count) {
 
 static void cut_row(Cache *cache, Row *row, int32_t length) {
     row->length = length;
-    row->count = 0;
     while (row->learned_count && row->learned[row->learned_count - 1].length > length)
         row->learned_count--;
-    drop_pages(cache, row, pages_of(length) + 1);
+    drop_nodes(cache, row, 0);
 }
 
 int draftree_cut(Model *model, int32_t row, int32_t length) {

@@ -76,6 +76,9 @@ int reserve_nodes(Cache *cache, Row *row, int32_t count);
 /* Make room for so many learned tokens. */
 int reserve_learned(const Cache *cache, Row *row, int32_t count);
 
+/* Keep a row's first `count` nodes, and give back the pages that the others needed. */
+void drop_nodes(Cache *cache, Row *row, int32_t count);
+
 /* Add a node to the row's list; the row has room for it. */
 void append_node(Row *row, int32_t parent);
 

@@ -1,8 +1,9 @@
 /* The C interface of draftree's native engine: what Python calls.
  *
- * The caller allocates all output, and C keeps no pointer of the caller's. Every function returns 0
- * or an error code; a call that fails changes nothing. One thread at a time calls into a model; its pool shares the
- * work of a call. Models that share a pool may be called from different threads.
+ * The caller allocates all output, and C keeps no pointer of the caller's. Every function returns 0 or an error code; a
+ * call that fails changes nothing, but a pass that finds no memory ends the scores of the one before. One thread at a
+ * time calls into a model; its pool shares the work of a call. Models that share a pool may be called from different
+ * threads.
  */
 #ifndef DRAFTREE_H
 #define DRAFTREE_H

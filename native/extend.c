@@ -153,17 +153,19 @@ static int extend(Model *model, const Pass *pass) {
     int error = check_nodes(model, pass, scratch);
     for (int64_t i = 0; i < nodes; i++)
         slots += pass->wanted[i] != 0;
-    if (!error && model->head)
-        error = list_slots(model, pass, slots);
-    if (!error)
-        error = reserve_all(model, pass, slots * model->logit_stride);
     if (!error) {
-        model->slot_count = (int32_t)slots;
         for (int32_t b = 0; b < pass->row_count; b++)
             before[b] = find_row(&model->cache, pass->rows[b])->count;
-        error = run_all(model, pass);
+        model->slot_count = 0; /* their logits are written over */
+        if (model->head)
+            error = list_slots(model, pass, slots);
+        if (!error)
+            error = reserve_all(model, pass, slots * model->logit_stride);
+        if (!error)
+            error = run_all(model, pass);
         for (int32_t b = 0; error && b < pass->row_count; b++)
-            find_row(&model->cache, pass->rows[b])->count = before[b];
+            drop_nodes(&model->cache, find_row(&model->cache, pass->rows[b]), before[b]);
+        model->slot_count = error ? 0 : (int32_t)slots;
     }
     free(scratch);
     return error;

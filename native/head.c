@@ -196,7 +196,6 @@ int list_slots(Model *model, const Pass *pass, int64_t slots) {
         learned += own;
         most = own > most ? own : most;
     }
-    model->slot_count = 0; /* their logits lie otherwise from now on */
     model->logit_stride = output_stride(model) + tiles_of(most) * TILE_ROWS;
     Slot *all = enlarged(model->slots, &model->slot_capacity, slots, sizeof *all);
     if (!all)

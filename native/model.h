@@ -57,7 +57,8 @@ typedef struct {
     float *normed;   /* [CHUNK][hidden] */
     uint8_t *groups; /* quantized activations */
     float *inputs;   /* [CHUNK][2 hidden, or all features of a token]: of draft heads */
-    float *edited;   /* [2][most_logits]: edited logits, and warped ones */
+    float *edited;   /* [most_logits]: edited logits */
+    void *scratch;   /* [2][most_logits] numbers: candidates of a draw, then warped logits */
 } ThreadSpace;
 
 /* What a pass writes. */

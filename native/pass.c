@@ -490,7 +490,8 @@ static void lay_out(Model *model) {
         own->normed = take_floats(work, (int64_t)CHUNK * a->hidden);
         own->groups = (uint8_t *)take_floats(work, groups);
         own->inputs = take_floats(work, CHUNK * input_size(model));
-        own->edited = take_floats(work, 2 * model->most_logits);
+        own->edited = take_floats(work, model->most_logits);
+        own->scratch = take_floats(work, 2 * model->most_logits);
     }
     work->rotation = take_floats(work, (int64_t)ROPE_TABLES * CHUNK * (a->rope_size ? a->rope_size : 1));
     work->query = take_floats(work, CHUNK * query_size(a));

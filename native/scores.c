@@ -234,6 +234,7 @@ typedef struct {
     int32_t favourite; /* the most probable token */
     float most;        /* the largest warped logit */
     float edge;        /* tokens below it are dropped */
+    void *scratch;     /* the thread's own (ThreadSpace) */
 } Draw;
 
 static int compare_candidates(const void *left, const void *right) {
@@ -249,26 +250,16 @@ static float largest(const Draw *draw, int64_t first, int64_t size) {
            draw->warping->temperature;
 }
 
-/* Tokens whose warped logit is at least `edge`, in memory that the caller frees. NULL: no memory. Most blocks of tokens
- * hold none: their largest one tells. */
+/* Tokens whose warped logit is at least `edge`, in the thread's memory until the next call. Most blocks of tokens hold
+ * none: their largest one tells. */
 static Candidate *collect(const Draw *draw, float edge, int64_t *count) {
     const int64_t length = draw->length;
-    int64_t room = DRAW_BLOCK;
-    Candidate *candidates = malloc((size_t)room * sizeof *candidates);
+    Candidate *candidates = draw->scratch;
     *count = 0;
-    for (int64_t block = 0; candidates && block < length; block += DRAW_BLOCK) {
+    for (int64_t block = 0; block < length; block += DRAW_BLOCK) {
         const int64_t size = length - block < DRAW_BLOCK ? length - block : DRAW_BLOCK;
         if (!(largest(draw, block, size) >= edge))
             continue;
-        if (*count + size > room) {
-            room = 2 * room + size;
-            Candidate *more = realloc(candidates, (size_t)room * sizeof *candidates);
-            if (!more) {
-                free(candidates);
-                return NULL;
-            }
-            candidates = more;
-        }
         for (int64_t token = block; token < block + size; token++) {
             const float logit = draw->logits[token] / draw->warping->temperature;
             candidates[*count] = (Candidate){logit, (int32_t)token};
@@ -284,15 +275,10 @@ static float kth_largest(const Draw *draw, int64_t k) {
         int64_t count;
         const float edge = width < 1e4f ? draw->most - width : -INFINITY;
         Candidate *candidates = collect(draw, edge, &count);
-        if (!candidates)
-            return -INFINITY;
         if (count >= k || edge == -INFINITY) {
             qsort(candidates, (size_t)count, sizeof *candidates, compare_candidates);
-            const float value = count >= k ? candidates[k - 1].logit : -INFINITY; /* fewer are numbers */
-            free(candidates);
-            return value;
+            return count >= k ? candidates[k - 1].logit : -INFINITY; /* fewer are numbers */
         }
-        free(candidates);
     }
 }
 
@@ -301,10 +287,9 @@ static double mass(const Draw *draw) {
     if (draw->edge > -INFINITY) {
         int64_t count;
         double sum = 0;
-        Candidate *candidates = collect(draw, draw->edge, &count);
-        for (int64_t i = 0; candidates && i < count; i++)
+        const Candidate *candidates = collect(draw, draw->edge, &count);
+        for (int64_t i = 0; i < count; i++)
             sum += exp((double)candidates[i].logit - draw->most);
-        free(candidates);
         return sum;
     }
     const int64_t length = draw->length;
@@ -371,10 +356,7 @@ static float nucleus_edge(const Draw *draw) {
         const float lowest = width < 1e4f ? draw->most - width : -INFINITY;
         const float edge = lowest > draw->edge ? lowest : draw->edge;
         Candidate *candidates = collect(draw, edge, &count);
-        if (!candidates)
-            return draw->edge;
         const float value = edge_of_mass(candidates, count, draw->warping->top_p, total, draw->most);
-        free(candidates);
         if (value > -INFINITY || edge == draw->edge)
             return value > draw->edge ? value : draw->edge;
     }
@@ -417,7 +399,7 @@ static int32_t draw_token(const Draw *draw) {
 }
 
 /* The warping of an entry whose temperature is positive. */
-static Draw warped_draw(const Question *question, int32_t entry, const float *logits) {
+static Draw warped_draw(const Question *question, int32_t entry, const float *logits, int thread) {
     const Warping *warping = &question->warpings[entry];
     const int64_t length = logit_count(question, entry);
     const int32_t favourite = (int32_t)vector(question)->argmax(logits, length);
@@ -429,7 +411,8 @@ static Draw warped_draw(const Question *question, int32_t entry, const float *lo
                  .key = question->keys ? question->keys[entry] : 0,
                  .favourite = favourite,
                  .most = logits[favourite] / warping->temperature,
-                 .edge = -INFINITY};
+                 .edge = -INFINITY,
+                 .scratch = question->model->work.own[thread].scratch};
     if (warping->top_k > 0 && warping->top_k < length)
         draw.edge = kth_largest(&draw, warping->top_k);
     if (warping->top_p < 1)
@@ -449,12 +432,11 @@ static int check_warpings(const Warping *warpings, int32_t count) {
 }
 
 static void answer_draw(const Question *question, int32_t entry, const float *logits, int thread) {
-    (void)thread;
     if (question->warpings[entry].temperature == 0) {
         question->tokens[entry] = (int32_t)vector(question)->argmax(logits, logit_count(question, entry));
         return;
     }
-    const Draw draw = warped_draw(question, entry, logits);
+    const Draw draw = warped_draw(question, entry, logits, thread);
     question->tokens[entry] = draw_token(&draw);
 }
 
@@ -512,11 +494,11 @@ static void find_best(const Question *question, const float *logits, int64_t len
 }
 
 /* Write warped logits to the thread's memory, with the noise of the draw where there is a key. */
-static const float *warp_logits(const Draw *draw, int thread) {
+static const float *warp_logits(const Draw *draw) {
     const int64_t length = draw->length;
     const float temperature = draw->warping->temperature;
     const int noisy = draw->question->keys != NULL;
-    float *warped = draw->question->model->work.own[thread].edited + draw->question->model->most_logits;
+    float *warped = draw->scratch;
     for (int64_t block = 0; block < length; block += DRAW_BLOCK) {
         const int size = length - block < DRAW_BLOCK ? (int)(length - block) : DRAW_BLOCK;
         const int any = largest(draw, block, size) >= draw->edge;
@@ -562,8 +544,8 @@ static void answer_top(const Question *question, int32_t entry, const float *log
     int32_t *tokens = question->tokens + (int64_t)entry * k;
     const int warped = question->warpings && question->warpings[entry].temperature > 0;
     if (warped) {
-        const Draw draw = warped_draw(question, entry, logits);
-        logits = warp_logits(&draw, thread);
+        const Draw draw = warped_draw(question, entry, logits, thread);
+        logits = warp_logits(&draw);
         if (question->keys)
             find_noisy_best(&draw, logits, k, values, tokens);
     }
