@@ -166,9 +166,9 @@ def walk(memory: Memory, description: Description, layers: tuple[int, ...], head
 def main(path: Path, folders: list[Path]) -> None:
     target, heads = NativeModel(path, threads=THREADS), list[HeadDescription]()
     for number, folder in enumerate(folders):
-        found = find_head(folder)
-        assert found is not None
-        arrays = found.arrays(target.layers)
+        head = find_head(folder)
+        assert head is not None
+        arrays = head.arrays(target.layers)
         target.track_features(arrays.features)
         heads.append(describe_head(f"head {number}", arrays, target))
     given = describe(check(path)), target.tracked.layers, heads
