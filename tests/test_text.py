@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from draftree.config import SamplingParams
 from draftree.engine.input_processor import text_stream
 from draftree.errors import InputError, PromptError
-from draftree.text.detokenizer import Detokenizer, NoText
+from draftree.text.detokenizer import Detokenizer, NoText, Piece, PieceDecoder, StopString
 from draftree.text.encoding import Conversation, Prompt, call_text, encode, user
 
 TEMPLATE = (
@@ -188,6 +188,52 @@ def test_a_stop_string_may_hold_characters_of_several_tokens() -> None:
 def test_a_stream_gives_what_comes_before_the_first_stop_string(text: str, stop: list[str]) -> None:
     ends = [at for s in stop if (at := text.find(s)) >= 0]
     assert "".join(pieces(TOKENIZER(text)["input_ids"], stop)) == text[: min(ends, default=len(text))]
+
+
+def test_bytes_that_are_no_characters_are_not_decoded_again_and_again() -> None:
+    """Text was held back until its last character was complete, and decoded from there for every token."""
+    decoded = 0
+
+    class Bytes(PieceDecoder):
+        chat_template: str | dict[str, str] | None = None
+        special_tokens_map = dict[str, str]()
+
+        def _read(self, token: int) -> Piece:
+            return Piece(bytes([token]), False)
+
+        def _join(self, ids: Sequence[int], skip_special: bool = False) -> bytes:
+            nonlocal decoded
+            decoded += len(ids)
+            return super()._join(ids, skip_special)
+
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            return list(text.encode())
+
+        def get_vocab(self) -> dict[str, int]:
+            return {}
+
+    ids = [*b"\x80\xe2\x82" * 700, *"a€😀".encode(), *b"\xe2" * 1000, *"€b".encode()]
+    stream = Detokenizer(tokenizer := Bytes(256))
+    given, passed = "".join(stream.push(token, last=False) for token in ids), decoded
+    assert given == tokenizer.decode(ids)
+    assert passed <= 100 * len(ids)
+
+
+def test_a_long_stop_string_is_compared_once_with_each_character() -> None:
+    """A stop string of 200,000 characters was cut and compared at each of its lengths, for every token."""
+    compared = 0
+
+    class Counted(str):
+        def __getitem__(self, at: object) -> str:
+            nonlocal compared
+            compared += 1
+            return super().__getitem__(at)  # type: ignore[index]
+
+    for piece in ("a", "ab" * 20, "a" * 400):
+        stop, text = StopString(Counted((piece * 50)[:2000] + "c")), piece * 100
+        compared, pieces = 0, [text[at : at + 7] for at in range(0, len(text), 7)]
+        assert not any(map(stop.find, pieces)) and stop.begun > 0
+        assert len(text) <= compared <= 6 * len(text)
 
 
 def test_a_model_without_a_tokenizer_streams_no_text() -> None:

@@ -16,7 +16,6 @@ from ..errors import ConfigError, FieldError, listed, shortened
 from ..request import Chunk
 from ..sampling.grammar import Function, Grammar
 from ..sampling.json_schemas import enforceable, weakened
-from ..text.detokenizer import overlap
 from ..text.encoding import CALL_TAGS
 from .bad_bodies import left_out
 from .schema import Body, Sampled, of_field
@@ -372,3 +371,8 @@ class CallParser:
         cut = at if at >= 0 else len(self._held) - overlap(self._held, mark)
         text, self._held = self._held[:cut], self._held[cut:]
         return text, at >= 0
+
+
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a beginning of ``stop``."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

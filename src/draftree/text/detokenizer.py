@@ -11,8 +11,10 @@ from typing import NamedTuple, cast
 from .encoding import Tokenizer
 
 _WINDOW = 16
-"""Tokens that are decoded together at most, once their text is complete."""
+"""Tokens that are decoded together at most, once their text is complete; twice as many until then."""
 _INCOMPLETE = "\ufffd"
+_CUT = 3
+"""Most bytes of an incomplete character."""
 _KEPT = 1 << 14
 """Most tokens whose bytes are kept."""
 
@@ -101,6 +103,36 @@ def token_speller(tokenizer: Tokenizer) -> Callable[[int], bytes]:
     return spelled
 
 
+class StopString:
+    """Finds a string in a text that comes in pieces, and looks at each character a bounded number of times.
+
+    Knuth, Morris & Pratt, *Fast Pattern Matching in Strings*, SIAM J. Comput. 6(2), 1977.
+
+    Attributes:
+        begun: characters of it that the text so far ends with, at most.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text, self.begun = text, 0
+        self._borders = [0]  # of each beginning, as far as one has come: the longest shorter one that it ends with
+
+    def find(self, piece: str) -> int:
+        """How far into the next piece the string ends for the first time; 0: not in it."""
+        for passed, character in enumerate(piece, start=1):
+            self.begun = self._after(self.begun, character)
+            if self.begun == len(self.text):
+                return passed
+            if self.begun > len(self._borders):
+                self._borders.append(self._after(self._borders[-1], self.text[self.begun - 1]))
+        return 0
+
+    def _after(self, begun: int, character: str) -> int:
+        """What of the string a text ends with that ended with so much of it, once it has a character more."""
+        while begun and self.text[begun] != character:
+            begun = self._borders[begun - 1]
+        return begun + (self.text[begun] == character)
+
+
 class NoText:
     """The text stream of a model without a tokenizer: no text at all."""
 
@@ -142,7 +174,7 @@ class Detokenizer:
     ) -> None:
         self.stopped = False
         self._tokenizer = tokenizer
-        self._stop, self._min_tokens, self._include_stop = stop, min_tokens, include_stop
+        self._stop, self._min_tokens, self._include_stop = [StopString(s) for s in stop], min_tokens, include_stop
         # Cleaning up would change text that has been given out.
         self._options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
         self._passed = 0  # tokens
@@ -152,7 +184,7 @@ class Detokenizer:
         self._held = ""
 
     def _tail(self, tokens: list[int]) -> list[int]:
-        """The shortest end, of 4 tokens or more, that begins with a whole character; all where there is none.
+        """The shortest end, of 4 tokens or more, that begins with a whole character; ``_WINDOW`` where there is none.
 
         Tokenizers with byte fallback spell rare characters in bytes and decode a run of bytes as one: cut inside a
         character, all of the run would be lost.
@@ -160,7 +192,7 @@ class Detokenizer:
         for count in range(4, len(tokens) + 1):
             if _INCOMPLETE not in self._decode(tokens[-count:]):
                 return tokens[-count:]
-        return tokens
+        return tokens[-_WINDOW:]
 
     def _decode(self, tokens: list[int]) -> str:
         return cast(str, self._tokenizer.decode(tokens, **self._options))
@@ -176,27 +208,27 @@ class Detokenizer:
         return self._advance(last=True)
 
     def _advance(self, last: bool) -> str:
-        text = self._decode(self._window)
-        if not text.endswith(_INCOMPLETE) or last:
-            self._held += text[self._shown :]
-            self._shown = len(text)
+        text, before = self._decode(self._window), len(self._held)
+        cut = 0 if last else min(len(text) - len(text.rstrip(_INCOMPLETE)), _CUT)
+        if not cut or len(self._window) > 2 * _WINDOW:  # so many bytes are no character
+            self._held += text[self._shown : len(text) - cut]
+            self._shown = len(text) - cut
             if len(self._window) > _WINDOW:
                 self._window = self._tail(self._window)
-                self._shown = len(self._decode(self._window))
+                self._shown = max(len(self._decode(self._window)) - cut, 0)
         stop = self._stop if self._passed > self._min_tokens else ()
-        if found := [(at, len(s)) for s in stop if (at := self._held.find(s)) >= 0]:
+        found, new = list[tuple[int, int]](), self._held[before:]
+        for each in stop:
+            if end := each.find(new):
+                found.append((before + end - len(each.text), len(each.text)))
+        if found:
             self.stopped = True
             at, length = min(found)
             cut = at + length if self._include_stop else at
         else:
-            cut = len(self._held) - (0 if last else max((overlap(self._held, s) for s in stop), default=0))
+            cut = len(self._held) - (0 if last else max((each.begun for each in stop), default=0))
         text, self._held = self._held[:cut], self._held[cut:]
         return text
-
-
-def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a beginning of ``stop``."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 TextStream = Detokenizer | NoText

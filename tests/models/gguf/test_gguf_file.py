@@ -47,8 +47,9 @@ def test_the_header_is_what_the_packages_own_reader_finds(tmp_path: Path, weight
     path = write(tmp_path / "tiny.gguf", weights=weights)
     header, reader = check(path), gguf.GGUFReader(path)
     own = {field.name: field.contents() for field in reader.fields.values() if not field.name.startswith("GGUF.")}
-    texts = {key: [text.decode() for text in header.texts(key)] for key in header.metadata if header.texts(key)}
-    numbers = {key: v.tolist() if isinstance(v, np.ndarray) else v for key, v in header.metadata.items()}
+    stored = header.metadata.stored
+    texts = {key: [text.decode() for text in found] for key, found in stored.items() if isinstance(found, list)}
+    numbers = {key: v.tolist() if isinstance(v, np.ndarray) else v for key, v in stored.items()}
     assert numbers | texts == own
     found = [(t.name, t.shape, t.kind, t.begin, t.size) for t in header.tensors]
     assert found == [

@@ -81,7 +81,7 @@ def read(path: Path) -> LlamaTokenizer:
 def of_transformers(path: Path) -> PreTrainedTokenizerBase:
     """Its tokenizer of the same file; that it splits digits, as "smollm" does, transformers leaves out."""
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    if check(path).metadata["tokenizer.ggml.model"] == "gpt2":
+    if check(path).metadata.text("tokenizer.ggml.model") == "gpt2":
         digits, byte_level = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
     return tokenizer

@@ -13,7 +13,8 @@ from gguf import GGMLQuantizationType
 
 from draftree.errors import ModelFileError, UnsupportedModelError
 from draftree.models.gguf.gguf_checks import check
-from draftree.models.gguf.gguf_file import GGUFHeader, Value
+from draftree.models.gguf.gguf_file import GGUFHeader
+from draftree.models.gguf.metadata import Metadata, Value
 from draftree.models.native.architecture import FORMATS, describe
 from draftree.models.native.binding import LoadedModel
 from tests import tiny_gguf
@@ -41,7 +42,7 @@ def _write(path: Path, **more: Any) -> GGUFHeader:
 def _changed(header: GGUFHeader, **numbers: Value) -> GGUFHeader:
     """A header with other numbers, by the ends of their keys ("rope.freq_base" as rope__freq_base)."""
     changes = {f"{header.architecture}.{key.replace('__', '.')}": value for key, value in numbers.items()}
-    return replace(header, metadata={**header.metadata, **changes})
+    return replace(header, metadata=Metadata(header.path, {**header.metadata.stored, **changes}))
 
 
 @pytest.mark.parametrize("kind", sorted(FORMATS, key=str))

@@ -19,21 +19,17 @@ from numpy.typing import NDArray
 
 from ...errors import ModelFileError
 from ..base import Capabilities
-from .gguf_file import AGAIN, EMBEDDINGS, OUTPUT, GGUFHeader, StoredTensor, fingerprint, read
+from .gguf_file import EMBEDDINGS, OUTPUT, GGUFHeader, StoredTensor, fingerprint, read
+from .metadata import damaged
 
 _NO_MODELS = {"adapter": "a LoRA adapter", "imatrix": "an importance matrix", "mmproj": "a multi-modal projector"}
 _MOST = {Keys.LLM.CONTEXT_LENGTH: 2**31 - 1, Keys.LLM.EMBEDDING_LENGTH: 2**31 - 1, Keys.LLM.BLOCK_COUNT: 512}
 """Numbers that every model has, and their largest values: llama.cpp counts in 32 bits, and has room for 512 layers."""
 _NO_WEIGHTS = {Format.I8, Format.I16, Format.I32, Format.I64, Format.F64}
 """Types that llama.cpp computes no layer with."""
+_ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+"""That llama.cpp knows."""
 _EPSILONS = (Keys.Attention.LAYERNORM_RMS_EPS, Keys.Attention.LAYERNORM_EPS, Keys.Attention.GROUPNORM_EPS)
-_VOCABULARY = {
-    Keys.Tokenizer.LIST: ("text",),
-    Keys.Tokenizer.MERGES: ("text",),
-    Keys.Tokenizer.SCORES: ("float32",),
-    Keys.Tokenizer.TOKEN_TYPE: ("int32", "uint32"),
-}
-"""Arrays of the vocabulary, and the types of their entries, which llama.cpp takes for granted. Numbers: one a token."""
 _SCALES: Mapping[int, tuple[int, ...]] = {
     **dict.fromkeys((Format.Q4_0, Format.Q5_0, Format.Q8_0, Format.IQ4_NL, Format.IQ4_XS), (0,)),
     **dict.fromkeys((Format.IQ2_XXS, Format.IQ2_XS, Format.IQ2_S, Format.IQ3_XXS, Format.IQ3_S, Format.IQ1_S), (0,)),
@@ -60,13 +56,13 @@ def check(path: Path) -> GGUFHeader:
     """
     try:
         header = read(path)
-        first, *others = _parts(header)
-        tensors = [tensor for part in (header, *map(read, others)) for tensor in part.tensors]
+        parts = _other_parts(header)
+        tensors = [tensor for part in chain((header,), map(read, parts)) for tensor in part.tensors]
     except OSError as error:
         raise ModelFileError(
             f"cannot read {error.filename or path}: {error.strerror or error}: give a file that can be read"
         ) from None
-    kind = str(header.metadata.get(Keys.General.TYPE, ""))
+    kind = header.metadata.text(Keys.General.TYPE) or ""
     if what := _NO_MODELS.get("mmproj" if header.architecture == "clip" else kind):
         raise ModelFileError(f"{path} is no language model but {what}: give the .gguf file of the model itself")
     if not header.architecture or not tensors:
@@ -74,63 +70,58 @@ def check(path: Path) -> GGUFHeader:
         raise ModelFileError(
             f"{path} is no language model: it has no {lacking}: give the .gguf file of the model itself"
         )
-    whole = GGUFHeader(path, header.metadata, tuple(tensors))
+    whole = GGUFHeader(header.metadata, tuple(tensors))
     if flaw := next(chain(_flaws_of_numbers(whole), _flaws_of_vocabulary(whole), _flaws_of_tensors(whole)), None):
-        raise ModelFileError(f"{path} is damaged: {flaw}: {AGAIN}")
+        raise damaged(path, flaw)
     return whole
 
 
-def _parts(header: GGUFHeader) -> list[Path]:
-    """All files of a model: the parts of a split one are numbered from 1 by their names, and from 0 inside."""
-    path = header.path
-    ((count,), (part,)) = (header.numbers(key) or (0,) for key in (Keys.Split.LLM_KV_SPLIT_COUNT, "split.no"))
+def _other_parts(header: GGUFHeader) -> Iterator[Path]:
+    """The other files of a model: the parts of a split one are numbered from 1 by their names, and from 0 inside."""
+    path, metadata = header.path, header.metadata
+    count, part = (metadata.number(key) or 0 for key in (Keys.Split.LLM_KV_SPLIT_COUNT, Keys.Split.LLM_KV_SPLIT_NO))
     if count < 2:
-        return [path]
-    numbered = re.fullmatch(r"(.*)-\d{5}-of-\d{5}\.gguf", path.name)
-    if numbered is None:
+        return iter(())
+    numbered = re.fullmatch(r"(.*)-[0-9]{5}-of-([0-9]{5})\.gguf", path.name, re.DOTALL)
+    if numbered is None or int(numbered[2]) != count:
         raise ModelFileError(f"{path} is part {part + 1} of {count} but not named so: name it as it was published")
-    parts = [path.with_name(f"{numbered[1]}-{i + 1:05}-of-{count:05}.gguf") for i in range(count)]
+    names = (f"{numbered[1]}-{i + 1:05}-of-{count:05}.gguf" for i in range(count))
+    first = next(names)
     if part != 0:
-        raise ModelFileError(f"{path} is part {part + 1} of {count} of a model: give the first, {parts[0].name}")
-    return parts
+        raise ModelFileError(f"{path} is part {part + 1} of {count} of a model: give the first, {first}")
+    return map(path.with_name, names)
 
 
 def _flaws_of_numbers(header: GGUFHeader) -> Iterator[str]:
     """What is wrong with a model's numbers, by its name; the first counts, and so it is below."""
-    for key, value in header.metadata.items():
-        if isinstance(value, float | np.ndarray) and key not in _VOCABULARY:
-            numbers = np.atleast_1d(value)
-            for wrong in numbers[~np.isfinite(numbers)]:
-                yield f"{key} is {wrong}"
+    metadata, layers = header.metadata, header.layers
+    yield from (f"{key} is {wrong}" for key, wrong in metadata.infinite() if key != Keys.Tokenizer.SCORES)
     for key in _EPSILONS:
-        name = key.format(arch=header.architecture)
-        epsilon = header.metadata.get(name, 0.0)
-        if not isinstance(epsilon, float) or not 0 <= epsilon < 1:
-            yield f"{name} is {epsilon}, not a number from 0 to 1"
+        epsilon = metadata.real(key)
+        if epsilon is not None and not 0 <= epsilon < 1:
+            yield f"{metadata.name(key)} is {epsilon}, not a number from 0 to 1"
+    scaling = metadata.text(Keys.Rope.SCALING_TYPE)
+    if scaling is not None and scaling not in _ROPE_SCALINGS:
+        yield f"{metadata.name(Keys.Rope.SCALING_TYPE)} is {scaling!r}, none of {', '.join(_ROPE_SCALINGS)}"
     for key, most in _MOST.items():
-        name, found = key.format(arch=header.architecture), header.numbers(key)
+        name, found = metadata.name(key), metadata.number(key)
         if found is None:
             yield f"it has no {name}"
-        elif len(found) != 1 or not 1 <= found[0] <= most:
-            yield f"{name} is {', '.join(map(str, found))}, not a number from 1 to {most}"
+        elif not 1 <= found <= most:
+            yield f"{name} is {found}, not a number from 1 to {most}"
     for tensor in header.tensors:
-        block = re.match(r"blk\.(\d+)\.", tensor.name)
-        if block and int(block[1]) >= header.layers:
-            yield f"{Keys.LLM.BLOCK_COUNT.format(arch=header.architecture)} is {header.layers}, with {tensor.name}"
+        block = re.match(r"blk\.([0-9]{1,9})\.", tensor.name)
+        if block and int(block[1]) >= layers:
+            yield f"{metadata.name(Keys.LLM.BLOCK_COUNT)} is {layers}, with {tensor.name}"
 
 
 def _flaws_of_vocabulary(header: GGUFHeader) -> Iterator[str]:
-    tokens = header.texts(Keys.Tokenizer.LIST)
-    for key, kinds in _VOCABULARY.items():
-        if (entries := header.metadata.get(key)) is None:
-            continue
-        kind = "text" if isinstance(entries, list) else "no array"
-        if isinstance(entries, np.ndarray):
-            kind = entries.dtype.name
-        if kind not in kinds:
-            yield f"{key} holds {kind}, not {kinds[0]}"
-        if kinds[0] != "text" and np.size(entries) != len(tokens):
-            yield f"{key} has {np.size(entries)} entries for {len(tokens)} tokens"
+    tokens = header.metadata.texts(Keys.Tokenizer.LIST)
+    header.metadata.texts(Keys.Tokenizer.MERGES)
+    numbers = {Keys.Tokenizer.SCORES: header.token_scores, Keys.Tokenizer.TOKEN_TYPE: header.token_types}
+    for key, entries in numbers.items():
+        if entries is not None and len(entries) != len(tokens):
+            yield f"{key} has {len(entries)} entries for {len(tokens)} tokens"
     spelt = [token.partition(b"\0")[0] for token in tokens]  # as far as llama.cpp reads them
     first = dict(zip(reversed(spelt), range(len(spelt) - 1, -1, -1), strict=True))
     for token, text in enumerate(spelt):

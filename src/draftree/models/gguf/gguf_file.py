@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGUFValueTy
 from numpy.typing import NDArray
 
 from ...errors import ModelFileError, UnsupportedModelError
-
-Value = int | float | bool | str | NDArray[Any] | list[bytes]
-"""Of metadata: texts of the vocabulary stay bytes."""
+from .metadata import AGAIN, Metadata, Value, damaged
 
 _VERSIONS = (2, 3)
 _DIMENSIONS = 4
@@ -68,54 +66,44 @@ class StoredTensor:
 class GGUFHeader:
     """The header of a GGUF file; for a model in several parts, with the tensors of all."""
 
-    path: Path
-    metadata: Mapping[str, Value]
+    metadata: Metadata
     tensors: tuple[StoredTensor, ...]
 
-    def texts(self, key: str) -> Sequence[bytes]:
-        """The texts under a key, as they are stored; none where there is no array of texts."""
-        found = self.metadata.get(key)
-        return found if isinstance(found, list) else ()
+    @property
+    def path(self) -> Path:
+        return self.metadata.path
 
     @property
     def architecture(self) -> str:
-        return str(self.metadata.get(Keys.General.ARCHITECTURE, ""))
+        return self.metadata.architecture
 
     @property
     def chat_template(self) -> str | None:
-        found = self.metadata.get(Keys.Tokenizer.CHAT_TEMPLATE)
-        return found if isinstance(found, str) else None
+        return self.metadata.text(Keys.Tokenizer.CHAT_TEMPLATE)
 
-    def numbers(self, key: str) -> tuple[int, ...] | None:
-        """The whole numbers, or the one, under a key in which "{arch}" stands for the architecture; None: no such key.
+    @property
+    def token_types(self) -> NDArray[Any] | None:
+        """Of the vocabulary, one a token; None where the file has none."""
+        return self.metadata.array(Keys.Tokenizer.TOKEN_TYPE, "int32", "uint32")
 
-        Raises:
-            ModelFileError: there is something else.
-        """
-        found = self.metadata.get(key.format(arch=self.architecture))
-        if found is None:
-            return None
-        numbers = np.atleast_1d(found)
-        if not numbers.size or numbers.dtype.kind not in "biu" or (numbers < 0).any():
-            name = key.format(arch=self.architecture)
-            raise ModelFileError(f"{self.path}: {name} is {numbers.tolist()}, which is no number of something: {AGAIN}")
-        return tuple(numbers.tolist())
+    @property
+    def token_scores(self) -> NDArray[Any] | None:
+        """Of the vocabulary, one a token; None where the file has none."""
+        return self.metadata.array(Keys.Tokenizer.SCORES, "float32")
 
     @property
     def layers(self) -> int:
         """Decoder layers; 0 where the file does not tell."""
-        return (self.numbers(Keys.LLM.BLOCK_COUNT) or (0,))[0]
+        return self.metadata.number(Keys.LLM.BLOCK_COUNT) or 0
 
     @property
     def widths(self) -> tuple[int, int]:
         """Of a head's keys and values; 0 where the file does not tell."""
-        heads = self.numbers(Keys.Attention.HEAD_COUNT) or ()
-        own = (self.numbers(Keys.LLM.EMBEDDING_LENGTH) or (0,))[0] // max((*heads, 1))
-        keys, values = (Keys.Attention.KEY_LENGTH, Keys.Attention.VALUE_LENGTH)
-        return (self.numbers(keys) or (own,))[0], (self.numbers(values) or (own,))[0]
-
-
-AGAIN = "download it again"
+        metadata = self.metadata
+        heads = metadata.numbers(Keys.Attention.HEAD_COUNT) or ()
+        own = (metadata.number(Keys.LLM.EMBEDDING_LENGTH) or 0) // max((*heads, 1))
+        keys, values = (metadata.number(key) for key in (Keys.Attention.KEY_LENGTH, Keys.Attention.VALUE_LENGTH))
+        return keys or own, values or own
 
 
 class _Damaged(Exception):
@@ -146,7 +134,7 @@ def read(path: Path) -> GGUFHeader:
             except (_Damaged, struct.error, OverflowError) as error:
                 ends = f"it ends after {size} bytes, inside its header"
                 reason = str(error) if isinstance(error, _Damaged) else ends
-                raise ModelFileError(f"{path} is damaged: {reason}{reader.place}: {AGAIN}") from None
+                raise damaged(path, f"{reason}{reader.place}") from None
     if beyond := next((tensor for tensor in header.tensors if tensor.begin + tensor.size > size), None):
         needed = max(tensor.begin + tensor.size for tensor in header.tensors)
         raise ModelFileError(
@@ -168,25 +156,27 @@ class _Reader:
 
     def header(self, path: Path) -> GGUFHeader:
         tensors, entries = self._take("QQ")
-        metadata: dict[str, Value] = {}
+        stored: dict[str, Value] = {}
         for _ in range(entries):
             key = self._text()
-            if key in metadata:
+            if key in stored:
                 raise _Damaged(f"{key} is there twice")
             self.place = f", at {key}"
-            metadata[key] = self._value(self._take("I")[0])
+            stored[key] = self._value(self._take("I")[0])
         places = [self._tensor() for _ in range(tensors)]
         self.place = ""
-        align = metadata.get(Keys.General.ALIGNMENT, GGUF_DEFAULT_ALIGNMENT)
-        if not isinstance(align, int) or align < 1 or align & (align - 1):
-            raise _Damaged(f"{Keys.General.ALIGNMENT} is {align!r}, not a power of 2")
-        begin, end, stored = -(-self._at // align) * align, 0, list[StoredTensor]()
+        metadata = Metadata(path, stored)
+        align = metadata.number(Keys.General.ALIGNMENT)
+        align = GGUF_DEFAULT_ALIGNMENT if align is None else align
+        if align < 1 or align & (align - 1):
+            raise _Damaged(f"{Keys.General.ALIGNMENT} is {align}, not a power of 2")
+        begin, end, found = -(-self._at // align) * align, 0, list[StoredTensor]()
         for name, shape, kind, offset in places:
-            if offset != end and (not stored or stored[-1].size):
+            if offset < end or (offset > end and (not found or found[-1].size)):
                 raise _Damaged(f"tensor {name} is at byte {offset} of the weights, where {end} is next")
-            stored.append(StoredTensor(name, shape, kind, path, begin + offset, _bytes(shape, kind)))
-            end = -(-(offset + stored[-1].size) // align) * align
-        return GGUFHeader(path, metadata, tuple(stored))
+            found.append(StoredTensor(name, shape, kind, path, begin + offset, _bytes(shape, kind)))
+            end = -(-(offset + found[-1].size) // align) * align
+        return GGUFHeader(metadata, tuple(found))
 
     def _take(self, codes: str) -> tuple[int, ...]:
         values = struct.unpack_from(f"<{codes}", self._data, self._at)
@@ -276,10 +266,10 @@ def slot_bytes(header: GGUFHeader, keys: int, values: int) -> int:
         ModelFileError: the file does not say how large a layer's keys are.
     """
     layers = header.layers
-    heads = header.numbers(Keys.Attention.HEAD_COUNT) or ()
-    shared = header.numbers(Keys.Attention.HEAD_COUNT_KV) or heads
+    heads = header.metadata.numbers(Keys.Attention.HEAD_COUNT) or ()
+    shared = header.metadata.numbers(Keys.Attention.HEAD_COUNT_KV) or heads
     widths = header.widths
-    if not layers or not shared or not all(widths) or len(shared) not in (1, layers):
+    if not layers or not any(shared) or not all(widths) or len(shared) not in (1, layers):
         raise ModelFileError(f"{header.path} does not give its {header.architecture}.attention.head_count: {AGAIN}")
     total = sum(_bytes((n * w,), kind) for n in shared for w, kind in zip(widths, (keys, values), strict=True))
     return total * layers // len(shared)

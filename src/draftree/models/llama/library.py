@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 from weakref import finalize
 
 import numpy as np
+from gguf.constants import Keys
 from numpy.typing import NDArray
 
 from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, RunError, UnsupportedModelError
 from ..gguf.gguf_checks import check
-from ..gguf.gguf_file import AGAIN, GGUFHeader
+from ..gguf.gguf_file import GGUFHeader
+from ..gguf.metadata import AGAIN
 
 XLLAMACPP = "2026.10.11549"
 """The version of xllamacpp whose structs are declared here (llama.cpp b11549)."""
@@ -357,7 +359,7 @@ def refuse(library: Library, model: int, header: GGUFHeader) -> None:
     Raises:
         UnsupportedModelError: it cannot be given draft trees.
     """
-    causal = header.metadata.get(f"{header.architecture}.attention.causal", True)
+    causal = header.metadata.flag(Keys.Attention.CAUSAL, True)
     if library.model_has_encoder(model) or not library.model_has_decoder(model) or not causal:
         why = "it is an encoder or an encoder-decoder model: load a decoder-only one"
     elif library.model_is_hybrid(model) or library.model_is_recurrent(model):

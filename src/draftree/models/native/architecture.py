@@ -17,8 +17,9 @@ from gguf.constants import GGMLQuantizationType as Format
 from gguf.constants import Keys
 from numpy.typing import NDArray
 
-from ...errors import ModelFileError, NotNativeError
+from ...errors import NotNativeError
 from ..gguf.gguf_file import GGUFHeader
+from ..gguf.metadata import damaged
 
 FORMATS = frozenset(
     Format[name].value
@@ -37,14 +38,11 @@ _READ = {
 }
 _LARGEST = 2**31 - 1
 """Of the numbers that C takes."""
+_LEAST_REAL, _MOST_REAL = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 def unsupported(header: GGUFHeader, what: str) -> NotNativeError:
     return NotNativeError(f"the native engine does not know {what} of {header.path.name}")
-
-
-def damaged(header: GGUFHeader, what: str) -> ModelFileError:
-    return ModelFileError(f"{header.path} is damaged: {what}: download it again")
 
 
 class Place(NamedTuple):
@@ -73,32 +71,35 @@ class HeaderReader:
         self.files = tuple(dict.fromkeys(tensor.file for tensor in header.tensors))
         sizes = [file.stat().st_size for file in self.files]
         self._begins = dict(zip(self.files, accumulate(sizes, initial=0), strict=False))
-        arch = header.architecture
-        read = {key.format(arch=arch) for key in _READ}
-        for key in header.metadata:
-            if key.startswith(f"{arch}.") and key not in read:
+        self.metadata = header.metadata
+        read = {self.metadata.name(key) for key in _READ}
+        for key in self.metadata.stored:
+            if key.startswith(f"{header.architecture}.") and key not in read:
                 raise unsupported(header, f"the setting {key}")
 
     def number(self, key: str, default: int | None = None) -> int:
         """The whole number under a key, the same for all layers; not 0, unless that is the default."""
-        found, name = self.header.numbers(key), key.format(arch=self.header.architecture)
+        found, name = self.metadata.numbers(key), self.metadata.name(key)
         if found is None:
             if default is None:
-                raise damaged(self.header, f"it has no {name}")
+                raise damaged(self.header.path, f"it has no {name}")
             return default
         if len(set(found)) > 1:
             raise unsupported(self.header, f"{name} that differs by layer")
         if found[0] > _LARGEST or (not found[0] and default != 0):
-            raise damaged(self.header, f"its {name} is {found[0]}")
+            raise damaged(self.header.path, f"its {name} is {found[0]}")
         return found[0]
 
     def real(self, key: str, default: float | None = None) -> float:
-        """The number under a key: finite, and positive."""
-        key = key.format(arch=self.header.architecture)
-        found = self.header.metadata.get(key, default)
-        if not isinstance(found, int | float) or not 0 < found < math.inf:
-            raise damaged(self.header, f"its {key} is {found!r}" if found is not None else f"it has no {key}")
-        return float(found)
+        """The number under a key: positive, and one that float32 holds in full."""
+        found, name = self.metadata.real(key), self.metadata.name(key)
+        if found is None:
+            if default is None:
+                raise damaged(self.header.path, f"it has no {name}")
+            return default
+        if not _LEAST_REAL <= found <= _MOST_REAL:
+            raise damaged(self.header.path, f"its {name} is {found}")
+        return found
 
     def has(self, name: str) -> bool:
         return name in self._tensors
@@ -112,7 +113,7 @@ class HeaderReader:
         """
         tensor = self._tensors.get(name)
         if tensor is None:
-            raise damaged(self.header, f"it has no tensor {name}")
+            raise damaged(self.header.path, f"it has no tensor {name}")
         self._read.add(name)
         if tensor.kind not in FORMATS:
             named = {each.value: each.name for each in Format}
@@ -129,7 +130,7 @@ class HeaderReader:
             raise unsupported(self.header, f"a tensor {name} that is no vector of float32")
         found = np.fromfile(tensor.file, "<f4", place.columns, offset=tensor.begin).astype(np.float64)
         if not (np.isfinite(found) & (found > 0)).all():
-            raise damaged(self.header, f"{name} holds numbers that are not positive")
+            raise damaged(self.header.path, f"{name} holds numbers that are not positive")
         return found
 
     def part(self, name: str, first: int, rows: int) -> Place:
@@ -257,13 +258,14 @@ def describe(header: GGUFHeader) -> Description:
     file = HeaderReader(header)
     hidden, layers = file.number(Keys.LLM.EMBEDDING_LENGTH), file.number(Keys.LLM.BLOCK_COUNT)
     heads = file.number(Keys.Attention.HEAD_COUNT)
-    head_size = file.number(Keys.Attention.KEY_LENGTH, hidden // heads)
+    if not (head_size := file.number(Keys.Attention.KEY_LENGTH, hidden // heads)):
+        raise damaged(header.path, f"it has {heads} heads for {hidden} numbers")
     if layers > len(header.tensors):
-        raise damaged(header, f"it has {len(header.tensors)} tensors for {layers} layers")
+        raise damaged(header.path, f"it has {len(header.tensors)} tensors for {layers} layers")
     local = _local_layers(file, family, layers)
     rope_size = file.number(Keys.Rope.DIMENSION_COUNT, head_size)
     if rope_size % 2 or rope_size > head_size:
-        raise damaged(header, f"rope turns {rope_size} of the {head_size} dimensions of a head")
+        raise damaged(header.path, f"rope turns {rope_size} of the {head_size} dimensions of a head")
     ropes, layer_rope, magnitude = _ropes(file, family, rope_size, local)
     # Files of Gemma 3 27B do not tell their scale.
     width = hidden / heads if header.architecture == "gemma3" and layers == 62 else head_size
@@ -312,10 +314,10 @@ def _local_layers(file: HeaderReader, family: Family, layers: int) -> NDArray[np
     """[layers] which layers have a window."""
     if not file.number(Keys.Attention.SLIDING_WINDOW, 0):
         return np.zeros(layers, dtype=np.bool_)
-    pattern = file.header.numbers(WINDOW_PATTERN)
+    pattern = file.metadata.numbers(WINDOW_PATTERN)
     if pattern is not None and len(pattern) > 1:
         if len(pattern) != layers:
-            raise damaged(file.header, f"its pattern of windows has {len(pattern)} entries for {layers} layers")
+            raise damaged(file.header.path, f"its pattern of windows has {len(pattern)} entries for {layers} layers")
         return np.array(pattern, dtype=np.bool_)
     every = file.number(WINDOW_PATTERN, family.global_every)
     return np.arange(layers) % every < every - 1 if every else np.ones(layers, dtype=np.bool_)
@@ -355,7 +357,7 @@ def _fused(file: HeaderReader, block: str, numbers: Hyperparameters) -> dict[str
     queries, keys = numbers.query_heads * numbers.head_size, numbers.key_heads * numbers.head_size
     if file.has(whole := f"{block}attn_qkv.weight"):
         if (rows := file.place(whole).rows) != queries + 2 * keys:
-            raise damaged(file.header, f"{whole} has {rows} rows, not {queries + 2 * keys}")
+            raise damaged(file.header.path, f"{whole} has {rows} rows, not {queries + 2 * keys}")
         places["attn_q.weight"] = file.part(whole, 0, queries)
         places["attn_k.weight"] = file.part(whole, queries, keys)
         places["attn_v.weight"] = file.part(whole, queries + keys, keys)
@@ -392,7 +394,7 @@ def scaled_frequencies(file: HeaderReader, size: int) -> tuple[NDArray[np.float6
     """
     base = file.real(Keys.Rope.FREQ_BASE, 10000.0)
     if base <= 1:
-        raise damaged(file.header, f"the base of its rope frequencies is {base}")
+        raise damaged(file.header.path, f"the base of its rope frequencies is {base}")
     plain, magnitude = frequencies(base, size), file.real(Keys.Rope.SCALING_ATTN_FACTOR, 1.0)
     trained = file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, file.number(Keys.LLM.CONTEXT_LENGTH))
     if file.has("rope_factors_long.weight"):
@@ -403,13 +405,13 @@ def scaled_frequencies(file: HeaderReader, size: int) -> tuple[NDArray[np.float6
     else:
         divisors = file.vector("rope_freqs.weight") if file.has("rope_freqs.weight") else np.ones_like(plain)
     if len(divisors) != len(plain):
-        raise damaged(file.header, f"it has {len(divisors)} factors for {len(plain)} rope frequencies")
+        raise damaged(file.header.path, f"it has {len(divisors)} factors for {len(plain)} rope frequencies")
     plain = plain / divisors
     factor = file.real(Keys.Rope.SCALING_FACTOR, 1.0)
-    kind = file.header.metadata.get(Keys.Rope.SCALING_TYPE.format(arch=file.header.architecture), "linear")
+    kind = file.metadata.text(Keys.Rope.SCALING_TYPE)
     if kind in ("none", "longrope") or factor == 1:
         return plain, magnitude
-    if kind == "linear":
+    if kind in (None, "linear"):
         return plain / factor, magnitude
     if kind != "yarn":
         raise unsupported(file.header, f"rope scaling {kind!r}")
@@ -425,7 +427,7 @@ def yarn(
     size = 2 * len(plain)
     # The dimension whose frequency turns b times within the trained context.
     first, last = (size * math.log(trained / (b * 2 * math.pi)) / (2 * math.log(base)) for b in (fast, slow))
-    low, high = max(math.floor(first), 0), min(math.ceil(last), size - 1)
+    low, high = min(max(math.floor(first), 0), size), min(math.ceil(last), size - 1)
     ramp = np.clip((np.arange(len(plain)) - low) / max(high - low, 0.001), 0, 1)
     return plain * (1 - ramp) + plain / factor * ramp
 

@@ -13,14 +13,14 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, count, pairwise
 from typing import NamedTuple
 
-import numpy as np
 import regex  # type: ignore[import-untyped]
 from gguf.constants import Keys, TokenType
 
 from ...errors import PromptError
 from ...text.detokenizer import BYTE_LETTERS, Piece, PieceDecoder, byte_level, fallback
 from ..gguf.gguf_file import GGUFHeader
-from .architecture import damaged, unsupported
+from ..gguf.metadata import damaged
+from .architecture import unsupported
 
 _BYTE_LEVEL, _PIECES = "gpt2", "llama"
 """Names of vocabularies: byte-level BPE, and SentencePiece with byte fallback."""
@@ -31,6 +31,9 @@ _SPACE = "▁"
 """A space inside SentencePiece's tokens."""
 _LONGEST = 2**20
 """Characters without or of white space that are taken: merges of more take seconds."""
+
+_LONGEST_TOKEN = 2**10
+"""Most characters of a token: finding its merges takes their square. Published vocabularies have up to some hundred."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = map(int, TokenType)
 _SPECIAL = frozenset({_UNKNOWN, _CONTROL})
@@ -181,12 +184,13 @@ class GGUFTokenizer(PieceDecoder):
         eos_ids: tokens that end a text.
 
     Raises:
-        NotNativeError: the file has a vocabulary of another kind.
+        NotNativeError: the file has a vocabulary of another kind, or tokens longer than any.
         ModelFileError: its parts do not go together.
     """
 
     def __init__(self, header: GGUFHeader) -> None:
-        model = str(header.metadata[Keys.Tokenizer.MODEL])
+        metadata = header.metadata
+        model = metadata.text(Keys.Tokenizer.MODEL) or ""
         if model not in _DEFAULTS:
             raise unsupported(header, f"the tokenizer {model!r}")
         self.chat_template: str | dict[str, str] | None = header.chat_template
@@ -196,7 +200,7 @@ class GGUFTokenizer(PieceDecoder):
         self.eos_ids = self._read_ends(header, _DEFAULTS[model][1])
         names = zip(("bos", "eos"), (Keys.Tokenizer.BOS_ID, Keys.Tokenizer.EOS_ID), _DEFAULTS[model], strict=True)
         self._named = {name: self._named_token(header, key, default) for name, key, default in names}
-        self._prefixed = model == _PIECES and bool(header.metadata.get(Keys.Tokenizer.ADD_PREFIX, True))
+        self._prefixed = model == _PIECES and metadata.flag(Keys.Tokenizer.ADD_PREFIX, True)
         self._is_byte_level = model == _BYTE_LEVEL
         if self._is_byte_level:
             pre, merges = _pre_tokenizer(header), _merges(header)
@@ -207,12 +211,12 @@ class GGUFTokenizer(PieceDecoder):
         try:
             self._pairs = BytePairs(self._ids, merges, pre.ignore_merges)
         except ValueError as error:
-            raise damaged(header, f"its merges and tokens do not go together ({error})") from None
+            raise damaged(header.path, f"its merges and tokens do not go together ({error})") from None
         self._added = {t: self._ids[t] for t, kind in zip(self._texts, self._kinds, strict=True) if kind in _FOUND}
         self._lengths = sorted(set(map(len, self._added)), reverse=True)
         first = "".join(regex.escape(letter) for letter in sorted({text[0] for text in self._added}))
         self._may_begin = regex.compile(f"[{first}]" if first else "(?!)")
-        name = str(header.metadata.get(Keys.General.NAME, "")).lower()
+        name = (metadata.text(Keys.General.NAME) or "").lower()
         strips = any(part in name for part in _RIGHT_STRIPPED)
         self._strips = self._added.keys() - set(_UNSTRIPPED) if strips else frozenset()
         self._begin = self._edge(header, Keys.Tokenizer.ADD_BOS, "bos", pre.adds_bos)
@@ -220,8 +224,8 @@ class GGUFTokenizer(PieceDecoder):
 
     def _named_token(self, header: GGUFHeader, key: str, default: int) -> int | None:
         """The token under a key, or the default, where there is such a token."""
-        named = *(header.numbers(key) or ())[:1], default
-        return next((token for token in named if token < self._size), None)
+        named = header.metadata.number(key), default
+        return next((token for token in named if token is not None and token < self._size), None)
 
     def _read_ends(self, header: GGUFHeader, default: int) -> frozenset[int]:
         """Tokens that end a text; those that are found by their texts become control tokens.
@@ -235,7 +239,7 @@ class GGUFTokenizer(PieceDecoder):
         keys = {Keys.Tokenizer.EOS_ID: default, Keys.Tokenizer.EOT_ID: len(ids), Keys.Tokenizer.EOM_ID: len(ids)}
         ends = {self._named_token(header, key, token) for key, token in keys.items()}
         for key, texts in _FILL_IN.items():
-            if header.numbers(key) is None:
+            if header.metadata.number(key) is None:
                 by_text += [ids[text] for text in texts if text in ids][:1]
             else:
                 ends.add(self._named_token(header, key, len(ids)))
@@ -246,7 +250,7 @@ class GGUFTokenizer(PieceDecoder):
     def _edge(self, header: GGUFHeader, key: str, name: str, default: bool) -> list[int]:
         """The token that begins or ends each text, if there is one."""
         token = self._named[name]
-        return [token] if header.metadata.get(key, default) and token is not None else []
+        return [token] if header.metadata.flag(key, default) and token is not None else []
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text, with the special tokens that begin one; special tokens that it contains are found.
@@ -319,35 +323,37 @@ class GGUFTokenizer(PieceDecoder):
 
 def read_vocabulary(header: GGUFHeader) -> GGUFTokenizer | None:
     """The tokenizer of a file (``GGUFTokenizer``); None: of one of bare token ids."""
-    return None if header.metadata.get(Keys.Tokenizer.MODEL) in _NO_TEXT else GGUFTokenizer(header)
+    return None if header.metadata.text(Keys.Tokenizer.MODEL) in _NO_TEXT else GGUFTokenizer(header)
 
 
 def _texts(header: GGUFHeader) -> list[str]:
-    texts = [text.decode(errors="replace") for text in header.texts(Keys.Tokenizer.LIST)]
+    texts = [text.decode(errors="replace") for text in header.metadata.texts(Keys.Tokenizer.LIST)]
     if not texts:
-        raise damaged(header, f"it has no {Keys.Tokenizer.LIST}")
+        raise damaged(header.path, f"it has no {Keys.Tokenizer.LIST}")
+    if (longest := max(map(len, texts))) > _LONGEST_TOKEN:
+        raise unsupported(header, f"a token of {longest} characters")
     return [text or f"[EMPTY_{token}]" for token, text in enumerate(texts)]
 
 
 def _kinds(header: GGUFHeader) -> list[int]:
     """The type of each token (``TokenType``)."""
-    stored = header.metadata.get(Keys.Tokenizer.TOKEN_TYPE)
-    return stored.tolist() if isinstance(stored, np.ndarray) else [_NORMAL] * len(header.texts(Keys.Tokenizer.LIST))
+    stored = header.token_types
+    return [_NORMAL] * len(header.metadata.texts(Keys.Tokenizer.LIST)) if stored is None else stored.tolist()
 
 
 def _pre_tokenizer(header: GGUFHeader) -> PreTokenizer:
-    name = header.metadata.get(Keys.Tokenizer.PRE, "default")
-    found = PRE_TOKENIZERS.get(str(name))
+    name = header.metadata.text(Keys.Tokenizer.PRE) or "default"
+    found = PRE_TOKENIZERS.get(name)
     if found is None:
         raise unsupported(header, f"the pre-tokenizer {name!r}")
     return found
 
 
 def _merges(header: GGUFHeader) -> list[tuple[str, str]]:
-    texts = header.texts(Keys.Tokenizer.MERGES)
+    texts = header.metadata.texts(Keys.Tokenizer.MERGES)
     parts = b" ".join(texts).decode(errors="replace").split(" ")
     if len(parts) != 2 * len(texts):
-        raise damaged(header, f"{Keys.Tokenizer.MERGES} has entries that are no pairs")
+        raise damaged(header.path, f"{Keys.Tokenizer.MERGES} has entries that are no pairs")
     return list(zip(parts[::2], parts[1::2], strict=True))
 
 
@@ -359,8 +365,8 @@ def _merges_by_score(header: GGUFHeader, texts: Sequence[str], kinds: Sequence[i
     Raises:
         NotNativeError: two have the same score. llama.cpp merges the first in the text then: no order of pairs does.
     """
-    stored = header.metadata.get(Keys.Tokenizer.SCORES)
-    scores = stored.tolist() if isinstance(stored, np.ndarray) else [0.0] * len(texts)
+    stored = header.token_scores
+    scores = [0.0] * len(texts) if stored is None else stored.tolist()
     known, merges, made = set(texts), list[tuple[str, str]](), list[float]()
     for token in sorted(range(len(texts)), key=lambda token: -scores[token]):
         text = texts[token]
