@@ -127,6 +127,9 @@ MOST = 1e30
 MIN_TEMPERATURE = 1e-4
 """Below this float32 logits overflow; the distribution is greedy long before."""
 
+LEAST = 1e-20
+"""Of a number that float32 logits are divided by, or compared with as a share: beyond it float32 has 0 and infinity."""
+
 MOST_LOGPROBS = 20
 """Of the most probable tokens, as in OpenAI's API."""
 
@@ -142,10 +145,12 @@ Probability = Annotated[float, Interval(ge=0, le=1)]
 Positive = Annotated[float, Gt(0)]
 LearningRate = Annotated[float, Interval(gt=0, lt=1)]
 Temperature = Annotated[float, Interval(ge=0, le=MOST)]
-TopP = Annotated[float, Interval(gt=0, le=1)]
+TopK = Annotated[int, Interval(ge=0, lt=2**31)]
+"""In C an int32."""
+TopP = Annotated[float, Interval(ge=LEAST, le=1)]
 Penalty = Annotated[float, Interval(ge=-2, le=2)]
 """As in OpenAI's API."""
-RepetitionPenalty = Annotated[float, Interval(gt=0, le=10)]
+RepetitionPenalty = Annotated[float, Interval(ge=LEAST, le=10)]
 Bias = Annotated[float, Interval(ge=-100, le=100)]
 """As in OpenAI's API."""
 Seed = Annotated[int, Interval(ge=0, lt=2**63)]
@@ -233,7 +238,7 @@ class SamplingParams:
 
     max_tokens: Count | None = option("Most tokens to generate; until the context is full by default.", metavar="N")
     temperature: Temperature = option("0 is greedy decoding.", 0.0, metavar="T")
-    top_k: Whole = option("Sample among the k most probable tokens; 0 is off.", 0, metavar="K")
+    top_k: TopK = option("Sample among the k most probable tokens; 0 is off.", 0, metavar="K")
     top_p: TopP = option("Sample within this much probability; 1 is off.", 1.0, metavar="P")
     min_p: Probability = option(
         "Drop tokens below this share of the best one's probability; 0 is off.", 0.0, metavar="P"
@@ -265,10 +270,9 @@ class SamplingParams:
         check_fields(self)
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
             object.__setattr__(self, name, float(getattr(self, name)))  # a tensor takes no large int
-        if 0 < self.temperature < MIN_TEMPERATURE:
-            raise FieldError(
-                "temperature", f"temperature is {self.temperature}: use 0 (greedy) or at least {MIN_TEMPERATURE}"
-            )
+        for name, least, off in (("temperature", MIN_TEMPERATURE, "greedy"), ("min_p", LEAST, "off")):
+            if 0 < (value := getattr(self, name)) < least:
+                raise FieldError(name, f"{name} is {value}: use 0 ({off}) or at least {least}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise FieldError(
                 "min_tokens", f"min_tokens is {self.min_tokens}: use at most max_tokens, {self.max_tokens}"
