@@ -14,7 +14,7 @@ from ..text.encoding import Conversation
 from .schema import Body, ResponseFormat, Sent
 from .tools import AnyTool, NamedFunction, WithTools, check_tools, functions
 
-TEXTS = ("text", "input_text", "output_text")
+TEXTS = ("text", "input_text", "output_text", "refusal")
 """Types of parts that are text."""
 
 
@@ -23,6 +23,7 @@ class Part(Body):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class CalledFunction(NamedFunction):
@@ -31,12 +32,25 @@ class CalledFunction(NamedFunction):
     arguments: str = ""
 
 
+class CustomCall(NamedFunction):
+    """A tool that was called with a text."""
+
+    input: str = ""
+
+
 class PastCall(Body):
     """A call of an earlier answer."""
 
     id: str = ""
-    type: Literal["function"] = "function"
-    function: CalledFunction
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction = CalledFunction()
+    custom: CustomCall | None = None
+
+    @property
+    def called(self) -> CalledFunction:
+        if self.custom is None:
+            return self.function
+        return CalledFunction(name=self.custom.name, arguments=json.dumps({"input": self.custom.input}))
 
 
 class Message(Body):
@@ -46,6 +60,7 @@ class Message(Body):
     content: str | list[Part] | None = None
     tool_calls: list[PastCall] | None = None
     tool_call_id: str | None = None
+    refusal: str | None = None
 
     def plain(self, at: int) -> dict[str, Any]:
         """As chat templates take it.
@@ -53,11 +68,11 @@ class Message(Body):
         Raises:
             FieldError: a part is no text, or a call names no function.
         """
-        content = text_of(self.content or "", f"messages[{at}].content")
+        content = text_of(self.content or self.refusal or "", f"messages[{at}].content")
         found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.role == "assistant" and self.tool_calls:
             found["tool_calls"] = [
-                past_call(call.id, call.function, f"messages[{at}].tool_calls[{i}].function")
+                past_call(call.id, call.called, f"messages[{at}].tool_calls[{i}].{call.type}")
                 for i, call in enumerate(self.tool_calls)
             ]
         if self.role == "tool" and self.tool_call_id is not None:
@@ -92,7 +107,7 @@ def text_of(content: str | list[Part], field: str) -> str:
         return content
     if other := next((part.type for part in content if part.type not in TEXTS), None):
         raise FieldError(field, f"a content part of type {other!r}: give text")
-    return "".join(part.text or "" for part in content)
+    return "".join(part.text or part.refusal or "" for part in content)
 
 
 class Prediction(Body):
