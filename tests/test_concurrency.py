@@ -294,8 +294,9 @@ def test_a_deadline_ends_a_request_with_what_it_has() -> None:
 
 
 def test_a_full_queue_rejects_and_names_a_time() -> None:
-    engine = Engine(toy(), scheduling=SchedulerParams(queue=1))
-    engine.submit([1])
+    engine = Engine(toy(), scheduling=SchedulerParams(rows=1, queue=1))
+    for _ in range(2):
+        engine.submit([1])
     with pytest.raises(QueueFullError):
         engine.submit([2])
 

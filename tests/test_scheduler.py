@@ -12,7 +12,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import ChunkSize, Job, NodeShare, Scheduler, SchedulerParams
 from draftree.engine.speculation import EngineRequest, Speculation
-from draftree.errors import ConfigError, QueueFullError
+from draftree.errors import ConfigError, FieldError, QueueFullError
 from draftree.models.base import Nodes, Row
 from draftree.policies.best_paths import OptTree
 from draftree.scores import Scores
@@ -94,14 +94,27 @@ def test_kept_rows_make_room_before_anybody_waits() -> None:
 
 
 def test_a_full_queue_says_when_to_come_back() -> None:
-    made = scheduler(queue=2)
-    made.add(job())
-    made.add(job())
+    made = scheduler(rows=1, queue=2)
+    made.add(job(), job(), job())
+    made.admit()
     with pytest.raises(QueueFullError) as full:
         made.add(job())
     assert 1 <= full.value.retry_after <= 60
     made.add(job(), bounded=False)
     assert len(made.waiting) == 3
+
+
+def test_of_requests_that_do_not_all_fit_none_waits() -> None:
+    """The first of a body's choices waited, and ran, until the last of them was rejected."""
+    made = scheduler(rows=1, queue=2)
+    made.add(job())
+    with pytest.raises(QueueFullError):
+        made.add(job(), job(), job())
+    assert len(made.waiting) == 1
+    made.add(job(), job())
+    with pytest.raises(FieldError):
+        made.add(job(10), job(2000), bounded=False)
+    assert len(made.waiting) == made.most == 3
 
 
 def test_the_cancelled_and_the_late_end_whether_they_run_or_wait() -> None:

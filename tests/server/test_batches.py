@@ -174,7 +174,7 @@ def test_a_grammar_that_does_not_do_costs_its_line_alone(body: dict[str, Any]) -
     assert text_of(first) == text_of(last) == alone(user(TEXT), max_tokens=4)
 
 
-@pytest.mark.parametrize("place", ["Choices", "Engine.submit", "answer_builder", "_Line.read"])
+@pytest.mark.parametrize("place", ["Choices", "Engine.enqueue", "answer_builder", "_Line.read"])
 def test_whatever_is_raised_for_a_line_costs_that_line_alone(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = "draftree.openai.batches"
     owner: Any = importlib.import_module(module)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..artifacts import is_path, user_path
 from ..config import typed
@@ -287,18 +288,27 @@ def load_source(
     return CascadeSource(lower, upper, below.policy(window), stage.loop_back(), (below.name, stage.name))
 
 
+_LOADED: WeakKeyDictionary[LanguageModel, WeakValueDictionary[str, LanguageModel]] = WeakKeyDictionary()
+"""Target -> name -> a model that drafts for it, while a source of it is there: those of several methods share it."""
+
+
+def _loaded(name: str, target: LanguageModel) -> LanguageModel:
+    """A head by its folder, or a draft model."""
+    return load_head(user_path(name), target) if is_head(name) else load_draft_model(name, target)
+
+
 def _source(name: str | LanguageModel, target: LanguageModel) -> DraftSource:
     """The source of one name, or of a loaded model."""
     made: DraftSource | LanguageModel
     if not isinstance(name, str):
         check_vocabulary(target, name)
         made = name
-    elif name in SOURCES:
-        made = SOURCES[name](target)
     else:
-        made = load_head(user_path(name), target) if is_head(name) else load_draft_model(name, target)
-    if isinstance(made, DraftSource):
-        return made
+        shared = _LOADED.setdefault(target, WeakValueDictionary())
+        made = shared.get(name) or SOURCES.get(name, partial(_loaded, name))(target)
+        if isinstance(made, DraftSource):
+            return made
+        shared[name] = made
     vocab = target.capabilities.vocab_size
     return EagleSource(made, vocab) if isinstance(made, DraftHead) else ModelSource(made, vocab)
 

@@ -196,25 +196,49 @@ class Engine:
             QueueFullError: too many wait.
         """
         request = self.request(prompt, params, speculation, prediction=prediction, observers=observers)
-        return self._submit(request, priority, timeout)
+        (handle,) = self.enqueue([request], priority, timeout)
+        return handle
 
-    def _submit(
-        self, request: EngineRequest, priority: int = 0, timeout: float | None = None, *, bounded: bool = True
-    ) -> Handle:
-        job = Job(request, self.stepper.row_length(request, most=True), priority, timeout)
+    def enqueue(
+        self,
+        requests: Sequence[EngineRequest],
+        priority: int = 0,
+        timeout: float | None = None,
+        *,
+        bounded: bool = True,
+    ) -> list[Handle]:
+        """Let requests that ``request`` has made wait for their turn: all of them, or none; waits for nothing.
+
+        Args:
+            priority, timeout: as in ``submit``, of each.
+            bounded: reject them where the queue is full.
+
+        Raises:
+            InputError: one does not fit the cache; QueueFullError: too many wait.
+        """
+        length = self.stepper.row_length
+        jobs = [Job(request, length(request, most=True), priority, timeout) for request in requests]
         with self._changed:
-            self.scheduler.add(job, bounded=bounded)
+            self.scheduler.add(*jobs, bounded=bounded)
             self._changed.notify_all()
-        return Handle(self, job)
+        return [Handle(self, job) for job in jobs]
 
-    def _prepared(self, speculation: SpeculationParams | Speculation) -> Speculation:
-        """A new drafter is loaded and prepared between two steps, by the thread that works on the models."""
-        if speculation in self._speculations or self._worker == threading.get_ident():
-            return self._speculations.find(speculation)
+    def prepared(self, speculation: SpeculationParams | Speculation) -> Future[Speculation]:
+        """A new drafter is loaded and prepared between two steps, by the thread that works on the models.
+
+        The future is done when a thread that waits for something of the engine has done so.
+        """
         future: Future[Speculation] = Future()
+        if speculation in self._speculations or self._worker == threading.get_ident():
+            _resolve(future, self._speculations, speculation)
+            return future
         with self._changed:
             self._tasks.append((future, speculation))
             self._changed.notify_all()
+        return future
+
+    def _prepared(self, speculation: SpeculationParams | Speculation) -> Speculation:
+        future = self.prepared(speculation)
         self.wait(future.done)
         return future.result()
 
@@ -243,10 +267,8 @@ class Engine:
         traces = [RequestTrace(number, self.inputs.tokenizer, first) for number, _ in enumerate(each)]
         every = zip(prompts, each, traces, strict=True)
         requests = [self.request(p, one, speculation, observers=[kept] if trace else ()) for p, one, kept in every]
-        handles = list[Handle]()
+        handles = self.enqueue(requests, bounded=False)
         try:
-            for request in requests:
-                handles.append(self._submit(request, bounded=False))
             self.wait(lambda: all(h.done for h in handles) or any(h.request.error for h in handles))
             if error := next((h.request.error for h in handles if h.request.error), None):
                 raise error
@@ -269,7 +291,8 @@ class Engine:
         return self._stream(self.request(prompt, params, speculation))
 
     def _stream(self, request: EngineRequest) -> Iterator[Chunk]:
-        yield from self._submit(request, bounded=False)
+        (handle,) = self.enqueue([request], bounded=False)
+        yield from handle
 
     # Steps are made: one thread at a time.
 
@@ -363,10 +386,8 @@ class Engine:
         worked = False
         while self._tasks:
             worked, (future, speculation) = True, self._tasks.popleft()
-            try:
-                future.set_result(self._speculations.find(speculation))
-            except Exception as error:  # noqa: BLE001 - it is the caller's
-                future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                _resolve(future, self._speculations, speculation)
         return worked
 
     def _admit(self) -> list[EngineRequest]:
@@ -407,6 +428,15 @@ class Engine:
             except Exception as error:  # noqa: BLE001
                 job.request.fail(error)
         return bool(ended)
+
+
+def _resolve(
+    future: Future[Speculation], speculations: Speculations, speculation: SpeculationParams | Speculation
+) -> None:
+    try:
+        future.set_result(speculations.find(speculation))
+    except Exception as error:  # noqa: BLE001 - it is that of whoever waits
+        future.set_exception(error)
 
 
 @typed

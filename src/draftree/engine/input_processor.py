@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, cast
 
 from ..config import SamplingParams
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from ..sampling.grammar import Grammars
 
 
+_MOST_LISTS = 8
+"""Of ``bad_words`` whose tokens are kept: those of a body are the same for all its choices."""
+
+
 class InputProcessor:
     """Makes requests of a model's prompts; any thread may use it.
 
@@ -28,6 +33,7 @@ class InputProcessor:
 
     def __init__(self, target: LanguageModel) -> None:
         self.tokenizer, self._target = target.tokenizer, target
+        self._spell = lru_cache(_MOST_LISTS)(self._spelled_words)
         # transformers' tokenizers change in their first call; from then on threads may share them.
         self._start = [] if self.tokenizer is None else self.tokenizer.encode("")
 
@@ -37,8 +43,30 @@ class InputProcessor:
         Raises:
             PromptError: there are none; ContextError: it cannot fit; of ``field``.
         """
-        check_size(self._target, self.tokenizer, prompt, field)
+        self.check_size(prompt, field)
         return encode(self.tokenizer, prompt, field)
+
+    def check_size(self, prompt: Prompt, field: str = "prompt") -> None:
+        """Refuse what cannot fit the context, before it is read: each message and each longest token takes a token.
+
+        Raises:
+            ContextError: it has too many messages, characters or tokens.
+        """
+        can = self._target.capabilities
+        messages = prompt.messages if isinstance(prompt, Conversation) else prompt
+        parts: Sequence[object] = messages if isinstance(messages, (list, tuple)) else [messages]
+        texts = [part.get("content") if isinstance(part, Mapping) else part for part in parts]
+        characters = sum([len(text) for text in texts if isinstance(text, str)])
+        if len(parts) > can.max_length:
+            what = "tokens" if isinstance(parts[0], int) else "messages"
+            raise ContextError(f"the {field} has {len(parts)} {what} but {_context(can)}: shorten it", field)
+        if characters > can.max_length and characters > can.max_length * self._longest:
+            raise ContextError(f"the {field} has {characters} characters but {_context(can)}: shorten it", field)
+
+    @cached_property
+    def _longest(self) -> float:
+        """Characters of the longest token."""
+        return math.inf if self.tokenizer is None else max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def spelled(self, text: str, field: str = "text") -> list[int]:
         """Token ids of a text without the special tokens that begin a prompt."""
@@ -73,8 +101,22 @@ class InputProcessor:
         ids = self.encode(prompt)
         limit = limit_of(self._target, ids, params)
         stream = text_stream(self.tokenizer, params, ids)
-        params = with_token_rules(params, can, self.spelled)
+        params = with_token_rules(params, can, self._spell)
         return EngineRequest(ids, params, limit, can.eos_ids, stream, self._predicted(prediction))
+
+    def _spelled_words(self, words: tuple[str, ...]) -> list[tuple[int, ...]]:
+        """Token ids of ``bad_words``, with a space before them and without.
+
+        Raises:
+            FieldError: one is no text.
+        """
+        found = list[tuple[int, ...]]()
+        for word in words:
+            try:
+                found += [tuple(self.spelled(word.strip())), tuple(self.spelled(f" {word.strip()}"))]
+            except PromptError as error:
+                raise FieldError("bad_words", f"bad_words has {word!r}: {error}") from None
+        return found
 
     def _predicted(self, prediction: str | Sequence[int]) -> list[int]:
         if not len(prediction):
@@ -108,26 +150,6 @@ def check_params(params: object) -> None:
     """Raise ConfigError unless they are SamplingParams."""
     if not isinstance(params, SamplingParams):
         raise ConfigError(f"sampling params are {params!r}: give SamplingParams")
-
-
-def check_size(target: LanguageModel, tokenizer: Tokenizer | None, prompt: Prompt, field: str) -> None:
-    """Refuse what cannot fit the context, before it is read: each message and each longest token takes a token.
-
-    Raises:
-        ContextError: it has too many messages, or too many characters.
-    """
-    can = target.capabilities
-    messages = prompt.messages if isinstance(prompt, Conversation) else prompt
-    texts: list[object] = [prompt]
-    if isinstance(messages, (list, tuple)):
-        texts = [m.get("content") for m in messages if isinstance(m, dict)]
-    characters = sum(len(text) for text in texts if isinstance(text, str))
-    if len(texts) > can.max_length:
-        raise ContextError(f"the {field} has {len(texts)} messages but {_context(can)}: leave the first out", field)
-    if tokenizer is None or characters <= can.max_length:
-        return
-    if characters > can.max_length * max(map(len, tokenizer.get_vocab()), default=1):
-        raise ContextError(f"the {field} has {characters} characters but {_context(can)}: shorten it", field)
 
 
 def _context(can: Capabilities) -> str:
@@ -180,7 +202,9 @@ def text_stream(tokenizer: Tokenizer | None, params: SamplingParams, context: Se
 
 
 def with_token_rules(
-    params: SamplingParams, can: Capabilities, spell: Callable[[str], list[int]] = lambda _: []
+    params: SamplingParams,
+    can: Capabilities,
+    spell: Callable[[tuple[str, ...]], Sequence[tuple[int, ...]]] = lambda _: (),
 ) -> SamplingParams:
     """The same with what its parameters rule out as its constraint.
 
@@ -188,7 +212,7 @@ def with_token_rules(
 
     Args:
         can: the target's capabilities.
-        spell: the token ids of a text, of which ``bad_words`` are made.
+        spell: the token ids of ``bad_words``.
 
     Raises:
         FieldError: a parameter names a token that the model has not, a word is no text, or a text that a constraint
@@ -199,16 +223,14 @@ def with_token_rules(
         raise FieldError("ignore_eos", "ignore_eos and a constraint exclude each other: leave one of them out")
     ends = frozenset(params.stop_token_ids).union(() if params.ignore_eos else can.eos_ids)
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-        for token in getattr(params, name) or ():
+        given = getattr(params, name) or ()
+        if len(given) > can.vocab_size:
+            raise FieldError(name, f"{name} has {len(given)} ids but the model {can.vocab_size} tokens: name each once")
+        for token in given:
             if not 0 <= token < can.vocab_size:
                 raise FieldError(name, f"{name} has {token}: use token ids from 0 to {can.vocab_size - 1}")
     if params.min_tokens or params.bad_words or params.allowed_token_ids is not None:
-        words = []
-        for word in params.bad_words:
-            try:
-                words += [tuple(spell(word.strip())), tuple(spell(f" {word.strip()}"))]
-            except PromptError as error:
-                raise FieldError("bad_words", f"bad_words has {word!r}: {error}") from None
+        words = spell(tuple(params.bad_words))
         rules = TokenRules(can.vocab_size, ends, params.min_tokens, params.allowed_token_ids, words, inner)
         params = replace(params, constraint=rules)
     return params

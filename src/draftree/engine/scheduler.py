@@ -32,7 +32,7 @@ class SchedulerParams(Checked):
 
     Attributes:
         rows: most requests that run together; others wait.
-        queue: most requests that wait; more are rejected.
+        queue: most requests that wait while as many as ``rows`` run; more are rejected.
         chunk: most prompt tokens that a step reads while other requests wait for their next token; None: as many as
             take ``ChunkSize.longest`` times as long as a step without them, as far as steps have been measured.
         prefixes: rows of ended requests that are kept, for prompts that begin as they do.
@@ -175,27 +175,34 @@ class Scheduler:
         """Requests that run, and those that wait."""
         return [*self.running, *self.waiting]
 
-    def add(self, job: Job, *, bounded: bool = True) -> None:
-        """Let a request wait for its turn.
+    @property
+    def most(self) -> int:
+        """Requests that run and wait at once."""
+        return self._params.rows + self._params.queue
+
+    def add(self, *jobs: Job, bounded: bool = True) -> None:
+        """Let requests wait for their turn: all of them, or none.
 
         Args:
-            bounded: reject it where the queue is full.
+            bounded: reject them where there is no place for so many.
 
         Raises:
-            FieldError: it needs more cache than there is.
+            FieldError: one needs more cache than there is.
             QueueFullError: the queue is full; it says when to come back.
         """
-        if not self._holds([job.length]):
-            raise FieldError(
-                "max_tokens",
-                f"the request needs {job.length} cache slots, more than the memory of the cache has: lower max_tokens, "
-                "shorten the prompt, or give the cache more memory",
-            )
-        if bounded and len(self.waiting) >= self._params.queue:
+        for job in jobs:
+            if not self._holds([job.length]):
+                raise FieldError(
+                    "max_tokens",
+                    f"the request needs {job.length} cache slots, more than the memory of the cache has: lower "
+                    "max_tokens, shorten the prompt, or give the cache more memory",
+                )
+        if bounded and len(self.jobs) + len(jobs) > self.most:
             # a place may be free in as much time as those that run have taken so far, at most a minute
             longest = time.monotonic() - min([job.arrival for job in self.running], default=math.inf)
             raise QueueFullError(len(self.waiting), min(60.0, max(1.0, longest)))
-        insort(self.waiting, job, key=attrgetter("turn"))
+        for job in jobs:
+            insort(self.waiting, job, key=attrgetter("turn"))
 
     def ended(self) -> list[Job]:
         """Requests that have to end, or have ended; they are not scheduled any more."""

@@ -144,13 +144,18 @@ class Speculations:
         if isinstance(choice, Speculation):
             return self._prepared_for_target(choice)
         with self._lock:
-            if choice.key not in self._made:
-                self._made[choice.key] = choice, self._prepared_for_target(choice.made_for(self._target))
-                if len(self._made) > _KEPT:
-                    _, (_, old) = self._made.popitem(last=False)
-                    del self._prepared[id(old.drafter)]
-            self._made.move_to_end(choice.key)
-            return self._made[choice.key][1]
+            if choice.key in self._made:
+                self._made.move_to_end(choice.key)
+                return self._made[choice.key][1]
+        made = self._prepared_for_target(choice.made_for(self._target))  # meanwhile others are found
+        with self._lock:
+            _, found = self._made.setdefault(choice.key, (choice, made))
+            if found is not made:  # another thread was sooner
+                del self._prepared[id(made.drafter)]
+            elif len(self._made) > _KEPT:
+                _, (_, old) = self._made.popitem(last=False)
+                del self._prepared[id(old.drafter)]
+        return found
 
     def _prepared_for_target(self, speculation: Speculation) -> Speculation:
         """``speculation``, whose drafter is prepared for the target, once.

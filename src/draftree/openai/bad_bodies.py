@@ -72,7 +72,9 @@ _WISHES: Mapping[str, tuple[Sequence[object], str]] = {
 """Fields without which the text means the same -> the values that wish for nothing, and what the log says of others."""
 
 _MOST_OBJECTS = 1 << 14
-"""Messages, their parts, calls and all else that is an object: each takes some 20 us to be read."""
+"""Messages, their parts, calls and all else that is an object or a list: each takes some 20 us to be read."""
+_MOST_FIELDS = 1 << 10
+_NESTED = (dict, list)
 
 
 class UnsupportedError(FieldError):
@@ -117,12 +119,14 @@ def check_values(body: object) -> object:
     """The body, if an answer could repeat all that it has.
 
     Raises:
-        FieldError: a number is none (NaN, Infinity), or a text has half a character, or is nested too deep, or has more
-            objects than can be read while others wait.
+        FieldError: a number is none (NaN, Infinity), or a text has half a character, or is nested too deep, or it has
+            more objects, lists or fields than can be read while others wait.
     """
+    if isinstance(body, dict) and len(body) > _MOST_FIELDS:
+        raise FieldError([*body][_MOST_FIELDS], f"the body has {len(body)} fields: send at most {_MOST_FIELDS}")
     for name, value in body.items() if isinstance(body, dict) else ():
         if _objects(value) > _MOST_OBJECTS:
-            raise FieldError(name, f"{name} has more than {_MOST_OBJECTS} objects: send fewer")
+            raise FieldError(name, f"{name} has more than {_MOST_OBJECTS} objects and lists: send fewer")
         try:
             json.dumps({name: value}, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, RecursionError) as error:
@@ -132,11 +136,12 @@ def check_values(body: object) -> object:
 
 
 def _objects(value: object) -> int:
+    """Objects and lists inside it; no more are counted than may be there."""
     found, left = 0, [value]
-    while left:
-        inner = left.pop()
-        found += isinstance(inner, dict)
-        left += inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+    while left and found <= _MOST_OBJECTS:
+        if isinstance(inner := left.pop(), _NESTED):
+            found += 1
+            left += [each for each in (inner.values() if isinstance(inner, dict) else inner) if type(each) in _NESTED]
     return found
 
 

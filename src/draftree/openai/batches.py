@@ -274,12 +274,9 @@ class Answering:
                 raise FieldError("stream", "stream is not for batches: leave it out")
             with body.named():
                 found.choices = choices = Choices(body, self._engine, self._speculation)
-                for ids, params in choices.asked:
-                    handle = self._engine.submit(ids, params, choices.speculation, **choices.options)
-                    found.handles.append(handle)
+                requests = choices.requests()
+                found.handles = self._engine.enqueue(requests, body.priority, body.timeout)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a line, the others are answered
-            found.cancel()
-            found.handles.clear()
             found.error = error
         return found
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from ..config import Count, LogprobCount
 from ..errors import FieldError
 from ..text.encoding import Conversation
-from .schema import Body, ResponseFormat, Sent
+from .schema import Body, Many, ResponseFormat, Sent
 from .tools import AnyTool, NamedFunction, WithTools, check_tools, functions
 
 TEXTS = ("text", "input_text", "output_text", "refusal")
@@ -57,8 +57,8 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
-    tool_calls: list[PastCall] | None = None
+    content: str | Many[Part] | None = None
+    tool_calls: Many[PastCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
 
@@ -114,14 +114,14 @@ class Prediction(Body):
     """Predicted Outputs: text that the answer probably repeats."""
 
     type: Literal["content"]
-    content: str | list[Part]
+    content: str | Many[Part]
 
 
 class ChatRequest(WithTools):
     """``/v1/chat/completions``."""
 
     prefix = "chatcmpl-"
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Many[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
@@ -171,8 +171,8 @@ class TokenizeRequest(Sent):
 
     prompt: str | None = None
     add_special_tokens: bool | None = None  # of a prompt; not sent: as the model has it
-    messages: list[Message] | None = None
-    tools: list[AnyTool] | None = None
+    messages: Many[Message] | None = None
+    tools: Many[AnyTool] | None = None
 
     def conversation(self) -> Conversation:
         """The messages as chat templates take them."""

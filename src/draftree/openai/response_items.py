@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Tag
 from ..errors import FieldError
 from .bad_bodies import UnsupportedError, left_out
 from .chat_api import TEXTS, CalledFunction, Part, past_call, text_of
-from .schema import Body
+from .schema import Body, Many
 from .tools import AnyTool
 
 _CALLS: Mapping[str, Sequence[str]] = {
@@ -67,12 +67,12 @@ class InputItem(Body):
 
     type: Literal["message", "function_call", "function_call_output"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[Part] | None = None
+    content: str | Many[Part] | None = None
     call_id: str = ""
     name: str = ""
     namespace: str | None = None
     arguments: str = ""
-    output: str | list[Any] | None = None
+    output: str | Many[Any] | None = None
 
     def turns(self, where: str) -> Iterator[dict[str, Any]]:
         """As chat templates take it.
@@ -99,7 +99,7 @@ class AdditionalTools(Body):
     """Tools that came with a turn; they are offered as the request's own."""
 
     type: Literal["additional_tools"]
-    tools: list[AnyTool]
+    tools: Many[AnyTool]
 
     def turns(self, where: str) -> Iterator[dict[str, Any]]:
         yield from ()

@@ -16,7 +16,7 @@ from ..text.encoding import Conversation
 from .answers import Choices, CompletionBuilder, named_logprobs, speculative_decoding, usage_of
 from .bad_bodies import UnsupportedError
 from .response_items import AdditionalTools, AnyItem, InputItem, turns_of
-from .schema import Body, ResponseFormat
+from .schema import Body, Few, Many, ResponseFormat
 from .tools import CallParser, Parsed, Tool, WithTools, functions
 
 
@@ -31,16 +31,16 @@ class ResponsesRequest(WithTools):
 
     prefix = "resp_"
     n: Literal[1] = 1
-    input: str | Annotated[list[AnyItem], Field(min_length=1)]
+    input: str | Annotated[Many[AnyItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
     text: TextOptions = TextOptions()
     top_logprobs: LogprobCount | None = None
-    include: list[str] | None = None
+    include: Many[str] | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str] | None, Few] = None
 
     @property
     def wanted_logprobs(self) -> int | None:

@@ -9,9 +9,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from ..config import (
     MAX_NODES,
@@ -36,8 +36,30 @@ from ..sampling.grammar import Grammar
 from ..text.encoding import Prompt
 from .bad_bodies import UnsupportedError, check_extra, check_values
 
-Texts = Annotated[list[str], Field(max_length=1024)]
-TokenIds = list[Whole]
+T = TypeVar("T")
+Many = Annotated[list[T], Field(fail_fast=True)]
+"""A list of which the first wrong entry is reported alone: a body has room for millions of them."""
+_MOST_CHARACTERS = 1 << 14
+"""Of stop strings, or of bad words, all together: steps of everybody look for them."""
+_MOST_ENTRIES = 1 << 14
+"""Of an object: each may be wrong."""
+
+
+def _short(texts: str | list[str]) -> str | list[str]:
+    if (size := len(texts) if isinstance(texts, str) else sum(map(len, texts))) > _MOST_CHARACTERS:
+        raise ValueError(f"it has {size} characters: use at most {_MOST_CHARACTERS} in all")
+    return texts
+
+
+def _few(given: object) -> object:
+    if isinstance(given, dict) and len(given) > _MOST_ENTRIES:
+        raise ValueError(f"it has {len(given)} entries: send at most {_MOST_ENTRIES}")
+    return given
+
+
+Few = BeforeValidator(_few)
+Texts = Annotated[Many[str], Field(max_length=1024), AfterValidator(_short)]
+TokenIds = Many[Whole]
 _TOKENS = 16
 """Of a completion that does not say how many, as of OpenAI's."""
 
@@ -94,7 +116,7 @@ class Speculative(Fields):
     model_config = ConfigDict(extra="forbid")
 
     method: str | None = None
-    settings: dict[str, float | str] | None = None
+    settings: Annotated[dict[str, float | str] | None, Few] = None
     drafter: str | None = None
     nodes: Count | None = None
     verification: str | None = None
@@ -108,7 +130,7 @@ class StructuredOutputs(Fields):
     json_schema: dict[str, Any] | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Many[str] | None = None
     grammar: str | None = None
 
     def compiled(self, engine: Engine) -> Grammar:
@@ -183,7 +205,7 @@ class Sampled(Sent):
     model: str
     max_tokens: Count | None = None
     n: Annotated[int, Field(ge=1, le=16)] = 1
-    stop: str | Texts | None = None
+    stop: Annotated[str, AfterValidator(_short)] | Texts | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     seed: Annotated[int, Field(ge=-1)] | None = None  # -1: as if there were none
@@ -194,7 +216,7 @@ class Sampled(Sent):
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: dict[Annotated[int, Field(strict=False)], Bias] | None = None  # JSON has texts for keys
+    logit_bias: Annotated[dict[Annotated[int, Field(strict=False)], Bias] | None, Few] = None  # JSON has texts for keys
     ignore_eos: bool = False
     min_tokens: Whole | None = None
     stop_token_ids: TokenIds | None = None
@@ -211,6 +233,11 @@ class Sampled(Sent):
     def format(self) -> tuple[str, ResponseFormat]:
         """The response format, and the field that has it."""
         return "response_format", ResponseFormat()
+
+    @property
+    def compiles(self) -> bool:
+        """``constraint`` compiles a grammar."""
+        return self.structured_outputs is not None or self.format[1].type != "text"
 
     def constraint(self, engine: Engine) -> Grammar | None:
         """What the answer must look like; None: any text. Compiles, which may take long.
@@ -319,7 +346,7 @@ class CompletionRequest(Sampled):
     """``/v1/completions``."""
 
     prefix = "cmpl-"
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Many[str] | Many[int] | Many[Many[int]]
     echo: bool = False
     logprobs: LogprobCount | None = None
 

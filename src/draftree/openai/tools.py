@@ -18,7 +18,7 @@ from ..sampling.grammar import Function, Grammar
 from ..sampling.json_schemas import enforceable, weakened
 from ..text.encoding import CALL_TAGS
 from .bad_bodies import left_out
-from .schema import Body, Sampled, of_field
+from .schema import Body, Many, Sampled, of_field
 
 log = logging.getLogger("draftree.openai")
 
@@ -145,7 +145,7 @@ class Namespace(Body):
     type: Literal["namespace"]
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
-    tools: list[Annotated[_Function | _Other, by_type("function")]]
+    tools: Many[Annotated[_Function | _Other, by_type("function")]]
 
     def echoed(self) -> dict[str, Any] | None:
         inner = [found for tool in self.tools if (found := tool.echoed())]
@@ -172,7 +172,7 @@ def functions(given: Sequence[AnyTool] | None, where: str = "tools") -> dict[str
 class WithTools(Sampled):
     """A request whose answer may call functions."""
 
-    tools: list[AnyTool] | None = None
+    tools: Many[AnyTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -217,6 +217,10 @@ class WithTools(Sampled):
         if not self.offered():
             return None
         return engine.grammars.tags if self.skip_special_tokens else {}
+
+    @property
+    def compiles(self) -> bool:
+        return bool(self.tools) or super().compiles
 
     def constraint(self, engine: Engine) -> Grammar | None:
         if not (offered := self.offered()):

@@ -167,12 +167,13 @@ class TokenRules:
         self._endings: dict[tuple[int, ...], list[int]] = {}
         for *before, last in words:
             self._endings.setdefault(tuple(before), []).append(last)
-        self.longest = max(map(len, self._endings), default=0)
+        self._lengths = sorted({len(before) for before in self._endings})
+        self.longest = max(self._lengths, default=0)
 
     def start(self) -> ConstraintState:
         return RuleState(self, None if self.inner is None else self.inner.start(), 0, ())
 
     def refused(self, tail: tuple[int, ...]) -> list[int]:
         """Tokens that would complete a sequence."""
-        places = (tail[at:] for at in range(len(tail) + 1))
-        return [token for before in places for token in self._endings.get(before, ())]
+        before = (tail[len(tail) - length :] for length in self._lengths if length <= len(tail))
+        return [token for ending in before for token in self._endings.get(ending, ())]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -32,6 +32,13 @@ from .inspector import inspector
 from .metrics import Metrics, log_request
 from .middleware import DOCUMENTED, UNAVAILABLE, Limits, refuse
 from .streams import EventStream
+from .work_queue import WorkQueue
+
+T = TypeVar("T")
+_GONE = 499
+"""Status of what nobody reads, for the log."""
+_SHORT = 1 << 16
+"""Bytes of a body whose text is read in some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +87,7 @@ class Server:
             "max_model_len": self._engine.target.capabilities.max_length,
         }
         self.draining = False
+        self._grammars, self._long = WorkQueue("grammars", 2, 64), WorkQueue("long texts", 2, 16)
         self.app = app = FastAPI(
             title="draftree", version=version("draftree"), lifespan=self._lifespan, responses=DOCUMENTED
         )
@@ -110,6 +118,8 @@ class Server:
         try:
             yield
         finally:
+            for queue in (self._grammars, self._long):
+                queue.stop()
             await self.loop.stop()
 
     # OpenAI's endpoints.
@@ -139,20 +149,41 @@ class Server:
         if self.draining:
             raise HTTPException(503, "this server is ending: ask another", UNAVAILABLE)
         check_model(body.model, self._settings.name)
-        key = body.prefix + secrets.token_hex(16)
-        with body.named():
-            settings = self._settings
-            choices = await asyncio.to_thread(Choices, body, self._engine, settings.speculation, settings.most_nodes)
-            asked, tokenizer = choices.asked if body.traced else (), self._engine.inputs.tokenizer
-            traces = [RequestTrace(index, tokenizer, () if index else (self._run,)) for index, _ in enumerate(asked)]
-            submission = await self._submitted(key, choices, traces)
-        builder = answer_builder(key, self._settings.name, choices, submission.requests)
-        if body.stream:
-            return EventStream(submission, builder, traces)
-        await _end(submission, request)
-        return JSONResponse(await asyncio.to_thread(builder.whole))
+        try:
+            return await _unless_gone(request, self._answered(body, request))
+        except QueueFullError:
+            self._metrics.rejected.inc()
+            raise
 
-    async def _submitted(self, key: str, choices: Choices, traces: Sequence[RequestTrace]) -> Submission:
+    async def _answered(self, body: Sampled, request: Request) -> Response:
+        key, engine, tokenizer = body.prefix + secrets.token_hex(16), self._engine, self._engine.inputs.tokenizer
+        with body.named():
+            queue = self._grammars if body.compiles else None
+            chosen = (self._settings.speculation, self._settings.most_nodes)
+            choices = await self._worked(request, queue, Choices, body, engine, *chosen)
+            asked = choices.asked if body.traced else ()
+            traces = [RequestTrace(index, tokenizer, () if index else (self._run,)) for index, _ in enumerate(asked)]
+            submission = await self._submitted(key, choices, traces, request)
+        try:
+            named = (key, self._settings.name, choices, submission.requests)
+            builder = await asyncio.to_thread(answer_builder, *named)
+            if not body.stream:
+                await submission.end()
+                return await asyncio.to_thread(lambda: JSONResponse(builder.whole()))
+        except BaseException:
+            submission.cancel()
+            raise
+        return EventStream(submission, builder, traces)
+
+    async def _worked(self, request: Request, queue: WorkQueue | None, call: Callable[..., T], *args: Any) -> T:
+        """Off the event loop: what takes long because of what was sent waits where nobody else does."""
+        if queue is None and len(await request.body()) > _SHORT:
+            queue = self._long
+        return await (asyncio.to_thread(call, *args) if queue is None else queue.run(call, *args))
+
+    async def _submitted(
+        self, key: str, choices: Choices, traces: Sequence[RequestTrace], request: Request
+    ) -> Submission:
         method = str((choices.speculation or self._settings.speculation).method)
 
         def ended(choice: int, request: EngineRequest) -> None:
@@ -160,15 +191,15 @@ class Server:
             log_request(request, key, choice, method)
 
         timeout = min((t for t in (choices.body.timeout, self._settings.timeout) if t is not None), default=None)
-        try:
-            return await self.loop.submit(choices, ended, traces, timeout=timeout)
-        except QueueFullError:
-            self._metrics.rejected.inc()
-            raise
+        self.loop.check()
+        if choices.speculation is not None:
+            await asyncio.wrap_future(self._engine.prepared(choices.speculation))
+        requests = await self._worked(request, None, choices.requests, traces)
+        return self.loop.submit(requests, ended, choices.body.priority, timeout)
 
     # What operators ask.
 
-    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> dict[str, Any]:
         """Token ids of a text, or of a conversation as the chat template writes it."""
         if (body.prompt is None) == (body.messages is None):
             raise FieldError("prompt", "give either prompt or messages")
@@ -178,7 +209,7 @@ class Server:
         inputs, bare = self._engine.inputs, body.prompt and body.add_special_tokens is False
         encode: Callable[[Any], list[int]] = inputs.spelled if bare else inputs.encode
         with body.named():
-            ids = await asyncio.to_thread(encode, prompt)
+            ids = await self._worked(request, None, encode, prompt)
         return {"tokens": ids, "count": len(ids), "max_model_len": self._engine.target.capabilities.max_length}
 
     async def tokenizer_info(self) -> dict[str, Any]:
@@ -191,12 +222,12 @@ class Server:
             **{name: named.get(name) for name in ("bos_token", "eos_token", "pad_token")},
         }
 
-    async def detokenize(self, body: DetokenizeRequest) -> dict[str, str]:
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> dict[str, str]:
         """The text of token ids."""
         vocabulary = self._engine.target.capabilities.vocab_size
         if out := next((token for token in body.tokens if token >= vocabulary), None):
             raise FieldError("tokens", f"token {out}: use ids from 0 to {vocabulary - 1}")
-        return {"prompt": await asyncio.to_thread(decoded, self._engine, body.tokens)}
+        return {"prompt": await self._worked(request, None, decoded, self._engine, body.tokens)}
 
     async def health(self) -> Response:
         """Liveness: 200 while the engine makes steps, else 503."""
@@ -217,20 +248,20 @@ class Server:
         return {"version": version("draftree")}
 
 
-async def _end(submission: Submission, request: Request) -> None:
-    """Wait for the end of all choices, which is cancelled when the client goes.
-
-    Raises:
-        the exception that ended one of them.
-    """
-    watching = asyncio.ensure_future(_cancel_when_gone(submission, request))
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The answer that a task makes, which is cancelled when the client goes."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
-        await submission.end()
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            working.cancel()
+            await asyncio.wait((working,))
+        return Response(status_code=_GONE) if working.cancelled() else working.result()
     finally:
-        watching.cancel()
+        working.cancel()
+        leaving.cancel()
 
 
-async def _cancel_when_gone(submission: Submission, request: Request) -> None:
+async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    submission.cancel()

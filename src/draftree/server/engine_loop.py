@@ -8,15 +8,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
-from typing import Any
 
 from ..drafters.grow import TreeDrafter
 from ..engine.engine import Engine, Handle
-from ..engine.speculation import EngineRequest, Observer
+from ..engine.speculation import EngineRequest
 from ..errors import RunError
 from ..models.base import LanguageModel
 from ..models.cost_profile import measure_missing
-from ..openai.answers import Choices
 from ..request import Chunk
 
 QUIET = 15.0
@@ -30,19 +28,16 @@ class Submission:
         ended: called in the event loop with the number of each that has ended, for whatever reason.
     """
 
-    def __init__(self, owner: EngineLoop, ended: Callable[[int, EngineRequest], None]) -> None:
-        self._owner, self._ended = owner, ended
-        self._handles: list[Handle] = []
-        self._under: list[int] = []
+    def __init__(
+        self, owner: EngineLoop, handles: Sequence[Handle], ended: Callable[[int, EngineRequest], None]
+    ) -> None:
+        self._owner, self._handles, self._ended = owner, handles, ended
+        self._under = [*range(len(handles))]
         self._changed = asyncio.Event()
 
     @property
     def requests(self) -> list[EngineRequest]:
         return [handle.request for handle in self._handles]
-
-    def add(self, handle: Handle) -> None:
-        self._under.append(len(self._handles))
-        self._handles.append(handle)
 
     def wake(self) -> bool:
         """Let the task look; whether all requests have ended."""
@@ -74,9 +69,8 @@ class Submission:
                         del given[index]
                 if found:
                     yield found
-                elif self._owner.failure is not None:
-                    raise RunError(f"the engine has ended: {self._owner.failure}: start the server again")
                 else:
+                    self._owner.check()
                     try:
                         async with asyncio.timeout(QUIET):
                             await self._changed.wait()
@@ -131,6 +125,11 @@ class EngineLoop:
         """It makes steps."""
         return self._started.is_set() and self._thread.is_alive() and self.failure is None
 
+    def check(self) -> None:
+        """Raise RunError where the engine has ended by an error."""
+        if self.failure is not None:
+            raise RunError(f"the engine has ended: {self.failure}: start the server again")
+
     def start(self) -> None:
         """Begin to make steps; called in the event loop whose tasks will wait."""
         self._loop = asyncio.get_running_loop()
@@ -181,29 +180,25 @@ class EngineLoop:
         self._due = False
         self._submissions -= {submission for submission in self._submissions if submission.wake()}
 
-    async def submit(
-        self, choices: Choices, ended: Callable[[int, EngineRequest], None], traces: Sequence[Observer], **options: Any
+    def submit(
+        self,
+        requests: Sequence[EngineRequest],
+        ended: Callable[[int, EngineRequest], None],
+        priority: int = 0,
+        timeout: float | None = None,
     ) -> Submission:
-        """Submit a body's requests off the event loop: ``Engine.submit`` may wait for a drafter to be loaded.
+        """Submit a body's requests, all of them or none, in the event loop.
 
         Args:
             ended: as for ``Submission``.
-            traces: observers, one for each of the requests, or none.
+            priority, timeout: as for ``Engine.enqueue``.
 
         Raises:
-            what ``Engine.submit`` raises; the requests before that are cancelled.
+            what ``Engine.enqueue`` raises.
         """
-        submission = Submission(self, ended)
-        try:
-            for index, (prompt, params) in enumerate(choices.asked):
-                given = {**choices.options, "observers": traces[index : index + 1], **options}
-                call = partial(self.engine.submit, prompt, params, choices.speculation, **given)
-                submission.add(await asyncio.to_thread(call))
-                if self._stopped:
-                    submission.cancel()
-                if not submission.wake():
-                    self._submissions.add(submission)
-        except BaseException:
+        submission = Submission(self, self.engine.enqueue(requests, priority, timeout), ended)
+        if self._stopped:
             submission.cancel()
-            raise
+        if not submission.wake():
+            self._submissions.add(submission)
         return submission
