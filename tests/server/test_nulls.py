@@ -30,6 +30,8 @@ TURNS = [
     {"role": "user", "content": [{"type": "text", "text": "a"}]},
     {"role": "assistant", "content": "b", "tool_calls": [CALL]},
     {"role": "tool", "content": "c", "tool_call_id": "1"},
+    {"role": "assistant", "tool_calls": [{"id": "2", "type": "custom", "custom": {"name": "g", "input": "x"}}]},
+    {"role": "tool", "content": "d", "tool_call_id": "2"},
 ]
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [1]}}}
 DRAWN: dict[str, Any] = {"seed": 1, "temperature": 0, "max_tokens": 3}
