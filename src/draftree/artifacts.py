@@ -7,10 +7,11 @@ import errno
 import io
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, BinaryIO, Generic, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -45,23 +46,63 @@ def is_path(name: str) -> bool:
         return False
 
 
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
+
+
+def check_regular(path: Path) -> Path:
+    """The same path, of a file that libraries open or map by its name, such as weights.
+
+    Raises:
+        OSError: there is none, or something else that may have no end, or no content until somebody writes to it.
+    """
+    kind = stat.S_IFMT(path.stat().st_mode)
+    if kind != stat.S_IFREG:
+        raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'a device')}, not a regular file", str(path))
+    return path
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read it once from its beginning; a pipe (``<(...)``, ``/dev/stdin``) while somebody writes to it.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe without content that nobody writes to: to open it would wait for ever.
+    """
+    file = open(path, "rb", opener=_opened_at_once)
+    if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode) and not file.peek(1):
+        file.close()
+        raise OSError(errno.EPIPE, "it is a pipe that nobody writes to", str(path))
+    return file
+
+
+def _opened_at_once(name: str, flags: int) -> int:
+    if not hasattr(os, "O_NONBLOCK"):  # Windows has no named pipes among its files
+        return os.open(name, flags)
+    descriptor = os.open(name, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
 LARGEST_DATA = 1 << 28
 """Bytes of a file of prompts, texts or results that is read at once."""
 _LARGEST, _LARGEST_JSON = 1 << 24, 1 << 20
 """Bytes of another file that is read at once, and of a line of any; a JSON file of ours has some thousand."""
 
 
-def read_bytes(path: Path, most: int = _LARGEST, opened: Callable[..., Any] = Path.open) -> bytes:
+def read_bytes(
+    path: Path,
+    most: int = _LARGEST,
+    unpacked: Callable[[BinaryIO], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> bytes:
     """The content of a file that a user names; of a device without an end no more is read than that.
 
     Args:
-        opened: called with the path and "rb"; what it unpacks counts.
+        unpacked: of the open file, the one whose content counts.
 
     Raises:
         OSError: it cannot be read, or has more than ``most`` bytes.
     """
-    with opened(path, "rb") as file:
-        content: bytes = file.read(most + 1)
+    with open_file(path) as file, unpacked(file) as inner:
+        content: bytes = inner.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes")
     return content
@@ -90,7 +131,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
     Raises:
         OSError: it cannot be read, or a line has more bytes than a file that is read at once may have.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(_LARGEST + 1), b""), start=1):
             if len(line) > _LARGEST:
                 raise OSError(errno.EFBIG, f"line {number} has more than {_LARGEST} bytes")

@@ -1,26 +1,54 @@
-"""Consoles, and progress of long work: a bar with the time left in a terminal, a line at times in a log."""
+"""Consoles, and progress of long work: a bar with the time left in a terminal, a line at times in a log.
+
+What files, servers and users supply reaches a terminal with its control characters made visible.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 from .errors import shortened
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
-def console(stderr: bool = False) -> Console:
+
+def visible(text: str) -> str:
+    """A text as a terminal may get it: of control characters, which it would obey, ends of lines and tabs alone."""
+    return text.replace("\r\n", "\n").translate(_CONTROLS)
+
+
+class SafeConsole(Console):
+    """A console that shows the control characters of what it is given, and takes no text for markup or emoji."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(visible(each) if isinstance(each, str) else each for each in objects), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As ``Console.render``, of tables and whatever else texts are in."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+def console(stderr: bool = False) -> SafeConsole:
     """Make a console of the terminal's size; ``COLUMNS`` and ``LINES`` count only where they are positive numbers.
 
     Rich takes them as they are: at 0 columns it prints nothing, and superscript digits raise ValueError.
     """
     given = "COLUMNS" in os.environ or "LINES" in os.environ
     width, height = shutil.get_terminal_size() if given else (None, None)
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=width, height=height)
+    return SafeConsole(
+        stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True, width=width, height=height
+    )
 
 
 out, err = console(), console(stderr=True)
@@ -28,7 +56,16 @@ out, err = console(), console(stderr=True)
 
 def complain(message: str) -> None:
     """Print one line to standard error."""
-    err.print(f"draftree: {shortened(' '.join(message.split()))}", style="red", markup=False)
+    err.print(f"draftree: {shortened(' '.join(message.split()))}", style="red")
+
+
+def write(text: str, style: str = "") -> None:
+    """Write a text to standard output as it is, unless that is a terminal (``visible``)."""
+    if out.is_terminal:
+        out.print(Text(visible(text), style=style), end="")
+    else:  # a console would expand tabs
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 _EVERY = 60.0

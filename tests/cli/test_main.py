@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from draftree.cli import console, generate
+from draftree import progress
+from draftree.cli import generate
 from draftree.cli.main import run
 from draftree.drafters.registry import DRAFTERS
 from draftree.policies.methods import METHODS
-from draftree.request import Chunk
 from draftree.verify.schemes import SCHEMES
 
 from ..pairs import save_tree
@@ -376,8 +376,8 @@ def test_compare_finds_the_same_tokens_when_sampling_without_a_seed(model: str, 
 
 
 def test_piped_text_is_byte_for_byte(capsys: Captured) -> None:
-    console._print(Chunk(token=0, text="a\tb\r\nx", drafted=False, depth=0))
-    assert capsys.readouterr().out == "a\tb\r\nx"
+    progress.write("a\tb\r\nx\x1b[0m")
+    assert capsys.readouterr().out == "a\tb\r\nx\x1b[0m"
 
 
 def test_a_truncated_weights_file_is_one_line(tmp_path: Path, capsys: Captured) -> None:

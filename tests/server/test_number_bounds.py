@@ -27,8 +27,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::draftree.errors.DraftreeWarning
 
 _POWERS = (7, 8, 15, 16, 31, 32, 53, 63, 64, 100)
 WHOLE = sorted({0, 1, 2, 21, 273, 274, 4097, *(s * 2**p + d for p in _POWERS for s in (1, -1) for d in (-1, 0, 1))})
-_SIZES = (5e-324, 1e-320, 1e-46, 1e-45, 1e-39, 1.2e-38, 1e-30, 1e-21, 1e-20, 1e-10, 1e-4, 0.5, 1 - 1e-9, 1.0, 1 + 1e-9)
-_SIZES += (2.0, 10.0, 100.0, 1e10, 1e30, 3.4e38, 3.5e38, 1e300, 1.7e308, math.inf)
+_SIZES: tuple[float, ...] = (5e-324, 1e-320, 1e-46, 1e-45, 1e-39, 1.2e-38, 1e-30, 1e-21, 1e-20, 1e-10, 1e-4, 0.5, 1.0)
+_SIZES += (1 - 1e-9, 1 + 1e-9, 2.0, 10.0, 100.0, 1e10, 1e30, 3.4e38, 3.5e38, 1e300, 1.7e308, math.inf)
 REAL = [0.0, math.nan, *_SIZES, *(-size for size in _SIZES)]
 SAMPLING: Mapping[str, list[Any]] = {
     **dict.fromkeys(("max_tokens", "min_tokens", "seed", "top_k", "logprobs"), [*WHOLE, *REAL]),

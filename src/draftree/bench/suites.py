@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..artifacts import LARGEST_DATA, read_bytes, reason, user_path
 from ..errors import PromptError, UnknownNameError
@@ -192,10 +192,15 @@ def choose(items: Iterable[Item], *, limit: int | None = None) -> list[Item]:
     return [item for turn in zip_longest(*groups.values()) for item in turn if item is not None][:limit]
 
 
+def _unpacked(file: BinaryIO) -> gzip.GzipFile:
+    return gzip.GzipFile(fileobj=file)
+
+
 def _parsed(path: Path, parse: Parse) -> list[Item]:
     """The items of a file of JSON lines, or of a SQuAD file's articles."""
     try:
-        content = read_bytes(path, LARGEST_DATA, gzip.open if path.suffix == ".gz" else Path.open)
+        packed = path.suffix == ".gz"
+        content = read_bytes(path, LARGEST_DATA, _unpacked) if packed else read_bytes(path, LARGEST_DATA)
         text = content.decode("utf-8-sig")
         rows = json.loads(text)["data"] if path.suffix == ".json" else text.split("\n")
     except (*_BAD_ROW, OSError, EOFError, zlib.error) as error:

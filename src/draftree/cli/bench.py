@@ -125,8 +125,8 @@ def bench(
                 "differences": [asdict(found) for found in differences],
             }
         )
-    out.print(overview(table), markup=False)
-    err.print(f"{folder.path}: 'draftree report {folder.path}' prints its tables", markup=False)
+    out.print(overview(table))
+    err.print(f"{folder.path}: 'draftree report {folder.path}' prints its tables")
 
 
 def _files(names: Iterable[str]) -> dict[str, str]:
@@ -184,4 +184,4 @@ def report(
 ) -> None:
     """Print the tables of runs in Markdown, with what they were made of and measured on; finished or not."""
     runs = [run for folder in folders for run in load_runs(folder)]
-    out.print("\n\n".join([READING, *(of_run(run) for run in runs)]), markup=False)
+    out.print("\n\n".join([READING, *(of_run(run) for run in runs)]))

@@ -17,8 +17,8 @@ from ..engine.speculation import Observer, Speculation
 from ..engine.trace import plain
 from ..errors import PromptError
 from ..models.base import LanguageModel
-from ..progress import out
-from ..request import Chunk, Outcome, Stats
+from ..progress import out, write
+from ..request import Outcome, Stats
 from ..tree import ROOT
 
 DRAFTED, OWN = "green", "yellow"
@@ -126,19 +126,13 @@ def read_json(name: str, flag: str) -> Any:
 
 def run(handle: Handle, *, silent: bool = False, stream: bool = True) -> None:
     """Run a request to its end and print its text, as it comes or at the end."""
+    held = ""  # of an end of line, of which more may come
     try:
         for chunk in handle:
             if stream and not silent:
-                _print(chunk)
+                text = held + chunk.text
+                held = "\r" if text.endswith("\r") else ""
+                write(text.removesuffix("\r"), DRAFTED if chunk.drafted else OWN)
     finally:
         if not silent:
-            out.out("" if stream else handle.request.text, highlight=False)
-
-
-def _print(chunk: Chunk) -> None:
-    """Coloured in a terminal; byte for byte elsewhere (a console would expand tabs)."""
-    if out.is_terminal:
-        out.print(Text(chunk.text, style=DRAFTED if chunk.drafted else OWN), end="")
-    else:
-        sys.stdout.write(chunk.text)
-        sys.stdout.flush()
+            write(f"{held}\n" if stream else f"{handle.request.text}\n")

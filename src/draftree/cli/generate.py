@@ -23,7 +23,7 @@ from ..models.loading import load_llama
 from ..models.model_files import DEFAULT_MODEL
 from ..policies.auto import AutoTree
 from ..policies.methods import DEFAULT_METHOD
-from ..progress import complain, err, out
+from ..progress import complain, err, out, write
 from ..request import Request
 from ..text.encoding import Prompt, user
 from ..verify.schemes import Match
@@ -120,15 +120,15 @@ def generate(
     if not options.as_json:
         err.print(show.LEGEND)
         names = f"{drafter.name}, {method}, {verify}"
-        err.print(f"{names}: {show.figures(request.stats, scheme.lossy)}", markup=False)
+        err.print(f"{names}: {show.figures(request.stats, scheme.lossy)}")
         if options.explain:
-            err.print(report["explanation"], markup=False)
+            err.print(report["explanation"])
     if options.compare:
         said = _compare(engine, request, report, target, compute)
         if not options.as_json:
-            err.print("\n".join(said), markup=False)
+            err.print("\n".join(said))
     if options.as_json:
-        out.out(json.dumps(report, ensure_ascii=False))
+        write(json.dumps(report, ensure_ascii=False) + "\n")
 
 
 def _reading_predictions(speculation: SpeculationOptions) -> SpeculationOptions:
@@ -191,18 +191,17 @@ def _print_beams(engine: BeamEngine, prompt: Prompt, params: SamplingParams, bea
             "peak_slots": made.peak_slots,
             "stats": show.as_json(made.stats),
         }
-        out.out(json.dumps(report, ensure_ascii=False))
+        write(json.dumps(report, ensure_ascii=False) + "\n")
         return
     for rank, found in enumerate(made.hypotheses, start=1):
         if beams.returned > 1:
-            out.print(f"{rank}. score {found.score:.4f}, {len(found.token_ids)} tokens", style="dim", markup=False)
-        out.out(found.text, highlight=False)
+            out.print(f"{rank}. score {found.score:.4f}, {len(found.token_ids)} tokens", style="dim")
+        write(f"{found.text}\n")
     drafter, kind = engine.source.name if engine.source else NONE, "sampled" if params.temperature else "searched"
     layers = f"{made.stats.tokens} layers, {made.stats.drafted_layers} drafted"
     err.print(
         f"{drafter}: {beams.width} beams {kind}, {layers}, at most {made.peak_slots} tokens in the cache · "
         f"{show.figures(made.stats)}",
-        markup=False,
     )
 
 

@@ -24,7 +24,7 @@ from ..models.model_files import DEFAULT_MODEL
 from ..models.protocols import FeatureModel
 from ..page.show import show as draw
 from ..policies.auto import AutoTree
-from ..progress import out
+from ..progress import out, write
 from .options import NAMES, ComputeOptions, with_options
 
 
@@ -38,10 +38,10 @@ def profile(
     loaded = compute.load(model)
     measured = measure_and_keep(loaded, FULL)
     identity = measured.identity
-    out.print(f"{identity.dtype}, weight format {identity.weight_format}, {identity.device}", markup=False)
-    out.print(_engine(identity), markup=False)
+    out.print(f"{identity.dtype}, weight format {identity.weight_format}, {identity.device}")
+    out.print(_engine(identity))
     out.print(_table(measured), soft_wrap=False)
-    out.print(f"kept as {_file(identity)}", markup=False)
+    out.print(f"kept as {_file(identity)}")
 
 
 @with_options
@@ -55,7 +55,7 @@ def info(
         from ..models.heads.head_folder import head_in
 
         for what, value in head_in(user_path(model)).describe().items():
-            out.print(f"{what:17} {value}", markup=False)
+            out.print(f"{what:17} {value}")
         return
     began = time.perf_counter()
     loaded = compute.load(model)
@@ -120,4 +120,4 @@ def _table(measured: Profile) -> Table:
 
 def show(source: Annotated[str, typer.Argument(metavar="FILE", help="A trace, as --trace writes it.")]) -> None:
     """Draw what the steps of a trace did: prints a page of HTML that loads nothing."""
-    out.out(draw(source).html, highlight=False)
+    write(f"{draw(source).html}\n")

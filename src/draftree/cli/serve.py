@@ -182,6 +182,7 @@ def _log(config: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
     """uvicorn's, all of it on standard error, and our own."""
     made = copy.deepcopy(config)
     made["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    made["formatters"]["default"]["()"] = "draftree.server.metrics.SafeLines"
     if as_json:
         lines = {"()": "draftree.server.metrics.JsonLines"}
         made["formatters"] = {"default": lines, "access": lines}
@@ -247,4 +248,4 @@ def batch(
     kept = f", {before} of them before" if before else ""
     if output.errors:
         raise RunError(f"{out}: {output.errors} of {total} lines could not be answered{kept}: their records have why")
-    err.print(f"{out}: {total} lines answered{kept}", markup=False)
+    err.print(f"{out}: {total} lines answered{kept}")

@@ -159,7 +159,7 @@ def head(
         rates = " ".join(f"{row[0]:.3f}" for row in found.acceptance)
         lengths = ", ".join(f"{tree} {mal:.2f}" for tree, mal in found.mal.items())
         output.print(f"{name}: acceptance at depth 1 to {len(found.acceptance)}: {rates}; MAL: {lengths}")
-    output.print(f"{folder}: draft with it by --drafter {folder}", markup=False)
+    output.print(f"{folder}: draft with it by --drafter {folder}")
 
 
 @train.command()
@@ -250,7 +250,6 @@ def _report_classifier(found: Classifier, figures: ClassifierFigures, path: Path
     output.print(
         f"{path}: {found.parameters} parameters; draft with it by --method c2t --set classifier={path}; "
         f"{folder} may be deleted",
-        markup=False,
     )
 
 
@@ -311,5 +310,4 @@ def calibrate(
     output.print(
         f"{path}: {len(tree)} nodes down to depth {max(map(len, tree))}, "
         f"expected acceptance length {found.expected_acceptance_length:.2f} (bonus included)",
-        markup=False,
     )

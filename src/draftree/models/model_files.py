@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ..artifacts import user_path
+from ..artifacts import check_regular, user_path
 from ..errors import ModelFileError, UnknownNameError, needs_extra
 
 DEFAULT_MODEL = "smollm2"
@@ -31,9 +31,12 @@ def gguf_path(name: str) -> Path | None:
     path = user_path(name)
     if path.suffix != ".gguf":
         return None
-    if not path.is_file():
-        raise UnknownNameError(f"no such file: {name}: give a .gguf file that exists")
-    return path
+    try:
+        return check_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UnknownNameError(f"no such file: {name}: give a .gguf file that exists") from None
+    except OSError as error:
+        raise ModelFileError(f"{name} cannot be read: {error.strerror}: give a .gguf file") from None
 
 
 def _embedded(name: str) -> Path:

@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from uvicorn.logging import DefaultFormatter
 
 from ..engine.engine import Engine
 from ..engine.speculation import EngineRequest, Observer
 from ..policies.auto import AutoTree
+from ..progress import visible
 from ..request import Outcome, Request
 
 log = logging.getLogger("draftree.requests")
@@ -144,7 +146,18 @@ class JsonLines(logging.Formatter):
         line |= getattr(record, "fields", None) or {"message": record.getMessage()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)
+
+
+class SafeLines(DefaultFormatter):
+    """uvicorn's lines, with control characters that clients and files supply made visible."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        record.message = visible(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return visible(super().formatException(ei))
 
 
 def log_request(request: EngineRequest, key: str, choice: int, method: str) -> None:

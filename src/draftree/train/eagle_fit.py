@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, smooth_l1_loss
 from torch.nn.utils.rnn import pad_sequence
 
-from ..artifacts import write_whole
+from ..artifacts import check_regular, write_whole
 from ..config import Checked, Count, LearningRate, option
 from ..drafters.draft_model import EagleSource
 from ..drafters.grow import TreeDrafter
@@ -365,7 +365,7 @@ class Fit:
         if not path.exists():
             return False
         try:
-            state = torch.load(path, map_location=self.frozen.weight.device, weights_only=True)
+            state = torch.load(check_regular(path), map_location=self.frozen.weight.device, weights_only=True)
             if state["key"] != self.key:
                 raise ValueError("of another fit")
             self.network.load_state_dict(state["network"])

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..artifacts import is_bare, make_folder, read_bytes, write_whole
+from ..artifacts import check_regular, is_bare, make_folder, read_bytes, write_whole
 from ..errors import ConfigError, ModelFileError
 
 RECIPE = "recipe.json"
@@ -75,7 +75,7 @@ class Shards:
             ModelFileError: it cannot be read, or has not all of them.
         """
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(check_regular(path), framework="pt") as file:
                 return [file.get_tensor(name) for name in names]
         except (OSError, SafetensorError) as error:
             raise ModelFileError(

@@ -21,6 +21,7 @@ from gguf import GGUFReader
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGUFValueType, Keys
 from numpy.typing import NDArray
 
+from ...artifacts import check_regular
 from ...errors import ModelFileError, UnsupportedModelError
 from .metadata import AGAIN, Metadata, Value, damaged
 
@@ -118,7 +119,7 @@ def read(path: Path) -> GGUFHeader:
         ModelFileError: it is no GGUF file, or a damaged one.
         UnsupportedModelError: it is of a version that llama.cpp does not read.
     """
-    with path.open("rb") as file:
+    with check_regular(path).open("rb") as file:
         start = file.read(8)
         if start[:4] != b"GGUF":
             raise ModelFileError(f"cannot read {path}: it does not start like a GGUF file: {AGAIN}")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import AliasChoices, Field, NonNegativeInt, PositiveInt
 from safetensors import SafetensorError, deserialize, safe_open
 
-from ...artifacts import read_bytes
+from ...artifacts import check_regular, read_bytes
 from ...errors import ConfigError, needs_extra
 from ..base import FeatureSpec
 from ..protocols import FeatureModel
@@ -293,7 +293,7 @@ def read_tensors(folder: Path) -> dict[str, Array]:
         raise ValueError("it has no weights (*.safetensors or pytorch_model.bin)")
     found: dict[str, Array] = {}
     for path in safe:
-        content = read_bytes(path, path.stat().st_size)  # a device without an end has size 0
+        content = read_bytes(path, check_regular(path).stat().st_size)
         for name, stored in deserialize(content):  # type: ignore[no-untyped-call]
             values = _array(stored)
             found[name] = gguf.dequantize(values, gguf.GGMLQuantizationType.Q4_1) if name.endswith(PACKED) else values
@@ -325,7 +325,7 @@ def _unpickled(path: Path) -> dict[str, Array]:
         import torch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of kinds of pickles, which end as errors or do not
-        read = torch.load(path, map_location="cpu", weights_only=True)
+        read = torch.load(check_regular(path), map_location="cpu", weights_only=True)
     if not isinstance(read, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in read.values()):
         raise ValueError(f"{path.name} is not a table of tensors")
     return {name: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for name, t in read.items()}
@@ -384,9 +384,9 @@ def read_sample(folder: Path) -> Array | None:
     Raises:
         ValueError, or another of ``UNREADABLE``: it is no table of finite numbers.
     """
-    if not (folder / WEIGHTS).exists():
+    if not (path := folder / WEIGHTS).exists():
         return None
-    with safe_open(folder / WEIGHTS, framework="np") as file:
+    with safe_open(check_regular(path), framework="np") as file:
         if SAMPLE not in file.keys():  # noqa: SIM118 - it is no dict
             return None
         known: Array = file.get_tensor(SAMPLE)

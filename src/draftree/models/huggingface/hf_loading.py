@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
-from ...artifacts import LARGEST_DATA, read_bytes, way_out
+from ...artifacts import LARGEST_DATA, check_regular, read_bytes, way_out
 from ...errors import (
     ConfigError,
     DraftreeError,
@@ -175,7 +175,7 @@ def convert(gguf: Path) -> Path:
 
 
 def _convert_into(gguf: Path, folder: Path) -> None:
-    err.print(f"Converting {gguf.name} to safetensors under {folder.parent}; later starts read those", markup=False)
+    err.print(f"Converting {gguf.name} to safetensors under {folder.parent}; later starts read those")
     with contextlib.redirect_stderr(io.StringIO()):  # bars that show a part of the work
         model, tokenizer = _read(str(gguf.parent), str(gguf), dtype=torch.float32, gguf_file=gguf.name)
     # The weights are plain float32 now; the leftover quantiser would refuse to save them.
@@ -285,6 +285,12 @@ def _check_files(folder: Path, name: str) -> None:
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
     if pickled and not any(folder.glob("*.safetensors")):
         raise _pickled(name, pickled[0])
+    for path in filter(Path.exists, folder.iterdir()):
+        try:
+            if not path.is_dir():
+                check_regular(path)
+        except OSError as error:
+            raise ModelFileError(f"cannot load {name!r}: {path.name}: {error.strerror}: copy it again") from None
     for file in _READ:
         try:
             whole = isinstance(json.loads(read_bytes(folder / file, LARGEST_DATA)), dict)

@@ -117,7 +117,7 @@ def _follow(rank: int) -> int:
                     _make(model, what, [model.row_at(row) for row in rows], arguments)
     except RuntimeError as error:  # of this part, or because another process is gone
         err.quiet = False
-        err.print(f"draftree: process {rank} failed: {first_line(error)}", style="red", markup=False)
+        err.print(f"draftree: process {rank} failed: {first_line(error)}", style="red")
         return 1
 
 

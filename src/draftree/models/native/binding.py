@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...artifacts import check_regular
 from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, NotNativeError, RunError
 from .architecture import Description, Hyperparameters
 
@@ -401,6 +402,6 @@ class LoadedModel(Loaded):
 def _mapped(path: Path) -> NDArray[np.uint8]:
     """The bytes of a file, which are read where they are used."""
     try:
-        return np.memmap(path, np.uint8, "r")
+        return np.memmap(check_regular(path), np.uint8, "r")
     except (OSError, ValueError) as error:
         raise ModelFileError(f"cannot load {path}: {error}: download it again") from None
