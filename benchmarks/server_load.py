@@ -10,7 +10,8 @@ where a text differs, a row is left or a request fails. ``texts``: methods, draf
 predictions, priorities, several answers, whole answers and streams, of which a tenth is left in between and a tenth is
 read slowly; then each request once more alone and without drafts. A stream that was left has to be the beginning of its
 text. ``soak``: the same requests again and again for some minutes, in random order; the server's resident memory,
-tokens a second, and the time to a stream's first token and between two of its events. ``overhead``: streams, and the
+tokens a second, and the time to a stream's first token and between two of its events; the exit code is 1 too where
+memory grows. ``overhead``: streams, and the
 same by the Python API in this process, in turn: tokens a second of the one over those of the other, prompts included.
 ``llama``: the same streams by llama.cpp's own server (``xllamacpp``) of the same file on as many threads, in turn, both
 without rows that are kept: tokens a second, prompts included, and the time to the first token.
@@ -29,9 +30,9 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from random import Random
@@ -50,151 +51,11 @@ from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.text.encoding import user
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "count": {"type": "integer", "minimum": 0}},
-    "required": ["name", "count"],
-    "additionalProperties": False,
-}
-PROMPTS = (
-    "Count from one to twenty.",
-    "Name three colours, and say of each what has it.",
-    "Write a function in Python that returns the area of a rectangle.",
-    "the cat in the hat the cat in the hat the cat",
-    "What is the capital of France?",
-    "Say the alphabet. Then say it again.",
-    "Give me a recipe for bread, in five steps.",
-    "Sum up this list in a sentence. "
-    + " ".join(f"Item {i}: a box of {i % 7} apples from place {i}." for i in range(40)),
-    "How many boxes are there? " + " ".join(f"Box {i} came from place {i % 11}." for i in range(150)),
-)
-DRAFTED: Sequence[dict[str, Any]] = (
-    {},
-    {"drafter": "none"},
-    {"method": "chain"},
-    {"method": "static", "nodes": 12},
-    {"method": "opt-tree", "nodes": 24},
-    {"method": "dynamic-width-budget", "nodes": 16},
-    {"method": "eagle2"},
-)
-SHAPED: Sequence[dict[str, Any]] = (
-    {},
-    {},
-    {"stop": ["\n\n", "ten"]},
-    {"repetition_penalty": 1.2, "min_p": 0.02},
-    {"frequency_penalty": 0.4, "presence_penalty": 0.2, "logit_bias": {"198": -5}},
-    {"min_tokens": 4, "bad_words": ["the", "and"], "top_k": 40},
-    {"structured_outputs": {"json": SCHEMA}},
-    {"structured_outputs": {"regex": "[A-Z][a-z ]{4,30}[.]"}},
-    {"structured_outputs": {"choice": ["yes, of course", "yes", "no, never"]}},
-)
+from .load_requests import Asked, made
 
-
-@dataclass(slots=True)
-class Asked:
-    """A request.
-
-    Attributes:
-        chat: of the chat endpoint.
-        body: without how it is drafted for.
-        speculation: that; of load alone.
-        leaves: after so many events its client leaves; None: it stays.
-        slow: it reads an event in so many seconds.
-        text: that came, of all answers.
-        tokens: of a stream that was asked for its usage.
-        began, times: when it was sent, and when its events with text came; seconds.
-        reason: why it ended; empty: its client has left.
-    """
-
-    chat: bool
-    body: dict[str, Any]
-    speculation: dict[str, Any]
-    leaves: int | None
-    slow: float = 0.0
-    text: str = ""
-    tokens: int = 0
-    reason: str = field(default="", repr=False)
-    began: float = field(default=0.0, repr=False)
-    times: list[float] = field(default_factory=list, repr=False)
-
-    @property
-    def alone(self) -> Asked:
-        """The same without load and drafts, whole."""
-        body = {key: value for key, value in self.body.items() if key not in ("stream", "priority", "prediction")}
-        return replace(self, body=body, speculation={"drafter": "none"}, leaves=None, slow=0.0, text="", reason="")
-
-    @property
-    def anew(self) -> Asked:
-        """The same, not sent yet."""
-        return replace(self, text="", reason="", times=[])
-
-    def fits(self, alone: str) -> bool:
-        """Its text is the one of the request alone; of a client that left, the beginning of that."""
-        return self.text == alone if self.reason else alone.startswith(self.text)
-
-    async def send(self, client: httpx.AsyncClient, server: str = "") -> None:
-        """Send it and read its answer.
-
-        Args:
-            server: its address; empty: the client knows it.
-
-        Raises:
-            RuntimeError: it was refused or failed.
-        """
-        path = server + ("/v1/chat/completions" if self.chat else "/v1/completions")
-        body = self.body | ({"draftree": self.speculation} if self.speculation else {})
-        self.began = time.perf_counter()
-        if not body.get("stream"):
-            answer = await client.post(path, json=body)
-            if answer.status_code != 200:
-                raise RuntimeError(f"{body}: {answer.text}")
-            choices = answer.json()["choices"]
-            self.text = "\0".join(c["message"]["content"] if self.chat else c["text"] for c in choices)
-            self.reason = choices[0]["finish_reason"]
-            return
-        async with client.stream("POST", path, json=body) as answer:
-            number = 0
-            async for event in _events(answer):
-                if "error" in event:
-                    raise RuntimeError(f"{body}: {event}")
-                if usage := event.get("usage"):
-                    self.tokens = usage["completion_tokens"]
-                if not event["choices"]:
-                    continue
-                (choice,) = event["choices"]
-                text = (choice["delta"].get("content") or "") if self.chat else choice["text"]
-                if text:  # a chat's first event has none
-                    self.times.append(time.perf_counter())
-                await asyncio.sleep(self.slow)
-                self.text += text
-                self.reason, number = choice["finish_reason"] or "", number + 1
-                if number == self.leaves and not self.reason:
-                    return
-
-
-async def _events(answer: httpx.Response) -> AsyncIterator[Any]:
-    if answer.status_code != 200:
-        raise RuntimeError((await answer.aread()).decode())
-    async for line in answer.aiter_lines():
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line.removeprefix("data: "))
-
-
-def made(number: int, rng: Random, model: str, tokens: int) -> Asked:
-    """A request of some kind."""
-    chat, prompt = rng.random() < 0.6, rng.choice(PROMPTS)
-    body: dict[str, Any] = {"model": model, "max_tokens": tokens + number % 9, "seed": number}
-    body |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-    body |= {"temperature": rng.choice((0.0, 0.7, 1.0)), "priority": rng.choice((0, 0, -2, 3))} | rng.choice(SHAPED)
-    speculation = rng.choice(DRAFTED)
-    if chat and rng.random() < 0.15:
-        body["prediction"], speculation = {"type": "content", "content": f"{prompt} One, two, three, four, five."}, {}
-    leaves = rng.randrange(1, 12) if rng.random() < 0.1 else None
-    if leaves or rng.random() < 0.5:
-        body["stream"] = True
-    elif rng.random() < 0.2:
-        body["n"] = 3
-    return Asked(chat, body, speculation, leaves, 0.05 if rng.random() < 0.1 else 0.0)
+_WARM = 120.0
+_LEAK = 2.0
+"""MiB a minute: what a server of months may not grow by, and minutes of a soak can tell."""
 
 
 @contextmanager
@@ -235,11 +96,9 @@ async def loaded(client: httpx.AsyncClient, requests: Iterable[Asked], concurren
 async def rows_left(client: httpx.AsyncClient) -> float:
     """Tokens in rows of requests that run, and requests that run or wait, when the server has had time to see that
     clients have left."""
-    wanted = ('draftree:kv_tokens{rows="running"}', "draftree:requests_running", "draftree:requests_waiting")
     for _ in range(100):
-        page = (await client.get("/metrics")).text
-        left = sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(wanted))
-        if not left:
+        wanted = ('draftree:kv_tokens{rows="running"}', "draftree:requests_running", "draftree:requests_waiting")
+        if not (left := sum([await figure(client, name) for name in wanted])):
             break
         await asyncio.sleep(0.1)
     return left
@@ -266,26 +125,62 @@ async def texts(args: argparse.Namespace, url: str, process: psutil.Process) -> 
     return not differ and not left
 
 
+@dataclass
+class Memory:
+    """A server's memory while it runs.
+
+    Attributes:
+        samples: seconds, MiB that are resident, and tokens in its cache.
+    """
+
+    process: psutil.Process
+    began: float = field(default_factory=time.perf_counter)
+    samples: list[tuple[float, float, float]] = field(default_factory=list)
+
+    async def sample(self, client: httpx.AsyncClient, every: float) -> None:
+        """Sample every so many seconds, until it is cancelled."""
+        while True:
+            tokens = await figure(client, "draftree:kv_tokens{")
+            self.samples.append((time.perf_counter() - self.began, self.process.memory_info().rss / 2**20, tokens))
+            await asyncio.sleep(every)
+
+    @property
+    def slope(self) -> tuple[float, float]:
+        """MiB a minute by which memory grows beside what tokens in the cache explain, and its standard error.
+
+        Of the samples after a warm-up of ``_WARM`` seconds, by least squares; 0 of fewer than four.
+        """
+        warm = [sample for sample in self.samples if sample[0] > _WARM]
+        if len(warm) < 4:
+            return 0.0, 0.0
+        seconds, resident, tokens = np.array(warm).T
+        known = np.stack([np.ones_like(seconds), seconds / 60, tokens], axis=1)
+        found, *_ = np.linalg.lstsq(known, resident, rcond=None)
+        variance = np.sum((resident - known @ found) ** 2) / (len(seconds) - 3)
+        return float(found[1]), float(np.sqrt(variance * np.linalg.pinv(known.T @ known)[1, 1]))
+
+
 async def soak(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
-    """Print memory and times; whether all texts are those of the requests alone, and nothing is left."""
+    """Print memory and times; whether all texts are those of the requests alone, nothing is left, and memory stays."""
     rng = Random(args.seed)  # noqa: S311
     kinds = [made(i, rng, "model", args.tokens) for i in range(args.requests)]
-    sent, resident = list[Asked](), list[float]()
+    sent, memory = list[Asked](), Memory(process)
     began, own = time.perf_counter(), time.process_time()
 
     def endless() -> Iterator[Asked]:
-        while (minutes := (time.perf_counter() - began) / 60) < args.minutes:
-            if minutes >= len(resident) * args.minutes / 10:
-                resident.append(process.memory_info().rss / 2**20)
+        while time.perf_counter() - began < 60 * args.minutes:
             sent.append(rng.choice(kinds).anew)
             yield sent[-1]
 
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=httpx.Limits(max_connections=None)) as client:  # noqa: S113
+        sampling = asyncio.create_task(memory.sample(client, 0.6 * args.minutes))
         await loaded(client, endless(), args.concurrency)
-        seconds, own, tokens = time.perf_counter() - began, time.process_time() - own, await counted(client)
-        resident.append(process.memory_info().rss / 2**20)
+        sampling.cancel()
+        seconds, own = time.perf_counter() - began, time.process_time() - own
+        tokens = await figure(client, "draftree:generation_tokens_total")
         left, alone = await rows_left(client), [kind.alone for kind in kinds]
         await loaded(client, alone, 1)
+    (growth, error), resident = memory.slope, [sample[1] for sample in memory.samples]
     texts = {json.dumps(kind.body): one.text for kind, one in zip(kinds, alone, strict=True)}
     differ = sum(not asked.fits(texts[json.dumps(asked.body)]) for asked in sent)
     whole = sum(bool(asked.reason) for asked in sent)
@@ -301,12 +196,15 @@ async def soak(args: argparse.Namespace, url: str, process: psutil.Process) -> b
         "between events, 50th and 99th percentile": _percentiles(
             [after - before for asked in streams for before, after in pairwise(asked.times)]
         ),
-        "MiB resident at each tenth": ", ".join(f"{m:.0f}" for m in resident),
+        "MiB resident at each tenth": ", ".join(
+            f"{m:.0f}" for m in [*resident[:: max(1, len(resident) // 10)], resident[-1]]
+        ),
+        "MiB a minute beside the cache": f"{growth:.1f}, standard error {error:.1f}",
         "CPU time of the clients, of a processor": f"{own / seconds:.2f}",
     }
-    for name, figure in table.items():
-        print(f"{name:<42} {figure}")
-    return not differ and not left
+    for name, found in table.items():
+        print(f"{name:<42} {found}")
+    return not differ and not left and growth < _LEAK + 2 * error
 
 
 def _percentiles(seconds: Sequence[float]) -> str:
@@ -314,12 +212,10 @@ def _percentiles(seconds: Sequence[float]) -> str:
     return f"{1e3 * half:.0f} ms, {1e3 * most:.0f} ms"
 
 
-async def counted(client: httpx.AsyncClient) -> float:
-    """Tokens that the server has generated."""
+async def figure(client: httpx.AsyncClient, name: str) -> float:
+    """The sum of the metrics that begin so."""
     page = (await client.get("/metrics")).text
-    return sum(
-        float(line.split()[-1]) for line in page.splitlines() if line.startswith("draftree:generation_tokens_total")
-    )
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
 
 
 async def overhead(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:

@@ -167,3 +167,14 @@ def test_an_answer_goes_on_where_transformers_lets_it(content: str, trim: str) -
     assert encode(tokenizer, Conversation(messages, continued=True)) == wanted
     wanted = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert encode(tokenizer, messages) == wanted
+
+
+def test_a_worker_that_keeps_much_memory_takes_no_more_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four workers waited with whatever their largest job had left them, up to 2 GB each."""
+    assert workers.run("render", "{{ x }}", {"x": "small"}) == "small"
+    before = [worker.pid for worker in workers._idle]
+    assert workers.run("render", "{{ x }}", {"x": "small"}) == "small"
+    assert sorted(worker.pid for worker in workers._idle) == sorted(before)
+    monkeypatch.setattr(workers, "_KEPT", 1 << 20)  # less than any process has
+    assert workers.run("render", "{{ x }}", {"x": "large"}) == "large"
+    assert len(workers._idle) == len(before) - 1

@@ -315,3 +315,19 @@ def test_a_job_out_of_range_is_refused(bad: dict[str, float]) -> None:
 def test_priorities_that_no_float_holds_are_refused() -> None:
     with pytest.raises(ConfigError, match="priority is 1000001"):
         job(priority=10**6 + 1)
+
+
+def test_who_leaves_while_a_long_prompt_is_read_is_read_no_further() -> None:
+    """Steps read 2,048 tokens of prompts, which took a processor 8 s: for so long an aborted request held its row."""
+    model, read = ToyModel(6, max_length=2000), list[int]()
+    extend = model.extend
+
+    def counted(rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        read.extend(len(new.tokens) for new in nodes)
+        handle.cancel()  # while the pass is made
+        return extend(rows, nodes)
+
+    model.extend = counted  # type: ignore[method-assign]
+    handle = Engine(model).submit([i % 6 for i in range(1000)], SamplingParams(max_tokens=9))
+    assert handle.result().finish_reason == "cancelled"
+    assert read == [256] and handle.request.row is None

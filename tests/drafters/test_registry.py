@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +14,15 @@ import torch
 import draftree
 from draftree.cli.main import run
 from draftree.config import SamplingParams
-from draftree.drafters.registry import AUTO, DrafterSpec, check_made_for, load_drafter, resolved, short_name
+from draftree.drafters.registry import (
+    AUTO,
+    DrafterSpec,
+    check_made_for,
+    load_drafter,
+    load_source,
+    resolved,
+    short_name,
+)
 from draftree.errors import ConfigError, ModelFileError
 from draftree.models.base import FINAL
 from draftree.models.heads import head_folder
@@ -98,6 +108,18 @@ def test_any_other_name_stands_for_itself(shipped: Path) -> None:
     own = target()
     named = [DrafterSpec.parse(name) for name in ("lookup", "none", own)]
     assert [resolved(spec, own, policy("auto")) for spec in named] == named
+
+
+def test_methods_share_a_drafting_model_as_long_as_one_drafts_by_it(shipped: Path, model: str) -> None:
+    """Each method that a server's clients chose loaded the weights once more: 32 times those of the draft model."""
+    own, other = target(), target()
+    for name in ("head", model):
+        made = [load_source(name, own), load_source(name, own), load_source(name, other)]
+        assert made[0] is not made[1] and made[0].model is made[1].model is not made[2].model
+        gone = weakref.ref(made[0].model)
+        del made
+        gc.collect()
+        assert gone() is None
 
 
 def test_the_drafter_is_called_by_what_it_is(shipped: Path) -> None:

@@ -30,3 +30,17 @@ def test_of_a_row_that_holds_more_than_its_text_only_the_text_is_used() -> None:
     cache.keep([*text, 2], found)
     assert cache.lengths == [20]
     assert cache.find([*text, 3]).length == 20
+
+
+def test_kept_rows_take_half_of_the_caches_memory() -> None:
+    """Their number was bounded, and not their tokens: 64 long conversations took all that requests did not."""
+    model = ToyModel()
+    model.most_tokens = 100
+    cache = PrefixCache(model, 8)
+    for first in range(4):
+        text = [first, *(i % 5 for i in range(19))]
+        cache.keep(text, prefill(model, text))
+    assert cache.lengths == [20, 20]
+    text = [i % 5 for i in range(60)]
+    cache.keep(text, prefill(model, text))
+    assert cache.lengths == []

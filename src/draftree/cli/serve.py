@@ -129,10 +129,10 @@ def serve(
         from ..server.app import Server, ServerSettings
         from ..server.engine_loop import EngineLoop
         from ..server.lifecycle import DrainingServer, loading, patient
-        from ..server.metrics import Metrics
+        from ..server.metrics import Metrics, UnusedDrafters
 
     metrics = Metrics()
-    observers = [metrics, *trace.observers(context, str(speculation.method))]
+    observers = [metrics, UnusedDrafters(), *trace.observers(context, str(speculation.method))]
     with _listening(server.host, server.port) as listener:
         scheduling = replace(scheduling, prefixes=server.kept, slowdown=_SLOWDOWN)
         most_nodes = 0

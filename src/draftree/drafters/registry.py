@@ -289,7 +289,7 @@ def load_source(
 
 
 _LOADED: WeakKeyDictionary[LanguageModel, WeakValueDictionary[str, LanguageModel]] = WeakKeyDictionary()
-"""Target -> name -> a model that drafts for it, while a source of it is there: those of several methods share it."""
+"""Target -> name -> a model that drafts for it, as long as a source does: sources of several methods share weights."""
 
 
 def _loaded(name: str, target: LanguageModel) -> LanguageModel:

@@ -125,7 +125,7 @@ class Engine:
         self._speculations = Speculations(target, scheduling.prefixes)
         self.speculation = self._speculations.find(speculation or Speculation())
         self.stepper = Stepper(target, observers, scheduling.prefixes)
-        self.scheduler = Scheduler(scheduling, target.holds, self.stepper.prefixes)
+        self.scheduler = Scheduler(scheduling, target.holds, self.stepper.prefixes, target.capabilities.device)
         self._changed = threading.Condition()  # guards the scheduler and the tasks; notified of each step
         self._models = threading.Lock()  # of the thread that works on the models
         self._tasks: deque[tuple[Future[Speculation], SpeculationParams | Speculation]] = deque()

@@ -22,8 +22,9 @@ from .speculation import EngineRequest
 
 _PRIORITY = 10.0
 """Seconds of waiting that one step of priority stands for: whoever waits long enough comes before all others."""
-_ALONE = 2048
-"""Prompt tokens of a step while nobody waits for a next token: bounds the memory of a pass and the time to cancel."""
+_ALONE, _ALONE_ON_CPU = 2048, 256
+"""Prompt tokens of a step while nobody waits for a next token: bounds the memory of a pass and the time to cancel. A
+processor reads no faster in larger steps, and 2048 tokens take it ten seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,13 +161,17 @@ class Scheduler:
     Args:
         holds: whether the models can hold rows of these lengths at once.
         kept: rows of ended requests.
+        device: of the target.
 
     Attributes:
         waiting, running: the requests; those that wait in the order in which they will run.
     """
 
-    def __init__(self, params: SchedulerParams, holds: Callable[[Sequence[int]], bool], kept: PrefixCache) -> None:
+    def __init__(
+        self, params: SchedulerParams, holds: Callable[[Sequence[int]], bool], kept: PrefixCache, device: str = "cpu"
+    ) -> None:
         self._params, self._holds, self._kept = params, holds, kept
+        self._alone = _ALONE_ON_CPU if device == "cpu" else _ALONE
         self.chunk, self.drafts = ChunkSize(), NodeShare(params.slowdown)
         self.waiting, self.running = list[Job](), list[Job]()
 
@@ -242,7 +247,7 @@ class Scheduler:
     def prompt_tokens(self) -> int:
         """How many tokens of prompts the next step may read."""
         beside = len(self.running) > 1 and any(job.request.decodes for job in self.running)
-        return (self._params.chunk or self.chunk.size) if beside else _ALONE
+        return (self._params.chunk or self.chunk.size) if beside else self._alone
 
     @property
     def nodes(self) -> int | None:

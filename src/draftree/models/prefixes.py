@@ -16,7 +16,7 @@ class PrefixCache:
 
     Args:
         model: whose rows they are.
-        most: rows that are kept; 0: none.
+        most: rows that are kept, as far as they take half of the cache's memory; 0: none.
     """
 
     def __init__(self, model: LanguageModel, most: int) -> None:
@@ -62,14 +62,14 @@ class PrefixCache:
         return min(common_prefix(others, ids), row.length, len(ids) - 1) if usable else 0
 
     def keep(self, ids: Sequence[int], row: Row) -> None:
-        """Keep a row that begins as a text does, in place of the oldest where there are too many.
+        """Keep a row that begins as a text does, in place of the oldest where there are too many, or too large ones.
 
         It may go on otherwise: the text ended inside an accepted path, or its step was interrupted between the commit
         and the request's tokens.
         """
         self._model.commit(row, [])
         self._kept.append((ids[: row.length], row))
-        while len(self._kept) > self._most:
+        while len(self._kept) > self._most or not self._model.holds([2 * length for length in self.lengths]):
             self.evict()
 
     def evict(self) -> None:

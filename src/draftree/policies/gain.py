@@ -175,6 +175,7 @@ class Record:
     Attributes:
         on: it drafts in the step that was begun last.
         steps, tokens, seconds: how often it drafted, accepted tokens of its trees, what drafting took.
+        rate: of decoding with it, of AR decoding's, as it was expected when that was settled last.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class Record:
         profile: Profile | None = None,
     ) -> None:
         self.source, self._profiles = source, profiles or {}
-        self.on, self.steps, self.tokens, self.seconds = True, 0, 0.0, 0.0
+        self.on, self.steps, self.tokens, self.seconds, self.rate = True, 0, 0.0, 0.0, 1.0
         self._scale = 1.0 if profile else _TEXT_LAYER  # seconds of a layer over the profile's; without one, seconds
         self._pass = remembered(profile) if profile else None
         self._gained = self._spent = self._weight = 0.0
@@ -200,18 +201,21 @@ class Record:
         """Seconds of drafting one layer."""
         return self._scale * (self._pass(LAYER_NODES, ar.context, ar.batch) if self._pass else 1.0)
 
-    def value(self, curve: Curve, ar: ARPass, pace: float) -> float:
-        """Expected tokens of a step beyond those of the time that drafting takes, in AR passes."""
+    def expected(self, curve: Curve, ar: ARPass) -> tuple[float, float]:
+        """Tokens that drafting gains a step, and AR passes that it and verifying the drafts take."""
         gain, layers, weight = self._first
         nodes = min(layers * ar.batch, len(curve.below) - 1)
-        guess = gain - pace * (curve.below[nodes] - curve.seconds[0] + layers * self.layer(ar)) / curve.seconds[0]
-        return (weight * guess + self._gained - pace * self._spent) / (weight + self._weight)
+        passes = (curve.below[nodes] - curve.seconds[0] + layers * self.layer(ar)) / curve.seconds[0]
+        total = weight + self._weight
+        return (weight * gain + self._gained) / total, (weight * passes + self._spent) / total
 
     def pays(self, reading: float, left: int, curve: Curve, ar: ARPass, pace: float) -> bool:
         """Whether it drafts for requests that have ``left`` tokens to go, if reading their texts comes first."""
         if not reading and self.layer(ar) <= _CHEAP * curve.seconds[0]:
             return True
-        value = self.value(curve, ar, pace)
+        gained, spent = self.expected(curve, ar)
+        value, steps = gained - pace * spent, left / (1 + gained)
+        self.rate = left / (steps * (1 + spent) + reading / curve.seconds[0])
         return value > 0 and reading <= left * value / (1 + value) * curve.seconds[0]
 
     def measure(self, seconds: float, layers: int, layer: float) -> float:

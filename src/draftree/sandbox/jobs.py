@@ -1,8 +1,8 @@
 """What a worker process does: chat templates and grammars of strangers are run and read here (``workers.run``).
 
 The process imports nothing of the package, so that it starts in a tenth of a second. A line of standard input is a job:
-[most seconds of the processor, name, arguments]; a line of standard output is what it gives: {"result": ...} or
-{"error": "..."}.
+[most seconds of the processor, most bytes of memory to keep, name, arguments]; a line of standard output is what it
+gives: {"result": ...} or {"error": "..."}, and "last": the worker takes no more jobs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import signal
 import sys
 import time
@@ -87,18 +88,28 @@ def _limit(name: str, most: int) -> None:
         resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
 
 
+def _resident() -> int:
+    """Bytes of memory; 0: the system does not say."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit("RLIMIT_STACK", _STACK)
     _limit("RLIMIT_AS", _MEMORY)
     for line in sys.stdin.buffer:
-        seconds, name, arguments = json.loads(line)
+        seconds, kept, name, arguments = json.loads(line)
         # The process ends, even where nobody waits for it any more, when a job takes longer.
         _limit("RLIMIT_CPU", int(time.process_time()) + 1 + seconds)
         try:
-            answer = {"result": _JOBS[name](*arguments)}
+            answer: dict[str, Any] = {"result": _JOBS[name](*arguments)}
         except BaseException as error:  # noqa: BLE001 - a library's panics are no Exceptions
             answer = {"error": f"{type(error).__name__}: {error}"[: 1 << 12]}
+        answer["last"] = _resident() > kept
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()
 

@@ -21,6 +21,8 @@ CPU_SECONDS, _SECONDS = 5, 20
 """Of the processor for one job, which takes milliseconds mostly, and of the clock, for busy machines."""
 _LARGEST = 1 << 25
 """Bytes of what a job gives."""
+_KEPT = 1 << 27
+"""Bytes of memory that a worker may keep from one job to the next; it starts with a fifth of that."""
 _IDLE = 4
 """Most workers that wait for work."""
 
@@ -40,7 +42,7 @@ def run(name: str, *arguments: Any) -> Any:
     Raises:
         JobError: it failed, or took too much.
     """
-    job = json.dumps([CPU_SECONDS, name, arguments], default=str).encode() + b"\n"
+    job = json.dumps([CPU_SECONDS, _KEPT, name, arguments], default=str).encode() + b"\n"
     command, pipe = [sys.executable, "-P", str(Path(jobs.__file__))], subprocess.PIPE
     try:
         started = _idle.pop() if _idle else None
@@ -58,14 +60,14 @@ def run(name: str, *arguments: Any) -> Any:
         pass  # it has ended
     finally:
         timer.cancel()
-        if line.endswith(b"\n") and len(_idle) < _IDLE:
+        answer = json.loads(line) if line.endswith(b"\n") else {}
+        if answer and not answer.pop("last") and len(_idle) < _IDLE:
             _idle.append(worker)
         else:
             worker.kill()
             worker.communicate()
-    if not line.endswith(b"\n"):
+    if not answer:
         raise JobError(f"it is nested too deep, or takes more than {CPU_SECONDS} s, or too much memory or text")
-    answer = json.loads(line)
     if "error" in answer:
         raise JobError(answer["error"])
     return answer["result"]

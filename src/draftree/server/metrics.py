@@ -17,13 +17,17 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from uvicorn.logging import DefaultFormatter
 
+from ..drafters.registry import NONE
 from ..engine.engine import Engine
-from ..engine.speculation import EngineRequest, Observer
+from ..engine.speculation import EngineRequest, Observer, Speculation
+from ..models.base import LanguageModel
 from ..policies.auto import AutoTree
 from ..progress import visible
 from ..request import Outcome, Request
 
 log = logging.getLogger("draftree.requests")
+_UNUSED = 1000
+"""Steps after which a drafter that has drafted in none of them is named."""
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Upper bounds of the bins of times."""
 
@@ -135,6 +139,37 @@ class Metrics(Observer):
             on = {each.source.name: each.on for each in report.selection.records if each.source is not None}
             by_label("draftree:auto_drafter_on", "Whether method auto drafts by it now.", "drafter", on)
         return generate_latest(self._registry) + generate_latest(now)
+
+
+class UnusedDrafters(Observer):
+    """Names in the log, once each, the drafters that ``auto`` has left off for ``_UNUSED`` steps."""
+
+    def built(self, target: LanguageModel, speculation: Speculation) -> None:
+        drafter = speculation.drafter
+        self._report = drafter.policy.report if isinstance(drafter.policy, AutoTree) else None
+        records = self._report.selection.records if self._report else ()
+        names = drafter.name.split("+")
+        if len(names) != len(records):
+            names = [drafter.name] * len(records)
+        self._records = dict(zip(names, records, strict=True))
+        self._looked, self._used, self._named = 0, dict.fromkeys(names, 0), set[str]()
+
+    def stepped(self, outcomes: Sequence[Outcome]) -> None:
+        if self._report is None or self._report.steps < self._looked + _UNUSED:
+            return
+        unused = [name for name, record in self._records.items() if record.steps == self._used[name]]
+        others = "+".join([name for name in self._records if name not in unused]) or NONE
+        for name in unused:
+            if name not in self._named:
+                log.info(
+                    "drafter %s drafts nothing: auto expects %.2f of the rate of AR decoding with it here; a server "
+                    "with --drafter %s starts faster and takes less memory",
+                    name,
+                    self._records[name].rate,
+                    others,
+                )
+        self._named.update(unused)
+        self._looked, self._used = self._report.steps, {name: record.steps for name, record in self._records.items()}
 
 
 class JsonLines(logging.Formatter):
