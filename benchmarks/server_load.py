@@ -148,9 +148,10 @@ class Memory:
     def slope(self) -> tuple[float, float]:
         """MiB a minute by which memory grows beside what tokens in the cache explain, and its standard error.
 
-        Of the samples after a warm-up of ``_WARM`` seconds, by least squares; 0 of fewer than four.
+        Of the samples after a warm-up, a third of them and at least ``_WARM`` seconds, by least squares; 0 of fewer
+        than four.
         """
-        warm = [sample for sample in self.samples if sample[0] > _WARM]
+        warm = [sample for sample in self.samples[len(self.samples) // 3 :] if sample[0] > _WARM]
         if len(warm) < 4:
             return 0.0, 0.0
         seconds, resident, tokens = np.array(warm).T
