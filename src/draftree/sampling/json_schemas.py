@@ -26,9 +26,9 @@ _DIALECTS = re.compile(
 )
 _DEEPEST = 100
 """Levels of JSON; the compiler reads 125."""
-_TRIED = 1 << 22
-"""Most characters that are compiled to find what cannot be enforced, each schema as if it had a thousand at least: a
-second or two. What is left then is left out as a whole."""
+_TRIED, _LARGEST = 1 << 21, 1 << 18
+"""Most characters that are compiled to find what cannot be enforced, each schema as if it had a thousand at least, and
+of one schema: seconds of a processor. Beyond them what is left is left out as a whole."""
 
 
 def _always(value: object) -> bool:
@@ -107,10 +107,8 @@ def enforceable(schema: Mapping[str, Any]) -> Enforceable:
         root = json.loads(source := json.dumps(schema))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"the json_schema cannot be used: it is no JSON ({error})") from None
-    left_out, foreign = (
-        list[str](),
-        '"$id": ' not in source,
-    )  # what refers to no place inside refers to another document
+    left_out = list[str]()
+    foreign = '"$id": ' not in source  # what refers to no place inside refers to another document
     waiting: list[tuple[Path, Schema]] = [((), root)]
     while waiting:
         at, found = waiting.pop()
@@ -194,13 +192,14 @@ class _Trials:
         # What others refer to comes first, and what refers to others last: the fault may be there.
         inner = sorted(_inner(schema, at), key=lambda each: (each[0][-2:][0] not in _DEFINED, '"$ref"' in str(each[1])))
         for path, found in inner:
-            self.mend(path, found)
+            if self._left > 0:
+                self.mend(path, found)
         if inner and self._compiles(at):
             return
         own = [name for name in schema if name not in _DEFINED and not (name == "type" and schema[name] == "object")]
         groups = [present for group in _TOGETHER if (present := [name for name in group if name in own])]
         kept = dict(schema)
-        for names in [*groups, own]:
+        for names in [*groups, own] if self._left > 0 else [own]:
             for name in names:
                 del schema[name]
             if names is own or self._compiles(at):
@@ -210,9 +209,11 @@ class _Trials:
             schema.update(kept)
 
     def _compiles(self, at: Path) -> bool:
+        if self._left <= 0:
+            return False
         source = json.dumps(self.root)
-        self._left -= max(len(source), 1000)
-        if self._left < 0:
+        self._left -= max(len(source), 1000) if len(source) <= _LARGEST else self._left
+        if self._left <= 0:
             return False
         if at:
             moved = json.loads(_REFERENCE.sub(r"\1#/$defs/root", source))
