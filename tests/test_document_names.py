@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+import openai
 import pytest
 from pydantic import BaseModel
 from typer.main import get_command
@@ -26,6 +27,7 @@ from draftree.drafters.registry import DrafterSpec
 from draftree.errors import InputError
 from draftree.openai import bad_bodies, chat_api, responses_api, schema
 from draftree.policies.methods import METHODS
+from draftree.sampling import json_schemas
 
 from .public_names import PublicNames
 
@@ -55,9 +57,12 @@ OPTIONS_OF_OTHERS = {
 WORDS_OF_OTHERS = {
     *("LogitsProcessor", "streamer", "langchain"),  # transformers and clients
     *("additionalProperties", "anyOf", "oneOf", "allOf", "uniqueItems", "properties", "if", "not"),  # JSON Schema
-    *("least_conn", "proxy_next_upstream", "ai", "Dockerfile", "bwrap", "lib", "lib64", "ATTACH", "PRAGMA"),
+    *("least_conn", "upstream", "proxy_next_upstream", "ai", "Dockerfile", "bwrap", "lib", "lib64", "ATTACH", "PRAGMA"),
     *("HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN", "FILE", "RUN", "__cause__", "atexit"),
 }
+_TYPES = Path(openai.__file__).with_name("types").rglob("*.py")
+_NAMED = re.compile(r'(?<=")\w+(?=")|^    \w+(?=: )', re.MULTILINE)
+WORDS_OF_OPENAI = {word for path in _TYPES for word in _NAMED.findall(path.read_text())}
 _FILE = r"\.(?:py|md|jsonl?|txt|h|c)$"
 EXTRAS = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
 
@@ -157,7 +162,7 @@ def wrong_words(name: str, text: str) -> list[str]:
     texts, names = code_words()
     known = texts | public().words | set(vars(errors)) | WORDS_OF_OTHERS | EXTRAS | set(dir(builtins))
     if name not in ("extend.md", "python.md"):
-        known |= names | set(bad_bodies._NEUTRAL)
+        known |= names | WORDS_OF_OPENAI | {*bad_bodies._NEUTRAL, *json_schemas._UNENFORCED}
     words = list[str]()
     for span in spans(text):
         if re.fullmatch(r"[A-Za-z_]\w*(?:\.[a-z_]\w*|\[\d*\])*", span) and not re.search(_FILE, span):
@@ -202,7 +207,7 @@ def wrong_fields(text: str) -> list[str]:
     bodies = (chat_api.ChatRequest, schema.CompletionRequest, responses_api.ResponsesRequest)
     known = (
         set().union(*map(_fields, bodies))
-        | set(bad_bodies._NEUTRAL)
+        | {*bad_bodies._NEUTRAL, *json_schemas._UNENFORCED}
         | {"code", "param", "bytes", "grammar", "finish_reason"}
     )
     fields = [span for span in spans(paragraphs) if re.fullmatch(r"[a-z_]+", span)]

@@ -45,7 +45,7 @@ def body_of(name: str) -> dict[str, Any]:
 
 def streamed(client: openai.OpenAI, body: dict[str, Any]) -> Any:
     """The response of a stream, which its events have to add up to."""
-    events: list[Any] = list(client.responses.create(stream=True, extra_body=body))  # type: ignore[call-overload]
+    events: list[Any] = list(client.responses.create(stream=True, extra_body=body))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     response = events[-1].response
     assert events[-1].type == f"response.{response.status}"
@@ -90,7 +90,7 @@ def test_an_agent_with_twenty_tools_is_answered_over_responses(
     for seed in range(3):
         body = {"model": NAME, "input": items, "tools": TWENTY, "tool_choice": "required", "max_output_tokens": 150}
         body |= {"parallel_tool_calls": several, "seed": seed}
-        whole: Any = client.responses.create(extra_body=body)  # type: ignore[call-overload]
+        whole: Any = client.responses.create(extra_body=body)
         calls = streamed(client, {**body, "stream": True}).output
         assert [(c.name, c.arguments) for c in calls] == [(c.name, c.arguments) for c in whole.output]
         assert calls and (several or len(calls) == 1)

@@ -230,7 +230,7 @@ class Engine:
         """
         future: Future[Speculation] = Future()
         if speculation in self._speculations or self._worker == threading.get_ident():
-            _resolve(future, self._speculations, speculation)
+            self._speculations.resolve(future, speculation)
             return future
         with self._changed:
             self._tasks.append((future, speculation))
@@ -387,7 +387,7 @@ class Engine:
         while self._tasks:
             worked, (future, speculation) = True, self._tasks.popleft()
             if future.set_running_or_notify_cancel():
-                _resolve(future, self._speculations, speculation)
+                self._speculations.resolve(future, speculation)
         return worked
 
     def _admit(self) -> list[EngineRequest]:
@@ -428,15 +428,6 @@ class Engine:
             except Exception as error:  # noqa: BLE001
                 job.request.fail(error)
         return bool(ended)
-
-
-def _resolve(
-    future: Future[Speculation], speculations: Speculations, speculation: SpeculationParams | Speculation
-) -> None:
-    try:
-        future.set_result(speculations.find(speculation))
-    except Exception as error:  # noqa: BLE001 - it is that of whoever waits
-        future.set_exception(error)
 
 
 @typed

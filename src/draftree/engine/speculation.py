@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
@@ -156,6 +157,13 @@ class Speculations:
                 _, (_, old) = self._made.popitem(last=False)
                 del self._prepared[id(old.drafter)]
         return found
+
+    def resolve(self, future: Future[Speculation], choice: SpeculationParams | Speculation) -> None:
+        """Give what ``find`` returns or raises to whoever waits."""
+        try:
+            future.set_result(self.find(choice))
+        except Exception as error:  # noqa: BLE001 - it is theirs
+            future.set_exception(error)
 
     def _prepared_for_target(self, speculation: Speculation) -> Speculation:
         """``speculation``, whose drafter is prepared for the target, once.
