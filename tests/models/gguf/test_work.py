@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +13,10 @@ import numpy as np
 import pytest
 from gguf import GGUFValueType as Kind
 
-from draftree.errors import ModelFileError, NotNativeError
+from draftree.errors import InputError, ModelFileError, NotNativeError
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.gguf.metadata import Metadata, Value
+from draftree.models.native.architecture import describe
 from draftree.models.native.vocabulary import read_vocabulary
 
 from ...tiny_gguf import byte_level, with_byte_fallback, write
@@ -60,6 +64,21 @@ def test_each_byte_is_one_tensors(tmp_path: Path) -> None:
     reader.data.flush()
     with pytest.raises(ModelFileError, match=f"tensor {reader.tensors[4].name} is at byte 0"):
         check(path)
+
+
+@pytest.mark.parametrize("keys", [("attention.key_length", "rope.dimension_count"), ("context_length",)])
+def test_a_number_makes_no_array_before_it_is_checked(keys: Sequence[str], tmp_path: Path) -> None:
+    """Heads of 2^31 - 2 dimensions made 8 GB of rope frequencies, and were refused then."""
+    path = tiny(tmp_path / "tiny.gguf")
+    for key in keys:
+        Rewriter(path).copy(path, f"llama.{key}", number(Kind.UINT32, 2**31 - 2))
+    tracemalloc.start()
+    try:
+        with suppress(InputError):
+            describe(check(path))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_number_of_many_digits_in_a_tensors_name_is_no_layer(tmp_path: Path) -> None:

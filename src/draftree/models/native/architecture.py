@@ -266,6 +266,8 @@ def describe(header: GGUFHeader) -> Description:
     rope_size = file.number(Keys.Rope.DIMENSION_COUNT, head_size)
     if rope_size % 2 or rope_size > head_size:
         raise damaged(header.path, f"rope turns {rope_size} of the {head_size} dimensions of a head")
+    feed_forward = file.number(Keys.LLM.FEED_FORWARD_LENGTH)
+    _check(file, head_size, hidden, feed_forward)
     ropes, layer_rope, magnitude = _ropes(file, family, rope_size, local)
     # Files of Gemma 3 27B do not tell their scale.
     width = hidden / heads if header.architecture == "gemma3" and layers == 62 else head_size
@@ -276,7 +278,7 @@ def describe(header: GGUFHeader) -> Description:
         query_heads=heads,
         key_heads=file.number(Keys.Attention.HEAD_COUNT_KV, heads),
         head_size=head_size,
-        feed_forward=file.number(Keys.LLM.FEED_FORWARD_LENGTH),
+        feed_forward=feed_forward,
         context=file.number(Keys.LLM.CONTEXT_LENGTH),
         rope_size=rope_size,
         rope_halves=family.halves,
@@ -287,7 +289,6 @@ def describe(header: GGUFHeader) -> Description:
         attention_scale=file.real(Keys.Attention.SCALE, 1 / math.sqrt(width)),
         rope_magnitude=magnitude,
     )
-    _check(file, numbers)
     window = file.number(Keys.Attention.SLIDING_WINDOW, 0)
     window = window if window < numbers.context else 0
     return Description(
@@ -301,13 +302,12 @@ def describe(header: GGUFHeader) -> Description:
     )
 
 
-def _check(file: HeaderReader, numbers: Hyperparameters) -> None:
+def _check(file: HeaderReader, size: int, hidden: int, feed_forward: int) -> None:
     """Raise NotNativeError for sizes that the engine's kernels do not compute; C checks the others."""
-    size = numbers.head_size
     if size % 16 or not 0 < size <= _LARGEST_HEAD or file.number(Keys.Attention.VALUE_LENGTH, size) != size:
         raise unsupported(file.header, f"heads of {size} dimensions")
-    if numbers.hidden % 32 or numbers.feed_forward % 32:
-        raise unsupported(file.header, f"layers of {numbers.hidden} and {numbers.feed_forward} numbers")
+    if hidden % 32 or feed_forward % 32:
+        raise unsupported(file.header, f"layers of {hidden} and {feed_forward} numbers")
 
 
 def _local_layers(file: HeaderReader, family: Family, layers: int) -> NDArray[np.bool_]:
