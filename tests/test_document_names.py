@@ -61,7 +61,7 @@ WORDS_OF_OTHERS = {
     *("HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN", "FILE", "RUN", "__cause__", "atexit"),
 }
 _TYPES = Path(openai.__file__).with_name("types").rglob("*.py")
-_NAMED = re.compile(r'(?<=")\w+(?=")|^    \w+(?=: )', re.MULTILINE)
+_NAMED = re.compile(r'(?<=")\w+(?=")|(?<=^    )\w+(?=: )', re.MULTILINE)
 WORDS_OF_OPENAI = {word for path in _TYPES for word in _NAMED.findall(path.read_text())}
 _FILE = r"\.(?:py|md|jsonl?|txt|h|c)$"
 EXTRAS = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
