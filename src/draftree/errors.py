@@ -6,6 +6,7 @@ DraftreeError
 │   │   ├── MissingPackageError  a package is missing that an extra of draftree installs
 │   │   └── FieldError       one field of a request, which has its name
 │   │       └── PromptError  the prompt is empty or no text
+│   │           ├── ChatTemplateError  no chat template takes the conversation
 │   │           └── ContextError  it does not fit the context, or the tokens to generate behind it do not
 │   ├── UnknownNameError     no such method, drafter, model or file
 │   ├── ModelFileError       a model file or folder cannot be read
@@ -70,6 +71,10 @@ class PromptError(FieldError):
 
     def __init__(self, message: str, field: str = "prompt") -> None:
         super().__init__(field, message)
+
+
+class ChatTemplateError(PromptError):
+    """The model has no chat template, or one that does not take the conversation."""
 
 
 class ContextError(PromptError):

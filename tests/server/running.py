@@ -108,6 +108,7 @@ def running(
     scheduling: SchedulerParams | None = None,
     observers: Sequence[Observer] = (),
     patience: float = PATIENCE,
+    template_variables: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
     metrics = Metrics()
@@ -116,6 +117,7 @@ def running(
         speculation,
         observers=[metrics, *observers],
         scheduling=scheduling or SchedulerParams(prefixes=2),
+        template_variables=template_variables,
     )
     chosen = replace(ServerSettings(name=NAME, speculation=speculation), **settings)
     app, http = Server(EngineLoop(lambda: engine), chosen, metrics).app, patient(patience)

@@ -25,6 +25,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 
+from ..scripted import THINKING, ScriptedModel, thinking_tokenizer
 from .running import NAME, Running, bytes_target, fetched, running, slow_target
 
 QUESTION = "how is it in oslo?"
@@ -408,3 +409,19 @@ def test_an_answer_that_is_left_is_made_no_further(client: Any, slow: Running) -
     client(f"{slow.url}/v1").leave()
     slow.settle()
     assert cancelled() == before + 1
+
+
+def test_thoughts_come_apart_from_the_answer() -> None:
+    """As clients know them: a field of messages and of deltas, and a part of pydantic-ai's."""
+    asked: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "temperature": 0}
+    with running(ScriptedModel("<think>so</think>yes", thinking_tokenizer(THINKING, False))) as served:
+        with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+            message: Any = client.chat.completions.create(**asked).choices[0].message
+            deltas: list[Any] = [e.choices[0].delta for e in client.chat.completions.create(**asked, stream=True)]
+        assert (message.reasoning_content, message.content) == ("so", "yes")
+        assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "so"
+        assert "".join(delta.content or "" for delta in deltas) == "yes"
+        for kind in (PydanticAIChats, PydanticAIResponses):
+            found = kind(f"{served.url}/v1")._asked()
+            (response,) = [each for each in found.new_messages() if each.kind == "response"]
+            assert found.output == "yes" and [part.part_kind for part in response.parts] == ["thinking", "text"]

@@ -62,7 +62,7 @@ BODIES: dict[str, tuple[type[BaseModel], list[dict[str, Any]]]] = {
         [
             {**DRAWN, "prompt": TEXT, "structured_outputs": {"choice": ["a"], "json_object": False}},
             {**DRAWN, "prompt": TEXT, "structured_outputs": {"json": {"enum": [1]}}},
-            {**DRAWN, "prompt": TEXT, **COMMON},
+            {**DRAWN, "prompt": TEXT, **COMMON, "response_format": FORMAT},
         ],
     ),
     "/v1/responses": (
@@ -81,7 +81,7 @@ BODIES: dict[str, tuple[type[BaseModel], list[dict[str, Any]]]] = {
             },
             {**ASKED, "text": {"format": FORMAT}, **COMMON},
             {**ASKED, "text": {"format": {"type": "json_schema", "name": "x", "schema": {"enum": [1]}}}},
-            {**ASKED, "structured_outputs": {"choice": ["a"]}},
+            {**ASKED, "structured_outputs": {"choice": ["a"]}, "reasoning": {"effort": "low"}},
             {**ASKED, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
         ],
     ),

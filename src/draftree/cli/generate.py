@@ -30,7 +30,7 @@ from ..verify.schemes import Match
 from . import console as show
 from .console import read_file, read_json, read_prompt, run
 from .interrupt import on_interrupt
-from .options import ComputeOptions, SpeculationOptions, Target, TraceOptions, given, with_options
+from .options import ComputeOptions, SpeculationOptions, Target, TemplateOptions, TraceOptions, given, with_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,7 @@ def generate(
     options: AnswerOptions,
     trace: TraceOptions,
     beams: BeamParams | None,
+    template: TemplateOptions,
     compute: ComputeOptions,
 ) -> None:
     """Answer one prompt, with the target's exact output."""
@@ -82,7 +83,7 @@ def generate(
     text = read_prompt(prompt)
     message: Prompt = text if options.raw else user(text)
     if beams is not None:
-        for flag in (*given(speculation), *given(trace), *given(options)):
+        for flag in (*given(speculation), *given(trace), *given(options), *given(template)):
             if flag not in _OF_BEAMS:
                 raise ConfigError(f"--beams and {flag} exclude each other: leave one out")
         beams.check(params)
@@ -95,7 +96,8 @@ def generate(
     observers = trace.observers(context, method)
     if options.show_trees:
         observers.append(show.Trees())
-    engine = Engine(compute.load(target), speculation, observers=observers)
+    model = template.given_to(compute.load(target))
+    engine = Engine(model, speculation, observers=observers, template_variables=template.variables)
     if schema is not None:
         params = replace(params, constraint=engine.grammars.json_schema(schema))
     elif options.regex is not None:
@@ -218,13 +220,18 @@ def chat(
     speculation: SpeculationOptions,
     params: SamplingParams,
     trace: TraceOptions,
+    template: TemplateOptions,
     compute: ComputeOptions,
 ) -> None:
     """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer or it."""
     observers = trace.observers(context, str(speculation.method))
     # A turn reads what is new in it: the row of the turn before is kept.
     engine = Engine(
-        compute.load(target), speculation, observers=observers, scheduling=SchedulerParams(rows=1, prefixes=1)
+        template.given_to(compute.load(target)),
+        speculation,
+        observers=observers,
+        scheduling=SchedulerParams(rows=1, prefixes=1),
+        template_variables=template.variables,
     )
     messages: list[dict[str, str]] = []
     err.print("/reset forgets the conversation, /exit ends it", style="dim")

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from ..errors import DraftreeWarning, InputError, RunError, first_line, needs_extra
+from ..errors import ChatTemplateError, DraftreeWarning, InputError, RunError, first_line, needs_extra
 from .interrupt import INTERRUPTED, Interrupted
 from .option_groups import GroupedCommand
 
@@ -156,7 +156,8 @@ def _run_command(arguments: list[str]) -> int:
         complain(f"{error.format_message().rstrip('.')}: see '{command} --help'")  # type: ignore[attr-defined]
         return 2
     except (InputError, RunError) as error:
-        complain(str(error))
+        options = " (--raw, or --chat-template FILE)" if isinstance(error, ChatTemplateError) else ""
+        complain(f"{error}{options}")
         return 2 if isinstance(error, InputError) else 1
     except (KeyboardInterrupt, Interrupted, typer.Abort) as error:
         complain(str(error) or "interrupted")

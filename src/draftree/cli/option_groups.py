@@ -10,7 +10,7 @@ GROUPS = {
     "Most used": (
         "--target --drafter --method --nodes --max-tokens --temperature --seed --stop --show-trees --compare".split()
     ),
-    "Input": "--raw --prediction".split(),
+    "Input": "--raw --prediction --chat-template --chat-template-kwargs".split(),
     "Model": "--backend --threads --dtype --device --runner".split(),
     "Drafting": "--set --verify --candidates".split(),
     "Sampling": (

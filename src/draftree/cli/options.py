@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from types import NoneType
@@ -17,6 +18,8 @@ from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load
 from ..policies.base import unbounded
 from ..progress import complain
+from ..text.encoding import Conversation, check_variables, render, user
+from .console import read_file
 
 
 def _parser(kind: type[int] | type[float]) -> Callable[[str], float]:
@@ -141,6 +144,48 @@ class ComputeOptions(Checked):
     def load(self, name: str) -> LanguageModel:
         """Load a model (``draftree.load``)."""
         return load(name, **self.options)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--chat-template-kwargs is {text!r}: write a JSON object, such as '{{\"name\": true}}'")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateOptions:
+    """What makes a prompt of a conversation."""
+
+    chat_template: str | None = option(
+        "A chat template (Jinja) for a model that has none, or in place of its own.", metavar="FILE"
+    )
+    variables: dict[str, Any] | None = option(
+        "What the chat template reads, such as '{\"enable_thinking\": false}'; a request's own come first.",
+        metavar="JSON",
+        name="--chat-template-kwargs",
+        read=_json_object,
+    )
+
+    def __post_init__(self) -> None:
+        check_variables(self.variables or {}, "--chat-template-kwargs")
+
+    def given_to(self, model: LanguageModel) -> LanguageModel:
+        """The model with the template.
+
+        Raises:
+            PromptError: the file cannot be read, or is no template that takes a question.
+            ConfigError: the model has no tokenizer.
+        """
+        if self.chat_template is not None:
+            if model.tokenizer is None:
+                raise ConfigError(f"--chat-template {self.chat_template}: the model has no tokenizer: leave it out")
+            model.tokenizer.chat_template = read_file(self.chat_template, "--chat-template")
+            render(model.tokenizer, Conversation(user("?"), variables=self.variables or {}))
+        return model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

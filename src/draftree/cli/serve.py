@@ -27,7 +27,7 @@ from ..openai.batches import QUEUE, Answering, BatchOutput, batch_lines
 from ..progress import err, progress_reporter
 from .console import read_file
 from .interrupt import GO_ON, on_interrupt
-from .options import NAMES, ComputeOptions, SpeculationOptions, Target, TraceOptions, with_options
+from .options import NAMES, ComputeOptions, SpeculationOptions, Target, TemplateOptions, TraceOptions, with_options
 
 KEY = "DRAFTREE_API_KEY"
 """Environment variable with a key."""
@@ -113,6 +113,7 @@ def serve(
     speculation: SpeculationParams,
     scheduling: SchedulerParams,
     trace: TraceOptions,
+    template: TemplateOptions,
     compute: ComputeOptions,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does: chat and text completions, streamed or whole.
@@ -139,10 +140,16 @@ def serve(
 
         def made() -> Engine:
             nonlocal most_nodes, speculation
-            target = _loaded(compute, model)
+            target = template.given_to(_loaded(compute, model))
             most_nodes = server.nodes_limit or max(profile_of(target).most_nodes(_LONGEST), speculation.nodes or 0)
             speculation = speculation.within(most_nodes)
-            return Engine(target, speculation, observers=observers, scheduling=scheduling)
+            return Engine(
+                target,
+                speculation,
+                observers=observers,
+                scheduling=scheduling,
+                template_variables=template.variables,
+            )
 
         with loading(listener):
             loop = EngineLoop(made)
@@ -222,6 +229,7 @@ def batch(
     speculation: SpeculationOptions,
     scheduling: SchedulerParams,
     trace: TraceOptions,
+    template: TemplateOptions,
     compute: ComputeOptions,
 ) -> None:
     """Answer a file of requests, many at a time: OpenAI's batch format, or lines of {"prompt": "..."}.
@@ -235,9 +243,11 @@ def batch(
     total, before = len(lines), len(output.done)
     if before < total:
         observers = trace.observers(context, str(speculation.method))
-        model = _loaded(compute, target)
+        model = template.given_to(_loaded(compute, target))
         scheduling = replace(scheduling, queue=QUEUE)
-        engine = Engine(model, speculation, observers=observers, scheduling=scheduling)
+        engine = Engine(
+            model, speculation, observers=observers, scheduling=scheduling, template_variables=template.variables
+        )
         answering = Answering(engine, speculation, name or model.capabilities.name, scheduling.rows)
         waiting = (line for line in lines if line.id not in output.done)
         with on_interrupt(lambda: f"interrupted after {len(output.done)} of {total} lines: {GO_ON}"):

@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..config import SamplingParams, typed
 from ..errors import ConfigError, RunError
@@ -105,6 +105,7 @@ class Engine:
         speculation: how requests are drafted for and verified that choose nothing else; by default AR decoding.
         observers: are notified in this order.
         scheduling: what runs at once.
+        template_variables: what chat templates read, such as {"enable_thinking": False}; a conversation's own go first.
 
     Raises:
         InputError: the drafter cannot be loaded for the target.
@@ -118,10 +119,11 @@ class Engine:
         *,
         observers: Sequence[Observer] = (),
         scheduling: SchedulerParams | None = None,
+        template_variables: Mapping[str, Any] | None = None,
     ) -> None:
         scheduling = SchedulerParams() if scheduling is None else scheduling
         self.target = target
-        self.inputs = InputProcessor(target)
+        self.inputs = InputProcessor(target, template_variables)
         self._speculations = Speculations(target, scheduling.prefixes)
         self.speculation = self._speculations.find(speculation or Speculation())
         self.stepper = Stepper(target, observers, scheduling.prefixes)

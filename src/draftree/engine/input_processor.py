@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..config import SamplingParams
 from ..errors import ConfigError, ContextError, FieldError, InputError, PromptError
 from ..models.base import Capabilities, LanguageModel, check_text
 from ..sampling.constraint import TokenRules
 from ..text.detokenizer import Detokenizer, NoText, TextStream, token_speller
-from ..text.encoding import Conversation, Prompt, Tokenizer, encode
+from ..text.encoding import THINK_TAGS, Conversation, Prompt, Tokenizer, encode
 from .speculation import EngineRequest
 
 if TYPE_CHECKING:
@@ -29,10 +29,13 @@ class InputProcessor:
 
     Attributes:
         tokenizer: the model's; None: prompts are token ids.
+
+    Args:
+        variables: that chat templates read where a conversation has no others of these names.
     """
 
-    def __init__(self, target: LanguageModel) -> None:
-        self.tokenizer, self._target = target.tokenizer, target
+    def __init__(self, target: LanguageModel, variables: Mapping[str, Any] | None = None) -> None:
+        self.tokenizer, self._target, self._variables = target.tokenizer, target, variables
         self._spell = lru_cache(_MOST_LISTS)(self._spelled_words)
         # transformers' tokenizers change in their first call; from then on threads may share them.
         self._start = [] if self.tokenizer is None else self.tokenizer.encode("")
@@ -44,7 +47,7 @@ class InputProcessor:
             PromptError: there are none; ContextError: it cannot fit; of ``field``.
         """
         self.check_size(prompt, field)
-        return encode(self.tokenizer, prompt, field)
+        return encode(self.tokenizer, prompt, field, self._variables)
 
     def check_size(self, prompt: Prompt, field: str = "prompt") -> None:
         """Refuse what cannot fit the context, before it is read: each message and each longest token takes a token.
@@ -83,6 +86,18 @@ class InputProcessor:
         if self.tokenizer is None:
             raise PromptError("the model has no tokenizer: it gives no text")
         return token_speller(self.tokenizer)
+
+    @cached_property
+    def thought_tags(self) -> Mapping[int, str] | None:
+        """Tokens of ``THINK_TAGS`` that give no text; None: neither the vocabulary nor a chat template has the tags."""
+        if self.tokenizer is None:
+            return None
+        vocab, templates = self.tokenizer.get_vocab(), self.tokenizer.chat_template or ""
+        tokens = {vocab[tag]: tag for tag in THINK_TAGS if tag in vocab}
+        written = templates.values() if isinstance(templates, dict) else [templates]
+        if len(tokens) < len(THINK_TAGS) and not any(THINK_TAGS[0] in text for text in written):
+            return None
+        return {t: tag for t, tag in tokens.items() if not self.tokenizer.decode([t], skip_special_tokens=True)}
 
     @cached_property
     def grammars(self) -> Grammars:

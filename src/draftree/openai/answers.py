@@ -14,9 +14,13 @@ from ..engine.engine import Engine
 from ..engine.speculation import EngineRequest, Observer, SpeculationParams
 from ..errors import FieldError, PromptError
 from ..request import Chunk, Logprobs, Request, Stats
+from ..sampling.constraint import Constraint
+from ..sampling.grammar import Grammar
+from ..sampling.thoughts import AfterThought
 from ..text.detokenizer import Detokenizer
-from ..text.encoding import Tokenizer
-from .bad_bodies import failure
+from ..text.encoding import THINK_TAGS, Tokenizer, template_of, template_variables
+from .bad_bodies import failure, left_out
+from .reasoning import ThoughtParser
 from .schema import CompletionRequest, Sampled, StreamOptions
 from .tools import CallParser, Parsed
 
@@ -31,6 +35,7 @@ class Choices:
         asked: of each choice the prompt and how it is drawn: ``n`` choices of the first prompt, then of the next.
         speculation: how they are drafted for; None: as the engine does by default.
         tags: where functions may be called: tokens of tags that give no text.
+        thoughts: where the model may think aloud: tokens of tags that give no text; None: it does not.
 
     Args:
         default: how requests are drafted for that do not say.
@@ -52,13 +57,15 @@ class Choices:
             engine.inputs.check_size(prompt)
         prompts = [engine.inputs.encode(prompt) for prompt in given]
         constraint = body.constraint(engine)
+        self.tags, self.thoughts = body.tags(engine), None if body.raw else engine.inputs.thought_tags
+        self._inside = [self.thoughts is not None and _thinks(engine, ids, body.begun) for ids in prompts]
         most = engine.target.capabilities.max_length
         self.asked = [
-            (ids, replace(body.params(n, most - len(ids)), constraint=constraint))
-            for ids in prompts
+            (ids, replace(body.params(n, most - len(ids)), constraint=self._behind_thoughts(constraint, inside)))
+            for ids, inside in zip(prompts, self._inside, strict=True)
             for n in range(body.n)
         ]
-        self.tags = body.tags(engine)
+        _log_effort(body, engine)
 
     def requests(self, observers: Sequence[Observer] = ()) -> list[EngineRequest]:
         """A request for each choice.
@@ -79,6 +86,37 @@ class Choices:
             )
             for index, (ids, params) in enumerate(self.asked)
         ]
+
+    def _behind_thoughts(self, constraint: Grammar | None, inside: bool) -> Constraint | None:
+        """A constraint that leaves what the model thinks free."""
+        if constraint is None or self.thoughts is None:
+            return constraint
+        return AfterThought(constraint, self.engine.grammars.thoughts, inside=inside)
+
+    def parser(self, number: int) -> CallParser | ThoughtParser | None:
+        """What takes the text of a choice apart; None: it is text alone."""
+        calls = None if self.tags is None else CallParser(self.tags)
+        if self.thoughts is None:
+            return calls
+        shown = self.thoughts if self.body.skip_special_tokens else {}
+        return ThoughtParser(shown, inside=self._inside[number // self.body.n], inner=calls)
+
+
+_TAIL = 16
+"""Tokens of a prompt's end in which a chat template may begin a thought."""
+
+
+def _thinks(engine: Engine, ids: Sequence[int], begun: str) -> bool:
+    """A prompt has begun a thought: at its end, or in the text that the answer goes on with."""
+    if begun:
+        opens, closes = (decoded(engine, ids)[-len(begun) :].rfind(tag) for tag in THINK_TAGS)
+        return opens > closes
+    return decoded(engine, ids[-_TAIL:]).rstrip().endswith(THINK_TAGS[0])
+
+
+def _log_effort(body: Sampled, engine: Engine) -> None:
+    if body.effort is not None and "reasoning_effort" not in template_variables(template_of(tokenizer_of(engine))):
+        left_out("reasoning_effort", "the model's chat template does not read it")
 
 
 def system_fingerprint(engine: Engine) -> str:
@@ -201,7 +239,7 @@ class CompletionBuilder:
         body, engine = choices.body, choices.engine
         self._body, self._requests, self._spell = body, requests, engine.inputs.token_bytes
         self._options = body.stream_options or StreamOptions()
-        self._parsers = [None if choices.tags is None else CallParser(choices.tags) for _ in requests]
+        self._parsers = [choices.parser(number) for number, _ in enumerate(requests)]
         self._chat = not isinstance(body, CompletionRequest)
         prompts = [request.ids[: request.prompt_length] for request in requests]
         echo = isinstance(body, CompletionRequest) and body.echo
@@ -251,6 +289,8 @@ class CompletionBuilder:
             rejected = sum(len(request.prediction) for request in requests) - accepted
             details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
             usage["completion_tokens_details"] = details
+        if thoughts := [parser.tokens for parser in self._parsers if isinstance(parser, ThoughtParser)]:
+            usage.setdefault("completion_tokens_details", {})["reasoning_tokens"] = sum(thoughts)
         drafting = speculative_decoding([request.stats for request in requests])
         return {"usage": usage, "metrics": {"speculative_decoding": drafting}}
 
@@ -326,7 +366,7 @@ class CompletionBuilder:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelt)
 
 
-def _finish(reason: str | None, parser: CallParser | None) -> str:
+def _finish(reason: str | None, parser: CallParser | ThoughtParser | None) -> str:
     """OpenAI's word for the end of a request, whose text may have been parsed."""
     found = "stop" if reason == "eos" else reason or "cancelled"
     return "tool_calls" if found == "stop" and parser is not None and parser.called else found
@@ -334,9 +374,11 @@ def _finish(reason: str | None, parser: CallParser | None) -> str:
 
 def _delta(parts: Sequence[Parsed]) -> dict[str, Any]:
     """What tokens have brought: a call's id and name first, its arguments with them or later."""
-    content, calls = "", dict[int, dict[str, Any]]()
+    content, thought, calls = "", "", dict[int, dict[str, Any]]()
     for part in parts:
-        if (call := part.call) is None:
+        if part.thought:
+            thought += part.text
+        elif (call := part.call) is None:
             content += part.text
         elif part.begins:
             function = {"name": call.name, "arguments": ""}
@@ -344,5 +386,6 @@ def _delta(parts: Sequence[Parsed]) -> dict[str, Any]:
         elif part.text:
             delta = calls.setdefault(call.index, {"index": call.index, "function": {"arguments": ""}})
             delta["function"]["arguments"] += part.text
-    found: dict[str, Any] = {"content": content} if content else {}
+    found: dict[str, Any] = {"reasoning_content": thought} if thought else {}
+    found |= {"content": content} if content else {}
     return found | ({"tool_calls": list(calls.values())} if calls else {})

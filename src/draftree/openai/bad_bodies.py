@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..config import way_out
-from ..errors import ContextError, FieldError, InputError, shortened
+from ..errors import ChatTemplateError, ContextError, FieldError, InputError, shortened
 
 INVALID, MISSING = "invalid_request_error", "not_found_error"
 """Types of errors."""
@@ -164,6 +164,8 @@ def failure(found: Exception, prefix: str = "") -> tuple[int, dict[str, Any]]:
         return 400, error(f"{prefix}{found}", INVALID)
     code = next((word for kind, word in _WORDS.items() if isinstance(found, kind)), "invalid_value")
     message = str(found) if found.field in str(found) else f"{found.field}: {found}"
+    if isinstance(found, ChatTemplateError):
+        message += " (/v1/completions continues texts; who serves the model gives it a template by --chat-template)"
     status, kind = (404, MISSING) if isinstance(found, UnknownModelError) else (400, INVALID)
     return status, error(prefix + message, kind, found.field, code)
 

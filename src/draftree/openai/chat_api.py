@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ..config import Count, LogprobCount
 from ..errors import FieldError
-from ..text.encoding import Conversation
+from ..text.encoding import Conversation, check_variables
 from .schema import Body, Many, ResponseFormat, Sent
 from .tools import AnyTool, NamedFunction, WithTools, check_tools, functions
 
@@ -61,6 +61,7 @@ class Message(Body):
     tool_calls: Many[PastCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None
 
     def plain(self, at: int) -> dict[str, Any]:
         """As chat templates take it.
@@ -75,6 +76,8 @@ class Message(Body):
                 past_call(call.id, call.called, f"messages[{at}].tool_calls[{i}].{call.type}")
                 for i, call in enumerate(self.tool_calls)
             ]
+        if self.role == "assistant" and self.reasoning_content is not None:
+            found["reasoning_content"] = self.reasoning_content
         if self.role == "tool" and self.tool_call_id is not None:
             found["tool_call_id"] = self.tool_call_id
         return found
@@ -129,6 +132,15 @@ class ChatRequest(WithTools):
     top_logprobs: LogprobCount | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    reasoning_effort: str | None = None
+
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning_effort
+
+    @property
+    def begun(self) -> str:
+        return text_of(self.messages[-1].content or "", "messages") if self._continued else ""
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -159,7 +171,7 @@ class ChatRequest(WithTools):
         return bool(self.continue_final_message)
 
     def prompts(self) -> Sequence[Conversation]:
-        return [Conversation(plain_messages(self.messages), self.templates(), self._continued)]
+        return [Conversation(plain_messages(self.messages), self.templates(), self._continued, self.variables)]
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -170,13 +182,15 @@ class TokenizeRequest(Sent):
     """``/tokenize``: a text, or a conversation with what begins an answer."""
 
     prompt: str | None = None
+    content: str | None = None  # llama.cpp's name of the prompt
     add_special_tokens: bool | None = None  # of a prompt; not sent: as the model has it
     messages: Many[Message] | None = None
     tools: Many[AnyTool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def conversation(self) -> Conversation:
         """The messages as chat templates take them."""
-        return Conversation(
-            plain_messages(self.messages or ()),
-            [tool.template() for tool in check_tools(functions(self.tools)).values()],
-        )
+        variables = self.chat_template_kwargs or {}
+        check_variables(variables, "chat_template_kwargs")
+        tools = [tool.template() for tool in check_tools(functions(self.tools)).values()]
+        return Conversation(plain_messages(self.messages or ()), tools, variables=variables)

@@ -15,9 +15,16 @@ from ..request import Chunk, Request
 from ..text.encoding import Conversation
 from .answers import Choices, CompletionBuilder, named_logprobs, speculative_decoding, usage_of
 from .bad_bodies import UnsupportedError
+from .reasoning import ThoughtParser
 from .response_items import AdditionalTools, AnyItem, InputItem, turns_of
 from .schema import Body, Few, Many, ResponseFormat
-from .tools import CallParser, Parsed, Tool, WithTools, functions
+from .tools import Parsed, Tool, WithTools, functions
+
+
+class ReasoningOptions(Body):
+    """How the model is to think."""
+
+    effort: str | None = None
 
 
 class TextOptions(Body):
@@ -35,6 +42,7 @@ class ResponsesRequest(WithTools):
     instructions: str | None = None
     max_output_tokens: Count | None = None
     text: TextOptions = TextOptions()
+    reasoning: ReasoningOptions | None = None
     top_logprobs: LogprobCount | None = None
     include: Many[str] | None = None
     previous_response_id: str | None = None
@@ -45,6 +53,10 @@ class ResponsesRequest(WithTools):
     @property
     def wanted_logprobs(self) -> int | None:
         return self.top_logprobs or (0 if "message.output_text.logprobs" in (self.include or ()) else None)
+
+    @property
+    def effort(self) -> str | None:
+        return None if self.reasoning is None else self.reasoning.effort
 
     @property
     def format(self) -> tuple[str, ResponseFormat]:
@@ -71,7 +83,7 @@ class ResponsesRequest(WithTools):
     def prompts(self) -> Sequence[Conversation]:
         """The instructions and the input as chat templates take them."""
         instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return [Conversation([*instructions, *turns_of(self.items)], self.templates())]
+        return [Conversation([*instructions, *turns_of(self.items)], self.templates(), variables=self.variables)]
 
 
 _AWAY = {
@@ -83,9 +95,7 @@ _AWAY = {
 """Fields that are refused -> the way out."""
 _NULL = "completed_at error incomplete_details previous_response_id usage".split()
 """Fields of a response that say nothing before its end, or nothing at all here."""
-_SENT = (
-    "max_tool_calls prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier user"
-).split()
+_SENT = ("max_tool_calls prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier user").split()
 """Fields of a response that are as they were sent."""
 _DRAWN = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 """Fields that are the engine's."""
@@ -107,7 +117,7 @@ class ResponseBuilder:
         self._id = key
         self._created = int(time.time())
         self._number = 0
-        self._parser = None if choices.tags is None else CallParser(choices.tags)
+        self._parser = choices.parser(0)
         self._functions = {tool.described.name: tool for tool in choices.body.offered().values()}
         self._items: list[dict[str, Any]] = []  # the output, the last of them perhaps in progress
         self._unsaid: list[Chunk] = []  # whose text has not come, or is a call's
@@ -125,10 +135,16 @@ class ResponseBuilder:
 
     def events(self, index: int, chunks: Sequence[Chunk]) -> Iterator[dict[str, Any]]:
         """The events of what the response has gained."""
-        self._unsaid += chunks
         if self._parser is not None:
-            yield from self._parsed([part for chunk in chunks for part in self._parser.push(chunk)])
-        elif text := "".join([chunk.text for chunk in chunks]):
+            for chunk in chunks:
+                self._unsaid.append(chunk)
+                parts = self._parser.push(chunk)
+                if isinstance(self._parser, ThoughtParser) and self._parser.thinking:
+                    self._unsaid.clear()
+                yield from self._parsed(parts)
+            return
+        self._unsaid += chunks
+        if text := "".join([chunk.text for chunk in chunks]):
             yield from self._said(text)
 
     def waiting(self) -> Iterator[dict[str, Any]]:
@@ -157,7 +173,7 @@ class ResponseBuilder:
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": getattr(self._parser, "tokens", 0)},
                 "total_tokens": usage["total_tokens"],
             },
             "metrics": {"speculative_decoding": speculative_decoding([self._request.stats])},
@@ -187,7 +203,9 @@ class ResponseBuilder:
 
     def _parsed(self, parts: Sequence[Parsed]) -> Iterator[dict[str, Any]]:
         for part in parts:
-            if part.call is None:
+            if part.thought:
+                yield from self._thought(part.text)
+            elif part.call is None:
                 yield from self._said(part.text)
             elif part.begins:
                 self._unsaid.clear()
@@ -201,8 +219,17 @@ class ResponseBuilder:
                 if part.ends:
                     yield from self._close("completed")
 
-    def _said(self, text: str) -> Iterator[dict[str, Any]]:
+    def _thought(self, text: str) -> Iterator[dict[str, Any]]:
         if not self._items:
+            yield from self._open("rs", {"type": "reasoning", "summary": [], "content": []})
+            part = {"type": "reasoning_text", "text": ""}
+            yield self._within("response.content_part.added", content_index=0, part=part)
+            self._items[-1]["content"].append(part)
+        self._items[-1]["content"][0]["text"] += text
+        yield self._within("response.reasoning_text.delta", content_index=0, delta=text)
+
+    def _said(self, text: str) -> Iterator[dict[str, Any]]:
+        if not self._items or self._items[-1]["type"] != "message":
             yield from self._open("msg", {"type": "message", "role": "assistant", "content": []})
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             yield self._within("response.content_part.added", content_index=0, part=part)
@@ -231,6 +258,10 @@ class ResponseBuilder:
             scored = part["logprobs"]
             yield self._within("response.output_text.done", content_index=0, text=part["text"], logprobs=scored)
             yield self._within("response.content_part.done", content_index=0, part=part)
+        elif item["type"] == "reasoning":
+            (part,) = item["content"]
+            yield self._within("response.reasoning_text.done", content_index=0, text=part["text"])
+            yield self._within("response.content_part.done", content_index=0, part=part)
         else:
             named = {name: item[name] for name in ("name", "arguments")}
             yield self._within("response.function_call_arguments.done", **named)
@@ -252,6 +283,7 @@ class ResponseBuilder:
         return {
             **dict.fromkeys(_NULL),
             **{name: sent.get(name) for name in _SENT},
+            "reasoning": body.reasoning and body.reasoning.model_dump(exclude_unset=True),
             "id": self._id,
             "object": "response",
             "created_at": self._created,

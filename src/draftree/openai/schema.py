@@ -280,6 +280,21 @@ class Sampled(Sent):
         return ""
 
     @property
+    def raw(self) -> bool:
+        """Prompts are no conversations, and answers are text as it comes."""
+        return False
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model is to think; None: as its chat template has it."""
+        return None
+
+    @property
+    def begun(self) -> str:
+        """The text that the answer goes on with, of a conversation; empty: it begins one."""
+        return ""
+
+    @property
     def wanted_logprobs(self) -> int | None:
         """Most probable tokens whose log-probabilities are wanted beside each token's own; None: none at all."""
         return None
@@ -349,6 +364,15 @@ class CompletionRequest(Sampled):
     prompt: str | Many[str] | Many[int] | Many[Many[int]]
     echo: bool = False
     logprobs: LogprobCount | None = None
+    response_format: ResponseFormat = ResponseFormat()
+
+    @property
+    def raw(self) -> bool:
+        return True
+
+    @property
+    def format(self) -> tuple[str, ResponseFormat]:
+        return "response_format", self.response_format
 
     @property
     def wanted_logprobs(self) -> int | None:

@@ -16,7 +16,7 @@ from ..errors import ConfigError, FieldError, listed, shortened
 from ..request import Chunk
 from ..sampling.grammar import Function, Grammar
 from ..sampling.json_schemas import enforceable, weakened
-from ..text.encoding import CALL_TAGS
+from ..text.encoding import CALL_TAGS, check_variables
 from .bad_bodies import left_out
 from .schema import Body, Many, Sampled, of_field
 
@@ -175,6 +175,18 @@ class WithTools(Sampled):
     tools: Many[AnyTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """What the chat template reads.
+
+        Raises:
+            FieldError: the conversation sets one of them.
+        """
+        given = self.chat_template_kwargs or {}
+        check_variables(given, "chat_template_kwargs")
+        return given if self.effort is None else {"reasoning_effort": self.effort, **given}
 
     @property
     def forced(self) -> bool:
@@ -301,19 +313,21 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A part of an answer: of what is said, or of a call.
+    """A part of an answer: of what is said or thought, or of a call.
 
     Attributes:
-        text: what is said, or what has come of the call's arguments.
-        call: None: it is said.
+        text: what is said or thought, or what has come of the call's arguments.
+        call: None: it is said or thought.
         begins: the call's name has come.
         ends: the call's end has come.
+        thought: it is thought.
     """
 
     text: str
     call: ToolCall | None = None
     begins: bool = False
     ends: bool = False
+    thought: bool = False
 
 
 class CallParser:
@@ -323,14 +337,12 @@ class CallParser:
 
     Attributes:
         calls: that were begun.
-
-    Args:
         tags: tokens of tags that give no text.
     """
 
     def __init__(self, tags: Mapping[int, str]) -> None:
         self.calls: list[ToolCall] = []
-        self._tags = tags
+        self.tags = tags
         self._held = ""  # a call until its name has come, or what may begin one, or end its arguments
 
     @property
@@ -339,7 +351,7 @@ class CallParser:
         return bool(self.calls) and self.calls[-1].whole and not self._held.startswith(_OPENS)
 
     def push(self, chunk: Chunk) -> list[Parsed]:
-        self._held += chunk.text + self._tags.get(chunk.token, "")
+        self._held += chunk.text + self.tags.get(chunk.token, "")
         return list(self._parts())
 
     def end(self) -> list[Parsed]:

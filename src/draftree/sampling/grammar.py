@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, listed, shortened
 from ..sandbox.jobs import JSON_LAYOUT
 from ..sandbox.workers import JobError, run
-from ..text.encoding import CALL_TAGS, Tokenizer
+from ..text.encoding import CALL_TAGS, THINK_TAGS, Tokenizer
 from .constraint import ConstraintState, TextEnded, clear
 from .json_schemas import enforceable, weakened
+from .thoughts import ThoughtTokens
 
 _LONGEST = 1 << 20
 """Characters of a grammar's text: beyond it compiling takes seconds."""
@@ -318,6 +319,14 @@ class Grammars:
         return _KeyTokens(self._tokens)
 
     @cached_property
+    def thoughts(self) -> ThoughtTokens:
+        """What tokens mean around thoughts (``AfterThought``)."""
+        vocab = self._tokenizer.get_vocab()
+        tags = {vocab[tag]: tag.encode() for tag in THINK_TAGS if tag in vocab}
+        spelled = [tags.get(token) or self.key_tokens.spelled(token) for token in range(self._tokens.vocab_size)]
+        return ThoughtTokens(spelled, self.ends, vocab.get(THINK_TAGS[0]))
+
+    @cached_property
     def tags(self) -> Mapping[int, str]:
         """Tags of calls whose tokens give no text."""
         tokens = self._tag_tokens.items()
@@ -391,7 +400,7 @@ def _enforced(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(left_out: Sequence[str]) -> str:
-    return shortened(listed(left_out, "keyword"))
+    return shortened(" ".join(listed(left_out, "keyword").split()))
 
 
 class _Spelled:

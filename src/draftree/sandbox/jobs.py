@@ -25,11 +25,19 @@ _STACK = 1 << 20
 
 def render(template: str, variables: dict[str, Any]) -> str:
     """The text of a chat template."""
-    return str(_compiled(template).render(**variables))
+    return str(_environment().from_string(template).render(**variables))
+
+
+def variables(template: str) -> list[str]:
+    """The names that a chat template reads and does not set."""
+    from jinja2 import meta
+
+    environment = _environment()
+    return sorted(meta.find_undeclared_variables(environment.parse(template)))
 
 
 @functools.lru_cache
-def _compiled(template: str) -> Any:
+def _environment() -> Any:
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
@@ -52,7 +60,7 @@ def _compiled(template: str) -> Any:
     )
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     environment.globals |= {"raise_exception": fail, "strftime_now": lambda form: datetime.now().strftime(form)}
-    return environment.from_string(template)
+    return environment
 
 
 def read_grammar(kind: str, source: str) -> str:
@@ -77,7 +85,7 @@ def read_grammar(kind: str, source: str) -> str:
 
 JSON_LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 """JSON on one line: models need no freedom there, and what is forced can be drafted. "oneOf" is read as "anyOf"."""
-_JOBS = {job.__name__: job for job in (render, read_grammar)}
+_JOBS = {job.__name__: job for job in (render, variables, read_grammar)}
 
 
 def _limit(name: str, most: int) -> None:

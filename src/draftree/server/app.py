@@ -201,12 +201,14 @@ class Server:
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> dict[str, Any]:
         """Token ids of a text, or of a conversation as the chat template writes it."""
-        if (body.prompt is None) == (body.messages is None):
-            raise FieldError("prompt", "give either prompt or messages")
-        prompt: Prompt = body.prompt or "" if body.messages is None else body.conversation()
+        given = [each for each in (body.prompt, body.content, body.messages) if each is not None]
+        if len(given) != 1:
+            raise FieldError("prompt", "give one of prompt, content and messages")
+        (text,) = given
+        prompt: Prompt = text if isinstance(text, str) else body.conversation()
         if body.messages is not None and body.add_special_tokens:
             raise UnsupportedError("add_special_tokens", "a chat template writes its own, leave it out")
-        inputs, bare = self._engine.inputs, body.prompt and body.add_special_tokens is False
+        inputs, bare = self._engine.inputs, bool(text) and body.add_special_tokens is False
         encode: Callable[[Any], list[int]] = inputs.spelled if bare else inputs.encode
         with body.named():
             ids = await self._worked(request, None, encode, prompt)

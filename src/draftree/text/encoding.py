@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Protocol, runtime_checkable
 
-from ..errors import PromptError
+from ..errors import ChatTemplateError, FieldError, PromptError
 from ..sandbox.workers import JobError, run
 
 
@@ -25,11 +26,13 @@ class Conversation:
             "arguments", an object, or text that is none); results of calls have the role "tool".
         tools: functions that may be called: "function" with "name", "description" and "parameters" (a JSON Schema).
         continued: the answer goes on with the last message, an assistant's, in place of beginning one.
+        variables: what the template reads besides, such as "enable_thinking".
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     continued: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Conversation
@@ -65,15 +68,21 @@ class Tokenizer(Protocol):
 CALL_TAGS = ("<tool_call>", "</tool_call>")
 """Around a call of a function in Hermes' format, {"name": ..., "arguments": {...}} on a line of its own between."""
 
+THINK_TAGS = ("<think>", "</think>")
+"""Around what a model thinks aloud before it answers."""
+
 _GOES_ON = "\ue000goes on "
 """Behind the content that an answer goes on with, in a rendered conversation; a template may strip its space."""
 
 
-def encode(tokenizer: Tokenizer | None, prompt: Prompt, field: str = "prompt") -> list[int]:
+def encode(
+    tokenizer: Tokenizer | None, prompt: Prompt, field: str = "prompt", variables: Mapping[str, Any] | None = None
+) -> list[int]:
     """Token ids of a prompt: text as it is, a conversation through the model's chat template, ids unchanged.
 
     Args:
         field: what it is, in errors.
+        variables: that templates read where a conversation has no others of these names.
 
     Raises:
         PromptError: the prompt is empty, no text, or not ids and there is no tokenizer or no chat template.
@@ -91,6 +100,7 @@ def encode(tokenizer: Tokenizer | None, prompt: Prompt, field: str = "prompt") -
         raise PromptError(f"the {field} is text but the model has no tokenizer: give token ids", field)
     if isinstance(prompt, str):
         return _ids(tokenizer, prompt, field)
+    prompt = replace(prompt, variables={**(variables or {}), **prompt.variables})
     return _ids(tokenizer, render(tokenizer, prompt), "prompt", add_special_tokens=False)
 
 
@@ -121,11 +131,10 @@ def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
         if not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise PromptError(f"message {message} of the conversation: give it a text 'role' and a text 'content'")
     check_text(json.dumps([messages, tools], ensure_ascii=False, default=str), "prompt")
-    last = messages[-1] if messages else {"role": "user", "content": ""}
-    if not (last["content"].strip() or last["role"] == "tool" or last.get("tool_calls")):
+    if not any(m["content"].strip() or m["role"] == "tool" or m.get("tool_calls") for m in messages):
         raise PromptError("the prompt is empty: give it at least one character")
     if not tokenizer.chat_template:
-        raise PromptError("the model has no chat template: give the prompt as raw text (--raw on the command line)")
+        raise ChatTemplateError("the model has no chat template: give text to continue, or a template")
     calls = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
     probes: list[dict[str, int] | str] = []
     if tools or calls or any(message["role"] == "tool" for message in messages):
@@ -133,33 +142,66 @@ def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
     if not all(_writes_calls(tokenizer, arguments) for arguments in probes):
         messages, tools = _with_calls_as_text(messages, tools), []
     try:
-        return _rendered(tokenizer, messages, tools, continued=conversation.continued)
+        return _rendered(tokenizer, messages, tools, conversation.variables, continued=conversation.continued)
     except JobError as error:
-        raise PromptError(
-            f"the model's chat template does not take this conversation ({error}): "
-            "give the prompt as raw text (--raw on the command line)"
+        raise ChatTemplateError(
+            f"the model's chat template does not take this conversation ({error}): give text to continue, or another "
+            "template"
         ) from None
 
 
+SET_HERE = frozenset(("messages", "tools", "add_generation_prompt"))
+"""Variables of templates that a conversation sets itself."""
+
+
+def check_variables(variables: Mapping[str, Any], field: str) -> None:
+    """Raise FieldError where variables of a template are those that a conversation sets."""
+    if name := next((name for name in variables if name in SET_HERE), None):
+        raise FieldError(f"{field}.{name}", f"{field}.{name} is what a conversation sets itself: leave it out")
+
+
+def template_of(tokenizer: Tokenizer, *, tools: bool = False) -> str:
+    """The model's chat template; empty: it has none."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("tool_use" if tools else "default") or template.get("default", "")
+    return template or ""
+
+
+@lru_cache(maxsize=8)
+def template_variables(template: str) -> frozenset[str]:
+    """The names that a chat template reads."""
+    try:
+        return frozenset(run("variables", template))
+    except JobError:
+        return frozenset()
+
+
 def _rendered(
-    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, continued: bool
+    tokenizer: Tokenizer,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]],
+    variables: Mapping[str, Any],
+    *,
+    continued: bool,
 ) -> str:
     """A conversation as the chat template writes it, up to what begins an answer, or to the last message's content.
 
     Raises:
         JobError: the template fails.
     """
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("tool_use" if tools else "default") or template.get("default", "")
     if continued:
         *before, last = messages
         messages = [*before, {**last, "content": last["content"] + _GOES_ON}]
     given = {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": not continued}
-    text = str(run("render", template, {**tokenizer.special_tokens_map, "documents": None, **given}))
+    text = run(
+        "render",
+        template_of(tokenizer, tools=bool(tools)),
+        {**tokenizer.special_tokens_map, "documents": None, **variables, **given},
+    )
     if not continued:
-        return text
-    found, mark, behind = text.rpartition(_GOES_ON.rstrip())
+        return str(text)
+    found, mark, behind = str(text).rpartition(_GOES_ON.rstrip())
     if not mark:
         raise JobError("it leaves the last message's content out")
     return found if behind.startswith(" ") else found.rstrip()
@@ -188,7 +230,7 @@ def _writes_calls(tokenizer: Tokenizer, arguments: dict[str, int] | str) -> bool
         {"role": "tool", "content": "b"},
     ]
     try:
-        text = _rendered(tokenizer, messages, [{"type": "function", "function": _PROBED}], continued=False)
+        text = _rendered(tokenizer, messages, [{"type": "function", "function": _PROBED}], {}, continued=False)
     except JobError:
         return False
     found, forms = "".join(text.split()), [call_text("probe", arguments)]
@@ -208,7 +250,9 @@ def _with_calls_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict
             for turn in turns:
                 calls = [call["function"] for call in turn.get("tool_calls") or ()]
                 written = [call_text(call["name"], call["arguments"]) for call in calls]
-                found.append({"role": role, "content": "\n".join(filter(None, [turn["content"], *written]))})
+                content = "\n".join(filter(None, [turn["content"], *written]))
+                thought = {name: turn[name] for name in ("reasoning_content",) if name in turn}
+                found.append({"role": role, "content": content, **thought})
     if tools:
         instructions = _INSTRUCTIONS.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         if found[0]["role"] == "system":
