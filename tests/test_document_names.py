@@ -203,7 +203,7 @@ def _fields(model: Any) -> set[str]:
 def wrong_fields(text: str) -> list[str]:
     """What the paragraphs on parameters name that no body has as a field, and no refused field is called."""
     begin = text.index("**Parameters**")
-    paragraphs = text[begin : text.index("**Functions**", begin)]
+    paragraphs = text[begin : text.index("**Chat templates**", begin)]
     bodies = (chat_api.ChatRequest, schema.CompletionRequest, responses_api.ResponsesRequest)
     known = (
         set().union(*map(_fields, bodies))

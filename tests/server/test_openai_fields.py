@@ -266,7 +266,7 @@ ITEMS: dict[str, dict[str, Any]] = {
 SILENT: dict[str, dict[str, Any]] = {
     "configuration_update": {"reasoning": {"effort": "low"}},
     "mcp_list_tools": {"id": "1", "server_label": "docs", "tools": [{"name": "ask", "input_schema": {}}]},
-    "reasoning": {"id": "1", "summary": [{"type": "summary_text", "text": "hm"}], "encrypted_content": "x"},
+    "reasoning": {"id": "1", "summary": [], "encrypted_content": "x"},
 }
 UNREADABLE: dict[str, dict[str, Any]] = {
     "compaction": {"encrypted_content": "x"},

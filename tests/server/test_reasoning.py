@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import openai
 import pytest
 
+from draftree.openai.responses_api import ResponsesRequest
 from draftree.text.encoding import user
 
 from ..scripted import OPENED, PLAIN, THINKING, ScriptedModel, thinking_tokenizer
@@ -209,6 +210,21 @@ def test_thoughts_of_the_past_go_to_the_template(served: Running, kind: Kind) ->
     thought = "" if kind.template == PLAIN else f"<think>{THOUGHT}</think>"
     assert text.startswith(f"user: hi\nassistant: {thought}{ANSWER}\nuser: and?\n")
     assert posted(served, CHAT, {**BODY, "messages": history})[0] == 200
+
+
+def test_thoughts_of_past_responses_belong_to_what_followed_them(served: Running) -> None:
+    """Items of an output were left out where a client sent them back."""
+    output = posted(served, "/v1/responses", {"input": "hi", "temperature": 0})[1]["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message"]
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    summed = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}], "encrypted_content": "x"}
+    unread = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+    sent = [{"role": "user", "content": "hi"}, *output, {"role": "user", "content": "and?"}, summed, call, unread]
+    (conversation,) = ResponsesRequest.model_validate({"model": NAME, "input": sent}).prompts()
+    _, answer, _, called = conversation.messages
+    assert answer == {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+    assert (called["content"], called["reasoning_content"], len(called["tool_calls"])) == ("", "so", 1)
+    assert posted(served, "/v1/responses", {"input": sent, "temperature": 0})[0] == 200
 
 
 def test_each_choice_has_its_own(served: Running) -> None:

@@ -47,7 +47,6 @@ _RESULTS: Mapping[str, Sequence[str]] = {
 _SILENT: Mapping[str, str] = {
     "configuration_update": "how a model reasons is not set here",
     "mcp_list_tools": "the model is offered functions alone",
-    "reasoning": "a model is not shown what it thought",
 }
 """Items that a model does without -> what the log says."""
 _AWAY: Mapping[str, str] = {
@@ -120,7 +119,12 @@ class OtherItem(BaseModel):
         """
         sent = self.model_extra or {}
         key = str(sent.get("call_id") or sent.get("approval_request_id") or sent.get("id") or "")
-        if self.type in _SILENT and "text" not in sent:
+        if self.type == "reasoning":
+            if thought := _thought(sent):
+                yield {"role": "assistant", "content": "", "reasoning_content": thought}
+            else:
+                left_out("input: type 'reasoning' without a text", "what was thought elsewhere cannot be read")
+        elif self.type in _SILENT and "text" not in sent:
             left_out(f"input: type {self.type!r}", _SILENT[self.type])
         elif self.type not in _CALLS and self.type not in _RESULTS:
             raise UnsupportedError(f"{where}.type", f"{self.type!r}: {_AWAY.get(self.type, 'leave it out')}")
@@ -150,7 +154,7 @@ AnyItem = Annotated[
 
 
 def turns_of(items: Sequence[AnyItem]) -> list[dict[str, Any]]:
-    """The turns of items as chat templates take them; calls belong to the answer before them.
+    """The turns of items as chat templates take them; calls belong to the answer before them, thoughts to the next.
 
     Raises:
         FieldError: an item has no turn.
@@ -158,11 +162,21 @@ def turns_of(items: Sequence[AnyItem]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for at, item in enumerate(items):
         for turn in item.turns(f"input[{at}]"):
-            if "tool_calls" in turn and found and found[-1]["role"] == "assistant":
-                found[-1].setdefault("tool_calls", []).extend(turn["tool_calls"])
+            before = found[-1] if found and found[-1]["role"] == turn["role"] == "assistant" else {}
+            if "tool_calls" in turn and before:
+                before.setdefault("tool_calls", []).extend(turn["tool_calls"])
+            elif before.keys() == {"role", "content", "reasoning_content"} and not before["content"]:
+                before |= turn
             else:
                 found.append(turn)
     return found
+
+
+def _thought(sent: Mapping[str, Any]) -> str:
+    """What a model has thought, or else a summary of it."""
+    lists = (each for name in ("content", "summary") if isinstance(each := sent.get(name), list))
+    texts = ("".join(str(part.get("text") or "") for part in parts if isinstance(part, dict)) for parts in lists)
+    return next(filter(None, texts), "")
 
 
 def _of(sent: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

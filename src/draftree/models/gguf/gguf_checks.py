@@ -29,6 +29,13 @@ _NO_WEIGHTS = {Format.I8, Format.I16, Format.I32, Format.I64, Format.F64}
 """Types that llama.cpp computes no layer with."""
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 """That llama.cpp knows."""
+_EXPERTS = (
+    Keys.LLM.EXPERT_COUNT,
+    Keys.LLM.EXPERT_USED_COUNT,
+    Keys.LLM.EXPERT_GROUP_COUNT,
+    Keys.LLM.EXPERT_GROUP_USED_COUNT,
+)
+_MOST_EXPERTS = 512
 _EPSILONS = (Keys.Attention.LAYERNORM_RMS_EPS, Keys.Attention.LAYERNORM_EPS, Keys.Attention.GROUPNORM_EPS)
 _SCALES: Mapping[int, tuple[int, ...]] = {
     **dict.fromkeys((Format.Q4_0, Format.Q5_0, Format.Q8_0, Format.IQ4_NL, Format.IQ4_XS), (0,)),
@@ -71,7 +78,7 @@ def check(path: Path) -> GGUFHeader:
             f"{path} is no language model: it has no {lacking}: give the .gguf file of the model itself"
         )
     whole = GGUFHeader(header.metadata, tuple(tensors))
-    if flaw := next(chain(_flaws_of_numbers(whole), _flaws_of_vocabulary(whole), _flaws_of_tensors(whole)), None):
+    if flaw := next(chain(*(flaws(whole) for flaws in _FLAWS)), None):
         raise damaged(path, flaw)
     return whole
 
@@ -109,10 +116,26 @@ def _flaws_of_numbers(header: GGUFHeader) -> Iterator[str]:
             yield f"it has no {name}"
         elif not 1 <= found <= most:
             yield f"{name} is {found}, not a number from 1 to {most}"
+    if max(ahead := metadata.numbers(Keys.LLM.NEXTN_PREDICT_LAYERS) or (0,)) >= layers:
+        yield f"{metadata.name(Keys.LLM.NEXTN_PREDICT_LAYERS)} is {max(ahead)}, of {layers} layers"
     for tensor in header.tensors:
         block = re.match(r"blk\.([0-9]{1,9})\.", tensor.name)
         if block and int(block[1]) >= layers:
             yield f"{metadata.name(Keys.LLM.BLOCK_COUNT)} is {layers}, with {tensor.name}"
+
+
+def _flaws_of_experts(header: GGUFHeader) -> Iterator[str]:
+    """For each token some of the experts are used, or those of some groups."""
+    metadata = header.metadata
+    count, used, groups, used_groups = (max(metadata.numbers(key) or (0,)) for key in _EXPERTS)
+    if count > _MOST_EXPERTS:
+        yield f"{metadata.name(Keys.LLM.EXPERT_COUNT)} is {count}, not a number up to {_MOST_EXPERTS}"
+    if not min(1, count) <= used <= count:
+        yield f"{metadata.name(Keys.LLM.EXPERT_USED_COUNT)} is {used}, of {count} experts"
+    if groups >= max(1, count) or (groups > 1 and count % groups):
+        yield f"{metadata.name(Keys.LLM.EXPERT_GROUP_COUNT)} is {groups}, of {count} experts"
+    if groups > 1 and not 0 < used_groups < groups:
+        yield f"{metadata.name(Keys.LLM.EXPERT_GROUP_USED_COUNT)} is {used_groups}, of {groups} groups"
 
 
 def _flaws_of_vocabulary(header: GGUFHeader) -> Iterator[str]:
@@ -166,6 +189,9 @@ def _finite(tensor: StoredTensor) -> bool:
 
 def _pieces(values: NDArray[np.generic]) -> Iterable[NDArray[Any]]:
     return (values[begin : begin + _PIECE] for begin in range(0, len(values), _PIECE))
+
+
+_FLAWS = (_flaws_of_numbers, _flaws_of_experts, _flaws_of_vocabulary, _flaws_of_tensors)
 
 
 def capabilities(header: GGUFHeader, name: str, threads: int, **given: Any) -> Capabilities:
