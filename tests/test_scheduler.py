@@ -287,6 +287,50 @@ def test_whoever_is_alone_drafts_within_its_own_budget() -> None:
     assert made.nodes == 0
 
 
+def test_a_short_prompt_does_not_wait_for_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neighbour of two tokens waited for 6 s while 3,000 tokens of another prompt were read."""
+    engine = Engine(Timed(monkeypatch, 0.001).model, scheduling=SchedulerParams(chunk=64))
+    long = [
+        engine.submit([i % 6 for i in range(first, first + 1000)], SamplingParams(max_tokens=1)) for first in (0, 1)
+    ]
+    engine.advance()
+    before = [handle.request.unread for handle in long]
+    short = engine.submit((5, 6), SamplingParams(max_tokens=1))
+    engine.advance()
+    assert len(short.request.chunks) == 1
+    read = [count - handle.request.unread for count, handle in zip(before, long, strict=True)]
+    assert read[0] >= sum(read) // 2 and sum(read) > 100, "the first goes on with half of the step at least"
+    for handle in long:
+        handle.cancel()
+
+
+def grouped(count: int, arrival: float, group: object) -> list[Job]:
+    made = [job(arrival=arrival) for _ in range(count)]
+    for place, one in enumerate(made):
+        one.group, one.place = group, place
+    return made
+
+
+def test_many_choices_of_one_leave_a_row_to_others() -> None:
+    """Sixteen choices with long prompts took all rows: whoever came next waited for two minutes."""
+    made, many, more = scheduler(rows=4), grouped(9, 0.0, "many"), grouped(2, 30.0, "more")
+    made.add(*many)
+    assert made.admit() == many[:4]
+    made.add(*more)
+    assert made.admit() == more[:1], "it comes before choices that are many places further on"
+    assert made.admit() == [], "two groups share the rows now"
+    many[0].request.finish_reason = more[0].request.finish_reason = "length"
+    made.ended()
+    assert made.admit() == [many[4], more[1]], "the last takes the row that is left where one group has all others"
+
+
+def test_one_row_is_one_row() -> None:
+    made = scheduler(rows=1)
+    made.add(*grouped(2, 0.0, "many"), job(arrival=1.0))
+    assert len(made.admit()) == 1
+    assert made.admit() == []
+
+
 def test_a_chunk_that_is_given_stays() -> None:
     made, jobs = scheduler(chunk=48), [job(), job()]
     for one in jobs:

@@ -170,3 +170,16 @@ def test_every_control_character_but_ends_of_lines_and_tabs_is_made_visible() ->
     for code in (*range(9), *range(11, 32), *range(127, 160)):
         assert _obeyed(visible(f"a{chr(code)}b")) == [] and visible(f"a{chr(code)}b") == f"a\\x{code:02x}b"
     assert visible("é€😀") == "é€😀"
+
+
+@pytest.mark.parametrize("backend", ["native", "llama.cpp"])
+def test_a_file_whose_name_is_no_utf8_is_a_model(model: Path, tmp_path: Path, backend: str, capsys: Captured) -> None:
+    """Its name could not be handed to llama.cpp, nor written into a trace or a profile's name."""
+    path = tmp_path / "m\udcff.gguf"
+    path.symlink_to(model)
+    trace = tmp_path / "t\udcff.jsonl"
+    chosen = ["--backend", backend]
+    assert run(["info", str(path), *chosen]) == 0
+    words = ["generate", "cat", "--raw", "--target", str(path), "--max-tokens", "2", "--trace", str(trace), *chosen]
+    assert run(words) == 0
+    assert "m\\udcff.gguf" in capsys.readouterr().out and "m\\\\udcff.gguf" in trace.read_text()

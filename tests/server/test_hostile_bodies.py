@@ -211,6 +211,14 @@ def test_a_hostile_body_is_refused_by_the_name_of_its_field(served: Running, pat
 
 
 @pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("value", [1, "x", {}, [HALF]])
+def test_half_a_character_as_a_field_is_named_by_its_code(served: Running, path: str, value: Any) -> None:
+    """The name of the field in the error could not be sent: 500."""
+    status, found = posted(served, path, {**GOOD[path], HALF: value})
+    assert (status, found["error"]["param"]) == (400, "\\ud800")
+
+
+@pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize("body", [b"", b"{", b"null", b"[]", b'"a"', b"\xff\xfe", b"{" * 9000, b'{"n": ' + b"9" * 5000])
 def test_a_body_that_is_no_object_is_one_sentence(served: Running, path: str, body: bytes) -> None:
     status, found = posted(served, path, body)

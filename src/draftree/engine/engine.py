@@ -218,8 +218,11 @@ class Engine:
         Raises:
             InputError: one does not fit the cache; QueueFullError: too many wait.
         """
-        length = self.stepper.row_length
-        jobs = [Job(request, length(request, most=True), priority, timeout) for request in requests]
+        length, group = self.stepper.row_length, object()
+        jobs = [
+            Job(request, length(request, most=True), priority, timeout, group=group, place=place)
+            for place, request in enumerate(requests)
+        ]
         with self._changed:
             self.scheduler.add(*jobs, bounded=bounded)
             self._changed.notify_all()

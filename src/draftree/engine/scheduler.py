@@ -139,6 +139,8 @@ class Job(Checked):
         length: most tokens that its row may come to hold.
         priority: lower runs sooner, by ten seconds of waiting a step.
         timeout: seconds from its arrival in which it has to end; None: any.
+        group: what it was asked for together with.
+        place: its number there; each further one waits as if its priority were a step lower.
         cancelled: it is to end.
     """
 
@@ -147,12 +149,14 @@ class Job(Checked):
     priority: Priority = 0
     timeout: Positive | None = None
     arrival: float = field(default_factory=time.monotonic)
+    group: object = field(default_factory=object)
+    place: Whole = 0
     cancelled: bool = False
 
     @property
     def turn(self) -> float:
         """Of two jobs that wait, the one with the lower number runs first."""
-        return self.priority * _PRIORITY + self.arrival
+        return (self.priority + self.place) * _PRIORITY + self.arrival
 
 
 class Scheduler:
@@ -228,11 +232,11 @@ class Scheduler:
     def admit(self) -> list[Job]:
         """Requests whose turn it is, while there are rows and room for them; they run from now on.
 
-        Nobody overtakes: a large request that waits for room is not passed by small ones for ever.
+        Nobody overtakes: a large request that waits for room is not passed by small ones for ever. Where all rows are
+        of one group there is one more for whoever else comes.
         """
         admitted = list[Job]()
-        while self.waiting and len(self.running) < self._params.rows:
-            job = self.waiting[0]
+        while self.waiting and self._has_row(job := self.waiting[0]):
             lengths = [*(other.length for other in self.running), job.length]
             while not self._holds([*lengths, *self._kept.lengths]) and self._kept.lengths:
                 self._kept.evict()
@@ -242,6 +246,13 @@ class Scheduler:
             self.running.append(job)
             admitted.append(job)
         return admitted
+
+    def _has_row(self, job: Job) -> bool:
+        running, rows = len(self.running), self._params.rows
+        if running != rows:
+            return running < rows
+        groups = {other.group for other in self.running}
+        return rows > 1 == len(groups) and job.group not in groups
 
     @property
     def prompt_tokens(self) -> int:

@@ -147,7 +147,7 @@ class Stepper:
 
         Args:
             requests: begun, each once.
-            prompt_tokens: most tokens of prompts that are read, the first requests' first; None: all.
+            prompt_tokens: most tokens of prompts that are read (``_shares``); None: all.
             nodes: most tokens that are drafted, shared out evenly; None: as many as the requests' budgets have.
 
         Returns:
@@ -234,22 +234,37 @@ class Stepper:
 
 def _parts(requests: Sequence[EngineRequest], prompt_tokens: int | None) -> list[_Part]:
     """What each request feeds, in the order of their rows."""
-    parts, left = list[_Part](), prompt_tokens
+    parts, counts = list[_Part](), list[int]()
     for request in requests:
-        if (row := request.row) is None or request.finish_reason is not None:
+        if request.row is None or request.finish_reason is not None:
             raise ConfigError("a closed or finished request cannot go on: open its prompt again")
         decodes, unread = request.decodes, request.unread
         if unread != 1 if decodes else unread < 1:
             raise RunError("a step of this request failed half-way: open its prompt again")
-        if not decodes:
-            most = unread if request.params.prompt_logprobs is None else _SCORED
-            unread = min(unread, most, unread if left is None else left)
-            left = None if left is None else left - unread
-        if unread:
+        scored = request.params.prompt_logprobs is not None and not decodes
+        counts.append(min(unread, _SCORED) if scored else unread)
+    reading = [at for at, request in enumerate(requests) if not request.decodes]
+    if prompt_tokens is not None and reading:
+        for at, count in zip(reading, _shares([counts[at] for at in reading], prompt_tokens), strict=True):
+            counts[at] = count
+    for request, unread in zip(requests, counts, strict=True):
+        row, decodes = request.row, request.decodes
+        if unread and row is not None:
             head = request.ids[row.length : row.length + unread]
             ends = row.length + unread == len(request.ids)
             parts.append(_Part(request, row, head, decodes, ends))
     return sorted(parts, key=lambda part: part.row.number) if len(parts) > 1 else parts
+
+
+def _shares(unread: Sequence[int], most: int) -> list[int]:
+    """How much is read of each prompt: half of ``most`` is for the first, and short ones do not wait for long ones."""
+    shares = [0] * len(unread)
+    shares[0] = min(unread[0], -(-most // 2))
+    left = most - shares[0]
+    for at in sorted(range(len(unread)), key=unread.__getitem__):
+        more = min(unread[at] - shares[at], left)
+        shares[at], left = shares[at] + more, left - more
+    return shares
 
 
 def _draft(

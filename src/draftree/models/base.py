@@ -32,7 +32,7 @@ class Capabilities:
     """What was found out about a model when it was loaded.
 
     Attributes:
-        name: what the user called it.
+        name: what the user called it; bytes of a path that are no UTF-8 are escaped.
         architecture: its class.
         parameters: number of weights.
         max_length: most tokens of one sequence, prompt included; ``max_length_reason`` is what sets it.
@@ -79,6 +79,9 @@ class Capabilities:
     trees: str = ""
     rounding: float | None = None
     runner: str = EAGER
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name.encode(errors="backslashreplace").decode())
 
 
 FINAL = -1

@@ -130,8 +130,9 @@ def check_values(body: object) -> object:
         try:
             json.dumps({name: value}, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, RecursionError) as error:
-            why = f"{name} is no JSON in UTF-8 ({error}): send whole characters and finite numbers"
-            raise FieldError(name, why) from None
+            named = _whole(name)
+            why = f"{named} is no JSON in UTF-8 ({error}): send whole characters and finite numbers"
+            raise FieldError(named, why) from None
     return body
 
 

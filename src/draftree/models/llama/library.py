@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import os
 from collections.abc import Sequence
 from ctypes import CFUNCTYPE, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from functools import cache
@@ -213,7 +214,7 @@ class Weights:
     def __init__(self, library: Library, path: Path) -> None:
         self.library, self.header = library, check(path)
         library.listen()
-        self.pointer = library.model_load_from_file(str(path).encode(), library.model_default_params())
+        self.pointer = library.model_load_from_file(os.fsencode(path), library.model_default_params())
         if not self.pointer:
             raise unloadable(library, path)
         finalize(self, library.model_free, self.pointer)
