@@ -155,9 +155,11 @@ def test_the_bodies_have_all_models(path: str) -> None:
 @pytest.mark.parametrize("path", BODIES)
 def test_null_is_as_if_the_field_were_left_out(served: Running, path: str) -> None:
     """``n``, ``stream``, ``ignore_eos``, ``echo``, ``text`` and fields of inner objects were refused."""
+    answers = dict[str, Any]()  # most fields are in few bodies: without others a body is the same
     for nulled, without in optional(*BODIES[path]):
-        first, second = (told(posted(served, path, body)) for body in (nulled, without))
-        assert first == second, nulled
+        if (sent := json.dumps(without)) not in answers:
+            answers[sent] = told(posted(served, path, without))
+        assert told(posted(served, path, nulled)) == answers[sent], nulled
 
 
 @pytest.mark.parametrize(
