@@ -207,3 +207,11 @@ def test_a_number_that_is_not_finite_is_refused(number: str, tmp_path: Path) -> 
     (tmp_path / "x").write_text(text.replace("0.1", number))
     with pytest.raises(ConfigError, match="no finite number"):
         DRAWINGS.read(tmp_path / "x")
+
+
+def test_bytes_of_a_name_that_are_no_utf8_are_written_as_json_has_them(tmp_path: Path) -> None:
+    """``draftree bench --backend`` with such a name ended in a traceback when its settings were written."""
+    path = tmp_path / "settings.json"
+    write_whole(path, json.dumps({"name": "m\udcff ü"}, ensure_ascii=False))
+    assert json.loads(path.read_text()) == {"name": "m\udcff ü"}
+    assert "ü" in path.read_text()

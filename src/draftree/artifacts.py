@@ -270,7 +270,8 @@ def write_whole(path: Path, content: str | bytes | memoryview) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
     with _writing(path):
         try:
-            part.write_bytes(content.encode() if isinstance(content, str) else content)
+            # bytes of a path that are no UTF-8 become escapes, as JSON writes them
+            part.write_bytes(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)

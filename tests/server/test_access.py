@@ -96,7 +96,14 @@ def test_an_empty_key_opens_nothing() -> None:
             assert answered(served, GET + b"Authorization: " + value + b"\r\n\r\n")[0] == 401
 
 
-EVIL = ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "127.0.0.1@evil.example"]
+EVIL = [
+    "a" * 9000,
+    "evil.example",
+    "evil.example:80",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "127.0.0.1@evil.example",
+]
 
 
 @pytest.mark.parametrize("host", [*EVIL, "2130706433", "xn--80ak6aa92e.com", "[evil]", "[::1", "a b", "\xe9", ""])
@@ -107,6 +114,7 @@ def test_without_a_key_a_foreign_host_is_refused(unguarded: Running, host: str, 
     status, body = answered(unguarded, sent)
     found = json.loads(body)["error"]
     assert status == 403 and found["code"] == "host_not_allowed" and "--allowed-host" in found["message"]
+    assert len(found["message"]) < 1300
 
 
 def test_it_is_refused_before_any_work(unguarded: Running) -> None:

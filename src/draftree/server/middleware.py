@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import QueueFullError
+from ..errors import QueueFullError, shortened
 from ..openai.bad_bodies import INVALID, MISSING, NOT_JSON, body_error, error, failure
 
 log = logging.getLogger("draftree.server")
@@ -84,9 +84,8 @@ class Limits:
         for value in _values(scope, b"host"):
             name = _name(sent := value.decode("latin-1"))
             if not (name in self._hosts or "*" in self._hosts or _is_address(name)):
-                said = (
-                    f"the server is not called {sent!r}: start it with --allowed-host {name or 'NAME'}, or with a key"
-                )
+                way_out = f"start it with --allowed-host {name or 'NAME'}, or with a key"
+                said = shortened(f"the server is not called {sent!r}: {way_out}")
                 return JSONResponse(error(said, INVALID, code="host_not_allowed"), 403)
         return None
 
