@@ -58,7 +58,7 @@ OUTPUTS = [
     Output(f"train head {TRAINED} --out OUT", True, "OUT/work"),
 ]
 READ = {
-    *("prediction", "json_schema", "api_key_file"),
+    *("prediction", "json_schema", "api_key_file", "chat_template"),
     *("source", "prompts", "init", "suite", "folders"),
 }
 """Parameters that name what is read; --data of suites is another."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from ..config import Count, LogprobCount
 from ..errors import FieldError
@@ -17,12 +17,14 @@ from .answers import Choices, CompletionBuilder, named_logprobs, speculative_dec
 from .bad_bodies import UnsupportedError
 from .reasoning import ThoughtParser
 from .response_items import AdditionalTools, AnyItem, InputItem, turns_of
-from .schema import Body, Few, Many, ResponseFormat
+from .schema import Body, Few, Fields, Many, ResponseFormat
 from .tools import Parsed, Tool, WithTools, functions
 
 
-class ReasoningOptions(Body):
-    """How the model is to think."""
+class ReasoningOptions(Fields):
+    """How the model is to think; what a template does not read comes back as it was sent."""
+
+    model_config = ConfigDict(extra="allow")
 
     effort: str | None = None
 
