@@ -11,8 +11,8 @@ predictions, priorities, several answers, whole answers and streams, of which a 
 read slowly; then each request once more alone and without drafts. A stream that was left has to be the beginning of its
 text. ``soak``: the same requests again and again for some minutes, in random order; the server's resident memory,
 tokens a second, and the time to a stream's first token and between two of its events; the exit code is 1 too where
-memory grows. ``overhead``: streams, and the
-same by the Python API in this process, in turn: tokens a second of the one over those of the other, prompts included.
+memory grows. ``overhead``: streams, and the same by the Python API in this process, in turn: tokens a second of the one
+over those of the other, prompts included.
 ``llama``: the same streams by llama.cpp's own server (``xllamacpp``) of the same file on as many threads, in turn, both
 without rows that are kept: tokens a second, prompts included, and the time to the first token.
 """
