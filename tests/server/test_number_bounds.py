@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -56,17 +56,23 @@ _BASE = {"max_tokens": 3, "temperature": 1.0}
 
 
 @pytest.fixture(scope="module", params=["native", "transformers"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], LanguageModel]:
+    """Makes a model."""
     if request.param == "transformers":
-        return target()
-    return NativeModel(
-        write(tmp_path_factory.mktemp("model") / "tiny.gguf", layers=1, context=128), name=NAME, threads=1
-    )
+        return target
+    path = write(tmp_path_factory.mktemp("model") / "tiny.gguf", layers=1, context=128)
+    return lambda: NativeModel(path, name=NAME, threads=1)
 
 
 @pytest.fixture(scope="module")
-def served(model: LanguageModel) -> Iterator[Running]:
-    with running(model) as found:
+def model(made: Callable[[], LanguageModel]) -> LanguageModel:
+    return made()
+
+
+@pytest.fixture(scope="module")
+def served(made: Callable[[], LanguageModel]) -> Iterator[Running]:
+    """A server with a model of its own: where it is idle it measures what passes cost."""
+    with running(made()) as found:
         yield found
 
 

@@ -79,14 +79,20 @@ MODELS = [
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
-    made: Callable[[Path], LanguageModel] = request.param
-    return made(tmp_path_factory.mktemp("model"))
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], LanguageModel]:
+    """Makes a model."""
+    return lambda: request.param(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
-def served(target: LanguageModel) -> Iterator[Running]:
-    with running(target) as found:
+def target(made: Callable[[], LanguageModel]) -> LanguageModel:
+    return made()
+
+
+@pytest.fixture(scope="module")
+def served(made: Callable[[], LanguageModel]) -> Iterator[Running]:
+    """A server with a model of its own: where it is idle it measures what passes cost."""
+    with running(made()) as found:
         yield found
 
 
