@@ -120,7 +120,7 @@ def write(
     writer.add_rope_dimension_count(HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
     _add_of_architecture(writer, architecture, hidden)
-    _add_vocabulary(writer, words, template)
+    add_vocabulary(writer, words, template)
     shapes: _Shapes = {"token_embd.weight": (len(words.tokens), hidden)}
     shapes |= _SHAPES.get(architecture, _llama_shapes)(layers, hidden, kv_heads * HEAD, len(words.tokens))
     random = np.random.default_rng(seed)
@@ -185,6 +185,12 @@ _BLOCKS = {
     GGMLQuantizationType.Q6_K: (208, None, 0.0),
     GGMLQuantizationType.IQ4_NL: (0, None, 0.0),
     GGMLQuantizationType.IQ4_XS: (0, None, 0.0),
+    GGMLQuantizationType.IQ2_XXS: (0, None, 0.0),
+    GGMLQuantizationType.IQ2_XS: (0, None, 0.0),
+    GGMLQuantizationType.IQ2_S: (0, None, 0.0),
+    GGMLQuantizationType.IQ3_XXS: (0, None, 0.0),
+    GGMLQuantizationType.IQ3_S: (0, None, 0.0),
+    GGMLQuantizationType.IQ1_S: (0, None, 0.0),
 }
 """Types that the package ``gguf`` does not quantize to: where a block has its scale and that of its minima, and the
 second over the first for which weights are about zero in the mean."""
@@ -206,7 +212,8 @@ def random_blocks(kind: GGMLQuantizationType, values: NDArray[np.float32]) -> ND
     return scaled(float(values.std()) / float(gguf.dequantize(scaled(1.0), kind).std()))
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, words: Vocabulary, template: str | None) -> None:
+def add_vocabulary(writer: gguf.GGUFWriter, words: Vocabulary, template: str | None) -> None:
+    """Write the keys of a tokenizer."""
     writer.add_vocab_size(len(words.tokens))
     writer.add_tokenizer_model(words.model)
     if words.model == "none":
