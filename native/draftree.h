@@ -37,14 +37,14 @@ typedef struct {
 
 /* Tensors of a layer, in this order. Formats may differ between them. */
 enum {
-    ATTENTION_NORM,
+    ATTENTION_NORM, /* of what a block reads; an architecture may lack it, as the feed-forward block's */
     QUERY,
     KEY,
     VALUE,
     QUERY_BIAS,
     KEY_BIAS,
     VALUE_BIAS,
-    QUERY_NORM, /* RMS norm of each head, before the rotation */
+    QUERY_NORM, /* RMS norm, over what query_key_norm says */
     KEY_NORM,
     ATTENTION_OUTPUT,
     ATTENTION_POST_NORM, /* of what attention adds to the residual stream */
@@ -75,6 +75,10 @@ enum {
 
 enum { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };
 
+/* What norms of queries and keys are over: each head before the rotation, each head after it, all heads together before
+ * it. */
+enum { NORM_OF_HEADS = 0, NORM_OF_ROTATED_HEADS = 1, NORM_OF_ALL_HEADS = 2 };
+
 /* What a decoder layer is, in data. */
 typedef struct {
     int32_t vocabulary;
@@ -89,10 +93,16 @@ typedef struct {
     int32_t rope_halves;  /* 1: pairs (i, i + rope_size / 2); 0: pairs (2 i, 2 i + 1) */
     int32_t rope_tables;  /* rows of rope_frequencies, 1 or 2 */
     int32_t activation;   /* of the gate: SiLU or GELU (tanh) */
+    int32_t query_key_norm;
+    int32_t temperature_length; /* positions after which the temperature of attention grows; 0: it never does */
     float norm_epsilon;
     float embedding_scale;
-    float attention_scale; /* of the products of queries and keys */
-    float rope_magnitude;  /* of the rotated dimensions (YaRN), else 1 */
+    float attention_scale;    /* of the products of queries and keys */
+    float rope_magnitude;     /* of the rotated dimensions (YaRN), else 1 */
+    float second_magnitude;   /* of those by the second of the rope tables */
+    float residual_scale;     /* of what a block adds to the residual stream */
+    float logit_scale;        /* of what the output layer reads */
+    float temperature_growth; /* g: attention_scale x (1 + g log(1 + floor(position / temperature_length))) */
 } Architecture;
 
 enum { MOST_FEATURES = 8 };
@@ -111,7 +121,6 @@ typedef struct {
     int32_t norms_residual;        /* the first layer's residual is norm(s) */
     int32_t norms_state;           /* the next state is what the output layer reads, after the last norm */
     int32_t learns;                /* its output layer is rows of the target's and grows by them (draftree_learn) */
-    float logit_scale;             /* of what the output layer reads */
 } HeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */

@@ -12,8 +12,8 @@
 enum { ALIGNMENT = 64 };
 
 /* Numbers of a model that shapes of its tensors are made of. INPUTS: what the first layer reads, which is as wide as
- * embedding and state side by side in EAGLE-3. */
-typedef enum { ONE, HEAD, HIDDEN, INPUTS, QUERIES, KEYS, WIDE } Size;
+ * embedding and state side by side in EAGLE-3. NORMED_QUERIES, NORMED_KEYS: what their norms are over. */
+typedef enum { ONE, HIDDEN, INPUTS, QUERIES, KEYS, NORMED_QUERIES, NORMED_KEYS, WIDE } Size;
 
 /* A tensor of a layer: vectors are kept as floats, matrices are packed. */
 static const struct {
@@ -29,8 +29,8 @@ static const struct {
     [QUERY_BIAS] = {"query bias", offsetof(Layer, query_bias), ONE, QUERIES, 1, 1},
     [KEY_BIAS] = {"key bias", offsetof(Layer, key_bias), ONE, KEYS, 1, 1},
     [VALUE_BIAS] = {"value bias", offsetof(Layer, value_bias), ONE, KEYS, 1, 1},
-    [QUERY_NORM] = {"query norm", offsetof(Layer, query_norm), ONE, HEAD, 1, 1},
-    [KEY_NORM] = {"key norm", offsetof(Layer, key_norm), ONE, HEAD, 1, 1},
+    [QUERY_NORM] = {"query norm", offsetof(Layer, query_norm), ONE, NORMED_QUERIES, 1, 1},
+    [KEY_NORM] = {"key norm", offsetof(Layer, key_norm), ONE, NORMED_KEYS, 1, 1},
     [ATTENTION_OUTPUT] = {"attention output", offsetof(Layer, output), HIDDEN, QUERIES, 0, 0},
     [ATTENTION_POST_NORM] = {"attention post-norm", offsetof(Layer, attention_post_norm), ONE, HIDDEN, 1, 1},
     [FEED_FORWARD_NORM] = {"feed-forward norm", offsetof(Layer, feed_forward_norm), ONE, HIDDEN, 1, 0},
@@ -87,6 +87,8 @@ static int check_architecture(const Architecture *a, char message[256]) {
         {"rope pairing", in_range(a->rope_halves, 0, 1), a->rope_halves},
         {"number of rope tables", in_range(a->rope_tables, 1, ROPE_TABLES), a->rope_tables},
         {"activation", in_range(a->activation, ACTIVATION_SILU, ACTIVATION_GELU_TANH), a->activation},
+        {"norm of queries and keys", in_range(a->query_key_norm, NORM_OF_HEADS, NORM_OF_ALL_HEADS), a->query_key_norm},
+        {"length of a temperature", in_range(a->temperature_length, 0, INT32_MAX), a->temperature_length},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (!rules[i].fits)
@@ -94,10 +96,13 @@ static int check_architecture(const Architecture *a, char message[256]) {
                         (long long)rules[i].value);
     if (!(a->norm_epsilon >= 0 && a->norm_epsilon < 1))
         return fail(message, "the epsilon of its norms is %g", (double)a->norm_epsilon);
-    const float factors[] = {a->embedding_scale, a->attention_scale, a->rope_magnitude};
-    for (int i = 0; i < 3; i++)
+    const float factors[] = {a->embedding_scale,  a->attention_scale, a->rope_magnitude,
+                             a->second_magnitude, a->residual_scale,  a->logit_scale};
+    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++)
         if (!(factors[i] > 0 && factors[i] < 1e6f))
             return fail(message, "a scale is %g", (double)factors[i]);
+    if (!(a->temperature_growth >= 0 && a->temperature_growth < 1e6f))
+        return fail(message, "the temperature of attention grows by %g", (double)a->temperature_growth);
     return DRAFTREE_OK;
 }
 
@@ -111,16 +116,21 @@ typedef struct {
 static Shape layer_shape(const Model *model, int layer, int tensor) {
     const Architecture *a = &model->architecture;
     const int first = model->head && !layer, joins = first && model->head->architecture.fuses_states;
+    const int whole = a->query_key_norm == NORM_OF_ALL_HEADS;
+    const int64_t queries = (int64_t)a->query_heads * a->head_size, keys = (int64_t)a->key_heads * a->head_size;
     const int64_t sizes[] = {
         [ONE] = 1,
-        [HEAD] = a->head_size,
         [HIDDEN] = a->hidden,
         [INPUTS] = joins ? 2 * (int64_t)a->hidden : a->hidden,
-        [QUERIES] = (int64_t)a->query_heads * a->head_size,
-        [KEYS] = (int64_t)a->key_heads * a->head_size,
+        [QUERIES] = queries,
+        [KEYS] = keys,
+        [NORMED_QUERIES] = whole ? queries : a->head_size,
+        [NORMED_KEYS] = whole ? keys : a->head_size,
         [WIDE] = a->feed_forward,
     };
-    const int optional = LAYER[tensor].optional || (tensor == ATTENTION_NORM && first && !joins);
+    const int pre_norm = tensor == ATTENTION_NORM || tensor == FEED_FORWARD_NORM;
+    const int optional =
+        LAYER[tensor].optional || (pre_norm && !model->head) || (tensor == ATTENTION_NORM && first && !joins);
     return (Shape){sizes[LAYER[tensor].rows], sizes[LAYER[tensor].columns], optional};
 }
 
@@ -431,8 +441,6 @@ static int check_head(const Model *model, const int32_t *tokens, char message[25
     if ((!h->fuses_states || h->learns) && model->architecture.hidden != target->hidden)
         return fail(message, "its states are of %d numbers, and the target's of %d", model->architecture.hidden,
                     target->hidden);
-    if (!(h->logit_scale > 0 && h->logit_scale < 1e6f))
-        return fail(message, "the scale of its logits is %g", (double)h->logit_scale);
     for (int32_t i = 0; i < model->architecture.vocabulary; i++)
         if (!in_range(tokens[i], 0, target->vocabulary - 1))
             return fail(message, "its output %d is token %d of %d", i, tokens[i], target->vocabulary);

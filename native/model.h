@@ -34,7 +34,8 @@ typedef struct {
     int32_t token;
     int32_t position;
     int32_t cell;
-    int32_t visible; /* cells 0 .. visible - 1 are all on its path */
+    float attention_scale; /* of its queries */
+    int32_t visible;       /* cells 0 .. visible - 1 are all on its path */
     int32_t path_length;
     const int32_t *path;   /* and these */
     int32_t slot;          /* of its scores; -1: nobody wants them */

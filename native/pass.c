@@ -47,13 +47,17 @@ static void normalise(const Part *part, const float *weight) {
             memcpy(part->normed + i * hidden, part->residual + i * hidden, (size_t)hidden * sizeof *part->normed);
 }
 
-/* What a block of a layer adds to the residual stream, with its bias, or normalised first. */
+/* What a block of a layer adds to the residual stream, with its bias, or normalised or scaled first. */
 static void add_to_residual(const Part *part, float *added, const float *bias, const float *post_norm) {
     const int64_t hidden = part->a->hidden;
     for (int i = 0; i < part->count; i++) {
         const float *column = added + i * hidden;
         if (post_norm) {
             part->vector->rms_norm(column, post_norm, hidden, part->a->norm_epsilon, part->normed);
+            column = part->normed;
+        } else if (part->a->residual_scale != 1.0f) {
+            memcpy(part->normed, column, (size_t)hidden * sizeof *column);
+            part->vector->scale(part->normed, part->a->residual_scale, hidden);
             column = part->normed;
         }
         part->vector->add(part->residual + i * hidden, column, hidden);
@@ -70,12 +74,13 @@ static void compute_rotations(const Part *part) {
     const int half = a->rope_size / 2;
     for (int table = 0; table < a->rope_tables; table++) {
         const double *frequencies = part->model->rope_frequencies + (int64_t)table * half;
+        const float magnitude = table ? a->second_magnitude : a->rope_magnitude;
         for (int i = part->thread; i < part->count; i += part->threads) {
             float *rotation = part->work->rotation + ((int64_t)table * CHUNK + i) * a->rope_size;
             for (int j = 0; j < half; j++) {
                 const double angle = part->work->nodes[i].position * frequencies[j];
-                rotation[j] = (float)cos(angle) * a->rope_magnitude;
-                rotation[half + j] = (float)sin(angle) * a->rope_magnitude;
+                rotation[j] = (float)cos(angle) * magnitude;
+                rotation[half + j] = (float)sin(angle) * magnitude;
             }
         }
     }
@@ -100,12 +105,27 @@ static void rotate(const Architecture *a, float *restrict head, const float *res
 }
 
 static void prepare_head(const Part *part, float *head, const float *bias, const float *norm, const float *rotation) {
+    const Architecture *a = part->a;
     if (bias)
-        part->vector->add(head, bias, part->a->head_size);
-    if (norm)
-        part->vector->rms_norm(head, norm, part->a->head_size, part->a->norm_epsilon, head);
+        part->vector->add(head, bias, a->head_size);
+    if (norm && a->query_key_norm == NORM_OF_HEADS)
+        part->vector->rms_norm(head, norm, a->head_size, a->norm_epsilon, head);
     if (rotation)
-        rotate(part->a, head, rotation);
+        rotate(a, head, rotation);
+    if (norm && a->query_key_norm == NORM_OF_ROTATED_HEADS)
+        part->vector->rms_norm(head, norm, a->head_size, a->norm_epsilon, head);
+}
+
+/* Norms of queries and keys over all heads, a share of the nodes by each thread. */
+static void norm_all_heads(const Part *part, const Layer *layer) {
+    const Architecture *a = part->a;
+    for (int i = part->thread; i < part->count; i += part->threads) {
+        float *query = part->work->query + i * query_size(a), *key = part->work->key + i * key_size(a);
+        if (layer->query_norm)
+            part->vector->rms_norm(query, layer->query_norm, query_size(a), a->norm_epsilon, query);
+        if (layer->key_norm)
+            part->vector->rms_norm(key, layer->key_norm, key_size(a), a->norm_epsilon, key);
+    }
 }
 
 static const float *head_bias(const float *bias, const Architecture *a, int head) {
@@ -154,6 +174,7 @@ static void start_query(const PassNode *node, int window, Query *query) {
     query->visible = node->visible;
     query->path = node->path + hidden;
     query->path_length = node->path_length - hidden;
+    query->scale = node->attention_scale;
 }
 
 static void start_attention(const Part *part, const AttentionItem *item, const Layer *layer, int number, float *scores,
@@ -210,7 +231,7 @@ static void attend_together(const Part *part, const Layer *layer, int number) {
         start_shared(part, i, layer, number, &attention);
         for (int r = 0; r < attention.count; r++, turn++)
             if (turn % threads == part->thread)
-                part->vector->softmax(&attention.queries[r], part->a->attention_scale);
+                part->vector->softmax(&attention.queries[r]);
     }
     pool_barrier(part->model->pool, part->thread);
     int pieces = 1;
@@ -240,7 +261,7 @@ static void attend_apart(const Part *part, const Layer *layer, int number) {
         part->vector->scores(&attention.cache, attention.count, attention.queries, attention.first_block,
                              attention.last_block, attention.scores);
         for (int r = 0; r < attention.count; r++)
-            part->vector->softmax(&attention.queries[r], part->a->attention_scale);
+            part->vector->softmax(&attention.queries[r]);
         part->vector->values(&attention.cache, attention.count, attention.queries, 0, part->a->head_size);
     }
 }
@@ -258,14 +279,23 @@ static int reserve_scores(Model *model, int64_t cells) {
     return DRAFTREE_OK;
 }
 
-/* The cells of all nodes' paths, in one list. */
-static int list_paths(Workspace *work, const int32_t *numbers) {
+/* Of the products of a position's queries and keys. */
+static float scale_at(const Architecture *a, int32_t position) {
+    if (!a->temperature_length)
+        return a->attention_scale;
+    const int32_t steps = position / a->temperature_length;
+    return a->attention_scale * (float)(1 + (double)a->temperature_growth * log(1 + (double)steps));
+}
+
+/* Where the nodes are, and the cells of all their paths in one list. */
+static int list_paths(const Architecture *a, Workspace *work, const int32_t *numbers) {
     int64_t total = 0;
     for (int32_t i = 0; i < work->count; i++) {
         const Node *node = &work->nodes[i].row->nodes[numbers[i]];
         work->nodes[i].path_length = node->depth + 1 - node->run;
         work->nodes[i].visible = work->nodes[i].row->length + node->run;
         work->nodes[i].position = work->nodes[i].row->length + node->depth;
+        work->nodes[i].attention_scale = scale_at(a, work->nodes[i].position);
         total += work->nodes[i].path_length;
     }
     int32_t *cells = enlarged(work->path_cells, &work->path_capacity, total, sizeof *cells);
@@ -303,7 +333,7 @@ int prepare_attention(Model *model) {
         numbers[i] = work->nodes[i].cell - work->nodes[i].row->length;
         cells = work->nodes[i].cell + 1 > cells ? work->nodes[i].cell + 1 : cells;
     }
-    int error = list_paths(work, numbers);
+    int error = list_paths(a, work, numbers);
     if (!error)
         error = reserve_scores(model, cells);
     if (error)
@@ -357,6 +387,10 @@ static void attention_block(const Part *part, const Layer *layer, int number) {
     const Product products[] = {{&layer->query, work->query}, {&layer->key, work->key}, {&layer->value, work->value}};
     multiply_share(part, &x, products, 3);
     pool_barrier(pool, part->thread);
+    if (a->query_key_norm == NORM_OF_ALL_HEADS) {
+        norm_all_heads(part, layer);
+        pool_barrier(pool, part->thread);
+    }
     prepare_heads(part, layer, number);
     pool_barrier(pool, part->thread);
     if (work->split)
@@ -416,9 +450,9 @@ static void output_block(const Part *part) {
     }
     if (!wanted)
         return;
-    if (model->head && model->head->architecture.logit_scale != 1.0f)
+    if (part->a->logit_scale != 1.0f)
         for (int i = 0; i < wanted; i++)
-            part->vector->scale(part->normed + i * hidden, model->head->architecture.logit_scale, hidden);
+            part->vector->scale(part->normed + i * hidden, part->a->logit_scale, hidden);
     const Activations x = columns(part, part->normed, hidden, wanted, format_is_quantized(model->output.format));
     const Share own = share(output_stride(model) / TILE_ROWS, part->thread, part->threads);
     part->linear->multiply(&model->output, own.first, own.last, &x,

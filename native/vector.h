@@ -38,6 +38,7 @@ typedef struct {
     int path_length;
     int first;
     int visible;
+    float scale; /* of the scores */
 } Query;
 
 struct VectorKernels {
@@ -55,9 +56,9 @@ struct VectorKernels {
      * scores[r][c - 16 * first_block]. Each is one chain of fused multiply-adds over the dimensions in order. */
     void (*scores)(const HeadCache *cache, int count, const Query *queries, int first_block, int last_block,
                    float *const *scores);
-    /* Softmax of `scale` times the scores over the cells that a query sees; those of its path move behind the others.
+    /* Softmax of the scaled scores over the cells that a query sees; those of its path move behind the others.
      * Weights are normalised before values are summed. */
-    void (*softmax)(const Query *query, float scale);
+    void (*softmax)(const Query *query);
     /* Dimensions [first, last) of the outputs (a multiple of 16 apart): one chain of fused multiply-adds over the cells
      * in order. */
     void (*values)(const HeadCache *cache, int count, const Query *queries, int first, int last);

@@ -167,7 +167,7 @@ static NOINLINE void score(const HeadCache *cache, int count, const Query *queri
     }
 }
 
-static NOINLINE void softmax(const Query *query, float scale_factor) {
+static NOINLINE void softmax(const Query *query) {
     float *weights = query->weights;
     const int seen = query->visible - query->first, count = seen + query->path_length;
     for (int i = 0; i < query->path_length; i++)
@@ -187,7 +187,7 @@ static NOINLINE void softmax(const Query *query, float scale_factor) {
     largest = lanes[0];
     for (int i = 1; i < 16; i++)
         largest = lanes[i] > largest ? lanes[i] : largest;
-    Lanes sums[PARTS], shift = all(largest), factor = all(scale_factor);
+    Lanes sums[PARTS], shift = all(largest), factor = all(query->scale);
     for (int part = 0; part < PARTS; part++)
         sums[part] = all(0);
     for (int i = 0; i < padded; i += 16)

@@ -54,7 +54,10 @@ def convert(folder: Path, kind: str) -> None:
     }
     with torch.inference_mode():
         tiny = type("Tiny", (converter,), changed)
-        tiny(folder, gguf.LlamaFileType[kind], folder.with_name(f"{folder.name}.gguf")).write()
+        made: Any = tiny(folder, gguf.LlamaFileType[kind], folder.with_name(f"{folder.name}.gguf"))
+        if inner := getattr(made, "impl", None):  # that of Mistral 3 hands everything to another
+            inner.set_vocab = lambda: add_vocabulary(inner.gguf_writer, byte_level(), TEMPLATE)
+        made.write()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from gguf.constants import GGMLQuantizationType
 
-from draftree.models.native.architecture import FORMATS
+from draftree.models.native.header_reader import FORMATS
 from tests import tiny, tiny_gguf
 from tests.models.overwritten import DAMAGES
 from tests.published import Recipe

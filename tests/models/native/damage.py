@@ -1,6 +1,6 @@
-"""Load damaged copies of a GGUF file, one after the other: run by ``test_damage`` over a sanitized library.
+"""Load damaged copies of GGUF files, one after the other: run by ``test_damage`` over a sanitized library.
 
-python -m tests.models.native.damage FILE FIRST LAST LIBRARY
+python -m tests.models.native.damage FIRST LAST LIBRARY FILE...
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def without_token_0(vocabulary: int) -> binding.CEdits:
     return edits
 
 
-def main(path: Path, first: int, last: int) -> None:
+def main(path: Path, first: int, last: int) -> Counter[str]:
+    """What became of the copies."""
     data = path.read_bytes()
     header = min(tensor.begin for tensor in check(path).tensors)
     outcomes: Counter[str] = Counter()
@@ -78,9 +79,10 @@ def main(path: Path, first: int, last: int) -> None:
             outcomes["ran"] += 1
         except (InputError, CacheError) as error:
             outcomes[type(error).__name__] += 1
-    sys.stdout.write(f"{dict(outcomes)}\n")
+    return outcomes
 
 
 if __name__ == "__main__":
-    binding.LIBRARY = Path(sys.argv[4])
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    binding.LIBRARY = Path(sys.argv[3])
+    found = [main(Path(path), int(sys.argv[1]), int(sys.argv[2])) for path in sys.argv[4:]]
+    sys.stdout.write(f"{dict(sum(found, Counter()))}\n")

@@ -16,7 +16,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from draftree.models.native.architecture import LAYER_TENSORS, MODEL_TENSORS, Description
+from draftree.models.native.architecture import LAYER_TENSORS, MODEL_TENSORS, Description, NormOf
 
 Array = NDArray[np.float64]
 _FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
@@ -59,16 +59,15 @@ class Reference:
 
     def logits(self, tokens: list[int]) -> Array:
         """[n, V] after each token of a text."""
-        return self._multiply(
-            self._norm(self.hidden(tokens)[-1], self.tensors["output_norm.weight"]), self.tensors["output.weight"]
-        )
+        normed = self._norm(self.hidden(tokens)[-1], self.tensors["output_norm.weight"])
+        return self._multiply(normed * self.numbers.logit_scale, self.tensors["output.weight"])
 
     def hidden(self, tokens: list[int]) -> list[Array]:
         """[n, hidden] what each layer reads, and what the last one gives."""
         states = [self.tensors["token_embd.weight"].values[tokens] * self.numbers.embedding_scale]
         for index, weights in enumerate(self.layers):
-            x = states[-1] + self._attention(states[-1], index, weights)
-            states.append(x + self._feed_forward(x, weights))
+            x = states[-1] + self._attention(states[-1], index, weights) * self.numbers.residual_scale
+            states.append(x + self._feed_forward(x, weights) * self.numbers.residual_scale)
         return states
 
     def _multiply(self, x: Array, weights: Weights) -> Array:
@@ -89,16 +88,23 @@ class Reference:
 
     def _attention(self, x: Array, index: int, weights: dict[str, Weights]) -> Array:
         numbers, n = self.numbers, len(x)
-        x = self._norm(x, weights["attn_norm.weight"])
+        x = self._norm(x, weights.get("attn_norm.weight"))
 
         def project(name: str, heads: int) -> Array:
             y = self._multiply(x, weights[f"attn_{name}.weight"])
             if f"attn_{name}.bias" in weights:
                 y = y + weights[f"attn_{name}.bias"].values
-            return self._norm(y.reshape(n, heads, numbers.head_size), weights.get(f"attn_{name}_norm.weight"))
+            norm, norm_of = weights.get(f"attn_{name}_norm.weight"), numbers.query_key_norm
+            y = self._norm(y, norm if norm_of == NormOf.ALL_HEADS else None).reshape(n, heads, numbers.head_size)
+            y = self._norm(y, norm if norm_of == NormOf.HEADS else None)
+            y = y if name == "v" else self._rotate(y, index)
+            return self._norm(y, norm if norm_of == NormOf.ROTATED_HEADS else None)
 
-        queries = self._rotate(project("q", numbers.query_heads), index)
-        keys, values = self._rotate(project("k", numbers.key_heads), index), project("v", numbers.key_heads)
+        queries, keys = project("q", numbers.query_heads), project("k", numbers.key_heads)
+        values = project("v", numbers.key_heads)
+        if numbers.temperature_length:
+            steps = np.arange(n)[:, None, None] // numbers.temperature_length
+            queries = queries * (1 + numbers.temperature_growth * np.log(1 + steps))
         if self._rounded:
             keys, values = keys.astype(np.float16).astype(np.float64), values.astype(np.float16).astype(np.float64)
         shared = numbers.query_heads // numbers.key_heads
@@ -119,13 +125,15 @@ class Reference:
         first = slice(0, half) if self.numbers.rope_halves else slice(0, 2 * half, 2)
         second = slice(half, 2 * half) if self.numbers.rope_halves else slice(1, 2 * half, 2)
         angles = (np.arange(len(x))[:, None] * frequencies)[:, None]
-        cos, sin = np.cos(angles) * self.numbers.rope_magnitude, np.sin(angles) * self.numbers.rope_magnitude
+        magnitudes = self.numbers.rope_magnitude, self.numbers.second_magnitude
+        magnitude = magnitudes[self._description.layer_rope[layer]]
+        cos, sin = np.cos(angles) * magnitude, np.sin(angles) * magnitude
         turned[..., first] = x[..., first] * cos - x[..., second] * sin
         turned[..., second] = x[..., first] * sin + x[..., second] * cos
         return turned
 
     def _feed_forward(self, x: Array, weights: dict[str, Weights]) -> Array:
-        x = self._norm(x, weights["ffn_norm.weight"])
+        x = self._norm(x, weights.get("ffn_norm.weight"))
         gate = _ACTIVATIONS[self.numbers.activation](self._multiply(x, weights["ffn_gate.weight"]))
         y = self._multiply(gate * self._multiply(x, weights["ffn_up.weight"]), weights["ffn_down.weight"])
         return self._norm(y, weights.get("post_ffw_norm.weight"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from draftree.errors import ModelFileError, UnsupportedModelError
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.gguf.gguf_file import GGUFHeader
 from draftree.models.gguf.metadata import Metadata, Value
-from draftree.models.native.architecture import FORMATS, describe
+from draftree.models.native.architecture import describe
 from draftree.models.native.binding import LoadedModel
+from draftree.models.native.header_reader import FORMATS
 from tests import tiny_gguf
+from tests.models.native.conftest import Dense
 from tests.models.native.reference import Reference
 from tests.models.native.stock import CONFIGS, stock_model, write_gguf
 
@@ -75,6 +78,76 @@ def test_other_architectures_are_llama_cpps(architecture: str, tmp_path: Path) -
 def test_what_the_engine_does_not_compute_is_llama_cpps(numbers: dict[str, Value], named: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=named):
         describe(_changed(_write(tmp_path), **numbers))
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "named"),
+    [
+        ("granite", {"rope__scaling__finetuned": False}, "rope"),
+        ("glm4", {"rope__dimension_sections": np.array([8, 12, 12, 0])}, "glm4.rope.dimension_sections"),
+        ("glm4", {"nextn_predict_layers": 1}, "glm4.nextn_predict_layers"),
+        ("olmo2", {"residual_scale": 0.5}, "olmo2.residual_scale"),
+        ("qwen3", {"attention__temperature_scale": 0.1}, "qwen3.attention.temperature_scale"),
+        ("mistral3", {"rope__scaling__yarn_attn_factor": 1.2}, "1.2"),
+        ("mistral3", {"expert_count": 4}, "mistral3.expert_count"),
+    ],
+    ids=str,
+)
+def test_what_a_relative_computes_is_llama_cpps(
+    name: str, numbers: dict[str, Value], named: str, dense: Mapping[str, Dense]
+) -> None:
+    header = check(dense[name].path)
+    describe(header)
+    with pytest.raises(UnsupportedModelError, match=named):
+        describe(_changed(header, **numbers))
+
+
+@pytest.mark.parametrize(("name", "bias"), [("glm4", "attn_output"), ("granite", "attn_output"), ("olmo2", "attn_q")])
+def test_biases_of_what_is_normed_or_scaled_are_llama_cpps(name: str, bias: str, dense: Mapping[str, Dense]) -> None:
+    """C adds them where no such model has them."""
+    header = check(dense[name].path)
+    norm = next(tensor for tensor in header.tensors if tensor.name == "output_norm.weight")
+    more = replace(norm, name=f"blk.0.{bias}.bias")
+    with pytest.raises(UnsupportedModelError, match=more.name):
+        describe(replace(header, tensors=(*header.tensors, more)))
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("granite", {"residual_scale": 0.0}),
+        ("granite", {"embedding_scale": -1.0}),
+        ("granite", {"logit_scale": 1e-20}),
+        ("mistral3", {"attention__temperature_scale": -0.1}),
+        ("mistral3", {"attention__temperature_scale": 1e20}),
+        ("mistral3", {"rope__scaling__yarn_log_multiplier": -1.0}),
+        ("mistral3", {"rope__scaling__original_context_length": 0}),
+        ("olmo2", {"attention__head_count_kv": 4}),
+    ],
+    ids=str,
+)
+def test_numbers_of_one_architecture_that_do_not_fit_are_a_damaged_file(
+    name: str, numbers: dict[str, Value], dense: Mapping[str, Dense]
+) -> None:
+    with pytest.raises(ModelFileError):
+        LoadedModel(describe(_changed(check(dense[name].path), **numbers)), 1)
+
+
+def test_a_file_without_temperature_and_yarn_is_mistral_3s_too(dense: Mapping[str, Dense]) -> None:
+    """As the converter writes Mistral Small 3."""
+    header = check(dense["mistral3"].path)
+    keys = ("rope.scaling", "attention.temperature_scale")
+    stored = {key: value for key, value in header.metadata.stored.items() if not any(each in key for each in keys)}
+    found = describe(replace(header, metadata=Metadata(header.path, stored)))
+    assert (found.hyperparameters.temperature_length, found.hyperparameters.rope_magnitude) == (0, 1)
+
+
+def test_windows_of_exaone_4_turn_rope_off_elsewhere(dense: Mapping[str, Dense]) -> None:
+    header = _changed(check(dense["exaone4"].path), attention__sliding_window=8)
+    header = _changed(header, attention__sliding_window_pattern=np.array([True, False]))
+    found = describe(header)
+    assert found.layer_window.tolist() == [8, 0]
+    assert [found.rope_frequencies[row].any() for row in found.layer_rope] == [True, False]
 
 
 def test_a_tensor_that_nothing_reads_is_llama_cpps(tmp_path: Path) -> None:

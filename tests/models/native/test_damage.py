@@ -5,14 +5,18 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 from gguf import TokenType
 
 from tests import tiny_gguf
+from tests.checkpoints import DENSE
 from tests.models.native import sanitizer
+from tests.models.native.conftest import STOCK, Dense, quantized
 from tests.published import Recipe
 
 ROOT = Path(__file__).parents[3]
@@ -69,6 +73,21 @@ def test_damaged_files_are_errors_with_any_number_of_threads(
     library, runtime = sanitized
     words = tiny_gguf.Vocabulary("none", tuple(f"{i}" for i in range(40)), (TokenType.NORMAL,) * 40)
     path = tiny_gguf.write(tmp_path / "m.gguf", layers=1, hidden=256, heads=8, vocabulary=words, weights=weights)
-    outcomes = run(runtime, "damage", str(path), str(first), str(first + 300), str(library))
+    outcomes = run(runtime, "damage", str(first), str(first + 300), str(library), str(path))
     assert sum(outcomes.values()) == 300
     assert outcomes["ran"] > 25 and outcomes["ModelFileError"] > 100, outcomes
+
+
+def test_damaged_files_of_other_architectures_are_errors(
+    sanitized: tuple[Path, str], dense: Mapping[str, Dense], tmp_path: Path
+) -> None:
+    """100 kinds of damage to each, to its numbers and weights; it has no tokens, which headers would mostly be of."""
+    library, runtime = sanitized
+    paths = [
+        quantized(dense[name].path, Kind.Q4_K, tmp_path / f"{name}.gguf", lacking="tokenizer.")
+        for name in DENSE
+        if name not in STOCK
+    ]
+    outcomes = run(runtime, "damage", "600", "700", str(library), *map(str, paths))
+    assert sum(outcomes.values()) == 100 * len(paths)
+    assert outcomes["ran"] > 10 * len(paths) and outcomes["ModelFileError"] > 30 * len(paths), outcomes

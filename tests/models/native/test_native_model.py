@@ -16,8 +16,8 @@ from draftree.errors import CacheError, ConfigError, ModelFileError, Unsupported
 from draftree.models.base import FINAL, FINAL_STATE, FeatureSpec, Nodes, prefill, prefill_scored
 from draftree.models.cost_profile import Identity
 from draftree.models.gguf.gguf_checks import check
-from draftree.models.native.architecture import FORMATS
 from draftree.models.native.binding import EMBEDDING, OUTPUT, VERSION, tiers
+from draftree.models.native.header_reader import FORMATS
 from draftree.models.native.native_model import NativeModel, NativeScores
 from draftree.sampling.warping import Warping, stream_key
 from draftree.scores import Changes, Draft, Edit, NumpyScores, Scores, Top

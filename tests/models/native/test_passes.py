@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import product as pairs
 from pathlib import Path
 
 import gguf
@@ -14,9 +16,12 @@ from numpy.typing import NDArray
 
 from draftree.errors import CacheError
 from draftree.models.gguf.gguf_checks import check
-from draftree.models.native.architecture import FORMATS, describe
+from draftree.models.native.architecture import describe
 from draftree.models.native.binding import LoadedModel, tiers
+from draftree.models.native.header_reader import FORMATS
 from tests import tiny_gguf
+from tests.checkpoints import DENSE
+from tests.models.native.conftest import STOCK, Dense, quantized
 from tests.models.native.reference import Array, Reference
 from tests.models.native.stock import CONFIGS, stock_model, write_gguf
 
@@ -150,12 +155,12 @@ def test_a_linear_layer_is_the_written_order_of_operations(weights: str, tier: s
     assert bits(found) == bits(expected)
 
 
-@pytest.fixture(scope="module", params=["Q4_1", "gemma3"])
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model without windows, and one with."""
+@pytest.fixture(scope="module", params=["Q4_1", *(name for name in DENSE if name not in STOCK or name == "gemma3")])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, dense: Mapping[str, Dense]) -> Path:
+    """Of a model with weights in groups, and of every architecture, some with windows."""
     at = tmp_path_factory.mktemp("model") / "model.gguf"
-    if request.param == "gemma3":
-        return write_gguf(stock_model("gemma3"), at)
+    if request.param in dense:
+        return quantized(dense[request.param].path, GGMLQuantizationType.Q8_0, at)
     return tiny_gguf.write(at, weights="Q4_1", layers=3, heads=6, kv_heads=3, hidden=192)
 
 
@@ -188,8 +193,7 @@ def path_of(node: int, parents: list[int]) -> list[int]:
     return found[::-1]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("tier", tiers())
+@pytest.mark.parametrize(("tier", "threads"), [("base", 2), *pairs(tiers()[1:], (1, 2, 3))])
 def test_the_nodes_of_a_tree_have_the_bits_of_their_paths_alone(path: Path, tier: str, threads: int) -> None:
     """Below texts of several lengths, of which one ends inside a page of the cache."""
     model = load(path, tier, threads)

@@ -8,140 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import accumulate
+from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from gguf.constants import GGMLQuantizationType as Format
 from gguf.constants import Keys
 from numpy.typing import NDArray
 
-from ...errors import NotNativeError
 from ..gguf.gguf_file import GGUFHeader
 from ..gguf.metadata import damaged
-
-FORMATS = frozenset(
-    Format[name].value
-    for name in "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split()
-)
-"""ggml's numbers of the tensor types that are read (``native/formats.h``)."""
-WINDOW_PATTERN = "{arch}.attention.sliding_window_pattern"
-_READ = {
-    *(Keys.LLM.CONTEXT_LENGTH, Keys.LLM.EMBEDDING_LENGTH, Keys.LLM.BLOCK_COUNT, Keys.LLM.FEED_FORWARD_LENGTH),
-    *(Keys.Attention.HEAD_COUNT, Keys.Attention.HEAD_COUNT_KV, Keys.Attention.KEY_LENGTH, Keys.Attention.VALUE_LENGTH),
-    *(Keys.Attention.LAYERNORM_RMS_EPS, Keys.Attention.SCALE, Keys.Attention.SLIDING_WINDOW, WINDOW_PATTERN),
-    *(Keys.Rope.DIMENSION_COUNT, Keys.Rope.FREQ_BASE, Keys.Rope.FREQ_BASE_SWA, Keys.Rope.SCALING_TYPE),
-    *(Keys.Rope.SCALING_FACTOR, Keys.Rope.SCALING_ATTN_FACTOR, Keys.Rope.SCALING_ORIG_CTX_LEN),
-    *(Keys.Rope.SCALING_YARN_BETA_FAST, Keys.Rope.SCALING_YARN_BETA_SLOW),
-    *(Keys.LLM.VOCAB_SIZE, Keys.Rope.SCALING_FINETUNED),  # these two change nothing
-}
-_LARGEST = 2**31 - 1
-"""Of the numbers that C takes."""
-_LEAST_REAL, _MOST_REAL = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-
-
-def unsupported(header: GGUFHeader, what: str) -> NotNativeError:
-    return NotNativeError(f"the native engine does not know {what} of {header.path.name}")
-
-
-class Place(NamedTuple):
-    """Where rows of a tensor lie; a vector is one row."""
-
-    offset: int
-    format: int
-    rows: int
-    columns: int
-
-
-ABSENT = Place(0, -1, 0, 0)
-
-
-class HeaderReader:
-    """Numbers and tensors of a header, and which of them have been read.
-
-    Raises:
-        NotNativeError: it has a number under a key that nothing reads.
-    """
-
-    def __init__(self, header: GGUFHeader) -> None:
-        self.header = header
-        self._tensors = {tensor.name: tensor for tensor in header.tensors}
-        self._read: set[str] = set()
-        self.files = tuple(dict.fromkeys(tensor.file for tensor in header.tensors))
-        sizes = [file.stat().st_size for file in self.files]
-        self._begins = dict(zip(self.files, accumulate(sizes, initial=0), strict=False))
-        self.metadata = header.metadata
-        read = {self.metadata.name(key) for key in _READ}
-        for key in self.metadata.stored:
-            if key.startswith(f"{header.architecture}.") and key not in read:
-                raise unsupported(header, f"the setting {key}")
-
-    def number(self, key: str, default: int | None = None) -> int:
-        """The whole number under a key, the same for all layers; not 0, unless that is the default."""
-        found, name = self.metadata.numbers(key), self.metadata.name(key)
-        if found is None:
-            if default is None:
-                raise damaged(self.header.path, f"it has no {name}")
-            return default
-        if len(set(found)) > 1:
-            raise unsupported(self.header, f"{name} that differs by layer")
-        if found[0] > _LARGEST or (not found[0] and default != 0):
-            raise damaged(self.header.path, f"its {name} is {found[0]}")
-        return found[0]
-
-    def real(self, key: str, default: float | None = None) -> float:
-        """The number under a key: positive, and one that float32 holds in full."""
-        found, name = self.metadata.real(key), self.metadata.name(key)
-        if found is None:
-            if default is None:
-                raise damaged(self.header.path, f"it has no {name}")
-            return default
-        if not _LEAST_REAL <= found <= _MOST_REAL:
-            raise damaged(self.header.path, f"its {name} is {found}")
-        return found
-
-    def has(self, name: str) -> bool:
-        return name in self._tensors
-
-    def place(self, name: str) -> Place:
-        """Where a tensor lies, which counts as read then.
-
-        Raises:
-            ModelFileError: there is none.
-            NotNativeError: it has an unknown type, or more than two dimensions.
-        """
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise damaged(self.header.path, f"it has no tensor {name}")
-        self._read.add(name)
-        if tensor.kind not in FORMATS:
-            named = {each.value: each.name for each in Format}
-            raise unsupported(self.header, f"the format {named.get(tensor.kind, tensor.kind)} of tensor {name}")
-        rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
-        if not 1 <= len(tensor.shape) <= 2 or not tensor.shape[0] or not rows:
-            raise unsupported(self.header, f"the shape {tensor.shape} of tensor {name}")
-        return Place(self._begins[tensor.file] + tensor.begin, tensor.kind, rows, tensor.shape[0])
-
-    def vector(self, name: str) -> NDArray[np.float64]:
-        """The numbers of a float32 tensor."""
-        place, tensor = self.place(name), self._tensors[name]
-        if place.format != Format.F32 or place.rows != 1:
-            raise unsupported(self.header, f"a tensor {name} that is no vector of float32")
-        found = np.fromfile(tensor.file, "<f4", place.columns, offset=tensor.begin).astype(np.float64)
-        if not (np.isfinite(found) & (found > 0)).all():
-            raise damaged(self.header.path, f"{name} holds numbers that are not positive")
-        return found
-
-    def part(self, name: str, first: int, rows: int) -> Place:
-        """Some rows of a matrix."""
-        whole, tensor = self.place(name), self._tensors[name]
-        return Place(whole.offset + tensor.size // whole.rows * first, whole.format, rows, whole.columns)
-
-    def unread(self) -> list[str]:
-        """Tensors that nothing has read."""
-        return [name for name in self._tensors if name not in self._read]
-
+from .header_reader import ABSENT, WINDOW_PATTERN, HeaderReader, Place, unsupported
+from .rope import frequencies, scaled_frequencies
 
 LAYER_TENSORS = (
     "attn_norm.weight",
@@ -157,15 +34,21 @@ LAYER_TENSORS = (
 )
 """Of a decoder layer ("blk.0." and so on), in the order of the C interface (``native/draftree.h``)."""
 MODEL_TENSORS = ("token_embd.weight", "output_norm.weight", "output.weight")
-_BIASES = LAYER_TENSORS[4:7]
-_MAY_BE_THERE = (*_BIASES, LAYER_TENSORS[16])
+_BIASES, _OUTPUT_BIAS = LAYER_TENSORS[4:7], LAYER_TENSORS[16:]
 _HEAD_NORMS = LAYER_TENSORS[7:9]
-_POST_NORMS = (LAYER_TENSORS[10], LAYER_TENSORS[15])
-_EXTRA = {*_HEAD_NORMS, *_POST_NORMS}
+_PRE_NORMS, _POST_NORMS = (LAYER_TENSORS[0], LAYER_TENSORS[11]), (LAYER_TENSORS[10], LAYER_TENSORS[15])
+_EXTRA = {*_BIASES, *_OUTPUT_BIAS, *_HEAD_NORMS, *_POST_NORMS}
+"""That Llama's layers lack."""
 
 _LARGEST_HEAD = 256
 PLACE = np.dtype([("offset", "i8"), ("format", "i4"), ("rows", "i4"), ("columns", "i4")], align=True)
 """``TensorPlace`` of the C interface."""
+
+
+class NormOf(IntEnum):
+    """What norms of queries and keys are over, by its number in the C interface."""
+
+    HEADS, ROTATED_HEADS, ALL_HEADS = range(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,31 +56,73 @@ class Family:
     """How the layers of an architecture differ from Llama's.
 
     Attributes:
+        settings: keys that its files may have beside those of all.
         halves: rope rotates dimensions i and i + d/2, not 2i and 2i + 1.
-        tensors: that each layer has beside Llama's; attention may have biases in any family.
+        tensors, lacks: tensors that each layer has beside Llama's, and those of Llama's that it lacks.
+        optional: tensors that a layer may have.
+        feed_forward_norm: the name of the norm of what the feed-forward block reads.
+        norm_of: what the norms of queries and keys are over.
         gelu: the gate's activation is GELU (tanh), not SiLU.
         scaled: embeddings are multiplied by the square root of the hidden size.
         global_every: one of so many layers attends to all tokens, the last; 0: a window, if any, is every layer's.
-        local_base: of the rope of layers with a window, whose frequencies are not scaled; 0: that of all.
+        local_base: of the rope of layers with a window, whose frequencies are not scaled; 0: the base of the others;
+            None: they have the rope of the others.
         unrotated_every: one of so many layers has no rope, the last; 0: none.
+        rotates_windows: in a model with windows, layers without one have no rope.
     """
 
+    settings: tuple[str, ...] = ()
     halves: bool = True
     tensors: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    optional: tuple[str, ...] = _BIASES + _OUTPUT_BIAS
+    feed_forward_norm: str = _PRE_NORMS[1]
+    norm_of: NormOf = NormOf.HEADS
     gelu: bool = False
     scaled: bool = False
     global_every: int = 0
-    local_base: float = 0.0
+    local_base: float | None = None
     unrotated_every: int = 0
+    rotates_windows: bool = False
 
 
 FAMILIES = {
     "llama": Family(halves=False),  # Mistral's too
     "qwen2": Family(tensors=_BIASES),
     "qwen3": Family(tensors=_HEAD_NORMS),
-    "gemma3": Family(tensors=_HEAD_NORMS + _POST_NORMS, gelu=True, scaled=True, global_every=6, local_base=10000.0),
+    "gemma": Family(gelu=True, scaled=True),
+    "gemma3": Family(
+        tensors=_HEAD_NORMS + _POST_NORMS,
+        optional=_BIASES,
+        gelu=True,
+        scaled=True,
+        global_every=6,
+        local_base=10000.0,
+    ),
     "phi3": Family(),  # fused tensors, which any family may have
     "smollm3": Family(halves=False, unrotated_every=4),
+    "qwen3vl": Family(settings=(Keys.Rope.DIMENSION_SECTIONS, Keys.LLM.NUM_DEEPSTACK_LAYERS), tensors=_HEAD_NORMS),
+    "mistral3": Family(settings=(Keys.Attention.TEMPERATURE_SCALE, Keys.Rope.SCALING_YARN_LOG_MUL), halves=False),
+    "ernie4_5": Family(halves=False),
+    "seed_oss": Family(feed_forward_norm=_POST_NORMS[0]),
+    "granite": Family(
+        settings=(Keys.LLM.EMBEDDING_SCALE, Keys.LLM.RESIDUAL_SCALE, Keys.LLM.LOGIT_SCALE),
+        halves=False,
+        optional=_BIASES,
+    ),
+    "olmo2": Family(
+        tensors=_HEAD_NORMS + _POST_NORMS,
+        lacks=_PRE_NORMS,
+        optional=(),
+        norm_of=NormOf.ALL_HEADS,
+        global_every=4,
+        local_base=0.0,
+    ),
+    "glm4": Family(halves=False, tensors=_POST_NORMS, optional=_BIASES),
+    "hunyuan-dense": Family(tensors=_HEAD_NORMS, norm_of=NormOf.ROTATED_HEADS),
+    "exaone4": Family(
+        tensors=_HEAD_NORMS + _POST_NORMS, lacks=_PRE_NORMS, optional=(), global_every=4, rotates_windows=True
+    ),
 }
 
 
@@ -217,10 +142,16 @@ class Hyperparameters:
     rope_halves: bool
     rope_tables: int
     activation: int
+    query_key_norm: int = NormOf.HEADS.value
+    temperature_length: int = 0
     norm_epsilon: float
     embedding_scale: float
     attention_scale: float
     rope_magnitude: float
+    second_magnitude: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    temperature_growth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +186,9 @@ def describe(header: GGUFHeader) -> Description:
     family = FAMILIES.get(header.architecture)
     if family is None:
         raise unsupported(header, f"architecture {header.architecture!r}")
-    file = HeaderReader(header)
+    if header.architecture == "granite" and not header.metadata.flag(Keys.Rope.SCALING_FINETUNED, True):
+        raise unsupported(header, "layers without rope")
+    file = HeaderReader(header, family.settings)
     hidden, layers = file.number(Keys.LLM.EMBEDDING_LENGTH), file.number(Keys.LLM.BLOCK_COUNT)
     heads = file.number(Keys.Attention.HEAD_COUNT)
     if not (head_size := file.number(Keys.Attention.KEY_LENGTH, hidden // heads)):
@@ -268,7 +201,8 @@ def describe(header: GGUFHeader) -> Description:
         raise damaged(header.path, f"rope turns {rope_size} of the {head_size} dimensions of a head")
     feed_forward = file.number(Keys.LLM.FEED_FORWARD_LENGTH)
     _check(file, head_size, hidden, feed_forward)
-    ropes, layer_rope, magnitude = _ropes(file, family, rope_size, local)
+    ropes, layer_rope, magnitudes = _ropes(file, family, rope_size, local)
+    context, growth = file.number(Keys.LLM.CONTEXT_LENGTH), file.real(Keys.Attention.TEMPERATURE_SCALE, 0.0)
     # Files of Gemma 3 27B do not tell their scale.
     width = hidden / heads if header.architecture == "gemma3" and layers == 62 else head_size
     numbers = Hyperparameters(
@@ -279,18 +213,24 @@ def describe(header: GGUFHeader) -> Description:
         key_heads=file.number(Keys.Attention.HEAD_COUNT_KV, heads),
         head_size=head_size,
         feed_forward=feed_forward,
-        context=file.number(Keys.LLM.CONTEXT_LENGTH),
+        context=context,
         rope_size=rope_size,
         rope_halves=family.halves,
         rope_tables=len(ropes),
         activation=int(family.gelu),
+        query_key_norm=family.norm_of.value,
+        temperature_length=file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, context) if growth else 0,
         norm_epsilon=file.real(Keys.Attention.LAYERNORM_RMS_EPS),
-        embedding_scale=math.sqrt(hidden) if family.scaled else 1.0,
+        embedding_scale=file.real(Keys.LLM.EMBEDDING_SCALE, math.sqrt(hidden) if family.scaled else 1.0),
         attention_scale=file.real(Keys.Attention.SCALE, 1 / math.sqrt(width)),
-        rope_magnitude=magnitude,
+        rope_magnitude=magnitudes[0],
+        second_magnitude=magnitudes[1],
+        residual_scale=file.real(Keys.LLM.RESIDUAL_SCALE, 1.0),
+        logit_scale=1 / file.real(Keys.LLM.LOGIT_SCALE, 1.0),
+        temperature_growth=growth,
     )
     window = file.number(Keys.Attention.SLIDING_WINDOW, 0)
-    window = window if window < numbers.context else 0
+    window = window if window < context else 0
     return Description(
         files=file.files,
         hyperparameters=numbers,
@@ -325,16 +265,19 @@ def _local_layers(file: HeaderReader, family: Family, layers: int) -> NDArray[np
 
 def _ropes(
     file: HeaderReader, family: Family, size: int, local: NDArray[np.bool_]
-) -> tuple[NDArray[np.float64], NDArray[np.int32], float]:
-    """[tables, size / 2] frequencies, [layers] which of them a layer has, and the magnitude of rotated vectors."""
+) -> tuple[NDArray[np.float64], NDArray[np.int32], tuple[float, float]]:
+    """[tables, size / 2] frequencies, [layers] which of them a layer has, and the magnitudes of what each rotates."""
     scaled, magnitude = scaled_frequencies(file, size)
-    if family.unrotated_every:
-        without = np.arange(len(local)) % family.unrotated_every == family.unrotated_every - 1
-        return np.stack([scaled, np.zeros_like(scaled)]), without.astype(np.int32), magnitude
-    if family.local_base and local.any():
-        own = frequencies(file.real(Keys.Rope.FREQ_BASE_SWA, family.local_base), size)
-        return np.stack([scaled, own]), local.astype(np.int32), magnitude
-    return scaled[None], np.zeros(len(local), dtype=np.int32), magnitude
+    if every := family.unrotated_every:
+        other, layers = np.zeros_like(scaled), np.arange(len(local)) % every == every - 1
+    elif family.rotates_windows and local.any():
+        other, layers = np.zeros_like(scaled), ~local
+    elif family.local_base is not None and local.any():
+        base = file.real(Keys.Rope.FREQ_BASE_SWA, family.local_base or file.real(Keys.Rope.FREQ_BASE, 10000.0))
+        other, layers = frequencies(base, size), local
+    else:
+        return scaled[None], np.zeros(len(local), dtype=np.int32), (magnitude, magnitude)
+    return np.stack([scaled, other]), layers.astype(np.int32), (magnitude, 1.0)
 
 
 def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters) -> NDArray[np.void]:
@@ -345,8 +288,9 @@ def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters)
         places = _fused(file, block, numbers)
         for name in LAYER_TENSORS:
             if name not in places:
-                there = file.has(block + name) if name in _MAY_BE_THERE else name not in _EXTRA
-                places[name] = file.place(block + name) if there or name in family.tensors else ABSENT
+                own = block + (family.feed_forward_norm if name == _PRE_NORMS[1] else name)
+                there = name in family.tensors or (name not in _EXTRA and name not in family.lacks)
+                places[name] = file.place(own) if there or (name in family.optional and file.has(own)) else ABSENT
         table[layer] = [places[name] for name in LAYER_TENSORS]
     return table
 
@@ -378,60 +322,3 @@ def _model_tensors(file: HeaderReader) -> NDArray[np.void]:
     if unread := file.unread():
         raise unsupported(file.header, f"the tensor {unread[0]}")
     return np.array(places, PLACE)
-
-
-def frequencies(base: float, size: int) -> NDArray[np.float64]:
-    """[size / 2] base^(-2i / size)."""
-    found: NDArray[np.float64] = base ** (-np.arange(0, size, 2) / size)
-    return found
-
-
-def scaled_frequencies(file: HeaderReader, size: int) -> tuple[NDArray[np.float64], float]:
-    """Frequencies as a file scales them to long contexts, and the magnitude of rotated vectors.
-
-    By a factor for each: Llama 3 (``rope_freqs``), LongRoPE (arXiv 2402.13753); by one for all, "linear"; YaRN (arXiv
-    2309.00071, section 3.2): by one for those that turn seldom within the context that was trained on.
-    """
-    base = file.real(Keys.Rope.FREQ_BASE, 10000.0)
-    if base <= 1:
-        raise damaged(file.header.path, f"the base of its rope frequencies is {base}")
-    plain, magnitude = frequencies(base, size), file.real(Keys.Rope.SCALING_ATTN_FACTOR, 1.0)
-    trained = file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, file.number(Keys.LLM.CONTEXT_LENGTH))
-    if file.has("rope_factors_long.weight"):
-        names = ("rope_factors_short.weight", "rope_factors_long.weight")
-        both = [file.vector(name) for name in names]  # both count as read
-        long = file.number(Keys.LLM.CONTEXT_LENGTH) > trained
-        divisors = both[long]
-    else:
-        divisors = file.vector("rope_freqs.weight") if file.has("rope_freqs.weight") else np.ones_like(plain)
-    if len(divisors) != len(plain):
-        raise damaged(file.header.path, f"it has {len(divisors)} factors for {len(plain)} rope frequencies")
-    plain = plain / divisors
-    factor = file.real(Keys.Rope.SCALING_FACTOR, 1.0)
-    kind = file.metadata.text(Keys.Rope.SCALING_TYPE)
-    if kind in ("none", "longrope") or factor == 1:
-        return plain, magnitude
-    if kind in (None, "linear"):
-        return plain / factor, magnitude
-    if kind != "yarn":
-        raise unsupported(file.header, f"rope scaling {kind!r}")
-    betas = (file.real(Keys.Rope.SCALING_YARN_BETA_FAST, 32.0), file.real(Keys.Rope.SCALING_YARN_BETA_SLOW, 1.0))
-    return yarn(plain, base, trained, factor, *betas), magnitude * yarn_magnitude(factor)
-
-
-def yarn(
-    plain: NDArray[np.float64], base: float, trained: int, factor: float, fast: float = 32.0, slow: float = 1.0
-) -> NDArray[np.float64]:
-    """Frequencies of YaRN: of dimensions that turn ``fast`` times within ``trained`` tokens as they are, of those that
-    turn ``slow`` times over ``factor``."""
-    size = 2 * len(plain)
-    # The dimension whose frequency turns b times within the trained context.
-    first, last = (size * math.log(trained / (b * 2 * math.pi)) / (2 * math.log(base)) for b in (fast, slow))
-    low, high = min(max(math.floor(first), 0), size), min(math.ceil(last), size - 1)
-    ramp = np.clip((np.arange(len(plain)) - low) / max(high - low, 0.001), 0, 1)
-    return plain * (1 - ramp) + plain / factor * ramp
-
-
-def yarn_magnitude(factor: float) -> float:
-    """What YaRN multiplies rotated vectors by."""
-    return 1 + 0.1 * math.log(factor)

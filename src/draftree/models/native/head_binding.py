@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, byref, c_float, c_int32
+from ctypes import Structure, byref, c_int32
 from dataclasses import astuple, dataclass
 
 import numpy as np
@@ -29,7 +29,6 @@ class CHead(Structure):
         ("norms_residual", c_int32),
         ("norms_state", c_int32),
         ("learns", c_int32),
-        ("logit_scale", c_float),
     ]
 
 

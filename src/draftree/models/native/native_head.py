@@ -21,9 +21,11 @@ from ...errors import UnsupportedModelError
 from ...scores import Draft, Edit, Edits, Scores, Slots, Top, allowed_tokens
 from ..base import NO_NODES, FeatureSpec, Nodes, Row, exclusive
 from ..heads.head_format import Array, EagleConfig, HeadArrays
-from .architecture import ABSENT, PLACE, Hyperparameters, Place, frequencies, yarn, yarn_magnitude
+from .architecture import PLACE, Hyperparameters
 from .head_binding import LAST_STATE, MOST_FEATURES, NO_STATE, CHead, HeadDescription, LoadedHead
+from .header_reader import ABSENT, Place
 from .native_model import NativeModel, NativeRow, NativeRows, NativeScores
+from .rope import frequencies, yarn, yarn_magnitude
 
 FORMAT = Format.Q8_0
 """What the matrices of a head are packed in; rows of the target's output layer stay as they are."""
@@ -110,6 +112,7 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
         embedding_scale=config.embedding_scale,
         attention_scale=1 / math.sqrt(config.head_size),
         rope_magnitude=magnitude,
+        logit_scale=config.logit_scale,
     )
     head = CHead(
         fuses_states=arrays.fuses_states,
@@ -119,7 +122,6 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
         norms_residual=config.norm_before_residual,
         norms_state=config.norm_output,
         learns="lm_head.weight" not in own,
-        logit_scale=config.logit_scale,
     )
     output = weights.place(own.get("lm_head.weight"))  # else the target's rows
     norms = [own[name] for name in own if name.startswith(("input_norm.", "fc_norm."))]

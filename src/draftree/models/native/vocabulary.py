@@ -20,7 +20,7 @@ from ...errors import PromptError
 from ...text.detokenizer import BYTE_LETTERS, Piece, PieceDecoder, byte_level, fallback
 from ..gguf.gguf_file import GGUFHeader
 from ..gguf.metadata import damaged
-from .architecture import unsupported
+from .header_reader import unsupported
 
 _BYTE_LEVEL, _PIECES = "gpt2", "llama"
 """Names of vocabularies: byte-level BPE, and SentencePiece with byte fallback."""
