@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from draftree.errors import CacheError, ModelFileError, UnsupportedModelError
-from draftree.models.base import Nodes, Row, prefill
+from draftree.models.base import FINAL_STATE, Nodes, Row, prefill, prefill_scored
 from draftree.models.heads.eagle_network import EagleNetwork
 from draftree.models.heads.head_folder import HeadFolder, find_head, load_head
 from draftree.models.huggingface.inspection import fingerprint
@@ -26,6 +26,7 @@ from draftree.models.native.native_model import NativeModel
 from draftree.sampling.warping import Warping, stream_key
 from draftree.scores import Draft, Edit, NumpyScores
 from tests import tiny_gguf
+from tests.models.native.conftest import Dense
 from tests.published import FLAGS, ROPES, Recipe, reference
 
 HIDDEN, VOCAB = 64, 274
@@ -84,7 +85,25 @@ def bits(logits: NDArray[np.float32]) -> list[int]:
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES.keys())
 def test_a_head_computes_what_the_papers_say(recipe: Recipe, target: NativeModel, tmp_path: Path) -> None:
-    head = head_of(recipe, tmp_path, target)
+    check_head(recipe, target, tmp_path)
+
+
+def test_a_head_takes_the_output_layer_of_a_target_that_scales_its_logits(
+    dense: Mapping[str, Dense], tmp_path: Path
+) -> None:
+    target = NativeModel(dense["granite"].path)
+    assert target.loaded.logit_scale == 2
+    check_head(replace(EAGLE, target_size=256, size=256), target, tmp_path)
+    target.track_features(FINAL_STATE)
+    row, scores = prefill_scored(target, TEXT)
+    last = torch.from_numpy(target.states(row, len(TEXT) - 1, 1))
+    output = target.output_rows(torch.arange(VOCAB))[0]
+    np.testing.assert_allclose(scores.logits([0]), last @ output.T, rtol=0, atol=1e-4)
+
+
+def check_head(recipe: Recipe, target: NativeModel, folder: Path) -> None:
+    """It computes what NumPy does (``tests.published.reference``)."""
+    head = head_of(recipe, folder, target)
     row, opened, first = read(head, target)
     found = [first]
     for number, token in enumerate(FURTHER):
@@ -92,7 +111,7 @@ def test_a_head_computes_what_the_papers_say(recipe: Recipe, target: NativeModel
         found.append(head.extend([row], [nodes]).logits([0])[0])
     every = torch.arange(VOCAB)
     places = [target.tracked.layers.index(layer) for layer in head.features.layers]
-    states = target.states(opened, 0, len(TEXT) - 1).reshape(len(TEXT) - 1, -1, HIDDEN)[:, places]
+    states = target.states(opened, 0, len(TEXT) - 1).reshape(len(TEXT) - 1, -1, target.hidden_size)[:, places]
     features = torch.from_numpy(states.reshape(len(TEXT) - 1, -1))
     embeddings, output = target.embeddings(every), target.output_rows(every)[0]
     recipe = replace(recipe, flags={**recipe.flags, "float16_cache": True})

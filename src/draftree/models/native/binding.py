@@ -325,6 +325,7 @@ class LoadedModel(Loaded):
     Attributes:
         tracked: layers whose hidden states are kept (``track``).
         output_format: ggml's number of the output layer's type.
+        logit_scale: logits are its products times this.
 
     Args:
         description: of it.
@@ -348,6 +349,7 @@ class LoadedModel(Loaded):
         super().__init__(description.hyperparameters)
         d = description
         self.output_format = int(d.model_tensors["format"][OUTPUT])
+        self.logit_scale = d.hyperparameters.logit_scale
         arrays = (d.rope_frequencies, d.layer_rope, d.layer_window, d.layer_tensors, d.model_tensors)
         files = [*map(_mapped, d.files)]  # as long as the call takes
         raised: list[BaseException] = []

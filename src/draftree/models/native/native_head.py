@@ -112,7 +112,7 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
         embedding_scale=config.embedding_scale,
         attention_scale=1 / math.sqrt(config.head_size),
         rope_magnitude=magnitude,
-        logit_scale=config.logit_scale,
+        logit_scale=config.logit_scale * (1.0 if "lm_head.weight" in own else target.loaded.logit_scale),
     )
     head = CHead(
         fuses_states=arrays.fuses_states,

@@ -326,8 +326,10 @@ class NativeModel(NativeRows[NativeRow]):
         return self.loaded.rows(EMBEDDING, ids)
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weights and biases of the output layer (``FeatureModel.output_rows``), dequantized."""
-        return _tensor(self.loaded.rows(OUTPUT, ids.numpy())), None
+        """Weights and biases of the output layer (``FeatureModel.output_rows``), dequantized, and scaled as logits."""
+        rows = self.loaded.rows(OUTPUT, ids.numpy())
+        rows *= np.float32(self.loaded.logit_scale)
+        return _tensor(rows), None
 
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
