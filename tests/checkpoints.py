@@ -66,7 +66,7 @@ _DENSE: dict[str, Any] = {
     "vocab_size": len(byte_level().tokens),
     "hidden_size": 256,
     "intermediate_size": 256,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
@@ -127,7 +127,7 @@ DENSE: Mapping[str, Callable[[], PretrainedConfig]] = {
         **_DENSE | {"max_position_embeddings": 32768},
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},
     ),
-    "exaone4": lambda: Exaone4Config(**_DENSE, sliding_window=None, layer_types=["full_attention"] * 2),
+    "exaone4": lambda: Exaone4Config(**_DENSE, sliding_window=None, layer_types=["full_attention"]),
     "exaone4-windows": lambda: Exaone4Config(**_DENSE | _FEW, sliding_window=_WINDOW),
 }
 """Of architectures that the native engine runs: wide enough for rows of Q4_K."""
