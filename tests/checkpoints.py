@@ -25,6 +25,7 @@ from transformers import (
     Glm4Config,
     GptOssConfig,
     GraniteConfig,
+    GraniteMoeHybridConfig,
     HunYuanDenseV1Config,
     LlamaConfig,
     Ministral3Config,
@@ -116,6 +117,11 @@ DENSE: Mapping[str, Callable[[], PretrainedConfig]] = {
     "ernie4_5": lambda: Ernie4_5Config(**_DENSE),
     "seed_oss": lambda: SeedOssConfig(**_DENSE),
     "granite": lambda: GraniteConfig(**_DENSE | _GRANITE),
+    "granite-4": lambda: GraniteMoeHybridConfig(
+        **_DENSE | _GRANITE | {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 256},
+        layer_types=["attention"],
+        position_embedding_type="rope",
+    ),
     "olmo2": lambda: Olmo2Config(**_DENSE),
     "olmo2-windows": lambda: Olmo3Config(
         **_DENSE | _FEW,
@@ -147,6 +153,9 @@ def checkpoint(configuration: PretrainedConfig, folder: Path, spread_of_weights:
             spread = torch.randn_like(values)
             values.copy_(one + spread / 10 if "norm" in name and values.dim() == 1 else spread * spread_of_weights)
     model.eval().save_pretrained(folder)
+    if configuration.model_type == "granitemoehybrid":  # as it was published
+        published = (folder / "config.json").read_text().replace('"full_attention"', '"attention"')
+        (folder / "config.json").write_text(published)
     tokens = map(str, range(configuration.get_text_config().vocab_size))
     words = {"model": {"vocab": dict.fromkeys(tokens)}}
     (folder / "tokenizer.json").write_text(json.dumps(words | {"added_tokens": []}))  # the converter counts them

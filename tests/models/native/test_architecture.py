@@ -84,6 +84,7 @@ def test_what_the_engine_does_not_compute_is_llama_cpps(numbers: dict[str, Value
     ("name", "numbers", "named"),
     [
         ("granite", {"rope__scaling__finetuned": False}, "rope"),
+        ("granite-4", {"expert_count": 4}, "experts"),
         ("glm4", {"rope__dimension_sections": np.array([8, 12, 12, 0])}, "glm4.rope.dimension_sections"),
         ("glm4", {"nextn_predict_layers": 1}, "glm4.nextn_predict_layers"),
         ("olmo2", {"residual_scale": 0.5}, "olmo2.residual_scale"),
@@ -142,12 +143,10 @@ def test_a_file_without_temperature_and_yarn_is_mistral_3s_too(dense: Mapping[st
     assert (found.hyperparameters.temperature_length, found.hyperparameters.rope_magnitude) == (0, 1)
 
 
-def test_windows_of_exaone_4_turn_rope_off_elsewhere(dense: Mapping[str, Dense]) -> None:
-    header = _changed(check(dense["exaone4"].path), attention__sliding_window=8)
-    header = _changed(header, attention__sliding_window_pattern=np.array([True, False]))
-    found = describe(header)
-    assert found.layer_window.tolist() == [8, 0]
-    assert [found.rope_frequencies[row].any() for row in found.layer_rope] == [True, False]
+def test_layers_of_exaone_4_without_a_window_have_no_rope(dense: Mapping[str, Dense]) -> None:
+    found = describe(check(dense["exaone4-windows"].path))
+    assert found.layer_window.tolist() == [16, 16, 16, 0]
+    assert [found.rope_frequencies[row].any() for row in found.layer_rope] == [True, True, True, False]
 
 
 def test_a_tensor_that_nothing_reads_is_llama_cpps(tmp_path: Path) -> None:

@@ -163,6 +163,7 @@ CONTROLS: Mapping[str, list[Edit | dict[str, Any]]] = {
         *(_BASE, _NORMS, setting("attention.scale", 0.125), setting("embedding_scale", 1.0)),
         *(setting("residual_scale", 1.0), setting("logit_scale", 1.0)),
     ],
+    "granite-4": [_BASE, _NORMS, setting("residual_scale", 1.0)],
     "olmo2": [_BASE, _POST, swapped("attn_q", "attn_output")],
     "olmo2-windows": [_BASE, _POST, setting("attention.sliding_window", 17), setting("scaling.factor", 5.0)],
     "glm4": [_BASE, _NORMS, _POST, setting("rope.dimension_count", 64)],

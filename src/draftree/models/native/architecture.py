@@ -86,6 +86,11 @@ class Family:
     rotates_windows: bool = False
 
 
+_OF_HYBRIDS = (
+    *(Keys.SSM.CONV_KERNEL, Keys.SSM.INNER_SIZE, Keys.SSM.STATE_SIZE, Keys.SSM.TIME_STEP_RANK, Keys.SSM.GROUP_COUNT),
+    *(Keys.LLM.EXPERT_COUNT, Keys.LLM.EXPERT_USED_COUNT, Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH),
+)
+"""Numbers of Granite 4, which change nothing in a model without the tensors of states and experts."""
 FAMILIES = {
     "llama": Family(halves=False),  # Mistral's too
     "qwen2": Family(tensors=_BIASES),
@@ -106,7 +111,7 @@ FAMILIES = {
     "ernie4_5": Family(halves=False),
     "seed_oss": Family(feed_forward_norm=_POST_NORMS[0]),
     "granite": Family(
-        settings=(Keys.LLM.EMBEDDING_SCALE, Keys.LLM.RESIDUAL_SCALE, Keys.LLM.LOGIT_SCALE),
+        settings=(Keys.LLM.EMBEDDING_SCALE, Keys.LLM.RESIDUAL_SCALE, Keys.LLM.LOGIT_SCALE, *_OF_HYBRIDS),
         halves=False,
         optional=_BIASES,
     ),
@@ -189,6 +194,8 @@ def describe(header: GGUFHeader) -> Description:
     if header.architecture == "granite" and not header.metadata.flag(Keys.Rope.SCALING_FINETUNED, True):
         raise unsupported(header, "layers without rope")
     file = HeaderReader(header, family.settings)
+    if file.number(Keys.LLM.EXPERT_COUNT, 0):
+        raise unsupported(header, "experts")
     hidden, layers = file.number(Keys.LLM.EMBEDDING_LENGTH), file.number(Keys.LLM.BLOCK_COUNT)
     heads = file.number(Keys.Attention.HEAD_COUNT)
     if not (head_size := file.number(Keys.Attention.KEY_LENGTH, hidden // heads)):
