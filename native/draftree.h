@@ -21,8 +21,9 @@ enum {
     DRAFTREE_BAD_ROW = -5,      /* no such row */
     DRAFTREE_BAD_TREE = -6,     /* a parent does not come before its child, or the nodes kept are no path */
     DRAFTREE_BAD_TOKEN = -7,
-    DRAFTREE_NO_TIER = -8,   /* the CPU lacks the instruction set */
-    DRAFTREE_NO_STATES = -9, /* the row keeps no such hidden states */
+    DRAFTREE_NO_TIER = -8,    /* the CPU lacks the instruction set */
+    DRAFTREE_NO_STATES = -9,  /* the row keeps no such hidden states */
+    DRAFTREE_TOO_LARGE = -10, /* the weights take more memory than they may */
 };
 
 typedef struct Model Model;
@@ -124,24 +125,26 @@ typedef struct {
 } HeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
-#define DRAFTREE_VERSION "7"
+#define DRAFTREE_VERSION "8"
 const char *draftree_version(void);
 
 /* Names of the instruction sets that this CPU runs, separated by spaces, the portable one first. */
 const char *draftree_tiers(void);
 
-/* Pack the weights of a model. files: the bytes of its files, read before the call returns.
+/* Read and pack the weights of a model. files: descriptors of its files, on Windows their handles, which are read
+ * before the call returns; sizes: their bytes.
  *
  * rope_frequencies: [rope_tables][rope_size / 2] radians a position, scaling included.
  * layer_rope, layer_window: [layers]; the row of rope_frequencies, and how many last tokens a layer attends to (0:
  * all). layer_tensors: [layers][LAYER_TENSORS]; model_tensors: [MODEL_TENSORS]. tier: the name of an instruction set;
- * NULL or "": the best that there is. progress: from 0 to 1 while it packs; may be NULL. It returns nonzero to stop,
- * and the load fails. message: what is wrong with a file, for people.
+ * NULL or "": the best that there is. most_bytes: that packed weights may take; what they take goes to weight_bytes
+ * before anything is read. progress: from 0 to 1 while weights are read, by the calling thread; may be NULL. It returns
+ * 0 to stop, and the load fails. message: what is wrong with a file, for people.
  */
-int draftree_load(const uint8_t *const *files, const int64_t *sizes, int32_t file_count,
-                  const Architecture *architecture, const double *rope_frequencies, const int32_t *layer_rope,
-                  const int32_t *layer_window, const TensorPlace *layer_tensors, const TensorPlace *model_tensors,
-                  int threads, const char *tier, int (*progress)(double), char message[256], Model **model);
+int draftree_load(const int64_t *files, const int64_t *sizes, int32_t file_count, const Architecture *architecture,
+                  const double *rope_frequencies, const int32_t *layer_rope, const int32_t *layer_window,
+                  const TensorPlace *layer_tensors, const TensorPlace *model_tensors, int threads, const char *tier,
+                  int64_t most_bytes, int (*progress)(double), int64_t *weight_bytes, char message[256], Model **model);
 void draftree_free(Model *model);
 
 /* Run a model's passes on the threads of another one, which has as many; its own end. Both may be freed in any order.

@@ -4,7 +4,7 @@
 
 #include "layout.h"
 
-enum { SUPER_SIZE = SUPER_GROUPS * GROUP_SIZE };
+enum { SUPER_SIZE = SUPER_GROUPS * GROUP_SIZE, HALF_EXPONENT = 0x7c00 };
 
 float float_from_half(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = (half >> 10) & 31, fraction = half & 1023, bits;
@@ -350,11 +350,15 @@ ALWAYS_INLINE size_t record_bytes(Layout layout) {
     return (size_t)(header_bytes(layout) + layout.record_groups * code_bytes(layout));
 }
 
+/* All bits of the exponent are set: NaN or infinite. */
+ALWAYS_INLINE int is_special(uint32_t bits, uint32_t exponent) { return (bits & exponent) == exponent; }
+
 /* Records in order, all rows of each: what is written to stays in the first cache. */
-ALWAYS_INLINE void pack_quantized(int format, int64_t columns, const uint8_t *source, size_t row_bytes, int rows,
-                                  uint8_t *tile) {
+ALWAYS_INLINE int pack_quantized(int format, int64_t columns, const uint8_t *source, size_t row_bytes, int rows,
+                                 uint8_t *tile) {
     const Layout layout = layout_of(format);
     const int record_groups = layout.record_groups, block_groups = block_inputs(format) / GROUP_SIZE;
+    int special = 0;
     for (int64_t group = 0; group < columns / GROUP_SIZE; group += block_groups) {
         uint8_t *header = tile + (size_t)(group / record_groups) * record_bytes(layout);
         int slot = (int)(group % record_groups);
@@ -362,26 +366,34 @@ ALWAYS_INLINE void pack_quantized(int format, int64_t columns, const uint8_t *so
         for (int row = 0; row < rows; row++) {
             Block block;
             read_block(format, bytes + (size_t)row * row_bytes, &block);
+            special |= is_special(block.scale, HALF_EXPONENT);
+            if (layout.minima)
+                special |= is_special(block.minimum, HALF_EXPONENT);
             write_scales(layout, &block, slot, row, header);
             uint8_t *lines = header + header_bytes(layout) + slot * code_bytes(layout);
             for (int j = 0; j < block_groups; j++)
                 write_codes(layout, block.codes + GROUP_SIZE * j, row, lines + j * code_bytes(layout));
         }
     }
+    return !special;
 }
 
-ALWAYS_INLINE void pack_floats(size_t bytes, int64_t columns, const uint8_t *source, size_t row_bytes, int rows,
-                               uint8_t *tile) {
+ALWAYS_INLINE int pack_floats(size_t bytes, uint32_t exponent, int64_t columns, const uint8_t *source, size_t row_bytes,
+                              int rows, uint8_t *tile) {
+    int special = 0;
     for (int64_t i = 0; i < columns; i++)
-        for (int row = 0; row < rows; row++)
-            memcpy(tile + bytes * (size_t)(TILE_ROWS * i + row), source + (size_t)row * row_bytes + bytes * (size_t)i,
-                   bytes);
+        for (int row = 0; row < rows; row++) {
+            const uint8_t *number = source + (size_t)row * row_bytes + bytes * (size_t)i;
+            special |= is_special(bytes == 4 ? read32(number) : read16(number), exponent);
+            memcpy(tile + bytes * (size_t)(TILE_ROWS * i + row), number, bytes);
+        }
+    return !special;
 }
 
-void pack_tile(int format, int64_t columns, const uint8_t *source, size_t row_bytes, int rows, uint8_t *tile) {
+int pack_tile(int format, int64_t columns, const uint8_t *source, size_t row_bytes, int rows, uint8_t *tile) {
     memset(tile, 0, packed_tile_bytes(format, columns));
 #define PACK(FORMAT)                                                                                                   \
-    case FORMAT: pack_quantized(FORMAT, columns, source, row_bytes, rows, tile); break;
+    case FORMAT: return pack_quantized(FORMAT, columns, source, row_bytes, rows, tile);
     switch (format) {
         PACK(FORMAT_Q4_0)
         PACK(FORMAT_Q4_1)
@@ -395,8 +407,9 @@ void pack_tile(int format, int64_t columns, const uint8_t *source, size_t row_by
         PACK(FORMAT_Q6_K)
         PACK(FORMAT_IQ4_NL)
         PACK(FORMAT_IQ4_XS)
-    case FORMAT_F32: pack_floats(4, columns, source, row_bytes, rows, tile); break;
-    default: pack_floats(2, columns, source, row_bytes, rows, tile);
+    case FORMAT_F32: return pack_floats(4, 0x7f800000, columns, source, row_bytes, rows, tile);
+    case FORMAT_BF16: return pack_floats(2, 0x7f80, columns, source, row_bytes, rows, tile);
+    default: return pack_floats(2, HALF_EXPONENT, columns, source, row_bytes, rows, tile);
     }
 #undef PACK
 }

@@ -65,8 +65,8 @@ ALWAYS_INLINE int64_t tiles_of(int64_t rows) { return (rows + TILE_ROWS - 1) / T
 /* Bytes of a tile; a multiple of 64. */
 size_t packed_tile_bytes(int format, int64_t columns);
 
-/* Pack up to 16 rows of a file, `row_bytes` apart, into one tile. */
-void pack_tile(int format, int64_t columns, const uint8_t *source, size_t row_bytes, int rows, uint8_t *tile);
+/* Pack up to 16 rows of a file, `row_bytes` apart, into one tile; 1: all numbers, or scales of blocks, are finite. */
+int pack_tile(int format, int64_t columns, const uint8_t *source, size_t row_bytes, int rows, uint8_t *tile);
 
 /* A row of a packed matrix as float32: what format_decode_row gives for that of the file, to the bit. */
 void packed_decode_row(const PackedMatrix *matrix, int64_t row, float *values);

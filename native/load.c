@@ -1,13 +1,9 @@
-/* Reading a model: checking its description, packing its weights. */
-#include <math.h>
-#include <stdarg.h>
-#include <stdatomic.h>
+/* Loading a model: its description is checked, its memory laid out, its weights read (read.c). */
 #include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "model.h"
+#include "read.h"
 
 enum { ALIGNMENT = 64 };
 
@@ -45,26 +41,18 @@ static const char *const HEAD_NAMES[HEAD_TENSORS] = {"input", "input bias", "fea
 
 /* What a model is loaded from. */
 typedef struct {
-    const uint8_t *const *files;
-    const int64_t *sizes;
-    int32_t file_count;
+    Stored stored;
     const double *rope_frequencies;
     const int32_t *layer_rope, *layer_window; /* NULL: all 0 */
     const TensorPlace *layers;                /* [layers][LAYER_TENSORS] */
     const TensorPlace *model;                 /* [MODEL_TENSORS] */
     const TensorPlace *head;                  /* [HEAD_TENSORS]; NULL: it is no draft head */
     const int32_t *tokens;                    /* of a head's outputs */
+    int64_t most_bytes;                       /* that packed weights may take */
+    int64_t *weight_bytes;                    /* what they take; NULL: nobody wants to know */
     int (*progress)(double);
     char *message;
 } Source;
-
-static int fail(char message[256], const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(message, 256, format, arguments);
-    va_end(arguments);
-    return DRAFTREE_BAD_FILE;
-}
 
 static int in_range(int64_t value, int64_t low, int64_t high) { return value >= low && value <= high; }
 
@@ -156,49 +144,47 @@ static Shape head_shape(const Model *model, int tensor) {
     }
 }
 
-/* The first byte of a tensor, and how many its file has from there on. */
-static const uint8_t *find_bytes(const Source *source, const TensorPlace *place, int64_t *left) {
-    int64_t offset = place->offset;
-    for (int32_t i = 0; offset >= 0 && i < source->file_count; offset -= source->sizes[i++])
-        if (offset < source->sizes[i]) {
-            *left = source->sizes[i] - offset;
-            return source->files[i] + offset;
-        }
-    *left = 0;
-    return NULL;
+static Tensor layer_tensor(const Source *source, int layer, int tensor) {
+    return (Tensor){.place = &source->layers[(size_t)layer * LAYER_TENSORS + (size_t)tensor],
+                    .name = LAYER[tensor].name,
+                    .layer = layer};
 }
 
-static int check_tensor(const Shape *shape, const TensorPlace *place, const Source *source, const char *name,
-                        int layer) {
-    char where[64], *message = source->message;
-    int64_t left;
-    if (layer < 0)
-        snprintf(where, sizeof where, "%s", name);
-    else
-        snprintf(where, sizeof where, "%s of layer %d", name, layer);
+static Tensor model_tensor(const Source *source, int tensor) {
+    return (Tensor){.place = &source->model[tensor], .name = MODEL_NAMES[tensor], .layer = -1};
+}
+
+static Tensor head_tensor(const Source *source, int tensor) {
+    return (Tensor){.place = &source->head[tensor], .name = HEAD_NAMES[tensor], .layer = -1};
+}
+
+static int check_tensor(Shape shape, Tensor tensor, const Source *source) {
+    const TensorPlace *place = tensor.place;
+    char name[TENSOR_NAME], *message = source->message;
+    name_tensor(&tensor, name);
     if (place->format < 0)
-        return shape->optional ? DRAFTREE_OK : fail(message, "the %s is missing", where);
-    if (place->rows != shape->rows || place->columns != shape->columns)
-        return fail(message, "the %s is %d x %d where %lld x %lld fits", where, place->rows, place->columns,
-                    (long long)shape->rows, (long long)shape->columns);
+        return shape.optional ? DRAFTREE_OK : fail(message, "the %s is missing", name);
+    if (place->rows != shape.rows || place->columns != shape.columns)
+        return fail(message, "the %s is %d x %d where %lld x %lld fits", name, place->rows, place->columns,
+                    (long long)shape.rows, (long long)shape.columns);
     const size_t row_bytes = format_row_bytes(place->format, place->columns);
     if (!row_bytes)
-        return fail(message, "the %s is of type %d, which the engine does not read in rows of %d", where, place->format,
+        return fail(message, "the %s is of type %d, which the engine does not read in rows of %d", name, place->format,
                     place->columns);
-    find_bytes(source, place, &left);
-    if (row_bytes > (size_t)left / (size_t)place->rows)
-        return fail(message, "the %s lies past the end of the file", where);
+    if (row_bytes > (size_t)stored_bytes(&source->stored, place->offset) / (size_t)place->rows)
+        return fail(message, "the %s lies past the end of the file", name);
     return DRAFTREE_OK;
 }
 
-/* Everything that has a place in the model: matrices to pack, vectors to decode. Two rounds over all tensors: the first
- * adds up their memory, the second hands it out and fills it. */
+/* Everything that has a place in the model. Two rounds over all tensors: the first adds up their memory, the second
+ * hands it out and lists what to read into it. */
 typedef struct {
     Model *model;
     const Source *source;
     uint8_t *memory; /* NULL in the first round */
     size_t bytes;    /* handed out */
-    int stopped;     /* by `progress` */
+    Tensor *tensors; /* to read */
+    int count;
 } Layout;
 
 static uint8_t *take(Layout *layout, size_t bytes) {
@@ -207,50 +193,26 @@ static uint8_t *take(Layout *layout, size_t bytes) {
     return place;
 }
 
-static void place_vector(Layout *layout, const TensorPlace *place, float **vector) {
-    int64_t left;
-    if (place->format < 0)
+static void place_vector(Layout *layout, Tensor tensor, float **vector) {
+    if (tensor.place->format < 0)
         return;
-    *vector = (float *)(void *)take(layout, (size_t)place->columns * sizeof(float));
-    if (*vector)
-        format_decode_row(place->format, find_bytes(layout->source, place, &left), place->columns, *vector);
+    tensor.vector = (float *)(void *)take(layout, (size_t)tensor.place->columns * sizeof(float));
+    if (!tensor.vector)
+        return;
+    *vector = tensor.vector;
+    layout->tensors[layout->count++] = tensor;
 }
 
-typedef struct {
-    const PackedMatrix *matrix;
-    const uint8_t *rows; /* in the file */
-    uint8_t *tiles;
-    atomic_llong next_tile;
-} Packing;
-
-static void pack_tiles(void *argument, int thread, int threads) {
-    enum { TILES_AT_ONCE = 4 };
-    (void)thread, (void)threads; /* each takes the next tiles */
-    Packing *packing = argument;
-    const PackedMatrix *matrix = packing->matrix;
-    const size_t row_bytes = format_row_bytes(matrix->format, matrix->columns);
-    int64_t first;
-    while ((first = atomic_fetch_add(&packing->next_tile, TILES_AT_ONCE)) < tiles_of(matrix->rows))
-        for (int64_t tile = first; tile < first + TILES_AT_ONCE && tile < tiles_of(matrix->rows); tile++) {
-            const int64_t row = tile * TILE_ROWS, left = matrix->rows - row;
-            pack_tile(matrix->format, matrix->columns, packing->rows + (size_t)row * row_bytes, row_bytes,
-                      left < TILE_ROWS ? (int)left : TILE_ROWS, packing->tiles + (size_t)tile * matrix->tile_bytes);
-        }
-}
-
-static void place_matrix(Layout *layout, const TensorPlace *place, PackedMatrix *matrix) {
-    const Source *source = layout->source;
+static void place_matrix(Layout *layout, Tensor tensor, PackedMatrix *matrix) {
+    const TensorPlace *place = tensor.place;
     if (place->format < 0)
         return;
     const size_t tile_bytes = packed_tile_bytes(place->format, place->columns);
-    uint8_t *tiles = take(layout, (size_t)tiles_of(place->rows) * tile_bytes);
-    if (!tiles || layout->stopped)
+    tensor.tiles = take(layout, (size_t)tiles_of(place->rows) * tile_bytes);
+    if (!tensor.tiles)
         return;
-    int64_t left;
-    *matrix = (PackedMatrix){place->format, place->rows, place->columns, tile_bytes, tiles};
-    Packing packing = {.matrix = matrix, .rows = find_bytes(source, place, &left), .tiles = tiles};
-    pool_run(layout->model->pool, pack_tiles, &packing);
-    layout->stopped = source->progress && source->progress((double)layout->bytes / (double)layout->model->weight_bytes);
+    *matrix = (PackedMatrix){place->format, place->rows, place->columns, tile_bytes, tensor.tiles};
+    layout->tensors[layout->count++] = tensor;
 }
 
 /* The output layer of a head that learns: rows of the target's. */
@@ -273,20 +235,20 @@ static void place_outputs_and_embeddings(Layout *layout) {
     if (model->head && model->head->architecture.learns)
         place_output_rows(layout);
     else
-        place_matrix(layout, output, &model->output);
+        place_matrix(layout, model_tensor(layout->source, OUTPUT), &model->output);
     if (!model->head && embedding->offset == output->offset && embedding->format == output->format)
         model->embeddings = model->output;
     else
-        place_matrix(layout, embedding, &model->embeddings);
+        place_matrix(layout, model_tensor(layout->source, EMBEDDING), &model->embeddings);
 }
 
-static void place_layer(Layout *layout, const TensorPlace *places, Layer *layer) {
+static void place_layer(Layout *layout, int layer) {
     for (int tensor = 0; tensor < LAYER_TENSORS; tensor++) {
-        void *place = (char *)layer + LAYER[tensor].place;
+        void *place = (char *)&layout->model->layers[layer] + LAYER[tensor].place;
         if (LAYER[tensor].vector)
-            place_vector(layout, &places[tensor], place);
+            place_vector(layout, layer_tensor(layout->source, layer, tensor), place);
         else
-            place_matrix(layout, &places[tensor], place);
+            place_matrix(layout, layer_tensor(layout->source, layer, tensor), place);
     }
 }
 
@@ -295,44 +257,47 @@ static void place_all(Layout *layout) {
     const Source *source = layout->source;
     layout->bytes = 0;
     for (int layer = 0; layer < model->architecture.layers; layer++)
-        place_layer(layout, source->layers + (size_t)layer * LAYER_TENSORS, &model->layers[layer]);
-    place_vector(layout, &source->model[OUTPUT_NORM], &model->output_norm);
+        place_layer(layout, layer);
+    place_vector(layout, model_tensor(source, OUTPUT_NORM), &model->output_norm);
     place_outputs_and_embeddings(layout);
     if (!model->head)
         return;
-    place_matrix(layout, &source->head[INPUT], &model->head->input);
-    place_vector(layout, &source->head[INPUT_BIAS], &model->head->input_bias);
-    place_vector(layout, &source->head[FEATURE_NORM], &model->head->feature_norm);
-    place_vector(layout, &source->head[STATE_NORM], &model->head->state_norm);
+    place_matrix(layout, head_tensor(source, INPUT), &model->head->input);
+    place_vector(layout, head_tensor(source, INPUT_BIAS), &model->head->input_bias);
+    place_vector(layout, head_tensor(source, FEATURE_NORM), &model->head->feature_norm);
+    place_vector(layout, head_tensor(source, STATE_NORM), &model->head->state_norm);
 }
 
 static int read_weights(Model *model, const Source *source) {
     Layout layout = {.model = model, .source = source};
     place_all(&layout);
+    if (source->weight_bytes)
+        *source->weight_bytes = (int64_t)layout.bytes;
+    if (layout.bytes > (size_t)source->most_bytes)
+        return DRAFTREE_TOO_LARGE;
     model->weight_bytes = layout.bytes;
     model->weights = layout.memory = allocate(layout.bytes);
-    if (!layout.memory)
-        return DRAFTREE_NO_MEMORY;
-    place_all(&layout);
-    return layout.stopped ? fail(source->message, "loading was stopped") : DRAFTREE_OK;
+    const size_t most = (size_t)model->architecture.layers * LAYER_TENSORS + MODEL_TENSORS + HEAD_TENSORS;
+    layout.tensors = calloc(most, sizeof *layout.tensors);
+    int error = DRAFTREE_NO_MEMORY;
+    if (layout.memory && layout.tensors) {
+        place_all(&layout);
+        error =
+            read_tensors(&source->stored, layout.tensors, layout.count, model->pool, source->progress, source->message);
+    }
+    free(layout.tensors);
+    return error;
 }
 
 static int check_tensors(const Model *model, const Source *source) {
     int error = DRAFTREE_OK;
-    for (int tensor = 0; tensor < MODEL_TENSORS && !error; tensor++) {
-        Shape shape = model_shape(model, tensor);
-        error = check_tensor(&shape, &source->model[tensor], source, MODEL_NAMES[tensor], -1);
-    }
-    for (int tensor = 0; model->head && tensor < HEAD_TENSORS && !error; tensor++) {
-        Shape shape = head_shape(model, tensor);
-        error = check_tensor(&shape, &source->head[tensor], source, HEAD_NAMES[tensor], -1);
-    }
+    for (int tensor = 0; tensor < MODEL_TENSORS && !error; tensor++)
+        error = check_tensor(model_shape(model, tensor), model_tensor(source, tensor), source);
+    for (int tensor = 0; model->head && tensor < HEAD_TENSORS && !error; tensor++)
+        error = check_tensor(head_shape(model, tensor), head_tensor(source, tensor), source);
     for (int layer = 0; layer < model->architecture.layers && !error; layer++)
-        for (int tensor = 0; tensor < LAYER_TENSORS && !error; tensor++) {
-            Shape shape = layer_shape(model, layer, tensor);
-            error = check_tensor(&shape, &source->layers[(size_t)layer * LAYER_TENSORS + tensor], source,
-                                 LAYER[tensor].name, layer);
-        }
+        for (int tensor = 0; tensor < LAYER_TENSORS && !error; tensor++)
+            error = check_tensor(layer_shape(model, layer, tensor), layer_tensor(source, layer, tensor), source);
     return error;
 }
 
@@ -390,12 +355,13 @@ static int loaded_or_freed(int error, Model *loaded, Model **model) {
     return error;
 }
 
-int draftree_load(const uint8_t *const *files, const int64_t *sizes, int32_t file_count,
-                  const Architecture *architecture, const double *rope_frequencies, const int32_t *layer_rope,
-                  const int32_t *layer_window, const TensorPlace *layer_tensors, const TensorPlace *model_tensors,
-                  int threads, const char *tier, int (*progress)(double), char message[256], Model **model) {
+int draftree_load(const int64_t *files, const int64_t *sizes, int32_t file_count, const Architecture *architecture,
+                  const double *rope_frequencies, const int32_t *layer_rope, const int32_t *layer_window,
+                  const TensorPlace *layer_tensors, const TensorPlace *model_tensors, int threads, const char *tier,
+                  int64_t most_bytes, int (*progress)(double), int64_t *weight_bytes, char message[256],
+                  Model **model) {
     message[0] = '\0';
-    if (threads < 1 || threads > 1024)
+    if (threads < 1 || threads > 1024 || most_bytes < 0)
         return DRAFTREE_BAD_ARGUMENT;
     const Tier *found = find_tier(tier);
     if (!found)
@@ -405,15 +371,15 @@ int draftree_load(const uint8_t *const *files, const int64_t *sizes, int32_t fil
         return DRAFTREE_NO_MEMORY;
     loaded->architecture = *architecture;
     loaded->tier = found;
-    const Source source = {.files = files,
-                           .sizes = sizes,
-                           .file_count = file_count,
+    const Source source = {.stored = {.files = files, .sizes = sizes, .file_count = file_count},
                            .rope_frequencies = rope_frequencies,
                            .layer_rope = layer_rope,
                            .layer_window = layer_window,
                            .layers = layer_tensors,
                            .model = model_tensors,
+                           .most_bytes = most_bytes,
                            .progress = progress,
+                           .weight_bytes = weight_bytes,
                            .message = message};
     return loaded_or_freed(load_model(loaded, threads, &source), loaded, model);
 }
@@ -500,14 +466,13 @@ int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size
     int error = DRAFTREE_NO_MEMORY;
     if (loaded->head) {
         *loaded->head = (Head){.architecture = *head, .target = target};
-        const Source source = {.files = &weights,
-                               .sizes = &size,
-                               .file_count = 1,
+        const Source source = {.stored = {.sizes = &size, .file_count = 1, .memory = weights},
                                .rope_frequencies = rope_frequencies,
                                .layers = layer_tensors,
                                .model = model_tensors,
                                .head = head_tensors,
                                .tokens = tokens,
+                               .most_bytes = INT64_MAX,
                                .message = message};
         error = load_head(loaded, &source);
     }

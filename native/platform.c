@@ -1,12 +1,15 @@
 #define _GNU_SOURCE
+#define _FILE_OFFSET_BITS 64
 #include "platform.h"
 
 #ifdef _WIN32
 #include <windows.h>
 #else
+#include <errno.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 #endif
 
 void pause_cpu(void) {
@@ -25,6 +28,14 @@ void release(void *memory, size_t bytes) {
     (void)bytes;
     if (memory)
         VirtualFree(memory, 0, MEM_RELEASE);
+}
+
+/* Some of the bytes; 0: the file has ended, -1: an error. */
+static int64_t read_some(int64_t file, uint8_t *target, size_t bytes, int64_t offset) {
+    OVERLAPPED at = {.Offset = (DWORD)offset, .OffsetHigh = (DWORD)(offset >> 32)};
+    DWORD found = 0;
+    const DWORD most = bytes < 1u << 30 ? (DWORD)bytes : 1u << 30;
+    return ReadFile((HANDLE)(intptr_t)file, target, most, &found, &at) ? (int64_t)found : -1;
 }
 
 int64_t nanoseconds(void) {
@@ -59,6 +70,15 @@ void release(void *memory, size_t bytes) {
         munmap(memory, mapped_bytes(bytes));
 }
 
+/* Some of the bytes; 0: the file has ended, -1: an error. */
+static int64_t read_some(int64_t file, uint8_t *target, size_t bytes, int64_t offset) {
+    ssize_t found;
+    do
+        found = pread((int)file, target, bytes, (off_t)offset);
+    while (found < 0 && errno == EINTR);
+    return (int64_t)found;
+}
+
 int64_t nanoseconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -68,6 +88,18 @@ int64_t nanoseconds(void) {
 void yield_thread(void) { sched_yield(); }
 
 #endif
+
+int read_file(int64_t file, uint8_t *target, size_t bytes, int64_t offset) {
+    while (bytes) {
+        const int64_t found = read_some(file, target, bytes, offset);
+        if (found <= 0)
+            return -1;
+        target += found;
+        bytes -= (size_t)found;
+        offset += found;
+    }
+    return 0;
+}
 
 void *enlarged(void *memory, int64_t *capacity, int64_t wanted, size_t size) {
     if (memory && wanted <= *capacity)

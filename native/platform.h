@@ -1,4 +1,4 @@
-/* What differs between operating systems, threads (pool.c) apart: large memory, clocks. */
+/* What differs between operating systems, threads (pool.c) apart: large memory, files, clocks. */
 #ifndef DRAFTREE_PLATFORM_H
 #define DRAFTREE_PLATFORM_H
 
@@ -12,6 +12,10 @@ void release(void *memory, size_t bytes);
 /* Such memory for `wanted` entries of `size` bytes or more, whose old contents are not kept; NULL: there is none, and
  * the old memory stays. */
 void *enlarged(void *memory, int64_t *capacity, int64_t wanted, size_t size);
+
+/* Read from an open file, a descriptor or on Windows a handle, at an offset; 0, or -1: it cannot be read, or has ended.
+ * Several threads may read from one file. */
+int read_file(int64_t file, uint8_t *target, size_t bytes, int64_t offset);
 
 int64_t nanoseconds(void); /* of a clock that only goes on */
 void yield_thread(void);

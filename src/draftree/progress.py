@@ -9,8 +9,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -94,3 +95,47 @@ def progress_reporter(what: str, total: int, done: int = 0) -> Iterator[Callable
             err.print(f"{what}: {now} of {total}, {max(0.0, left):.0f} minutes left")
 
     yield report
+
+
+_LARGE = 1 << 29
+"""Bytes of a model from which on the progress of loading is shown: about a second's."""
+
+
+@contextmanager
+def loading_reporter(path: Path, size: int) -> Iterator[Callable[[float], None]]:
+    """Show how a model of ``size`` bytes is loaded, if it is large; yields the function to call with 0 to 1."""
+    if size < _LARGE:
+        yield lambda done: None
+        return
+    with progress_reporter(f"Loading {path.name}", 100) as report:
+        yield lambda done: report(int(100 * done))
+
+
+class StoppableProgress:
+    """Progress of a function of C, which exceptions do not pass through: Ctrl-C, or whatever ``progress`` raises, stops
+    it and is raised behind it.
+
+    Attributes:
+        report: the callback, which returns whether to go on. It is a generator's ``send``: Ctrl-C that came while C ran
+            is raised as soon as Python runs, and in a function that would be before its ``try``.
+    """
+
+    def __init__(self, progress: Callable[[float], None]) -> None:
+        self._raised: BaseException | None = None
+        reports = self._reports(progress)
+        next(reports)
+        self.report = reports.send
+
+    def _reports(self, progress: Callable[[float], None]) -> Generator[bool, float, None]:
+        while True:
+            try:
+                progress((yield self._raised is None))
+            except GeneratorExit:
+                return
+            except BaseException as error:  # noqa: BLE001 - raised by ``check``
+                self._raised = error
+
+    def check(self) -> None:
+        """Raise what has stopped the function of C, if anything has."""
+        if self._raised is not None:
+            raise self._raised

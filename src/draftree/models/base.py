@@ -18,6 +18,7 @@ from ..errors import CacheError, ModelFileError, PromptError, UnsupportedModelEr
 from ..scores import LastScores, Scores
 from ..text.encoding import Tokenizer
 from ..tree import ROOT, DraftTree, Floats, Ints
+from .memory import free_memory
 
 EAGER = "eager"
 """The runner that makes each pass as it comes."""
@@ -331,13 +332,6 @@ def check_text(can: Capabilities, ids: Sequence[int]) -> None:
 PROMPT, DRAFTED = (1011, 707, 505, 303), (202, 1313, 1717, 1919)
 """Of the self-tests, modulo the vocabulary. Ordinary tokens: the lowest ids are often special, and hidden states of a
 text of those alone can be so large that 16 bits leave nothing of the logits (SmolLM2)."""
-
-
-def free_memory() -> int:
-    """Bytes of the machine's memory that nobody uses."""
-    import psutil  # type: ignore[import-untyped]
-
-    return int(psutil.virtual_memory().available)
 
 
 def decoded(model: LanguageModel, row: Row, tokens: Sequence[int]) -> Floats:

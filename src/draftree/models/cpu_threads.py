@@ -37,14 +37,19 @@ def _cores(cpus: Iterable[int], system: Path) -> int:
     return len(found)
 
 
-def _quota(system: Path) -> float:
-    """CPUs whose time the control groups (version 2) of this process allow it, those above included."""
+def control_groups(system: Path = _SYSTEM) -> list[Path]:
+    """Folders of the control groups (version 2) of this process, those above included; none where there are none."""
     try:
         group = (system / "proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
     except OSError:
-        return float("inf")
+        return []
     folder = system / "sys/fs/cgroup" / group
-    return min(map(_quota_of, (folder, *folder.parents)))
+    return [folder, *folder.parents]
+
+
+def _quota(system: Path) -> float:
+    """CPUs whose time the control groups of this process allow it."""
+    return min(map(_quota_of, control_groups(system)), default=float("inf"))
 
 
 def _quota_of(folder: Path) -> float:

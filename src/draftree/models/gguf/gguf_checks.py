@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,14 @@ _PIECE = 1 << 16
 
 
 def check(path: Path) -> GGUFHeader:
-    """The header of a file that holds all of a language model, as far as it can be seen without loading it.
+    """The header of a file that holds all of a language model, whose weights are numbers (``check_weights``)."""
+    header = check_header(path)
+    check_weights(header)
+    return header
+
+
+def check_header(path: Path) -> GGUFHeader:
+    """The header of a file that holds all of a language model, as far as it can be seen without its weights.
 
     Raises:
         ModelFileError: it is no GGUF file of a language model, or damaged, or a part of it is missing.
@@ -81,6 +88,23 @@ def check(path: Path) -> GGUFHeader:
     if flaw := next(chain(*(flaws(whole) for flaws in _FLAWS)), None):
         raise damaged(path, flaw)
     return whole
+
+
+def check_weights(header: GGUFHeader, progress: Callable[[float], None] = lambda done: None) -> None:
+    """Read all weights.
+
+    Args:
+        progress: called with 0 to 1.
+
+    Raises:
+        ModelFileError: a tensor has some that are NaN or infinite.
+    """
+    done, size = 0, header.weight_bytes
+    for tensor in header.tensors:
+        if tensor.size and not _finite(tensor):
+            raise damaged(header.path, f"tensor {tensor.name} has weights that are NaN or infinite")
+        done += tensor.size
+        progress(done / max(1, size))
 
 
 def _other_parts(header: GGUFHeader) -> Iterator[Path]:
@@ -166,9 +190,6 @@ def _flaws_of_tensors(header: GGUFHeader) -> Iterator[str]:
         if kind in _NO_WEIGHTS or (vector and kind != Format.F32):
             wanted = "F32" if vector else "a type of weights"
             yield f"tensor {name} is of type {Format(kind).name}, not {wanted}"
-    for tensor in header.tensors:
-        if tensor.size and not _finite(tensor):
-            yield f"tensor {tensor.name} has weights that are NaN or infinite"
 
 
 def _finite(tensor: StoredTensor) -> bool:

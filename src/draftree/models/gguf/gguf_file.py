@@ -93,6 +93,11 @@ class GGUFHeader:
         return self.metadata.array(Keys.Tokenizer.SCORES, "float32")
 
     @property
+    def weight_bytes(self) -> int:
+        """Of all tensors whose type is known."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
     def layers(self) -> int:
         """Decoder layers; 0 where the file does not tell."""
         return self.metadata.number(Keys.LLM.BLOCK_COUNT) or 0

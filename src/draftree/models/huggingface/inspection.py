@@ -29,10 +29,10 @@ from ..base import (
     check_finite,
     decoded,
     difference,
-    free_memory,
     prefill,
 )
 from ..heads.head_format import digest_of, spaced
+from ..memory import free_memory
 from ..protocols import LayerSizes
 from . import attention
 

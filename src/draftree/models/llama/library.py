@@ -22,9 +22,11 @@ from gguf.constants import Keys
 from numpy.typing import NDArray
 
 from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, RunError, UnsupportedModelError
-from ..gguf.gguf_checks import check
+from ...progress import StoppableProgress, loading_reporter
+from ..gguf.gguf_checks import check_header, check_weights
 from ..gguf.gguf_file import GGUFHeader
 from ..gguf.metadata import AGAIN
+from ..memory import check_fits
 
 XLLAMACPP = "2026.10.11549"
 """The version of xllamacpp whose structs are declared here (llama.cpp b11549)."""
@@ -45,7 +47,13 @@ class BatchStruct(ctypes.Structure):
 class ModelParams(ctypes.Structure):
     """llama_model_params of b11549; names with an underscore are of several fields that nothing here changes."""
 
-    _fields_ = [("_from_devices", c_void_p * 9), ("vocab_only", c_bool), ("_flags", c_bool * 5)]
+    _fields_ = [
+        ("_from_devices", c_void_p * 6),
+        ("progress_callback", c_void_p),
+        ("_from_user_data", c_void_p * 2),
+        ("vocab_only", c_bool),
+        ("_flags", c_bool * 5),
+    ]
 
 
 class ContextParams(ctypes.Structure):
@@ -77,6 +85,8 @@ class ContextParams(ctypes.Structure):
 Log = CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 _ERROR = 4
 """ggml's log level of errors."""
+_Progress = CFUNCTYPE(c_bool, c_float)
+"""llama_progress_callback; the pointer that it gets as well is not read."""
 
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "backend_init": (None, ()),
@@ -208,13 +218,21 @@ class Weights:
 
     Raises:
         ModelFileError: the file cannot be loaded.
+        RunError: it does not fit into the free memory.
         UnsupportedModelError: it holds no model that can be given draft trees.
     """
 
     def __init__(self, library: Library, path: Path) -> None:
-        self.library, self.header = library, check(path)
-        library.listen()
-        self.pointer = library.model_load_from_file(os.fsencode(path), library.model_default_params())
+        self.library, self.header = library, check_header(path)
+        check_fits(path, size := self.header.weight_bytes)
+        with loading_reporter(path, size) as report:
+            check_weights(self.header, lambda done: report(done / 2))
+            stoppable = StoppableProgress(lambda done: report((1 + done) / 2))
+            params, callback = library.model_default_params(), _Progress(stoppable.report)
+            params.progress_callback = ctypes.cast(callback, c_void_p)
+            library.listen()
+            self.pointer = library.model_load_from_file(os.fsencode(path), params)
+        stoppable.check()
         if not self.pointer:
             raise unloadable(library, path)
         finalize(self, library.model_free, self.pointer)

@@ -6,29 +6,33 @@ One call of C is one call here; arrays that go in and out are NumPy's. Nothing h
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import astuple, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...artifacts import check_regular
 from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, NotNativeError, RunError
+from ...progress import StoppableProgress
+from ..memory import largest_weights, too_large
 from .architecture import Description, Hyperparameters
 
-VERSION = "7"
+VERSION = "8"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
 _FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
 LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")
 
 EMBEDDING, OUTPUT = 0, 2
 """Tensors whose rows can be read (``LoadedModel.rows``)."""
-_BAD_FILE, _NO_MEMORY, _NO_TIER = -2, -3, -8
+_BAD_FILE, _NO_MEMORY, _NO_TIER, _TOO_LARGE = -2, -3, -8, -10
 _ERRORS: dict[int, tuple[type[DraftreeError], str]] = {
     _NO_MEMORY: (RunError, "there is not enough memory: use shorter prompts, or fewer requests at a time"),
     -4: (CacheError, "a node lies beyond the longest sequence: draft less deep"),
@@ -62,11 +66,15 @@ class CEdits(Structure):
 WARPING = np.dtype([("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4")])
 """``Warping``."""
 _Progress = ctypes.CFUNCTYPE(c_int, c_double)
+_UNBOUNDED = 2**62
 
 _P, _I, _L = c_void_p, c_int32, c_int64
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "tiers": (c_char_p, []),
-    "load": (c_int, [_P, _P, _I, POINTER(CArchitecture), *[_P] * 5, c_int, c_char_p, _P, _P, POINTER(_P)]),
+    "load": (
+        c_int,
+        [_P, _P, _I, POINTER(CArchitecture), *[_P] * 5, c_int, c_char_p, _L, _P, POINTER(_L), _P, POINTER(_P)],
+    ),
     "free": (None, [_P]),
     "share_threads": (c_int, [_P, _P]),
     "tier": (c_char_p, [_P]),
@@ -326,17 +334,19 @@ class LoadedModel(Loaded):
         tracked: layers whose hidden states are kept (``track``).
         output_format: ggml's number of the output layer's type.
         logit_scale: logits are its products times this.
+        weight_bytes: memory of the packed weights.
 
     Args:
         description: of it.
         threads: that share each call's work.
         tier: name of an instruction set; "": the best of this CPU.
-        progress: called with 0 to 1 while weights are packed; it may raise, which ends the load.
+        free: bytes of memory that there are.
+        progress: called with 0 to 1 while weights are read; it may raise, which ends the load.
 
     Raises:
         ConfigError: there is no library, or the CPU lacks the instruction set.
         ModelFileError: the file cannot be read, or is damaged.
-        RunError: there is not enough memory.
+        RunError: there is not enough memory; where ``free`` shows it, nothing has been read.
     """
 
     def __init__(
@@ -344,6 +354,7 @@ class LoadedModel(Loaded):
         description: Description,
         threads: int,
         tier: str = "",
+        free: int = _UNBOUNDED,
         progress: Callable[[float], None] = lambda done: None,
     ) -> None:
         super().__init__(description.hyperparameters)
@@ -351,32 +362,28 @@ class LoadedModel(Loaded):
         self.output_format = int(d.model_tensors["format"][OUTPUT])
         self.logit_scale = d.hyperparameters.logit_scale
         arrays = (d.rope_frequencies, d.layer_rope, d.layer_window, d.layer_tensors, d.model_tensors)
-        files = [*map(_mapped, d.files)]  # as long as the call takes
-        raised: list[BaseException] = []
-
-        def report(done: float) -> int:
-            try:
-                progress(done)
-            except BaseException as error:  # noqa: BLE001 - raised below: exceptions do not pass through C
-                raised.append(error)
-            return len(raised)
-
-        message = ctypes.create_string_buffer(256)
-        callback = _Progress(report)
-        code = self._library.draftree_load(
-            (c_void_p * len(files))(*(each.ctypes.data for each in files)),
-            (c_int64 * len(files))(*map(len, files)),
-            len(files),
-            byref(CArchitecture(*astuple(d.hyperparameters))),
-            *(each.ctypes.data for each in arrays),
-            threads,
-            tier.encode(),
-            ctypes.cast(callback, c_void_p),
-            message,
-            byref(self._pointer),
-        )
-        if raised:
-            raise raised[0]
+        message, weight_bytes, stoppable = ctypes.create_string_buffer(256), c_int64(), StoppableProgress(progress)
+        callback = _Progress(stoppable.report)
+        with ExitStack() as opened:
+            files = [opened.enter_context(_opened(path)) for path in d.files]
+            code = self._library.draftree_load(
+                (c_int64 * len(files))(*map(_descriptor, files)),
+                (c_int64 * len(files))(*(os.fstat(file.fileno()).st_size for file in files)),
+                len(files),
+                byref(CArchitecture(*astuple(d.hyperparameters))),
+                *(each.ctypes.data for each in arrays),
+                threads,
+                tier.encode(),
+                largest_weights(free),
+                ctypes.cast(callback, c_void_p),
+                byref(weight_bytes),
+                message,
+                byref(self._pointer),
+            )
+        stoppable.check()
+        self.weight_bytes = weight_bytes.value
+        if code == _TOO_LARGE:
+            raise too_large(d.files[0], self.weight_bytes, free)
         if code == _BAD_FILE:
             why = message.value.decode(errors="replace")
             raise ModelFileError(f"cannot load {d.files[0]}: {why}: download it again")
@@ -401,9 +408,17 @@ class LoadedModel(Loaded):
         self.tracked, self.token_bytes = tuple(layers), self._library.draftree_token_bytes(self._pointer)
 
 
-def _mapped(path: Path) -> NDArray[np.uint8]:
-    """The bytes of a file, which are read where they are used."""
+def _opened(path: Path) -> BinaryIO:
     try:
-        return np.memmap(check_regular(path), np.uint8, "r")
-    except (OSError, ValueError) as error:
+        return check_regular(path).open("rb", buffering=0)
+    except OSError as error:
         raise ModelFileError(f"cannot load {path}: {error}: download it again") from None
+
+
+def _descriptor(file: BinaryIO) -> int:
+    """What C reads an open file by."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        return msvcrt.get_osfhandle(file.fileno())
+    return file.fileno()

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...config import Count, typed
-from ...errors import CacheError, UnsupportedModelError
-from ...progress import progress_reporter
+from ...errors import CacheError, ModelFileError, UnsupportedModelError
+from ...progress import loading_reporter
 from ...sampling.warping import Warping
 from ...scores import NO_EDIT, Draft, Edits, Scores, Slots, Top, edited
 from ..base import (
@@ -35,7 +35,9 @@ from ..base import (
     exclusive,
 )
 from ..cpu_threads import default_threads
-from ..gguf.gguf_checks import capabilities, check
+from ..gguf.gguf_checks import capabilities, check_header, check_weights
+from ..gguf.gguf_file import GGUFHeader
+from ..memory import free_memory
 from ..protocols import LayerSizes
 from .architecture import Description, describe
 from .binding import EMBEDDING, OUTPUT, VERSION, WARPING, CEdits, IntsLike, Loaded, LoadedModel
@@ -145,8 +147,6 @@ class NativeRows(OpenRows[R], Generic[R]):
 
 MOST_TOP = 1024
 """Most tokens that C sorts for one slot."""
-_LARGE = 1 << 29
-"""Bytes of a file from which on the progress of loading is shown: about a second's."""
 
 
 class NativeScores(Scores):
@@ -234,6 +234,7 @@ class NativeModel(NativeRows[NativeRow]):
         ConfigError: there is no such instruction set, or the number of threads is below 1.
         ModelFileError: the file cannot be loaded.
         NotNativeError: it has something that the engine does not compute, or the engine was not built.
+        RunError: it does not fit into the free memory.
     """
 
     loaded: LoadedModel
@@ -243,13 +244,13 @@ class NativeModel(NativeRows[NativeRow]):
         self, path: str | Path, *, name: str | None = None, threads: Count | None = None, tier: str | None = None
     ) -> None:
         path, self.threads = Path(path), threads or default_threads()
-        header = check(path)
+        header = check_header(path)
         description = describe(header)
         sizes = description.hyperparameters
         self.hidden_size, self.layers = sizes.hidden, sizes.layers
         self.layer_sizes = LayerSizes(sizes.query_heads, sizes.key_heads, sizes.head_size, sizes.feed_forward)
         self.tokenizer = read_vocabulary(header)
-        self.loaded = _load(path, description, self.threads, tier or "")
+        self.loaded = _load(header, description, self.threads, tier or "")
         self.capabilities = capabilities(
             header,
             name or str(path),
@@ -344,9 +345,11 @@ def _tensor(rows: NDArray[np.float32]) -> Tensor:
     return torch.from_numpy(rows)
 
 
-def _load(path: Path, description: Description, threads: int, tier: str) -> LoadedModel:
+def _load(header: GGUFHeader, description: Description, threads: int, tier: str) -> LoadedModel:
     """The weights; of a large file with a progress bar."""
-    if sum(file.stat().st_size for file in description.files) < _LARGE:
-        return LoadedModel(description, threads, tier)
-    with progress_reporter(f"Loading {path.name}", 100) as report:
-        return LoadedModel(description, threads, tier, lambda done: report(int(100 * done)))
+    try:
+        with loading_reporter(header.path, header.weight_bytes) as report:
+            return LoadedModel(description, threads, tier, free_memory(), report)
+    except ModelFileError:
+        check_weights(header)  # by the names of the file's tensors
+        raise

@@ -1,0 +1,198 @@
+"""GGUF files with random weights at the shapes of published models: as large and as fast, and no download.
+
+Types of tensors are those of llama.cpp's Q4_K_M: Q6_K for the output layer and, in some layers, for values and the
+second matrix of the feed-forward, Q4_K for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, TokenType
+from numpy.typing import NDArray
+from tokenizers import pre_tokenizers
+
+Q4, Q6 = GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q6_K
+_SCALES = {Q4: (0, 2, 7.5), Q6: (208, None, 0.0)}
+"""Where a block has its scale and that of its minima, and the second over the first that centres the weights."""
+_RANDOM_BLOCKS = 1 << 18
+"""Of each type, which are written again and again: random numbers take longer than the disk."""
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The numbers of a model.
+
+    Attributes:
+        tied: its output layer is its embeddings.
+        normed: queries and keys have norms.
+    """
+
+    architecture: str
+    hidden: int
+    layers: int
+    heads: int
+    key_heads: int
+    feed_forward: int
+    vocabulary: int
+    context: int
+    rope_base: float
+    tied: bool
+    normed: bool
+    head: int = 128
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of a token's keys and values in one layer, of 16 bits."""
+        return 2 * 2 * self.key_heads * self.head
+
+    def attention_alone(self, layers: int) -> Shape:
+        """A model whose passes over long contexts are little else than the same attention."""
+        return replace(self, layers=layers, feed_forward=256, vocabulary=512, tied=True)
+
+
+SHAPES: Mapping[str, Shape] = {
+    "qwen3-4b": Shape(
+        architecture="qwen3",
+        hidden=2560,
+        layers=36,
+        heads=32,
+        key_heads=8,
+        feed_forward=9728,
+        vocabulary=151936,
+        context=40960,
+        rope_base=1e6,
+        tied=True,
+        normed=True,
+    ),
+    "llama-8b": Shape(
+        architecture="llama",
+        hidden=4096,
+        layers=32,
+        heads=32,
+        key_heads=8,
+        feed_forward=14336,
+        vocabulary=128256,
+        context=131072,
+        rope_base=5e5,
+        tied=False,
+        normed=False,
+    ),
+}
+
+
+def write(path: Path, shape: Shape, report: Callable[[int], None] = lambda layers: None) -> Path:
+    """Write a model, layer by layer.
+
+    Args:
+        report: called with how many layers have been written.
+    """
+    writer = gguf.GGUFWriter(path, shape.architecture)
+    _add_numbers(writer, shape)
+    _add_vocabulary(writer, shape.vocabulary)
+    tensors = list(_tensors(shape))
+    for name, rows, columns, kind in tensors:
+        if kind is None:
+            writer.add_tensor_info(name, (columns,), np.dtype(np.float32), 4 * columns)
+        else:
+            row = _row_bytes(kind, columns)
+            writer.add_tensor_info(name, (rows, row), np.dtype(np.uint8), rows * row, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    blocks = {kind: _blocks(kind, shape.hidden) for kind in _SCALES}
+    for name, rows, columns, kind in tensors:
+        if kind is None:
+            writer.write_tensor_data(np.ones(columns, np.float32))
+        else:
+            writer.write_tensor_data(np.resize(blocks[kind], rows * _row_bytes(kind, columns)))
+        if name.endswith(_LAST):
+            report(1 + int(name.split(".")[1]))
+    writer.close()
+    return path
+
+
+_LAST = "ffn_down.weight"
+"""Of a layer's tensors."""
+_Tensor = tuple[str, int, int, GGMLQuantizationType | None]
+"""Name, rows, columns and type; None: a vector of float32."""
+
+
+def _row_bytes(kind: GGMLQuantizationType, columns: int) -> int:
+    block, size = GGML_QUANT_SIZES[kind]
+    return columns // block * size
+
+
+def _tensors(shape: Shape) -> Iterator[_Tensor]:
+    keys, queries, hidden = shape.key_heads * shape.head, shape.heads * shape.head, shape.hidden
+    yield "token_embd.weight", shape.vocabulary, hidden, Q6 if shape.tied else Q4
+    if not shape.tied:
+        yield "output.weight", shape.vocabulary, hidden, Q6
+    yield "output_norm.weight", 1, hidden, None
+    for layer in range(shape.layers):
+        eighth, block = shape.layers // 8, f"blk.{layer}."
+        more = layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2
+        precise = Q6 if more else Q4
+        yield f"{block}attn_norm.weight", 1, hidden, None
+        yield f"{block}attn_q.weight", queries, hidden, Q4
+        yield f"{block}attn_k.weight", keys, hidden, Q4
+        yield f"{block}attn_v.weight", keys, hidden, precise
+        if shape.normed:
+            yield f"{block}attn_q_norm.weight", 1, shape.head, None
+            yield f"{block}attn_k_norm.weight", 1, shape.head, None
+        yield f"{block}attn_output.weight", hidden, queries, Q4
+        yield f"{block}ffn_norm.weight", 1, hidden, None
+        yield f"{block}ffn_gate.weight", shape.feed_forward, hidden, Q4
+        yield f"{block}ffn_up.weight", shape.feed_forward, hidden, Q4
+        yield f"{block}{_LAST}", hidden, shape.feed_forward, precise
+
+
+def _blocks(kind: GGMLQuantizationType, columns: int) -> NDArray[np.uint8]:
+    """Random blocks of weights whose products with ``columns`` numbers are about as large as these."""
+    packed = np.random.default_rng(kind).integers(0, 256, (_RANDOM_BLOCKS, GGML_QUANT_SIZES[kind][1]), np.uint8)
+    scale, minimum, ratio = _SCALES[kind]
+
+    def scaled(by: float) -> NDArray[np.uint8]:
+        for at, number in ((scale, by), (minimum, by * ratio)):
+            if at is not None:
+                packed[:, at : at + 2] = np.array([number], np.float16).view(np.uint8)
+        return packed
+
+    return scaled(columns**-0.5 / float(gguf.dequantize(scaled(1.0)[:100], kind).std()))
+
+
+def _add_numbers(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    writer.add_name(f"random {shape.architecture}")
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.key_heads)
+    writer.add_key_length(shape.head)
+    writer.add_value_length(shape.head)
+    writer.add_rope_dimension_count(shape.head)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(shape.vocabulary)
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, count: int) -> None:
+    """Byte-level BPE: special tokens, the bytes, then pairs of bytes and triples by merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [f"{a} {b}" for a in alphabet for b in alphabet]
+    merges += [f"{a}{b} {c}" for a in alphabet[33:67] for b in alphabet for c in alphabet]
+    merges = merges[: count - len(_SPECIAL) - len(alphabet)]
+    tokens = [*_SPECIAL, *alphabet, *(merge.replace(" ", "") for merge in merges)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([TokenType.CONTROL] * len(_SPECIAL) + [TokenType.NORMAL] * (count - len(_SPECIAL)))
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
