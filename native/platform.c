@@ -1,5 +1,4 @@
 #define _GNU_SOURCE
-#define _FILE_OFFSET_BITS 64
 #include "platform.h"
 
 #ifdef _WIN32

@@ -41,9 +41,10 @@ def damaged(data: bytes, header: int, random: np.random.Generator) -> bytes:
         found[at:at] = found[at : at + int(random.integers(1, 64))]
     elif kind == 5:
         del found[int(random.integers(8, len(found))) :]
-    else:  # weights that are numbers of any kind
+    else:  # weights: of half of the copies some are infinite or NaN, of the others numbers of any kind
+        kept = 0xFF if kind == 6 else 0xF7  # one bit of exponents in float16 and float32
         for place in random.integers(header, len(data), 1000):
-            found[place] = (0, 127, 255, int(random.integers(256)))[random.integers(4)]
+            found[place] = (0, 127, 255, int(random.integers(256)))[random.integers(4)] & kept
     return bytes(found)
 
 
