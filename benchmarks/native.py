@@ -2,6 +2,7 @@
 
     python -m benchmarks.native [--models smollm2,FILE.gguf] [--tiers TIER,...] [--passes 25] [--out FILE.md]
     python -m benchmarks.native --quality FILE.txt [--models ...]
+    python -m benchmarks.native --shape qwen3-4b,llama-8b [--layers 2] [--passes 25] [--out FILE.md]
 
 For each model and instruction set: AR decoding and the reading of a prompt, both engines in turn; passes over n tokens;
 eight requests together; passes beside a process that keeps one CPU busy; what a step of AR decoding costs beside its
@@ -9,6 +10,8 @@ pass. Run it alone on a machine. Times are medians, those of passes over n token
 
 ``--quality``: KL divergence of the next token's distribution from that of the same weights in float32 by transformers,
 over the first tokens of a text, and how often the most probable token is the same: the native engine's and llama.cpp's.
+
+``--shape``: loading, memory and passes of large models with random weights (``benchmarks.native_shapes``).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +37,10 @@ from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.models.native.binding import tiers
 from draftree.models.native.native_model import NativeModel
 from draftree.request import Stats
+
+from . import native_large
+from .native_passes import pass_seconds, text, timed
+from .native_shapes import SHAPES
 
 SIZES = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (100, 900)
@@ -54,40 +61,6 @@ class Line(NamedTuple):
 
     figure: str
     value: str
-
-
-def text(count: int) -> list[int]:
-    """Token ids that are in every vocabulary; what they say does not matter to a pass."""
-    return [(7919 * i + 1000) % 20000 for i in range(count)]
-
-
-def timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
-def pass_seconds(model: LanguageModel, context: int, sizes: Sequence[int], passes: int) -> dict[int, list[float]]:
-    """Seconds of passes over chains behind a context, with their argmax.
-
-    The sizes take turns, three passes each, of which the first is left out: as in decoding, a pass comes behind one
-    that left the same in the processor's caches.
-    """
-    row, found = model.open(), {size: list[float]() for size in sizes}
-    model.extend([row], [Nodes.chain(text(context), 0)])
-    model.commit(row, range(context))
-
-    def once(size: int) -> None:
-        model.extend([row], [Nodes.chain(text(size))]).argmax(range(size))
-
-    for _ in range(passes):
-        for size, seconds in found.items():
-            for turn in range(3):
-                spent = timed(lambda: once(size))  # noqa: B023
-                model.commit(row, [])
-                seconds += [spent] if turn else []
-    model.close(row)
-    return found
 
 
 def reading_seconds(model: LanguageModel, length: int) -> float:
@@ -250,6 +223,8 @@ def main() -> None:
     parser.add_argument("--tiers", default=tiers()[-1], help=f"of {', '.join(tiers())}")
     parser.add_argument("--passes", type=int, default=25)
     parser.add_argument("--quality", type=Path, metavar="FILE")
+    parser.add_argument("--shape", help=f"of {', '.join(SHAPES)}: measure these with random weights")
+    parser.add_argument("--layers", type=int, default=2, help="of the model that attention is measured on")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     lines = list[str]()
@@ -259,7 +234,12 @@ def main() -> None:
         print(line, flush=True)
 
     show(f"{processor()}, {len(os.sched_getaffinity(0))} CPUs")
-    for name in args.models.split(","):
+    if args.shape:
+        if unknown := [name for name in args.shape.split(",") if name not in SHAPES]:
+            parser.error(f"no shape {unknown[0]}: choose from {', '.join(SHAPES)}")
+        for row in native_large.run(args.shape.split(","), args.layers, args.passes, args.out):
+            show(row)
+    for name in () if args.shape else args.models.split(","):
         for tier in [""] if args.quality else args.tiers.split(","):
             show(f"\n| {Path(name).name} {tier} | |\n|---|---|")
             for line in quality(name, args.quality.read_text()) if args.quality else measure(name, tier, args.passes):

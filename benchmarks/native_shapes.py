@@ -51,9 +51,17 @@ class Shape:
         """Bytes of a token's keys and values in one layer, of 16 bits."""
         return 2 * 2 * self.key_heads * self.head
 
+    @property
+    def file_bytes(self) -> int:
+        """Of its weights."""
+        sized = (
+            (rows, _row_bytes(kind, columns) if kind else 4 * columns) for _, rows, columns, kind in _tensors(self)
+        )
+        return sum(rows * size for rows, size in sized)
+
     def attention_alone(self, layers: int) -> Shape:
         """A model whose passes over long contexts are little else than the same attention."""
-        return replace(self, layers=layers, feed_forward=256, vocabulary=512, tied=True)
+        return replace(self, layers=layers, feed_forward=256, vocabulary=20480, tied=True)
 
 
 SHAPES: Mapping[str, Shape] = {
