@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Format
 
 from draftree.errors import ModelFileError
 from draftree.models.gguf.gguf_checks import check
@@ -108,3 +109,50 @@ def test_one_weight_that_is_no_number_is_found_in_any_tensor(tmp_path: Path, wei
         reader.data[at : at + number.nbytes] = before
         reader.data.flush()
     check(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (Format.Q4_K, [0, 0x3C, 0, 0x3C], [0, 0x3C, 0, 0x7C]),
+        (Format.MXFP4, [0xFE], [0xFF]),
+        (Format.Q1_0, [0xFF, 0x7B], [0, 0x7C]),
+        (Format.IQ3_S, [0xFF, 0x7B], [0, 0x7C]),
+        (Format.IQ1_M, [0, 0xF0, 0, 0xF0, 0, 0xB0, 0, 0x70], [0, 0, 0, 0, 0, 0xC0, 0, 0x70]),
+    ],
+)
+def test_scales_that_are_no_numbers_are_found_in_tensors_of_experts(
+    tmp_path: Path, kind: Format, good: Sequence[int], bad: Sequence[int]
+) -> None:
+    """Three dimensions, and each format's own place for its scales."""
+    begin = {Format.IQ1_M: 48}.get(kind, 0)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+
+    def checked(scale: Sequence[int]) -> None:
+        packed = np.zeros((2, 3, 256 // block, size), np.uint8)
+        packed[1, 2, 0, begin : begin + len(scale)] = scale
+        writer = gguf.GGUFWriter(tmp_path / "experts.gguf", "llama")
+        writer.add_context_length(8)
+        writer.add_embedding_length(256)
+        writer.add_block_count(1)
+        writer.add_array("tokenizer.ggml.tokens", ["a"])
+        writer.add_tensor("blk.0.ffn_up_exps.weight", packed.reshape(2, 3, -1), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        assert check(tmp_path / "experts.gguf").tensors[0].shape == (256, 3, 2)
+
+    checked(good)
+    with pytest.raises(ModelFileError, match="tensor blk.0.ffn_up_exps.weight has weights that are NaN"):
+        checked(bad)
+
+
+@pytest.mark.parametrize("kind", [Format.Q8_1, Format.Q8_K])
+def test_formats_of_activations_are_no_weights(tmp_path: Path, kind: Format) -> None:
+    """llama.cpp calls a function that it does not have for them."""
+    path = write(tmp_path / "tiny.gguf", weights="Q8_0", layers=1, hidden=256, heads=8)
+    with_tensor("blk.0.attn_output.weight", 4, kind)(reader := gguf.GGUFReader(path, "r+"))
+    reader.data.flush()
+    with pytest.raises(ModelFileError, match=f"is of type {kind.name}, not a type of weights|is at byte"):
+        check(path)

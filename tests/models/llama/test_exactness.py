@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.engine.replay import first_difference
-from draftree.errors import UnsupportedModelError
+from draftree.errors import DraftreeWarning, UnsupportedModelError
 from draftree.models.base import Nodes, Row
 from draftree.models.llama.llama_model import EXACT, LlamaModel, exactness
 from draftree.scores import NumpyScores, Scores
@@ -40,6 +41,21 @@ def test_floats_round_otherwise_in_wider_passes_and_texts_differ_by_near_ties_al
         alone = Engine(model).generate([prompt], params)[0].token_ids
         difference = first_difference(model, prompt, alone, engine.generate([prompt], params)[0].token_ids, params)
         assert difference is None or difference.near_tie, difference
+
+
+@pytest.mark.parametrize("weights", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "MXFP4"])
+def test_formats_that_the_native_engine_lacks_are_drafted_for(weights: str, tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "tiny.gguf", weights=weights, layers=1, hidden=256, heads=8)
+    with pytest.warns(DraftreeWarning, match=f"runs on llama.cpp: .* format {weights} of tensor token_embd"):
+        model = draftree.load(str(path))
+    assert model.capabilities.weight_format == weights
+    params, prompt = SamplingParams(max_tokens=12, ignore_eos=True), encode(model.tokenizer, "the cat, the cat, the")
+    alone = Engine(model).generate([prompt], params)[0].token_ids
+    drafted = Engine(model, SpeculationParams(drafter="lookup", method="opt-tree", nodes=6)).generate([prompt], params)[
+        0
+    ]
+    difference = first_difference(model, prompt, alone, drafted.token_ids, params)
+    assert difference is None or difference.near_tie, difference
 
 
 def test_trees_that_see_other_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

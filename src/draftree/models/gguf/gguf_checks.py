@@ -25,8 +25,8 @@ from .metadata import damaged
 _NO_MODELS = {"adapter": "a LoRA adapter", "imatrix": "an importance matrix", "mmproj": "a multi-modal projector"}
 _MOST = {Keys.LLM.CONTEXT_LENGTH: 2**31 - 1, Keys.LLM.EMBEDDING_LENGTH: 2**31 - 1, Keys.LLM.BLOCK_COUNT: 512}
 """Numbers that every model has, and their largest values: llama.cpp counts in 32 bits, and has room for 512 layers."""
-_NO_WEIGHTS = {Format.I8, Format.I16, Format.I32, Format.I64, Format.F64}
-"""Types that llama.cpp computes no layer with."""
+_NO_WEIGHTS = {Format.I8, Format.I16, Format.I32, Format.I64, Format.F64, Format.Q8_1, Format.Q8_K}
+"""Types that llama.cpp computes no layer with: the last two are of activations."""
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 """That llama.cpp knows."""
 _EXPERTS = (
@@ -39,7 +39,8 @@ _MOST_EXPERTS = 512
 _EPSILONS = (Keys.Attention.LAYERNORM_RMS_EPS, Keys.Attention.LAYERNORM_EPS, Keys.Attention.GROUPNORM_EPS)
 _SCALES: Mapping[int, tuple[int, ...]] = {
     **dict.fromkeys((Format.Q4_0, Format.Q5_0, Format.Q8_0, Format.IQ4_NL, Format.IQ4_XS), (0,)),
-    **dict.fromkeys((Format.IQ2_XXS, Format.IQ2_XS, Format.IQ2_S, Format.IQ3_XXS, Format.IQ3_S, Format.IQ1_S), (0,)),
+    **dict.fromkeys((Format.IQ2_XXS, Format.IQ2_XS, Format.IQ2_S, Format.IQ3_XXS, Format.IQ3_S), (0,)),
+    **dict.fromkeys((Format.IQ1_S, Format.Q1_0), (0,)),
     **dict.fromkeys((Format.Q4_1, Format.Q5_1, Format.Q4_K, Format.Q5_K), (0, 2)),
     Format.Q2_K: (80, 82),
     Format.Q3_K: (108,),
@@ -48,6 +49,10 @@ _SCALES: Mapping[int, tuple[int, ...]] = {
     Format.TQ2_0: (64,),
 }
 """Where a block has its scales and minima, each a float16: in bytes from its start."""
+_IQ1_M_SCALE = (48, 56)
+"""Where a block of IQ1_M has its scale: the four bits of each digit are the highest ones of a 16-bit number."""
+_NO_EXPONENT = 0xFF
+"""The byte in front of a block of MXFP4 that is no power of two (OCP Microscaling formats 1.0, E8M0)."""
 _INFINITE = {Format.F16: 0x7C00, Format.BF16: 0x7F80}
 """Bits of infinity in 16 bits; those of NaN are above, apart from the sign."""
 _PIECE = 1 << 16
@@ -203,8 +208,14 @@ def _finite(tensor: StoredTensor) -> bool:
     infinite, columns = _INFINITE.get(Format(tensor.kind)), [data.view(np.uint16)]
     if infinite is None:
         blocks = data.reshape(-1, GGML_QUANT_SIZES[Format(tensor.kind)][1])
+        if tensor.kind == Format.MXFP4:
+            return all((part != _NO_EXPONENT).all() for part in _pieces(blocks[:, 0]))
         infinite = _INFINITE[Format.F16]
         columns = [blocks[:, at : at + 2].view(np.uint16)[:, 0] for at in _SCALES.get(tensor.kind, ())]
+        if tensor.kind == Format.IQ1_M:
+            begin, end = _IQ1_M_SCALE
+            digits = blocks[:, begin:end].view(np.uint16) >> np.uint16(12)
+            columns = [digits @ np.array([1, 16, 256, 4096], np.uint16)]
     return all((part & 0x7FFF).max() < infinite for column in columns for part in _pieces(column))
 
 
