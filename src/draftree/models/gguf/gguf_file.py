@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFReader
-from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGUFValueType, Keys
+from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, Keys
 from numpy.typing import NDArray
 
 from ...artifacts import check_regular
@@ -34,6 +34,7 @@ _NUMBERS = {int(kind): np.dtype(number).newbyteorder("<") for kind, number in GG
 """Types of metadata that are numbers."""
 
 
+_FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 """Tensors of the embeddings and of the output layer; a model without the latter multiplies by the former."""
 
@@ -110,6 +111,20 @@ class GGUFHeader:
         own = (metadata.number(Keys.LLM.EMBEDDING_LENGTH) or 0) // max((*heads, 1))
         keys, values = (metadata.number(key) for key in (Keys.Attention.KEY_LENGTH, Keys.Attention.VALUE_LENGTH))
         return keys or own, values or own
+
+    @property
+    def has_float_layers(self) -> bool:
+        """Passes multiply by matrices of floats, of which quantized files may have some too: routers of experts."""
+        matrices = [
+            each for each in self.tensors if each.kind in _FLOATS and len(each.shape) > 1 and min(each.shape) > 1
+        ]
+        names = {each.name for each in matrices if each.name.endswith(".weight") and "conv" not in each.name}
+        return bool(names - ({EMBEDDINGS} if any(each.name == OUTPUT for each in self.tensors) else set()))
+
+    @property
+    def is_latent(self) -> bool:
+        """Its attention is over latent vectors, of which the values are a part (MLA, arXiv 2405.04434)."""
+        return self.metadata.number(Keys.Attention.KEY_LENGTH_MLA) is not None
 
 
 class _Damaged(Exception):
@@ -277,5 +292,6 @@ def slot_bytes(header: GGUFHeader, keys: int, values: int) -> int:
     widths = header.widths
     if not layers or not any(shared) or not all(widths) or len(shared) not in (1, layers):
         raise ModelFileError(f"{header.path} does not give its {header.architecture}.attention.head_count: {AGAIN}")
-    total = sum(_bytes((n * w,), kind) for n in shared for w, kind in zip(widths, (keys, values), strict=True))
+    stored = [(widths[0], keys)] if header.is_latent else [*zip(widths, (keys, values), strict=True)]
+    total = sum(_bytes((n * width,), kind) for n in shared for width, kind in stored)
     return total * layers // len(shared)

@@ -10,7 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Sequence
-from ctypes import CFUNCTYPE, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_void_p
+from ctypes import CFUNCTYPE, c_bool, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -50,10 +50,17 @@ class ModelParams(ctypes.Structure):
     _fields_ = [
         ("_from_devices", c_void_p * 6),
         ("progress_callback", c_void_p),
-        ("_from_user_data", c_void_p * 2),
+        ("_user_data", c_void_p),
+        ("kv_overrides", c_void_p),
         ("vocab_only", c_bool),
         ("_flags", c_bool * 5),
     ]
+
+
+class OverrideStruct(ctypes.Structure):
+    """llama_model_kv_override: a whole number instead of the file's; an empty key ends an array of them."""
+
+    _fields_ = [("kind", c_int), ("key", c_char * 128), ("number", c_int64), ("_rest", c_char * 120)]
 
 
 class ContextParams(ctypes.Structure):
@@ -204,6 +211,8 @@ _NO_CELL = 1
 """What ``llama_decode`` returns where there is no room."""
 _BLOCK = 32
 """Values of a block of Q8_0."""
+_LONG_ROPE = "rope_factors_long.weight"
+"""Factors of rope frequencies for texts that are longer than those that a model was first trained on."""
 
 
 class Weights:
@@ -230,6 +239,8 @@ class Weights:
             stoppable = StoppableProgress(lambda done: report((1 + done) / 2))
             params, callback = library.model_default_params(), _Progress(stoppable.report)
             params.progress_callback = ctypes.cast(callback, c_void_p)
+            overrides = self._overrides()
+            params.kv_overrides = ctypes.addressof(overrides)
             library.listen()
             self.pointer = library.model_load_from_file(os.fsencode(path), params)
         stoppable.check()
@@ -241,16 +252,34 @@ class Weights:
         self.vocab_size: int = library.vocab_n_tokens(self.vocab)
         self.types = self._types()
 
+    def _overrides(self) -> ctypes.Array[OverrideStruct]:
+        """Numbers that llama.cpp takes for the file's.
+
+        It chooses between the two sets of factors of LongRoPE by the size of a context, which grows here with keys in
+        it that were rotated by the other set. They are chosen by the model's longest text, as in the native engine.
+        """
+        metadata, overrides = self.header.metadata, (OverrideStruct * 2)()
+        longest, trained = (
+            metadata.number(key) or 0 for key in (Keys.LLM.CONTEXT_LENGTH, Keys.Rope.SCALING_ORIG_CTX_LEN)
+        )
+        if any(tensor.name == _LONG_ROPE for tensor in self.header.tensors):
+            overrides[0].key = metadata.name(Keys.Rope.SCALING_ORIG_CTX_LEN).encode()
+            overrides[0].number = 1 if longest > trained else 2**31 - 1
+        return overrides
+
     def _types(self) -> tuple[int, int]:
         """Types of keys and of values.
 
         Where they are float16 both, llama.cpp's attention on a CPU splits its sums over threads from 512 cells on if
         one token is decoded, and takes tiles of 64 if many are: a tree would be rounded otherwise than AR decoding.
         With types that differ each token is computed by itself. Keys in Q8_0 are as exact here as float16 and faster
-        than bfloat16 values, which heads of another width get.
+        than bfloat16 values, which heads of another width get. Values that are a part of the keys have their type:
+        bfloat16, of which it splits nothing.
         """
         if self.library.supports_gpu_offload():
             return F16, F16
+        if self.header.is_latent:
+            return BF16, BF16
         return (Q8_0, F16) if self.header.widths[0] % _BLOCK == 0 else (F16, BF16)
 
 
