@@ -65,6 +65,13 @@ _EPSILON = "llama.attention.layer_norm_rms_epsilon"
         (overwritten(_EPSILON, -1e-6), f"{_EPSILON} is -9.99"),
         (overwritten(_EPSILON, np.nan), f"{_EPSILON} is nan"),
         (overwritten(_EPSILON, np.inf), f"{_EPSILON} is inf"),
+        (
+            overwritten("llama.attention.head_count", 2**32 - 1),
+            "llama.attention.head_count is 4294967295, for 64 numbers",
+        ),
+        (overwritten("llama.rope.dimension_count", 0), "llama.rope.dimension_count is 0, for heads of 32 numbers"),
+        (overwritten("llama.rope.dimension_count", 31), "llama.rope.dimension_count is 31, for heads of 32 numbers"),
+        (overwritten("llama.rope.dimension_count", 34), "llama.rope.dimension_count is 34, for heads of 32 numbers"),
         (of_kind("tokenizer.ggml.merges", 99), "unknown type 99, at tokenizer.ggml.merges"),
         (of_length("tokenizer.chat_template", 2**62), "inside its header, at tokenizer.chat_template"),
         (with_item("tokenizer.ggml.tokens", 40, b"!"), "tokenizer.ggml.tokens has '!' twice"),

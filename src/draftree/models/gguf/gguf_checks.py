@@ -29,6 +29,10 @@ _NO_WEIGHTS = {Format.I8, Format.I16, Format.I32, Format.I64, Format.F64, Format
 """Types that llama.cpp computes no layer with: the last two are of activations."""
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 """That llama.cpp knows."""
+_LONGEST_WINDOW = 2**30
+_KEY_LENGTHS = (Keys.Attention.KEY_LENGTH, Keys.Attention.KEY_LENGTH_SWA)
+_VALUE_LENGTHS = (Keys.Attention.VALUE_LENGTH, Keys.Attention.VALUE_LENGTH_SWA)
+_WINDOW_PATTERN, _TURNED = Keys.Attention.SLIDING_WINDOW_PATTERN, Keys.Rope.DIMENSION_COUNT
 _EXPERTS = (
     Keys.LLM.EXPERT_COUNT,
     Keys.LLM.EXPERT_USED_COUNT,
@@ -153,6 +157,48 @@ def _flaws_of_numbers(header: GGUFHeader) -> Iterator[str]:
             yield f"{metadata.name(Keys.LLM.BLOCK_COUNT)} is {layers}, with {tensor.name}"
 
 
+def _flaws_of_attention(header: GGUFHeader) -> Iterator[str]:
+    """Numbers of heads, and of layers that have keys and values of their own."""
+    metadata, width = header.metadata, header.metadata.number(Keys.LLM.EMBEDDING_LENGTH) or 0
+    heads = metadata.numbers(Keys.Attention.HEAD_COUNT) or (0,)
+    if max(heads) > width:
+        yield f"{metadata.name(Keys.Attention.HEAD_COUNT)} is {max(heads)}, for {width} numbers"
+    window = max(metadata.numbers(Keys.Attention.SLIDING_WINDOW) or (0,))
+    if window > _LONGEST_WINDOW:
+        yield f"{metadata.name(Keys.Attention.SLIDING_WINDOW)} is {window}, not a number up to {_LONGEST_WINDOW}"
+    if not header.is_latent:
+        yield from _flaws_of_heads(header)
+    own, _ = header.widths
+    for key, size in ((_TURNED, own), (Keys.Rope.DIMENSION_COUNT_SWA, metadata.number(_KEY_LENGTHS[1]) or own)):
+        turned = metadata.numbers(key) or metadata.numbers(_TURNED)
+        if any(heads) and turned and (max(turned) % 2 or not 0 < max(turned) <= size):
+            yield f"{metadata.name(key)} is {max(turned)}, for heads of {size} numbers"
+    shared, windows = metadata.number(Keys.Attention.SHARED_KV_LAYERS) or 0, metadata.numbers(_WINDOW_PATTERN) or ()
+    before = header.layers - shared
+    if shared and (before < 2 or (len(windows) > 1 and windows[before - 2 : before] != (1, 0))):
+        yield f"{metadata.name(Keys.Attention.SHARED_KV_LAYERS)} is {shared}, of {header.layers} layers"
+
+
+def _flaws_of_heads(header: GGUFHeader) -> Iterator[str]:
+    """Lengths of heads that their matrices do not have; a layer without values of its own has its keys for values."""
+    metadata, tensors = header.metadata, {each.name: each for each in header.tensors if len(each.shape) == 2}
+    heads = metadata.numbers(Keys.Attention.HEAD_COUNT_KV) or metadata.numbers(Keys.Attention.HEAD_COUNT) or (0,)
+    for layer in range(header.layers):
+        count = heads[min(layer, len(heads) - 1)]
+        keys, values = (tensors.get(f"blk.{layer}.attn_{part}.weight") for part in "kv")
+        shared = header.widths[1] if values is None else None
+        for found, lengths, default in ((keys, _KEY_LENGTHS, None), (values or keys, _VALUE_LENGTHS, shared)):
+            stated, local = map(metadata.number, lengths)
+            length = default if stated is None else stated
+            if (
+                found
+                and count
+                and length is not None
+                and found.shape[1] not in (count * length, count * (local or length))
+            ):
+                yield f"{metadata.name(lengths[0])} is {length}, with {found.shape[1]} rows of {found.name}"
+
+
 def _flaws_of_experts(header: GGUFHeader) -> Iterator[str]:
     """For each token some of the experts are used, or those of some groups."""
     metadata = header.metadata
@@ -223,7 +269,7 @@ def _pieces(values: NDArray[np.generic]) -> Iterable[NDArray[Any]]:
     return (values[begin : begin + _PIECE] for begin in range(0, len(values), _PIECE))
 
 
-_FLAWS = (_flaws_of_numbers, _flaws_of_experts, _flaws_of_vocabulary, _flaws_of_tensors)
+_FLAWS = (_flaws_of_numbers, _flaws_of_attention, _flaws_of_experts, _flaws_of_vocabulary, _flaws_of_tensors)
 
 
 def capabilities(header: GGUFHeader, name: str, threads: int, **given: Any) -> Capabilities:
