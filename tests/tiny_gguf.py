@@ -144,10 +144,7 @@ def split(whole: Path, folder: Path) -> list[Path]:
     for i, path in enumerate(parts):
         writer = gguf.GGUFWriter(path, "llama")
         if i == 0:
-            for field in reader.fields.values():
-                if not field.name.startswith(("GGUF.", "general.architecture")):
-                    kinds = field.types
-                    writer.add_key_value(field.name, field.contents(), kinds[0], kinds[-1] if len(kinds) > 1 else None)
+            copy_settings(reader, writer)
         writer.add_uint16("split.no", i)
         writer.add_uint16("split.count", 2)
         writer.add_int32("split.tensors.count", len(reader.tensors))
@@ -159,6 +156,13 @@ def split(whole: Path, folder: Path) -> list[Path]:
         writer.write_tensors_to_file()
         writer.close()
     return parts
+
+
+def copy_settings(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
+    """Write all keys of another file of the same architecture."""
+    for key, each in reader.fields.items():
+        if not key.startswith(("GGUF.", "general.architecture")):
+            writer.add_key_value(key, each.contents(), each.types[0], each.types[-1] if len(each.types) > 1 else None)
 
 
 _FLOATS = ("ssm_conv1d.weight", "ssm_a", "attn_rel_b.weight")

@@ -1,7 +1,7 @@
 """Damaged variants of a small GGUF file, and what the command line makes of each.
 
 As a program it makes a request to every so many of them, each in a process of its own, and prints what became of it as
-a line of JSON: where llama.cpp aborts, the exit code is that of a signal.
+a line of JSON: where llama.cpp aborts, the exit code is that of a signal. Files that are named run on llama.cpp alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ _MEMORY = 8 << 30
 """Bytes of addresses that a variant may take."""
 _ABORTED = re.compile(r"block_count|epsilon|a token twice|of type 26")
 """Variants on which llama.cpp aborts: none of them is left out."""
+_NONE = re.compile("(?!)")
+_HIDDEN = "failed to load model"
 _FLIPS = 120
 """Bits of the header that are flipped, each in a variant of its own."""
 
@@ -187,17 +189,20 @@ def changes(reader: gguf.GGUFReader) -> Iterator[tuple[str, Change]]:
         yield f"bit {bit} of byte {at}", _header(at, bytes([int(reader.data[at]) ^ 1 << bit]))
 
 
-def variants(folder: Path, each: int) -> Iterator[tuple[str, bytes]]:
-    """Names and bytes of one of so many variants, and of all on which llama.cpp aborts."""
-    files = {
-        "bpe": write(folder / "bpe.gguf", layers=1, hidden=64, heads=2, kv_heads=1, weights="Q8_0"),
-        "spm": write(folder / "spm.gguf", layers=1, hidden=64, heads=2, kv_heads=1, vocabulary=with_byte_fallback()),
-    }
-    for kind, path in files.items():
-        reader = gguf.GGUFReader(path, "c")
+def written(folder: Path) -> list[Path]:
+    """Files of both kinds of vocabularies."""
+    sizes: dict[str, Any] = {"layers": 1, "hidden": 64, "heads": 2, "kv_heads": 1}
+    byte_fallback = write(folder / "spm.gguf", **sizes, vocabulary=with_byte_fallback())
+    return [write(folder / "bpe.gguf", **sizes, weights="Q8_0"), byte_fallback]
+
+
+def variants(paths: Iterable[Path], each: int, always: re.Pattern[str]) -> Iterator[tuple[str, bytes]]:
+    """Names and bytes of one of so many variants of each file, and of those whose name matches ``always``."""
+    for path in paths:
+        kind, reader = path.stem, gguf.GGUFReader(path, "c")
         whole = reader.data.copy()
         for i, (name, change) in enumerate(changes(gguf.GGUFReader(path))):
-            if i % each == 0 or _ABORTED.search(name):
+            if i % each == 0 or always.search(name):
                 change(reader)
                 yield f"{kind}: {name}", reader.data.tobytes()
                 reader.data[:] = whole
@@ -220,18 +225,29 @@ def outcome(path: Path, backend: str) -> dict[str, Any]:
     os._exit(0)
 
 
-def main(folder: Path, each: int) -> None:
+def is_fine(outcome: Mapping[str, Any]) -> bool:
+    """It was refused in one line that names what is wrong, or it decoded."""
+    if outcome["code"] == 0:
+        return bool(json.loads(outcome["out"])["stats"]["tokens"] == TOKENS)
+    lines = outcome["err"].strip().splitlines()
+    return (
+        outcome["code"] == 2 and outcome["out"] == "" and lines != [] and _HIDDEN not in lines[-1] and len(lines) == 1
+    )
+
+
+def main(folder: Path, each: int, paths: Sequence[Path]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     path = folder / "damaged.gguf"
     open_library()
     with contextlib.redirect_stderr(io.StringIO()):
         run([*_LINE, "--target", str(path)])  # makes, once for all, what the first command of a process makes
-    for name, content in variants(folder, each):
+    chosen = variants(paths, each, _NONE) if paths else variants(written(folder), each, _ABORTED)
+    for name, content in chosen:
         path.write_bytes(content)
-        for backend in (AUTO, "llama.cpp"):
+        for backend in (AUTO, "llama.cpp")[bool(paths) :]:
             sys.stdout.write(json.dumps({"name": f"{name}, {backend}"} | outcome(path, backend)) + "\n")
             sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), [*map(Path, sys.argv[3:])])
