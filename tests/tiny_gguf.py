@@ -137,6 +137,13 @@ def write(
     return path
 
 
+def copy_settings(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
+    """Write all keys of another file of the same architecture."""
+    for key, each in reader.fields.items():
+        if not key.startswith(("GGUF.", "general.architecture")):
+            writer.add_key_value(key, each.contents(), each.types[0], each.types[-1] if len(each.types) > 1 else None)
+
+
 def split(whole: Path, folder: Path) -> list[Path]:
     """The same model in two parts, the second of which has the tensors of layer 1."""
     reader = gguf.GGUFReader(whole)
@@ -156,13 +163,6 @@ def split(whole: Path, folder: Path) -> list[Path]:
         writer.write_tensors_to_file()
         writer.close()
     return parts
-
-
-def copy_settings(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
-    """Write all keys of another file of the same architecture."""
-    for key, each in reader.fields.items():
-        if not key.startswith(("GGUF.", "general.architecture")):
-            writer.add_key_value(key, each.contents(), each.types[0], each.types[-1] if len(each.types) > 1 else None)
 
 
 _FLOATS = ("ssm_conv1d.weight", "ssm_a", "attn_rel_b.weight")

@@ -202,7 +202,7 @@ def _walk(model: LanguageModel, reference: LanguageModel, steps: int) -> tuple[f
 def test_trees_are_exact_in_batches_forks_and_larger_contexts(
     name: str, quantized: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_model, "_CELLS", 256)
+    monkeypatch.setattr(llama_model, "FIRST_CELLS", 256)
     model, reference = LlamaModel(quantized[name], threads=2), LlamaModel(quantized[name], threads=1)
     before, exact = model._context.cells, not model.weights.header.has_float_layers
     worst, lengths = _walk(model, reference, steps=6)
