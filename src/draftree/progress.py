@@ -133,7 +133,7 @@ class StoppableProgress:
             except GeneratorExit:
                 return
             except BaseException as error:  # noqa: BLE001 - raised by ``check``
-                self._raised = error
+                self._raised = self._raised or error
 
     def check(self) -> None:
         """Raise what has stopped the function of C, if anything has."""

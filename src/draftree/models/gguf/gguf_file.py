@@ -58,10 +58,17 @@ class StoredTensor:
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """[size] its bytes, mapped."""
+        """[size] its bytes, mapped.
+
+        Raises:
+            ModelFileError: the file is no longer there, or shorter.
+        """
         if not self.size:
             return np.zeros(0, np.uint8)
-        return np.asarray(np.memmap(self.file, np.uint8, "r", self.begin, (self.size,)))
+        try:
+            return np.asarray(np.memmap(self.file, np.uint8, "r", self.begin, (self.size,)))
+        except (OSError, ValueError) as error:
+            raise damaged(self.file, f"tensor {self.name} cannot be read: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
