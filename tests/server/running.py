@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -18,13 +20,15 @@ from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Observer, SpeculationParams
 from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.native.native_model import NativeModel
 from draftree.scores import Scores
 from draftree.server.app import Server, ServerSettings
 from draftree.server.engine_loop import EngineLoop
 from draftree.server.lifecycle import PATIENCE, patient
 from draftree.server.metrics import Metrics
 
-from ..tiny import bytes_tokenizer, tiny, tiny_tokenizer
+from ..tiny import BYTES_VOCAB, bytes_tokenizer, tiny, tiny_tokenizer
+from ..tiny_gguf import Vocabulary, write
 
 NAME = "tiny"
 TEXT = "a b a b a b a b a b"
@@ -44,12 +48,19 @@ def ending_target() -> HFModel:
     return HFModel(model, tokenizer, name=NAME, self_test=False)
 
 
-def bytes_target(tags: bool | None = None) -> HFModel:
-    """A model that can spell any text, with an end-of-sequence token; ``tags`` as for ``bytes_tokenizer``."""
-    model, tokenizer = tiny("llama_bytes"), bytes_tokenizer(tags)
-    if model.generation_config is not None:
-        model.generation_config.eos_token_id = tokenizer.eos_token_id
-    return HFModel(model, tokenizer, name=NAME, self_test=False)
+def bytes_target(tags: bool | None = None, context: int = 1024, seed: int = 0) -> NativeModel:
+    """A model of the native engine that can spell any text, with an end-of-sequence token; its passes take no time.
+
+    Args:
+        tags: as for ``bytes_tokenizer``.
+    """
+    tokenizer, nothing = bytes_tokenizer(tags), Vocabulary("none", ("",) * BYTES_VOCAB, ())
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "m.gguf", layers=1, hidden=64, heads=2, kv_heads=1, context=context, vocabulary=nothing, seed=seed)
+        model = NativeModel(path, name=NAME, threads=1)
+    model.tokenizer = tokenizer
+    model.capabilities = replace(model.capabilities, eos_ids=frozenset({tokenizer.eos_token_id}))
+    return model
 
 
 class _Slow(HFModel):

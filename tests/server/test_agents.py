@@ -16,10 +16,7 @@ import jsonschema
 import openai
 import pytest
 
-from draftree.models.huggingface.hf_model import HFModel
-
-from ..tiny import bytes_tokenizer, tiny
-from .running import NAME, Running, posted, running
+from .running import NAME, Running, bytes_target, posted, running
 
 REQUESTS = Path(__file__).parent / "requests"
 CODEX = sorted(path.stem for path in REQUESTS.glob("codex_*.json"))
@@ -30,11 +27,7 @@ SCHEMAS = {tool["name"]: tool["parameters"] for tool in TWENTY}
 @pytest.fixture(scope="module")
 def served() -> Iterator[Running]:
     """A model of bytes whose context holds such prompts."""
-    model, tokenizer = tiny("llama_bytes"), bytes_tokenizer(tags=False)
-    model.config.max_position_embeddings = 1 << 14
-    assert model.generation_config is not None
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    with running(HFModel(model, tokenizer, name=NAME, self_test=False)) as found:
+    with running(bytes_target(tags=False, context=1 << 14)) as found:
         yield found
 
 
