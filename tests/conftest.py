@@ -20,6 +20,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers loads: no test needs a
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # before torch: threads that spin for long hold up a busy machine
 
 from draftree.models import cost_profile as profile
+from draftree.models.llama import llama_model
+from draftree.models.native import native_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,6 +31,15 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile, "profile_folder", lambda: folder)
         patch.setattr(profile, "SHORT", profile.Grid((1, 2, 4, 16), (64,), (1,), 1))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def threads() -> Iterator[None]:
+    """A model has one thread where a test names no number: others would wait in loops for passes of a tiny model."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (native_model, llama_model):
+            patch.setattr(module, "default_threads", lambda: 1)
         yield
 
 

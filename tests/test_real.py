@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +43,12 @@ QUESTIONS = [
     "Write a Python function that adds two numbers, then the same function for three numbers.",
     "Name two colours.",
 ]
-TOKENS = 24
+TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[HFModel]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1)
-    yield load_huggingface("smollm2")
-    torch.set_num_threads(threads)
+def model() -> HFModel:
+    return load_huggingface("smollm2")
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +76,12 @@ def test_beam_search_finds_the_sequences_of_transformers(
     model: HFModel, stock: PreTrainedModel, prompts: list[list[int]]
 ) -> None:
     engine = draftree.BeamEngine(model, draftree.load_beam_source("self", model))
-    want = beam_search(stock, prompts[2], 3, 12)
-    made = engine.generate([prompts[2]], SamplingParams(max_tokens=12), draftree.BeamParams(width=3, returned=3))[0]
+    want = beam_search(stock, prompts[2], 3, 6)
+    made = engine.generate([prompts[2]], SamplingParams(max_tokens=6), draftree.BeamParams(width=3, returned=3))[0]
     assert same_beams([(h.token_ids, h.score) for h in made.hypotheses], want)
 
 
-@pytest.mark.parametrize("method", ["auto", "opt-tree", "static"])
+@pytest.mark.parametrize("method", ["auto", "static"])
 def test_greedy_ids_equal_transformers_generate_for_a_batch_of_three(
     method: str, model: HFModel, prompts: list[list[int]], greedy: list[list[int]]
 ) -> None:
