@@ -29,6 +29,7 @@ from draftree.models.huggingface import hf_model, norms
 from draftree.models.huggingface.hf_loading import load_huggingface, load_stock
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.pass_inputs import POSITION, PassInputs
+from draftree.policies.c2t import DEFAULT, read_classifier
 from draftree.policies.methods import METHODS
 from draftree.text.encoding import encode
 from draftree.tree import ROOT
@@ -182,6 +183,7 @@ def test_ctrl_c_keeps_and_prints_what_was_generated(model: HFModel) -> None:
 
 def test_the_shipped_classifiers_learned_from_the_default_model_and_its_head(model: HFModel) -> None:
     """Of other weights they would warn, and a warning is an error here."""
+    assert read_classifier(DEFAULT).made_for.target_weights == model.capabilities.fingerprint
     Engine(model, Speculation(draftree.load_drafter("head", model, METHODS["c2t"].policy())))
 
 

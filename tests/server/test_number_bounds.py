@@ -60,7 +60,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """Makes a model."""
     if request.param == "transformers":
         return target
-    path = write(tmp_path_factory.mktemp("model") / "tiny.gguf", layers=1, context=128)
+    path = write(tmp_path_factory.mktemp("model") / "tiny.gguf", layers=1, hidden=64, heads=2, context=128)
     return lambda: NativeModel(path, name=NAME, threads=1)
 
 
@@ -103,7 +103,7 @@ def _body(sent: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @given(sent=st.lists(st.sampled_from(list(SENT)), min_size=1, max_size=3, unique=True), data=st.data())
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 def test_a_server_answers_or_refuses_each_number_by_name(served: Running, sent: list[str], data: st.DataObject) -> None:
     fields = {name: data.draw(st.sampled_from(SENT[name])) for name in sent}
     status, found = posted(served, "/v1/completions", _body(fields))
@@ -111,8 +111,10 @@ def test_a_server_answers_or_refuses_each_number_by_name(served: Running, sent: 
 
 
 def test_a_batch_answers_or_refuses_each_number_by_name(model: LanguageModel) -> None:
+    """Each number by the native engine, each fourth by transformers, whose passes take longer."""
     default = SpeculationParams(drafter="lookup", method="chain")
-    bodies = [{name: value} for name, values in SENT.items() for value in values]
+    stride = 1 if isinstance(model, NativeModel) else 4
+    bodies = [{name: value} for name, values in SENT.items() for value in values[::stride]]
     asked = [{"custom_id": "", "url": COMPLETIONS, "body": {"model": NAME, **_body(sent)}} for sent in bodies]
     lines = [BatchLine(i, json.dumps(line).encode()) for i, line in enumerate(asked)]
     answers = Answering(Engine(model, default), default, NAME, 4).records(lines)

@@ -53,15 +53,15 @@ TOO_MUCH: list[tuple[str, dict[str, Any]]] = [
     (COMPLETION, {"prompt": [[1], [1] * 500_000]}),
     (COMPLETION, {"prompt": [1] * 1_300_000}),
     (COMPLETION, {"prompt": ["a"] * 20_000}),
-    (COMPLETION, {"prompt": ["a"] * 400_000}),
+    (COMPLETION, {"prompt": ["a"] * 100_000}),
     (COMPLETION, {"prompt": [[1]] * 10_000}),
-    (COMPLETION, {"prompt": [[1]] * 400_000}),
-    (COMPLETION, {"prompt": [1] * 400_000 + ["a"]}),
-    (COMPLETION, {"prompt": [None] * 400_000}),
-    (CHAT, {"messages": [None] * 400_000}),
-    (CHAT, {"messages": [_message([None] * 400_000)]}),
-    (RESPONSE, {"input": [None] * 400_000}),
-    ("/tokenize", {"messages": [None] * 400_000}),
+    (COMPLETION, {"prompt": [[1]] * 100_000}),
+    (COMPLETION, {"prompt": [1] * 100_000 + ["a"]}),
+    (COMPLETION, {"prompt": [None] * 100_000}),
+    (CHAT, {"messages": [None] * 100_000}),
+    (CHAT, {"messages": [_message([None] * 100_000)]}),
+    (RESPONSE, {"input": [None] * 100_000}),
+    ("/tokenize", {"messages": [None] * 100_000}),
     (RESPONSE, {"input": [_message()] * 20_000}),
     (RESPONSE, {"input": [_message()] * 10_000}),
     (RESPONSE, {"input": "a" * 3_000_000}),
@@ -221,13 +221,13 @@ def _places(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 HOSTILE = ["", "# c", "a ::= b", "\ud800", "\0", "(" * 3000, "start: /", "root ::= root", "start: start"]
-DEEP = "\n".join(["start: r0", *(f'r{i}: "a" r{i + 1}' for i in range(9000)), 'r9000: "b"'])
+DEEP = "\n".join(["start: r0", *(f'r{i}: "a" r{i + 1}' for i in range(4000)), 'r4000: "b"'])
 
 
-@pytest.mark.parametrize("text", [*HOSTILE, DEEP])
-def test_no_grammar_is_an_error_of_the_server(spelling: Running, text: str) -> None:
+@pytest.mark.parametrize(("text", "stride"), [*((text, 1) for text in HOSTILE), (DEEP, 5)])
+def test_no_grammar_is_an_error_of_the_server(spelling: Running, text: str, stride: int) -> None:
     """Exceptions of llguidance, and its panics, were answered with 500, or ended the server."""
-    for path, fields in _places(text):
+    for path, fields in _places(text)[::stride]:
         limit = "max_output_tokens" if path == RESPONSE else "max_tokens"
         status, body = posted(spelling, path, {"model": NAME, limit: 2, **fields})
         assert status in (200, 400), body
