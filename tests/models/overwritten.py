@@ -1,6 +1,9 @@
 """Load models and heads, damage their files, and go on: run by ``test_overwritten_files``.
 
-python -m tests.models.overwritten DAMAGE TARGET[,HEAD]...
+python -m tests.models.overwritten FOLDER TARGET[,HEAD]...
+
+prints for each damage the digests of all models, whose names have "@" in place of the folder, which has a copy of all
+files for each damage, by its name.
 """
 
 from __future__ import annotations
@@ -55,16 +58,24 @@ def answers(model: LanguageModel, head: DraftHead | None) -> str:
     return hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in found)).hexdigest()
 
 
-def main(damage: str, *given: str) -> None:
-    digests = []
-    for each in given:
+def main(folder: str, *given: str) -> None:
+    for damage in DAMAGES:
+        names = [each.replace("@", f"{folder}/{damage}") for each in given]
+        sys.stdout.write(json.dumps(digests(damage, names)) + "\n")
+        sys.stdout.flush()
+
+
+def digests(damage: str, names: list[str]) -> list[str]:
+    """What the models answer whose files are damaged when they are loaded."""
+    found = []
+    for each in names:
         target, *heads = map(Path, each.split(","))
         model = load(str(target))
         head = load_head(heads[0], model) if heads else None
         for path in (target, *heads):
             overwrite(path, damage)
-        digests.append(answers(model, head))
-    sys.stdout.write(json.dumps(digests) + "\n")
+        found.append(answers(model, head))
+    return found
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def alone(target: LanguageModel) -> dict[float, list[list[int]]]:
 
 
 def params(temperature: float, seed: int = 3) -> SamplingParams:
-    return SamplingParams(max_tokens=24, temperature=temperature, seed=seed)
+    return SamplingParams(max_tokens=16, temperature=temperature, seed=seed)
 
 
 @pytest.mark.filterwarnings(

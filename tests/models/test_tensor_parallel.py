@@ -112,7 +112,7 @@ def made(model: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
 def requests() -> list[tuple[str, str, SamplingParams]]:
     """Methods that decide by measured times and draws, prompts of several lengths."""
     return [
-        (method, TEXT + " x" * 3 * i, SamplingParams(max_tokens=10 + 5 * i, temperature=temperature, seed=5))
+        (method, TEXT + " x" * 3 * i, SamplingParams(max_tokens=6 + 2 * i, temperature=temperature, seed=5))
         for i, (method, temperature) in enumerate(REQUESTS)
     ]
 

@@ -106,9 +106,9 @@ def moved(outcomes: Sequence[Outcome]) -> int:
     return sum(outcome.path != [*range(len(outcome.path))] for outcome in outcomes)
 
 
-@RUNNERS
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("runner", "temperature", "count"), [("eager", 0.0, 1), ("eager", 1.0, 3), ("graph", 0.0, 3), ("graph", 1.0, 1)]
+)
 def test_a_step_uploads_once_for_its_pass_and_once_for_its_draws(
     runner: str, temperature: float, count: int, device: Accelerator
 ) -> None:
@@ -140,9 +140,15 @@ def test_each_pass_of_a_draft_model_is_one_round_trip(runner: str, temperature: 
     assert passes > 3
 
 
-@RUNNERS
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", ["draftree's", "eagle3"])
+@pytest.mark.parametrize(
+    ("kind", "runner", "temperature"),
+    [
+        *((kind, "graph", 0.0) for kind in ("draftree's", "eagle3")),
+        ("eagle3", "graph", 1.0),
+        ("draftree's", "eager", 1.0),
+        ("eagle3", "eager", 0.0),
+    ],
+)
 def test_each_layer_of_a_head_is_one_round_trip(
     kind: str, runner: str, temperature: float, device: Accelerator, tmp_path: Path
 ) -> None:

@@ -56,7 +56,16 @@ def bytes_target(tags: bool | None = None, context: int = 1024, seed: int = 0) -
     """
     tokenizer, nothing = bytes_tokenizer(tags), Vocabulary("none", ("",) * BYTES_VOCAB, ())
     with tempfile.TemporaryDirectory() as folder:
-        path = write(Path(folder) / "m.gguf", layers=1, hidden=64, heads=2, kv_heads=1, context=context, vocabulary=nothing, seed=seed)
+        path = write(
+            Path(folder) / "m.gguf",
+            layers=1,
+            hidden=64,
+            heads=2,
+            kv_heads=1,
+            context=context,
+            vocabulary=nothing,
+            seed=seed,
+        )
         model = NativeModel(path, name=NAME, threads=1)
     model.tokenizer = tokenizer
     model.capabilities = replace(model.capabilities, eos_ids=frozenset({tokenizer.eos_token_id}))

@@ -32,7 +32,7 @@ from ..toy import ToyModel, chi_square, distribution
 LOSSLESS = [name for name, scheme in SCHEMES.items() if not scheme.lossy]
 DRAWING = [name for name in LOSSLESS if name != "match"]
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
-TOKENS = 30
+TOKENS = 20
 VOCAB, LENGTH, PROMPT, BATCH = 3, 3, [1, 2], 700
 """Draws: a total variation of 0.12 over the 27 texts is found with a chance of 0.96 (chi-square at 1e-4)."""
 
@@ -158,7 +158,7 @@ def test_relaxed_without_allowance_is_match_and_still_marked() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_relaxed_accepts_more_and_changes_the_text(temperature: float) -> None:
-    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
+    params = SamplingParams(max_tokens=30, temperature=temperature, seed=3)
     plain, loose = decode("match", "relative", PROMPTS, params), decode("relaxed", "relative", PROMPTS, params)
     assert sum(g.stats.steps for g in loose) < sum(g.stats.steps for g in plain)
     assert [g.token_ids for g in loose] != [g.token_ids for g in plain]

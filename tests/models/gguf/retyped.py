@@ -13,7 +13,7 @@ import struct
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import gguf
@@ -135,8 +135,8 @@ def main(backend: str, paths: Sequence[Path]) -> None:
         rewriter, copy = Rewriter(path), path.with_name("copy.gguf")
         keys = [key for key in asked(path) if key not in tried or key.startswith("tokenizer.")]
         tried.update(keys)
-        for key in keys:
-            for name, value in values():
+        for number, key in enumerate(keys):  # each value with a third of the keys
+            for name, value in islice(values(), number % 3, None, 3):
                 sys.stdout.write(f"{path.name}: {key} = {name}\n")
                 sys.stdout.flush()
                 rewriter.copy(copy, key, value)

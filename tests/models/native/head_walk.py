@@ -121,10 +121,10 @@ def main(path: Path, folders: list[Path]) -> None:
         assert head_folder is not None
         arrays = head_folder.arrays(target.layers)
         head = NativeHead(arrays, target, "head")
-        for seed in range(6):
+        for seed in range(4):
             walk(head, target, np.random.default_rng(seed))
             found["walks"] += 1
-        found += try_damaged(arrays, target, 200)
+        found += try_damaged(arrays, target, 120)
     sys.stdout.write(f"{dict(found)}\n")
 
 

@@ -61,8 +61,8 @@ def test_draft_heads_stay_inside_their_memory(sanitized: tuple[Path, str], tmp_p
         replace(sizes, kind="eagle", fc_bias=True).save(tmp_path / "eagle", "midlayer"),
     ]
     outcomes = run(runtime, "head_walk", str(path), str(library), *map(str, folders))
-    assert outcomes.pop("walks") == 12
-    assert sum(outcomes.values()) == 400 and outcomes["UnsupportedModelError"] > 100 < outcomes["ran"], outcomes
+    assert outcomes.pop("walks") == 8
+    assert sum(outcomes.values()) == 240 and outcomes["UnsupportedModelError"] > 60 < outcomes["ran"], outcomes
 
 
 @pytest.mark.parametrize(("weights", "first"), [("F16", 0), ("Q4_K", 300)])

@@ -70,8 +70,8 @@ def test_a_pass_computes_the_described_model(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("weights", FORMAT_NAMES)
 def test_a_pass_reads_weights_of_every_format(weights: str, tmp_path: Path) -> None:
     """Near the exact model, and much nearer to one whose activations are rounded in the same way."""
-    path = tiny_gguf.write(tmp_path / "model.gguf", hidden=256, heads=8, weights=weights)
-    model, tokens = load(path), text(100)
+    path = tiny_gguf.write(tmp_path / "model.gguf", layers=1, hidden=256, heads=8, weights=weights)
+    model, tokens = load(path), text(60)
     found = extend(model, model.open(), tokens)
     exact, rounded = (Reference(path, describe(check(path)), rounded=each).logits(tokens) for each in (False, True))
     assert divergence(exact, found) < 0.1
