@@ -27,8 +27,9 @@ from draftree.models.gguf.gguf_checks import check
 from draftree.models.gguf.gguf_file import read
 from draftree.models.llama.library import Weights, open_library
 from draftree.models.native import native_model
-from draftree.models.native.architecture import FORMATS, describe
+from draftree.models.native.architecture import describe
 from draftree.models.native.binding import LoadedModel
+from draftree.models.native.header_reader import FORMATS
 from draftree.models.native.native_model import NativeModel
 from draftree.progress import StoppableProgress
 from tests import tiny_gguf
