@@ -262,6 +262,9 @@ _GEMMA, _OSS, _MOE = "gemma4.attention.", "gpt-oss.attention.", "qwen3moe."
         *((f"{_OSS}value_length", value) for value in (0, 1, 33, 2**31 - 1)),
         (f"{_MOE}attention.head_count", 2**32 - 1),
         (f"{_MOE}expert_used_count", 5),
+        ("deepseek2.expert_gating_func", 33),
+        *(("qwen35.ssm.inner_size", value) for value in (0, 3, 2**20)),
+        ("qwen35.full_attention_interval", 0),
     ],
 )
 def test_numbers_on_which_llama_cpp_aborts_are_refused(

@@ -33,6 +33,9 @@ _LONGEST_WINDOW = 2**30
 _KEY_LENGTHS = (Keys.Attention.KEY_LENGTH, Keys.Attention.KEY_LENGTH_SWA)
 _VALUE_LENGTHS = (Keys.Attention.VALUE_LENGTH, Keys.Attention.VALUE_LENGTH_SWA)
 _WINDOW_PATTERN, _TURNED = Keys.Attention.SLIDING_WINDOW_PATTERN, Keys.Rope.DIMENSION_COUNT
+_INTERVAL = Keys.LLM.FULL_ATTENTION_INTERVAL
+_GATINGS = 4
+"""The largest number of a function of routers that llama.cpp knows."""
 _EXPERTS = (
     Keys.LLM.EXPERT_COUNT,
     Keys.LLM.EXPERT_USED_COUNT,
@@ -183,20 +186,27 @@ def _flaws_of_heads(header: GGUFHeader) -> Iterator[str]:
     """Lengths of heads that their matrices do not have; a layer without values of its own has its keys for values."""
     metadata, tensors = header.metadata, {each.name: each for each in header.tensors if len(each.shape) == 2}
     heads = metadata.numbers(Keys.Attention.HEAD_COUNT_KV) or metadata.numbers(Keys.Attention.HEAD_COUNT) or (0,)
+    stated, local = ([metadata.number(key) for key in keys] for keys in zip(_KEY_LENGTHS, _VALUE_LENGTHS, strict=True))
+    names, shared = [*map(metadata.name, (_KEY_LENGTHS[0], _VALUE_LENGTHS[0]))], header.widths[1]
     for layer in range(header.layers):
         count = heads[min(layer, len(heads) - 1)]
         keys, values = (tensors.get(f"blk.{layer}.attn_{part}.weight") for part in "kv")
-        shared = header.widths[1] if values is None else None
-        for found, lengths, default in ((keys, _KEY_LENGTHS, None), (values or keys, _VALUE_LENGTHS, shared)):
-            stated, local = map(metadata.number, lengths)
-            length = default if stated is None else stated
-            if (
-                found
-                and count
-                and length is not None
-                and found.shape[1] not in (count * length, count * (local or length))
-            ):
-                yield f"{metadata.name(lengths[0])} is {length}, with {found.shape[1]} rows of {found.name}"
+        for i, found in enumerate((keys, values or keys)):
+            length = shared if i == 1 and values is None and stated[i] is None else stated[i]
+            if not found or not count or length is None:
+                continue
+            if found.shape[1] not in (count * length, count * (local[i] or length)):
+                yield f"{names[i]} is {length}, with {found.shape[1]} rows of {found.name}"
+
+
+def _flaws_of_states(header: GGUFHeader) -> Iterator[str]:
+    """Numbers of layers that keep a state."""
+    metadata, inner = header.metadata, header.metadata.number(Keys.SSM.INNER_SIZE)
+    for tensor in header.tensors if inner is not None else ():
+        if re.fullmatch(r"blk\.[0-9]+\.ssm_out\.weight", tensor.name) and tensor.shape[0] != inner:
+            yield f"{metadata.name(Keys.SSM.INNER_SIZE)} is {inner}, with {tensor.shape[0]} columns of {tensor.name}"
+    if metadata.number(_INTERVAL) == 0:
+        yield f"{metadata.name(_INTERVAL)} is 0, not a number of layers"
 
 
 def _flaws_of_experts(header: GGUFHeader) -> Iterator[str]:
@@ -205,6 +215,8 @@ def _flaws_of_experts(header: GGUFHeader) -> Iterator[str]:
     count, used, groups, used_groups = (max(metadata.numbers(key) or (0,)) for key in _EXPERTS)
     if count > _MOST_EXPERTS:
         yield f"{metadata.name(Keys.LLM.EXPERT_COUNT)} is {count}, not a number up to {_MOST_EXPERTS}"
+    if (gating := max(metadata.numbers(Keys.LLM.EXPERT_GATING_FUNC) or (0,))) > _GATINGS:
+        yield f"{metadata.name(Keys.LLM.EXPERT_GATING_FUNC)} is {gating}, not a number up to {_GATINGS}"
     if not min(1, count) <= used <= count:
         yield f"{metadata.name(Keys.LLM.EXPERT_USED_COUNT)} is {used}, of {count} experts"
     if groups >= max(1, count) or (groups > 1 and count % groups):
@@ -269,7 +281,14 @@ def _pieces(values: NDArray[np.generic]) -> Iterable[NDArray[Any]]:
     return (values[begin : begin + _PIECE] for begin in range(0, len(values), _PIECE))
 
 
-_FLAWS = (_flaws_of_numbers, _flaws_of_attention, _flaws_of_experts, _flaws_of_vocabulary, _flaws_of_tensors)
+_FLAWS = (
+    _flaws_of_numbers,
+    _flaws_of_attention,
+    _flaws_of_states,
+    _flaws_of_experts,
+    _flaws_of_vocabulary,
+    _flaws_of_tensors,
+)
 
 
 def capabilities(header: GGUFHeader, name: str, threads: int, **given: Any) -> Capabilities:
