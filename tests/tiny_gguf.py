@@ -20,7 +20,9 @@ CONTEXT = 2048
 HEAD = 32
 """Width of a head: keys of type Q8_0 come in blocks of 32."""
 WINDOW = 16
-"""Tokens of the window of the architecture "cohere2"."""
+"""Tokens of the windows of "cohere2", "gemma3" and "gpt-oss"."""
+EXPERTS = 4
+"""Of "gpt-oss", two of which each token uses."""
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 END = 2
@@ -103,7 +105,8 @@ def write(
         vocabulary: ``byte_level()`` by default.
         template: for conversations; None: the file has none.
         weights: the tensors' type, by ggml's name ("Q4_K"); vectors are always F32.
-        architecture: "llama"; "mamba" is recurrent, "cohere2" has a window of ``WINDOW`` tokens in its first layers,
+        architecture: "llama"; "mamba" is recurrent, "lfm2" in every other layer; windows of ``WINDOW`` tokens are in
+            the first three of four layers of "cohere2", the first five of six of "gemma3", every other of "gpt-oss";
             "t5" is an encoder-decoder, "t5encoder" an encoder; any other name gets the tensors of "llama".
         lacking: tensors that the file lacks, by their names.
     """
@@ -116,7 +119,7 @@ def write(
     writer.add_block_count(layers)
     writer.add_feed_forward_length(2 * hidden)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
+    writer.add_head_count_kv([kv_heads * (i % 2) for i in range(layers)] if architecture == "lfm2" else kv_heads)
     writer.add_rope_dimension_count(HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
     _add_of_architecture(writer, architecture, hidden)
@@ -128,6 +131,8 @@ def write(
         values = random.standard_normal(shape, dtype=np.float32) * _SHARE
         if len(shape) == 1:  # norms: away from ones, so that each of them matters
             values = 1 + values / 3
+        if name.endswith("ssm_a"):  # states decay
+            values = -np.abs(values)
         if name not in lacking:
             _add_tensor(writer, name, values, "F32" if len(shape) == 1 or name.endswith(_FLOATS) else weights)
     writer.write_header_to_file()
@@ -165,8 +170,8 @@ def split(whole: Path, folder: Path) -> list[Path]:
     return parts
 
 
-_FLOATS = ("ssm_conv1d.weight", "ssm_a", "attn_rel_b.weight")
-"""Tensors that stay F32: they have rows that are no multiple of a block."""
+_FLOATS = ("shortconv.conv.weight", "ssm_conv1d.weight", "ssm_a", "attn_rel_b.weight", ".bias")
+"""Tensors that stay F32: rows that are no multiple of a block, and biases."""
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, values: NDArray[np.float32], kind: str) -> None:
@@ -243,6 +248,16 @@ def _add_of_architecture(writer: gguf.GGUFWriter, architecture: str, hidden: int
         writer.add_sliding_window(WINDOW)
         writer.add_logit_scale(1.0)
         writer.add_layer_norm_eps(1e-5)
+    if architecture in ("gemma3", "gpt-oss"):
+        writer.add_sliding_window(WINDOW)
+        writer.add_key_length(HEAD)
+        writer.add_value_length(HEAD)
+    if architecture == "gpt-oss":
+        writer.add_expert_count(EXPERTS)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(2 * hidden)
+    if architecture == "lfm2":
+        writer.add_shortconv_l_cache(3)
     if architecture == "mamba":
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_inner_size(2 * hidden)
@@ -287,6 +302,49 @@ def _cohere2_shapes(layers: int, hidden: int, keys: int, vocab: int) -> _Shapes:
     return {name: shape for name, shape in shapes.items() if "ffn_norm" not in name and name != "output.weight"}
 
 
+def _gemma3_shapes(layers: int, hidden: int, keys: int, vocab: int) -> _Shapes:
+    """As llama's, without output weights, with norms of heads and behind attention and MLP."""
+    shapes = _llama_shapes(layers, hidden, keys, vocab)
+    del shapes["output.weight"]
+    for block in (f"blk.{i}" for i in range(layers)):
+        shapes |= {f"{block}.attn_{name}_norm.weight": (HEAD,) for name in "qk"}
+        shapes |= {f"{block}.post_{name}_norm.weight": (hidden,) for name in ("attention", "ffw")}
+    return shapes
+
+
+def _gpt_oss_shapes(layers: int, hidden: int, keys: int, vocab: int) -> _Shapes:
+    """Biases everywhere, a sink for each head, experts."""
+    shapes: _Shapes = {"output_norm.weight": (hidden,), "output.weight": (vocab, hidden)}
+    for block in (f"blk.{i}" for i in range(layers)):
+        matrices = _attention(f"{block}.attn", hidden, keys) | {
+            f"{block}.attn_output.weight": (hidden, hidden),
+            f"{block}.ffn_gate_inp.weight": (EXPERTS, hidden),
+            f"{block}.ffn_gate_exps.weight": (EXPERTS, 2 * hidden, hidden),
+            f"{block}.ffn_up_exps.weight": (EXPERTS, 2 * hidden, hidden),
+            f"{block}.ffn_down_exps.weight": (EXPERTS, hidden, 2 * hidden),
+        }
+        shapes |= {f"{block}.attn_norm.weight": (hidden,), f"{block}.post_attention_norm.weight": (hidden,)}
+        shapes |= matrices | {name.replace(".weight", ".bias"): shape[:-1] for name, shape in matrices.items()}
+        shapes[f"{block}.attn_sinks.weight"] = (hidden // HEAD,)
+    return shapes
+
+
+def _lfm2_shapes(layers: int, hidden: int, keys: int, vocab: int) -> _Shapes:
+    """Short convolutions and attention in turns."""
+    shapes: _Shapes = {"token_embd_norm.weight": (hidden,)}
+    for i, block in enumerate(f"blk.{i}" for i in range(layers)):
+        shapes |= {f"{block}.attn_norm.weight": (hidden,), f"{block}.ffn_norm.weight": (hidden,)}
+        if i % 2:
+            shapes |= _attention(f"{block}.attn", hidden, keys) | {f"{block}.attn_output.weight": (hidden, hidden)}
+            shapes |= {f"{block}.attn_{name}_norm.weight": (HEAD,) for name in "qk"}
+        else:
+            shapes[f"{block}.shortconv.conv.weight"] = (hidden, 3)
+            shapes[f"{block}.shortconv.in_proj.weight"] = (3 * hidden, hidden)
+            shapes[f"{block}.shortconv.out_proj.weight"] = (hidden, hidden)
+        shapes |= _mlp(block, hidden)
+    return shapes
+
+
 def _mamba_shapes(layers: int, hidden: int, keys: int, vocab: int) -> _Shapes:
     inner, rank = 2 * hidden, hidden // 16
     shapes: _Shapes = {"output_norm.weight": (hidden,), "output.weight": (vocab, hidden)}
@@ -329,4 +387,12 @@ def _t5_half(half: str, layers: int, hidden: int) -> _Shapes:
     return shapes
 
 
-_SHAPES = {"cohere2": _cohere2_shapes, "mamba": _mamba_shapes, "t5": _t5_shapes, "t5encoder": _encoder_shapes}
+_SHAPES = {
+    "cohere2": _cohere2_shapes,
+    "gemma3": _gemma3_shapes,
+    "gpt-oss": _gpt_oss_shapes,
+    "lfm2": _lfm2_shapes,
+    "mamba": _mamba_shapes,
+    "t5": _t5_shapes,
+    "t5encoder": _encoder_shapes,
+}

@@ -11,8 +11,9 @@ DraftreeError
 │   ├── UnknownNameError     no such method, drafter, model or file
 │   ├── ModelFileError       a model file or folder cannot be read
 │   ├── VocabularyError      drafter and target do not share a vocabulary
-│   └── UnsupportedModelError  the model cannot be given draft trees
-│       └── NotNativeError     the native engine does not run it; another backend may
+│   └── UnsupportedModelError  the model cannot be run, or does not do what it is wanted for
+│       ├── NotNativeError     the native engine does not run it; another backend may
+│       └── NoTreesError       its rows cannot branch: it decodes without drafts
 └── RunError                 something failed while running (exit code 1)
     ├── CacheError           a KV cache was used against its contract
     └── QueueFullError       as many requests wait as may: come back later
@@ -98,7 +99,7 @@ class VocabularyError(InputError):
 
 
 class UnsupportedModelError(InputError):
-    """The model cannot be given draft trees."""
+    """The model cannot be run, or does not do what it is wanted for, such as verifying draft trees."""
 
 
 class NotNativeError(UnsupportedModelError):
@@ -113,6 +114,18 @@ class NotNativeError(UnsupportedModelError):
             f"{reason}: use backend llama.cpp (pip install 'draftree[llama]') or transformers "
             "(pip install 'draftree[torch]')"
         )
+        self.reason = reason
+
+
+class NoTreesError(UnsupportedModelError):
+    """The model's rows cannot branch: it decodes without drafts.
+
+    Attributes:
+        reason: why, in a sentence.
+    """
+
+    def __init__(self, name: str, what: str, reason: str) -> None:
+        super().__init__(f"{name} cannot {what}: {reason}")
         self.reason = reason
 
 

@@ -18,7 +18,7 @@ from ..drafters.draft_model import ModelSource
 from ..drafters.registry import AUTO, DEFAULT_DRAFTER, NONE, SELF, DrafterSpec, is_model, load_source
 from ..engine.input_processor import check_params, each_params, limit_of, with_token_rules
 from ..engine.step import count_depths
-from ..errors import ConfigError
+from ..errors import ConfigError, NoTreesError
 from ..models.base import LanguageModel, prefill_scored
 from ..models.loading import ModelOptions, load
 from ..models.model_files import DEFAULT_MODEL
@@ -91,12 +91,15 @@ class BeamEngine:
 
     Raises:
         ConfigError: the source drafts one sequence.
+        NoTreesError: the target's rows cannot branch, as beams do.
     """
 
     @typed
     def __init__(self, target: LanguageModel, source: DraftSource | None = None) -> None:
         if source is not None and not isinstance(source, ModelSource):
             raise ConfigError(f"drafter {source.name} {_ONE_SEQUENCE}")
+        if reason := target.capabilities.no_trees:
+            raise NoTreesError(target.capabilities.name, "decode beams", f"{reason}: leave the beams out")
         self.target = target
         self.source: ModelSource | None = source
         self.tokenizer = target.tokenizer

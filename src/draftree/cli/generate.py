@@ -119,6 +119,8 @@ def generate(
     policy = drafter.policy
     if options.explain and isinstance(policy, AutoTree):
         report["explanation"] = policy.report.text()
+    elif options.explain:
+        report["explanation"] = f"nothing is drafted: {engine.target.capabilities.no_trees}"
     if not options.as_json:
         err.print(show.LEGEND)
         names = f"{drafter.name}, {method}, {verify}"

@@ -67,15 +67,17 @@ def info(
         "parameters": f"{can.parameters / 1e6:.1f} million, {can.dtype} on {can.device}",
         "longest sequence": f"{can.max_length} tokens ({can.max_length_reason})",
         "vocabulary": f"{can.vocab_size} tokens, end of sequence {sorted(can.eos_ids)}",
+        "runs on": _runs(loaded),
         "engine": _engine(can),
         "weight format": can.weight_format,
         "attention": can.attention,
         "passes": getattr(loaded, "passes", ""),
         "draft trees": can.trees,
-        "abilities": "hidden states, training of heads" if isinstance(loaded, FeatureModel) else "none beside trees",
-        "KV cache": f"{can.slot_bytes / 1024:.1f} KiB a token, compactable",
-        "costs of passes": _costs(can, measured),
-        "drafter auto": _auto_drafter(loaded),
+        "abilities": _abilities(loaded),
+        "KV cache": f"{can.slot_bytes / 1024:.1f} KiB a token" + (", compactable" if not can.no_trees else ""),
+        "state": f"{can.row_bytes / 1024:.1f} KiB a sequence" if can.row_bytes else "",
+        "costs of passes": _costs(can, measured) if measured or not can.no_trees else "",
+        "drafter auto": f"none: {can.no_trees}" if can.no_trees else _auto_drafter(loaded),
         "chat template": "yes" if tokenizer and tokenizer.chat_template else "no: use --raw",
         "loaded in": f"{seconds:.1f} s",
     }.items():
@@ -83,6 +85,24 @@ def info(
             out.print(f"{what:17} {value}")
     if measured is not None:
         out.print(_table(measured), soft_wrap=False)
+
+
+def _runs(model: LanguageModel) -> str:
+    """Which backend runs a model and how, and why the native engine does not run a GGUF file."""
+    from ..models.llama.linear_model import LinearModel
+    from ..models.llama.llama_model import LlamaModel
+    from ..models.native.native_model import NativeModel, not_native
+
+    how = "without drafts" if model.capabilities.no_trees else "with draft trees"
+    if not isinstance(model, (LlamaModel, LinearModel)):
+        return f"{'native' if isinstance(model, NativeModel) else 'transformers'}, {how}"
+    return f"llama.cpp, {how}: {not_native(model.weights.header) or 'it was chosen by --backend'}"
+
+
+def _abilities(model: LanguageModel) -> str:
+    if isinstance(model, FeatureModel):
+        return "hidden states, training of heads"
+    return "" if model.capabilities.no_trees else "none beside trees"
 
 
 def _engine(can: Capabilities | Identity) -> str:

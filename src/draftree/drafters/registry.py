@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..artifacts import is_path, user_path
 from ..config import typed
-from ..errors import ConfigError, DraftreeWarning, UnknownNameError, VocabularyError
+from ..errors import ConfigError, DraftreeWarning, NoTreesError, UnknownNameError, VocabularyError
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
 from ..models.heads.head_folder import find_head, load_head, shipped_for, shipped_head
@@ -174,6 +174,7 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
 
     Raises:
         UnknownNameError: nothing of that name was found.
+        NoTreesError: it cannot grow trees.
         VocabularyError: it has another vocabulary.
     """
     can, options = target.capabilities, ModelOptions()
@@ -185,6 +186,7 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
         model = load_here(name, **options)
     except UnknownNameError as error:
         raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
+    check_branches(model)
     check_vocabulary(target, model)
     return model
 
@@ -301,6 +303,7 @@ def _source(name: str | LanguageModel, target: LanguageModel) -> DraftSource:
     """The source of one name, or of a loaded model."""
     made: DraftSource | LanguageModel
     if not isinstance(name, str):
+        check_branches(name)
         check_vocabulary(target, name)
         made = name
     else:
@@ -375,6 +378,16 @@ def _second_token(target: LanguageModel) -> float:
     """What a second token of a pass costs, in passes over one."""
     profile = profile_of(target)
     return profile.seconds(2, _CONTEXT) / profile.seconds(1, _CONTEXT) - 1
+
+
+def check_branches(drafter: LanguageModel) -> None:
+    """Make sure that a draft model can grow trees.
+
+    Raises:
+        NoTreesError: its rows cannot branch.
+    """
+    if reason := drafter.capabilities.no_trees:
+        raise NoTreesError(f"drafter {drafter.capabilities.name}", "grow trees", f"{reason}: use another draft model")
 
 
 def check_vocabulary(target: LanguageModel, drafter: LanguageModel) -> None:

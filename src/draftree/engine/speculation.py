@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from threading import Lock
+from weakref import WeakSet
 
 from ..config import check_fields, key_values, option, typed
 from ..drafters.base import Drafter
 from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter
-from ..errors import ConfigError, call_named
+from ..errors import ConfigError, DraftreeWarning, call_named
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import DEFAULT_METHOD, Method, find_policy, read_method
@@ -118,8 +120,15 @@ class Speculation:
             scheme.check(self.drafter.policy, self.nodes, self.drafter.learns)
 
 
+_WARNED: WeakSet[LanguageModel] = WeakSet()
+"""Targets without trees that drafts were wanted for."""
+
+
 class Speculations:
     """What requests choose, made for one target; equal params share one drafter, and what it has learned.
+
+    Whatever drafter they choose, a target without trees (``Capabilities.no_trees``) decodes without drafts; a
+    DraftreeWarning says so once.
 
     Args:
         prefixes: of ``Drafter.prepare``.
@@ -129,9 +138,12 @@ class Speculations:
         self._target, self._prefixes = target, prefixes
         self._made: OrderedDict[Hashable, tuple[SpeculationParams, Speculation]] = OrderedDict()
         self._prepared: dict[int, Speculation] = {}  # by their drafters
+        self._nothing = Drafter() if target.capabilities.no_trees else None
         self._lock = Lock()
 
     def __contains__(self, choice: SpeculationParams | Speculation) -> bool:
+        if self._nothing:
+            return True
         if isinstance(choice, SpeculationParams):
             return choice.key in self._made
         return id(choice.drafter) in self._prepared
@@ -142,6 +154,9 @@ class Speculations:
         Raises:
             InputError: the drafter cannot be loaded for the target, or does not fit.
         """
+        if self._nothing:
+            self._warn(choice)
+            return Speculation(self._nothing, scheme=choice.scheme)
         if isinstance(choice, Speculation):
             return self._prepared_for_target(choice)
         with self._lock:
@@ -157,6 +172,14 @@ class Speculations:
                 _, (_, old) = self._made.popitem(last=False)
                 del self._prepared[id(old.drafter)]
         return found
+
+    def _warn(self, choice: SpeculationParams | Speculation) -> None:
+        """Warn once where a target without trees would be drafted for."""
+        can = self._target.capabilities
+        policy = choice.drafter.policy if isinstance(choice, Speculation) else str(choice.spec) != NONE
+        if policy and self._target not in _WARNED:
+            _WARNED.add(self._target)
+            warnings.warn(f"{can.name} decodes without drafts: {can.no_trees}", DraftreeWarning, stacklevel=4)
 
     def resolve(self, future: Future[Speculation], choice: SpeculationParams | Speculation) -> None:
         """Give what ``find`` returns or raises to whoever waits."""

@@ -113,7 +113,9 @@ class Stepper:
         """Give a request its row in the target, with what is kept of its prompt; steps read the rest."""
         self._target.reserve(1, self.row_length(request))
         scored = request.params.prompt_logprobs is not None
-        readers = [] if scored else [other for other in self._open if not other.decodes]
+        # a row without trees is not forked where the texts part, behind which the other one has read on
+        alone = scored or bool(self._target.capabilities.no_trees)
+        readers = [] if alone else [other for other in self._open if not other.decodes]
         shared = [common_prefix(other.ids, request.ids[:-1]) for other in readers]
         if (longest := max(shared, default=0)) >= WORTHWHILE:
             self._leaders[request] = readers[shared.index(longest)], longest

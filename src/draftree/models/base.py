@@ -52,7 +52,9 @@ class Capabilities:
         weight_format: of its linear layers, those of a GGUF file by llama.cpp's names; ``STOCK``: all of ``dtype``.
         fingerprint: of its weights (``draftree.models.huggingface.inspection``); "": they cannot be read.
         slot_bytes: bytes of a token's keys and values in the cache.
+        row_bytes: bytes that a row takes beside them, whatever its length: a recurrent state.
         trees: what is known of passes over draft trees, for people.
+        no_trees: why its rows cannot branch, so that it decodes without drafts; "": they can.
         rounding: largest gap between two logits that their rounding by the number of tokens of a pass explains, where
             it was measured.
         runner: what makes its passes, and those of its draft heads.
@@ -77,7 +79,9 @@ class Capabilities:
     weight_format: str = STOCK
     fingerprint: str = ""
     slot_bytes: int = 0
+    row_bytes: int = 0
     trees: str = ""
+    no_trees: str = ""
     rounding: float | None = None
     runner: str = EAGER
 

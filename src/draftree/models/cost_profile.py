@@ -184,8 +184,16 @@ class Grid:
     repeats: int
     patience: float = math.inf
 
-    def fitting(self, longest: int) -> Grid:
-        """The grid without sizes above half of the longest sequence, and with contexts that leave room for a pass."""
+    def fitting(self, can: Capabilities) -> Grid:
+        """The grid without sizes above half of the longest sequence, and with contexts that leave room for a pass.
+
+        Of a model without trees passes over one token are left, and contexts leave room for all of them.
+        """
+        if can.no_trees:
+            room = 2 * (self.repeats + 1)
+            contexts = tuple(sorted({max(1, min(context, can.max_length - room)) for context in self.contexts}))
+            return replace(self, sizes=(1,), contexts=contexts)
+        longest = can.max_length
         sizes = tuple(size for size in self.sizes if size == 1 or size <= longest // 2)
         return replace(self, sizes=sizes, contexts=tuple(sorted({min(c, longest - sizes[-1]) for c in self.contexts})))
 
@@ -216,7 +224,7 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
         progress: called after each timed pass with how many have been made.
     """
     can, done, shuffled = model.capabilities, 0, Random(0)  # noqa: S311 - an order, not a secret
-    points, pace, grid = list[Point](), 0.0, grid.fitting(can.max_length)
+    points, pace, grid = list[Point](), 0.0, grid.fitting(can)
     tokens = [(5 * i + 3) % can.vocab_size for i in range(grid.sizes[-1])]
     # Children of the last committed token: what any model takes in one pass, a draft head too.
     fans = {size: Nodes.of(tokens[:size], [ROOT] * size) for size in grid.sizes}
@@ -247,12 +255,12 @@ def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = 
 
 
 def _timed(model: LanguageModel, rows: Sequence[Row], fan: Nodes) -> float:
-    """Seconds of a pass over the same nodes for each row, of which nothing is kept."""
+    """Seconds of a pass over the same nodes for each row, of which nothing is kept where rows branch."""
     began = time.perf_counter()
     model.extend(rows, [fan] * len(rows)).argmax([0])  # a score is there when the pass is over, on a GPU too
     seconds = time.perf_counter() - began
     for row in rows:
-        model.commit(row, [])
+        model.commit(row, [0] if model.capabilities.no_trees else [])
     return seconds
 
 
@@ -337,7 +345,7 @@ def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
     """A new profile, measured with a progress bar and kept for later starts."""
     from ..progress import progress_reporter
 
-    passes = grid.fitting(model.capabilities.max_length).passes
+    passes = grid.fitting(model.capabilities).passes
     with progress_reporter(f"measuring passes of {model.capabilities.name}", passes) as report:
         profile = measure(model, grid, report)
     profile.save()

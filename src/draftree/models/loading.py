@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 from ..config import Count, typed
-from ..errors import ConfigError, DraftreeWarning, MissingPackageError, NotNativeError, needs_extra
+from ..errors import ConfigError, DraftreeWarning, MissingPackageError, NotNativeError, NoTreesError, needs_extra
 from .base import LanguageModel
 from .llama.library import has_library
 from .model_files import DEFAULT_MODEL, checkpoint, gguf_path
 
 if TYPE_CHECKING:
+    from .llama.linear_model import LinearModel
     from .llama.llama_model import LlamaModel
     from .native.native_model import NativeModel
 
@@ -67,7 +68,7 @@ def load(name: str = DEFAULT_MODEL, **options: Unpack[ModelOptions]) -> Language
     Raises:
         UnknownNameError: nothing of that name was found.
         ModelFileError: what was found cannot be read.
-        UnsupportedModelError: the model cannot be given draft trees.
+        UnsupportedModelError: the backend does not run the model.
         ConfigError: no such backend, dtype, device or runner, or they do not go together.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -119,15 +120,22 @@ def load_native(name: str, *, threads: int | None = None) -> NativeModel:
     return NativeModel(_gguf_file(name, "native"), name=name, threads=threads)
 
 
-def load_llama(name: str, *, threads: int | None = None) -> LlamaModel:
-    """A GGUF file by llama.cpp (``ModelOptions`` for the arguments).
+def load_llama(name: str, *, threads: int | None = None) -> LlamaModel | LinearModel:
+    """A GGUF file by llama.cpp (``ModelOptions`` for the arguments); without trees where they are not exact.
 
     Raises:
         ConfigError: the name is no GGUF file's, or there is no library.
     """
+    from .llama.library import Weights, open_library
+    from .llama.linear_model import LinearModel
     from .llama.llama_model import LlamaModel
 
-    return LlamaModel(_gguf_file(name, "llama.cpp"), name=name, threads=threads)
+    path = _gguf_file(name, "llama.cpp")
+    weights = Weights(open_library(), path)
+    try:
+        return LlamaModel(weights, name=name, threads=threads)
+    except NoTreesError as error:
+        return LinearModel(weights, name, error.reason, threads)
 
 
 def load_huggingface(name: str, **options: str) -> LanguageModel:

@@ -56,10 +56,13 @@ class PrefixCache:
     def _shared(self, ids: Sequence[int], others: Sequence[int], row: Row) -> int:
         """How much of a text a row holds.
 
-        Nothing where it lacks hidden states: a row that was opened before they were tracked has none.
+        Nothing where it lacks hidden states: a row that was opened before they were tracked has none; nor where the
+        text goes on otherwise inside a row that cannot be cut, that of a model without trees.
         """
-        usable = row.has_features(self._model.tracked)
-        return min(common_prefix(others, ids), row.length, len(ids) - 1) if usable else 0
+        if not row.has_features(self._model.tracked):
+            return 0
+        shared = min(common_prefix(others, ids), row.length, len(ids) - 1)
+        return 0 if self._model.capabilities.no_trees and shared < row.length else shared
 
     def keep(self, ids: Sequence[int], row: Row) -> None:
         """Keep a row that begins as a text does, in place of the oldest where there are too many, or too large ones.

@@ -11,9 +11,11 @@ import pytest
 import draftree
 from draftree import Engine, SamplingParams, SpeculationParams
 from draftree.engine.replay import first_difference
-from draftree.errors import DraftreeWarning, UnsupportedModelError
+from draftree.errors import DraftreeWarning, NoTreesError
 from draftree.models.base import Nodes, Row
+from draftree.models.llama.linear_model import LinearModel
 from draftree.models.llama.llama_model import EXACT, LlamaModel, exactness
+from draftree.models.loading import load_llama
 from draftree.scores import NumpyScores, Scores
 from draftree.text.encoding import encode
 
@@ -58,14 +60,22 @@ def test_formats_that_the_native_engine_lacks_are_drafted_for(weights: str, tmp_
     assert difference is None or difference.near_tie, difference
 
 
-def test_trees_that_see_other_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = LlamaModel(tiny_gguf.write(tmp_path / "tiny.gguf", weights="Q8_0"))
-    extend = model.extend
+def test_a_model_whose_trees_see_other_tokens_decodes_without_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, extend = tiny_gguf.write(tmp_path / "tiny.gguf", weights="Q8_0"), LlamaModel.extend
+    params, drafted = SamplingParams(max_tokens=12), SpeculationParams(drafter="lookup")
+    expected = Engine(LlamaModel(path)).generate(["the cat the cat"], params)[0].token_ids
 
-    def blind(rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-        logits = extend(rows, nodes).logits(range(nodes[0].scored))
+    def blind(model: LlamaModel, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        logits = extend(model, rows, nodes).logits(range(nodes[0].scored))
         return NumpyScores(logits[::-1], [len(logits)])
 
-    monkeypatch.setattr(model, "extend", blind)
-    with pytest.raises(UnsupportedModelError, match="fails the tree self-test"):
-        exactness(model, tokens=4)
+    monkeypatch.setattr(LlamaModel, "extend", blind)
+    with pytest.raises(NoTreesError, match="fails the tree self-test"):
+        LlamaModel(path)
+    model = load_llama(str(path))
+    assert isinstance(model, LinearModel) and "fails the tree self-test" in model.capabilities.no_trees
+    with pytest.warns(DraftreeWarning, match="decodes without drafts: it fails the tree self-test"):
+        generation = Engine(model, drafted).generate(["the cat the cat"], params)[0]
+    assert generation.token_ids == expected and not generation.stats.drafted

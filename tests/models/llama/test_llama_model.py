@@ -156,11 +156,11 @@ def test_cells_that_were_rejected_are_used_again(model: LlamaModel, reference: L
         model.commit(row, [15])
         ids.append(tokens[15])
     assert torch.equal(logits[0, 15], by_one_token(reference, ids))
-    assert model._context.cells == llama_model._CELLS
+    assert model._context.cells == llama_model.FIRST_CELLS
 
 
 def test_a_context_grows_with_its_rows(path: Path, reference: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_model, "_CELLS", 256)
+    monkeypatch.setattr(llama_model, "FIRST_CELLS", 256)
     model = LlamaModel(path)
     texts = [[(3 * i + b) % VOCAB for i in range(200)] for b in range(3)]
     found = [prefilled(model, text)[1] for text in texts]
@@ -241,7 +241,7 @@ def test_nodes_that_cannot_be_added_change_nothing(model: LlamaModel, reference:
 
 def test_a_context_is_not_made_for_all_tokens_that_may_come(model: LlamaModel) -> None:
     model.reserve(8, model.capabilities.max_length)
-    assert model._context.cells == llama_model._CELLS
+    assert model._context.cells == llama_model.FIRST_CELLS
     row = prefill(model, [5] * 1500)
     assert 1500 <= model._context.cells <= 3072
     model.close(row)
@@ -253,5 +253,5 @@ def test_the_structs_are_those_of_the_pinned_library() -> None:
     assert (found.n_ctx, found.n_batch, found.n_ubatch, found.n_seq_max) == (512, 2048, 512, 1)
     assert (found.flash_attn_type, found.type_k, found.type_v, found.kv_unified) == (-1, F16, F16, False)
     assert ([*found._positions], found._defragmenting) == ([0, 0, -1, -1, -1, -1], -1)
-    assert [*found._flags] == [False, True, True, True, True]
+    assert [*found._flags, found.swa_full] == [False, True, True, True, True]
     assert not open_library().model_default_params().vocab_only

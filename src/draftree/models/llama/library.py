@@ -83,7 +83,8 @@ class ContextParams(ctypes.Structure):
         ("type_k", c_int),
         ("type_v", c_int),
         ("_abort", c_void_p * 3),
-        ("_flags", c_bool * 5),
+        ("_flags", c_bool * 4),
+        ("swa_full", c_bool),
         ("kv_unified", c_bool),
         ("_rest", c_void_p * 3),
     ]
@@ -102,7 +103,6 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "model_free": (None, (c_void_p,)),
     "model_get_vocab": (c_void_p, (c_void_p,)),
     "model_n_ctx_train": (c_int32, (c_void_p,)),
-    "model_n_swa": (c_int32, (c_void_p,)),
     **dict.fromkeys(
         ("model_has_encoder", "model_has_decoder", "model_is_recurrent", "model_is_hybrid"), (c_bool, (c_void_p,))
     ),
@@ -116,6 +116,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "state_get_size": (c_size_t, (c_void_p,)),
     "state_get_data": (c_size_t, (c_void_p, c_void_p, c_size_t)),
     "state_set_data": (c_size_t, (c_void_p, c_void_p, c_size_t)),
+    "state_seq_get_size": (c_size_t, (c_void_p, c_int32)),
     "vocab_type": (c_int, (c_void_p,)),
     "vocab_n_tokens": (c_int32, (c_void_p,)),
     "vocab_get_attr": (c_int, (c_void_p, c_int32)),
@@ -224,11 +225,13 @@ class Weights:
         vocab: pointer to its vocabulary.
         vocab_size: V.
         types: ggml's numbers of those of keys and of values.
+        recurrent: it keeps a state of each sequence that was computed from all its tokens, alone or beside keys and
+            values: it can be copied, but not cut.
 
     Raises:
         ModelFileError: the file cannot be loaded.
         RunError: it does not fit into the free memory.
-        UnsupportedModelError: it holds no model that can be given draft trees.
+        UnsupportedModelError: it holds an encoder.
     """
 
     def __init__(self, library: Library, path: Path) -> None:
@@ -247,7 +250,8 @@ class Weights:
         if not self.pointer:
             raise unloadable(library, path)
         finalize(self, library.model_free, self.pointer)
-        refuse(library, self.pointer, self.header)
+        check_decoder(library, self.pointer, self.header)
+        self.recurrent = bool(library.model_is_recurrent(self.pointer) or library.model_is_hybrid(self.pointer))
         self.vocab = library.model_get_vocab(self.pointer)
         self.vocab_size: int = library.vocab_n_tokens(self.vocab)
         self.types = self._types()
@@ -298,21 +302,24 @@ class Token(NamedTuple):
 
 
 class Context:
-    """A context of llama.cpp: cells of keys and values, and passes.
+    """A context of llama.cpp: cells of keys and values, states of sequences, and passes.
+
+    Layers with a window keep all their cells too (``swa_full``): a row that goes back needs what a window has passed.
 
     Attributes:
         cells: how many there are.
+        sequences: how many it knows; a recurrent model takes the memory of a state for each.
 
     Raises:
         RunError: there is not the memory for it.
     """
 
-    def __init__(self, weights: Weights, cells: int, threads: int) -> None:
+    def __init__(self, weights: Weights, cells: int, threads: int, sequences: int = IDS) -> None:
         library = weights.library
         params = library.context_default_params()
         params.n_ctx = params.n_batch = cells
         params.n_ubatch = min(TOKENS, cells)
-        params.n_seq_max, params.kv_unified = IDS, True
+        params.n_seq_max, params.kv_unified, params.swa_full = sequences, True, True
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = 1
         params.type_k, params.type_v = weights.types
@@ -323,7 +330,7 @@ class Context:
                 f"llama.cpp cannot make a context of {cells} tokens: {library.complaint()}: use a shorter one"
             )
         finalize(self, library.free, self._pointer)
-        self._weights = weights
+        self._weights, self.sequences = weights, sequences
         self.cells: int = library.n_ctx(self._pointer)
         self._memory = library.get_memory(self._pointer)
         self._ids, self._positions, self._counts = (np.zeros(self.cells, np.int32) for _ in range(3))
@@ -374,8 +381,12 @@ class Context:
             ctypes.memmove(logits.ctypes.data, library.get_logits(self._pointer), logits.nbytes)
         return logits
 
+    def size_of(self, sequence: int) -> int:
+        """Bytes of the keys, the values and the state of a sequence."""
+        return int(self._weights.library.state_seq_get_size(self._pointer, sequence))
+
     def state(self) -> NDArray[np.uint8]:
-        """Keys and values of all cells that belong to a sequence."""
+        """Keys and values of all cells that belong to a sequence, and states of sequences."""
         library = self._weights.library
         data = np.empty(library.state_get_size(self._pointer), np.uint8)
         written = library.state_get_data(self._pointer, data.ctypes.data, len(data))
@@ -398,22 +409,17 @@ def unloadable(library: Library, path: Path) -> DraftreeError:
     return ModelFileError(f"llama.cpp cannot load {path}: {reason}: {AGAIN}, or use backend 'transformers'")
 
 
-def refuse(library: Library, model: int, header: GGUFHeader) -> None:
-    """Reject a loaded model whose cache cannot hold trees.
+def check_decoder(library: Library, model: int, header: GGUFHeader) -> None:
+    """Reject a loaded model that does not generate text.
 
     Args:
         model: the pointer to it.
 
     Raises:
-        UnsupportedModelError: it cannot be given draft trees.
+        UnsupportedModelError: it is no decoder.
     """
     causal = header.metadata.flag(Keys.Attention.CAUSAL, True)
     if library.model_has_encoder(model) or not library.model_has_decoder(model) or not causal:
-        why = "it is an encoder or an encoder-decoder model: load a decoder-only one"
-    elif library.model_is_hybrid(model) or library.model_is_recurrent(model):
-        why = "it keeps a recurrent state that cannot branch: use llama.cpp itself for it"
-    elif window := library.model_n_swa(model):
-        why = f"its cache forgets what lies beyond a window of {window} tokens: use backend 'transformers'"
-    else:
-        return
-    raise UnsupportedModelError(f"{header.path} ({header.architecture}) cannot verify draft trees: {why}")
+        raise UnsupportedModelError(
+            f"{header.path} ({header.architecture}) is an encoder or an encoder-decoder model: load a decoder-only one"
+        )

@@ -12,18 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...config import Count, typed
-from ...errors import CacheError, UnsupportedModelError
+from ...errors import CacheError, NoTreesError
 from ...scores import NumpyScores, Scores
 from ...text.encoding import Tokenizer
 from ...tree import ROOT
 from ..base import (
     NO_NODES,
     PROMPT,
+    Capabilities,
     LanguageModel,
     Nodes,
     OpenRows,
@@ -43,10 +45,36 @@ from .llama_tokenizer import read_tokenizer
 
 _TRASH = IDS - 1
 """The sequence of what was rejected."""
-_CELLS = 1024
+FIRST_CELLS = 1024
 """Of a new context, which takes its memory at once: it grows with the tokens that come."""
 _SPLIT = 512
 """Cells from which llama.cpp splits the sums of one token's attention, where keys and values are float16."""
+
+
+def tokenizer_of(weights: Weights) -> Tokenizer | None:
+    """That of a loaded file."""
+    return read_tokenizer(weights.library, weights.vocab, weights.header.chat_template, weights)
+
+
+def capabilities_of(weights: Weights, name: str, threads: int, **given: Any) -> Capabilities:
+    """Of a model on llama.cpp.
+
+    Args:
+        given: what else was found out.
+    """
+    library, vocab_size = weights.library, weights.vocab_size
+    return capabilities(
+        weights.header,
+        name,
+        threads,
+        max_length=library.model_n_ctx_train(weights.pointer),
+        vocab_size=vocab_size,
+        eos_ids=frozenset(i for i in range(vocab_size) if library.vocab_is_eog(weights.vocab, i)),
+        engine=f"llama.cpp of {library.name}",
+        tier="llama.cpp",
+        attention="flash",
+        **given,
+    )
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -76,36 +104,31 @@ class LlamaModel(OpenRows[LlamaRow]):
         pass_seconds: wall-clock seconds inside passes so far, first ones of a row not counted.
 
     Args:
-        path: of the file.
+        source: the file, or what was loaded of it.
         name: what the user calls it.
         threads: number of threads of a pass; by default one for each core that this process may use.
 
     Raises:
         ConfigError: there is no library, or none that is supported.
         ModelFileError: the file cannot be loaded.
-        UnsupportedModelError: it holds no model that can be given draft trees.
+        NoTreesError: it can be given no draft trees.
+        UnsupportedModelError: it holds an encoder.
     """
 
     @typed
-    def __init__(self, path: str | Path, *, name: str | None = None, threads: Count | None = None) -> None:
-        self.weights = Weights(open_library(), Path(path))
-        llama, header, vocab = self.weights.library, self.weights.header, self.weights.vocab
-        self.tokenizer: Tokenizer | None = read_tokenizer(llama, vocab, header.chat_template, self.weights)
-        self.threads = threads or default_threads()
-        self.capabilities = capabilities(
-            header,
-            name or str(path),
-            self.threads,
-            max_length=llama.model_n_ctx_train(self.weights.pointer),
-            vocab_size=self.weights.vocab_size,
-            eos_ids=frozenset(i for i in range(self.weights.vocab_size) if llama.vocab_is_eog(vocab, i)),
-            engine=f"llama.cpp of {llama.name}",
-            tier="llama.cpp",
-            attention="flash",
-            slot_bytes=slot_bytes(header, *self.weights.types),
-        )
+    def __init__(self, source: str | Path | Weights, *, name: str | None = None, threads: Count | None = None) -> None:
+        self.weights = source if isinstance(source, Weights) else Weights(open_library(), Path(source))
+        header, self.threads = self.weights.header, threads or default_threads()
+        name = name or str(header.path)
+        if self.weights.recurrent:
+            raise NoTreesError(
+                name, "verify draft trees", f"{header.architecture} keeps a recurrent state, which cannot branch"
+            )
+        self.tokenizer = tokenizer_of(self.weights)
+        bytes_of_slot = slot_bytes(header, *self.weights.types)
+        self.capabilities = capabilities_of(self.weights, name, self.threads, slot_bytes=bytes_of_slot)
         super().__init__(RLock())
-        self._context = Context(self.weights, _CELLS, self.threads)
+        self._context = Context(self.weights, FIRST_CELLS, self.threads)
         self._free = list(range(_TRASH))[::-1]
         splits = self.weights.types == (F16, F16)
         tokens = min(_SPLIT, self.capabilities.max_length - len(_PARENTS)) if splits else len(PROMPT)
@@ -119,7 +142,7 @@ class LlamaModel(OpenRows[LlamaRow]):
     @property
     def _most(self) -> int:
         """Most cells of a context."""
-        return max(_CELLS, self.cache_bytes // self.capabilities.slot_bytes)
+        return max(FIRST_CELLS, self.cache_bytes // self.capabilities.slot_bytes)
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes`` and half of the sequence ids."""
@@ -316,7 +339,7 @@ def exactness(model: LanguageModel, tokens: int) -> tuple[str, float]:
 
     Raises:
         ModelFileError: they are no numbers.
-        UnsupportedModelError: they differ by more than rounding.
+        NoTreesError: they differ by more than rounding.
     """
     vocab = model.capabilities.vocab_size
     drafted = [(31 * i + 17) % vocab for i in range(len(_PARENTS))]
@@ -336,9 +359,11 @@ def exactness(model: LanguageModel, tokens: int) -> tuple[str, float]:
     if not worst:
         return EXACT, 0.0
     if worst > _WRONG:
-        raise UnsupportedModelError(
-            f"{model.capabilities.name} fails the tree self-test: logits differ by {worst:.2g} standard deviations "
-            f"from one-token decoding's ({_WRONG:g} allowed): use backend 'transformers'"
+        raise NoTreesError(
+            model.capabilities.name,
+            "verify draft trees",
+            f"it fails the tree self-test: logits differ by {worst:.2g} standard deviations from one-token decoding's "
+            f"({_WRONG:g} allowed)",
         )
     words = (
         f"yes, with near-ties: logits differ by up to {worst:.1g} standard deviations from one-token decoding's, since "

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...config import Count, typed
-from ...errors import CacheError, ModelFileError, UnsupportedModelError
+from ...errors import CacheError, ModelFileError, NotNativeError, UnsupportedModelError
 from ...progress import loading_reporter
 from ...sampling.warping import Warping
 from ...scores import NO_EDIT, Draft, Edits, Scores, Slots, Top, edited
@@ -40,7 +40,7 @@ from ..gguf.gguf_file import GGUFHeader
 from ..memory import free_memory
 from ..protocols import LayerSizes
 from .architecture import Description, describe
-from .binding import EMBEDDING, OUTPUT, VERSION, WARPING, CEdits, IntsLike, Loaded, LoadedModel
+from .binding import EMBEDDING, OUTPUT, VERSION, WARPING, CEdits, IntsLike, Loaded, LoadedModel, open_library
 from .vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
@@ -212,6 +212,17 @@ def _c_edits(edits: Edits | None) -> CEdits | None:
         for column, kind in (("tokens", np.int32), *((c, np.float32) for c in ("positive", "negative", "addend"))):
             found.set(column, np.concatenate([getattr(c, column) for c in changes if c is not None]).astype(kind))
     return found
+
+
+def not_native(header: GGUFHeader) -> str:
+    """Why the engine does not run a file; "": nothing in its header keeps it from doing so."""
+    try:
+        open_library()
+        describe(header)
+        read_vocabulary(header)
+    except NotNativeError as error:
+        return error.reason
+    return ""
 
 
 class NativeModel(NativeRows[NativeRow]):

@@ -1,0 +1,212 @@
+"""LinearModel: a GGUF file, run by llama.cpp, whose rows do not branch: tokens follow one another.
+
+A recurrent state is computed from all tokens of a sequence: it can be copied, but not cut. So rows keep their tokens,
+and one that goes back, or begins with a part of another one, is read anew in its next pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from threading import RLock
+
+import numpy as np
+
+from ...config import Count
+from ...errors import CacheError
+from ...scores import NumpyScores, Scores
+from ...tree import ROOT
+from ..base import DRAFTED, NO_NODES, PROMPT, Nodes, OpenRows, Row, check_finite, exclusive
+from ..cpu_threads import default_threads
+from .library import IDS, Context, Token, Weights
+from .llama_model import FIRST_CELLS, capabilities_of, tokenizer_of
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LinearRow(Row):
+    """A sequence inside a ``LinearModel``; ``number`` is its sequence id.
+
+    Attributes:
+        tokens: committed ones, and behind them those that wait for a commit.
+        read: of so many of them llama.cpp has the state.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    read: int = 0
+
+
+class LinearModel(OpenRows[LinearRow]):
+    """A language model in a GGUF file, by llama.cpp, with forks, but no trees: it decodes without drafts.
+
+    One thread at a time can be inside it.
+
+    Attributes:
+        capabilities: what the file and the library say.
+        tokenizer: llama.cpp's, from the file.
+        cache_bytes: memory that the cache may use (``holds``); by default half of what was free at load.
+        pass_seconds: wall-clock seconds inside passes so far, first ones of a row not counted.
+
+    Args:
+        weights: loaded.
+        name: what the user calls it.
+        no_trees: why it can be given none.
+        threads: number of threads of a pass; by default one for each core that this process may use.
+
+    Raises:
+        ModelFileError: its logits are no numbers.
+        RunError: there is not the memory for it.
+    """
+
+    def __init__(self, weights: Weights, name: str, no_trees: str, threads: Count | None = None) -> None:
+        self.weights, self.threads = weights, threads or default_threads()
+        self.tokenizer = tokenizer_of(weights)
+        self.capabilities = capabilities_of(weights, name, self.threads, no_trees=no_trees)
+        super().__init__(RLock())
+        self._context = Context(weights, FIRST_CELLS, self.threads, sequences=1)
+        self._measure()
+        self.pass_seconds = 0.0
+
+    def _measure(self) -> None:
+        """Find the sizes of a token and of a row in the cache, and check that logits are numbers."""
+        row, sizes, can = self.open(), list[int](), self.capabilities
+        for part in (PROMPT, DRAFTED):
+            scores = self.extend([row], [Nodes.chain([token % can.vocab_size for token in part], wanted=1)])
+            check_finite(can, scores.logits([0]))
+            self.commit(row, range(len(part)))
+            sizes.append(self._context.size_of(row.number))
+        self.close(row)
+        slot = (sizes[1] - sizes[0]) // len(DRAFTED)
+        self.capabilities = replace(can, slot_bytes=slot, row_bytes=sizes[0] - len(PROMPT) * slot)
+
+    def holds(self, lengths: Sequence[int]) -> bool:
+        """Rows of so many tokens can be open together, within ``cache_bytes`` and the sequence ids."""
+        return self._bytes(sum(lengths), len(lengths)) <= self.cache_bytes and len(lengths) <= IDS
+
+    def _bytes(self, tokens: int, rows: int) -> int:
+        return tokens * self.capabilities.slot_bytes + rows * self.capabilities.row_bytes
+
+    @exclusive
+    def reserve(self, rows: int, tokens: int) -> None:
+        """Make room for the states of ``rows`` sequences (``LanguageModel.reserve``); tokens get it as they come."""
+        self._grow(self._context.cells, min(rows, IDS))
+
+    def _grow(self, cells: int, sequences: int) -> None:
+        """Move all rows to a larger context, if this one has not so many cells and sequences."""
+        now = self._context
+        if cells <= now.cells and sequences <= now.sequences:
+            return
+        state, cells, sequences = now.state(), max(cells, now.cells), max(sequences, now.sequences)
+        del now, self._context  # its memory is freed first
+        self._context = Context(self.weights, cells, self.threads, sequences)
+        self._context.restore(state)
+
+    @exclusive
+    def open(self) -> Row:
+        """A new row (``LanguageModel.open``)."""
+        return self._add(LinearRow())
+
+    def _add(self, row: LinearRow) -> LinearRow:
+        """Give a row the lowest id: llama.cpp computes rows together whose ids follow one another."""
+        number = next((number for number in range(IDS) if number not in self._open), None)
+        if number is None:
+            raise CacheError(f"{len(self._open)} rows are open in {self.capabilities.name}: close one first")
+        self._grow(self._context.cells, number + 1)
+        row.number = number
+        self._open[number] = row
+        return row
+
+    @exclusive
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        """Append tokens to each row in one pass (``LanguageModel.extend``).
+
+        Raises:
+            CacheError: they do not follow one another, behind those that wait; nothing has changed.
+        """
+        own, can = [self.own(row) for row in rows], self.capabilities
+        self._scores.expire()
+        batch = list[Token]()
+        for row, new in zip(own, nodes, strict=True):
+            first = len(row.parents) + ROOT
+            if not np.array_equal(new.parents, np.arange(first, first + len(new.tokens))):
+                raise CacheError(f"{can.name} takes no trees: {can.no_trees}: give it tokens one after the other")
+            ids = [*row.tokens, *new.tokens.tolist()]
+            if len(ids) > can.max_length:
+                raise CacheError(f"{len(ids)} tokens are more than the longest {can.max_length}: use fewer")
+            unwanted = len(ids) - new.scored
+            batch += [Token(ids[at], at, (row.number,), at >= unwanted) for at in range(row.read, len(ids))]
+        self._find_cells(sum(len(new.tokens) for new in nodes))
+        began = time.perf_counter()
+        try:
+            logits = self._context.decode(batch)
+            if logits is None:
+                raise CacheError(f"llama.cpp finds no cells for {len(batch)} tokens among {self._context.cells}")
+        except BaseException:
+            for row in own:
+                self._forget(row)
+            raise
+        if any(row.length for row in own):
+            self.pass_seconds += time.perf_counter() - began
+        for row, new in zip(own, nodes, strict=True):
+            row.tokens += new.tokens.tolist()
+            row.read = len(row.tokens)
+            row.parents = np.append(row.parents, new.parents)
+        return self._scores.keep(NumpyScores(logits, [new.scored for new in nodes]))
+
+    def _find_cells(self, count: int) -> None:
+        """Make sure that ``count`` tokens more have cells."""
+        used = count + sum(len(row.tokens) for row in self._open.values())
+        if used <= self._context.cells:
+            return
+        if (size := self._bytes(used, len(self._open))) > self.cache_bytes:
+            raise CacheError(
+                f"{used} tokens of {self.capabilities.name} take {size} bytes of cache, but {self.cache_bytes} may be "
+                "used: use shorter prompts, or fewer requests at a time"
+            )
+        self._grow(2 * used, self._context.sequences)
+
+    def _forget(self, row: LinearRow) -> None:
+        """Let llama.cpp forget a row, which is read anew in its next pass."""
+        self._context.drop(row.number, 0)
+        row.read = 0
+
+    @exclusive
+    def commit(self, row: Row, path: Sequence[int]) -> None:
+        """Keep the uncommitted tokens of ``path`` and drop the others (``LanguageModel.commit``)."""
+        own = self.own(row)
+        own.check_path(path)
+        self._cut(own, own.length + len(path))
+        own.length, own.parents = len(own.tokens), NO_NODES
+
+    @exclusive
+    def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
+        """Keep some uncommitted tokens and commit the first of them (``LanguageModel.prune``)."""
+        own, parents = self.own(row), row.pruned(keep, trunk)
+        self._cut(own, own.length + len(keep))
+        own.length, own.parents = own.length + trunk, parents
+
+    def _cut(self, row: LinearRow, length: int) -> None:
+        if length < len(row.tokens):
+            del row.tokens[length:]
+            self._forget(row)
+
+    @exclusive
+    def fork(self, row: Row, length: int | None = None) -> Row:
+        """A new row with the first committed tokens of another (``LanguageModel.fork``).
+
+        With all that it has read it shares the state, and with fewer of them it reads them itself in its next pass.
+        """
+        own, length = self.own(row), row.prefix(length)
+        other = self._add(LinearRow(length=length, tokens=own.tokens[:length]))
+        if length == own.read:
+            self._context.copy(own.number, other.number, 0, -1)
+            other.read = length
+        return other
+
+    def close(self, row: Row) -> None:
+        """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
+        with self._lock:
+            own = self.own(row)
+            self._forget(own)
+            del self._open[own.number]
+            row.number = -1
