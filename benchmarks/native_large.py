@@ -75,19 +75,20 @@ def tree_parents(size: int) -> list[int]:
 
 
 def load(engine: str, path: Path) -> dict[str, float]:
-    """Seconds of a load, and bytes of memory that it took at its peak and keeps (those that no file has)."""
+    """Seconds of a load, seconds of all processors, and bytes of memory: at the peak, and kept (no file has them)."""
     library = open_library()
     before = _memory()
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
     if engine == "native":
         loaded: object = NativeModel(path)
     else:
         loaded = library.model_load_from_file(os.fsencode(path), library.model_default_params())
-    seconds, after = time.perf_counter() - began, _memory()
+    seconds, busy, after = time.perf_counter() - began, time.process_time() - busy, _memory()
     if not loaded:
         raise SystemExit(f"llama.cpp cannot load {path}: {library.complaint()}")
     return {
         "seconds": seconds,
+        "busy": busy,
         "peak": after["VmHWM"] - before["VmRSS"],
         "kept": after["RssAnon"] - before["RssAnon"],
     }
@@ -206,8 +207,9 @@ def table(name: str, found: Found, layers: int) -> Iterator[str]:
     shape, size = SHAPES[name], SHAPES[name].file_bytes
     yield f"\n| {name}, {size / 1e9:.2f} GB | {' | '.join(ENGINES)} |\n|---|---|---|"
     for pages in ("cold", "warm"):
-        seconds = (found[Part(name, engine, f"load, {pages}")]["seconds"] for engine in ENGINES)
-        yield f"| load, {pages} pages | {' | '.join(f'{each:.1f} s' for each in seconds)} |"
+        loads = (found[Part(name, engine, f"load, {pages}")] for engine in ENGINES)
+        seconds = (f"{each['seconds']:.1f} ({each['busy']:.1f}) s" for each in loads)
+        yield f"| load, {pages} pages (processor time) | {' | '.join(seconds)} |"
     for what, key in (("memory at the peak of the load", "peak"), ("memory that is no file's, kept", "kept")):
         amounts = (found[Part(name, engine, "load, warm")][key] for engine in ENGINES)
         yield f"| {what}, over the file | {' | '.join(f'{each / size:.2f}' for each in amounts)} |"
