@@ -39,7 +39,7 @@ from draftree.models.native.native_model import NativeModel
 from draftree.request import Stats
 
 from . import native_large
-from .native_passes import pass_seconds, text, timed
+from .native_passes import chains, pass_seconds, text, timed
 from .native_shapes import SHAPES
 
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -147,7 +147,7 @@ def measure(name: str, tier: str, passes: int) -> Iterator[Line]:
     )
     first = dict[int, float]()
     for context in CONTEXTS:
-        seconds = pass_seconds(ours, context, SIZES, passes)
+        seconds = pass_seconds(ours, context, chains(SIZES), passes)
         first[context] = min(seconds[1])
         shown = (f"{n}: {1e3 * min(s):.2f} ({min(s) / min(seconds[1]):.2f})" for n, s in seconds.items())
         yield Line(f"ms of a pass over n tokens (over n = 1), context {context}", ", ".join(shown))
@@ -161,7 +161,7 @@ def measure(name: str, tier: str, passes: int) -> Iterator[Line]:
     alone, together = rows_seconds(ours, 1, passes), rows_seconds(ours, TOGETHER, passes)
     yield Line(f"{TOGETHER} requests over one, tokens/s", f"{TOGETHER * alone / together:.2f} times")
     with busy_neighbour():
-        busy = sorted(pass_seconds(ours, 100, [1], BUSY_PASSES)[1])
+        busy = sorted(pass_seconds(ours, 100, chains([1]), BUSY_PASSES)[1])
     yield Line(
         "pass beside a busy process over a pass alone",
         f"{statistics.median(busy) / first[100]:.2f} (99th percentile {busy[len(busy) * 99 // 100] / first[100]:.1f})",

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -38,13 +38,16 @@ from draftree.models.memory import free_memory
 from draftree.models.native.native_model import NativeModel
 from draftree.progress import progress_reporter
 
-from .native_passes import pass_seconds, timed
+from .native_passes import chains, pass_seconds, timed
 from .native_shapes import SHAPES, Shape, write
 
-SIZES = (1, 2, 4, 8, 16)
 NEAR, FAR = 100, (4096, 16384)
 ENGINES = ("native", "llama.cpp")
-TREE = "tree of 16"
+DRAFTS: Mapping[str, Sequence[int]] = {
+    **{str(size): parents for size, parents in chains((1, 2, 4, 8, 16)).items()},
+    "tree of 16": [-1, *((node - 1) // 2 for node in range(1, 16))],
+}
+"""Parents of the nodes of a pass, by its name: chains, and a tree in which each node has two children."""
 
 
 class Part(NamedTuple):
@@ -67,11 +70,6 @@ def parts_of(shape: str) -> Iterator[Part]:
         yield from (Part(shape, engine, f"load, {pages}") for pages in ("cold", "warm"))
         yield Part(shape, engine, "passes", NEAR)
         yield from (Part(shape, engine, "attention", context, True) for context in (NEAR, *FAR))
-
-
-def tree_parents(size: int) -> list[int]:
-    """Of a tree in which each node has two children."""
-    return [(node - 1) // 2 if node else -1 for node in range(size)]
 
 
 def load(engine: str, path: Path) -> dict[str, float]:
@@ -103,9 +101,8 @@ def _memory() -> dict[str, int]:
 def passes(engine: str, path: Path, context: int, count: int) -> dict[str, float]:
     """Least seconds of passes by what they are over."""
     model: LanguageModel = NativeModel(path) if engine == "native" else LlamaModel(path)
-    found = {str(size): min(seconds) for size, seconds in pass_seconds(model, context, SIZES, count).items()}
-    tree = pass_seconds(model, context, SIZES[-1:], count, tree_parents)
-    return found | {TREE: min(tree[SIZES[-1]])}
+    found = pass_seconds(model, context, DRAFTS, count)
+    return {draft: min(seconds) for draft, seconds in found.items()}
 
 
 def measure(part: Part, path: Path, count: int) -> dict[str, float]:
@@ -216,16 +213,15 @@ def table(name: str, found: Found, layers: int) -> Iterator[str]:
     for context in (NEAR, *FAR):
         row = (_shown(_pass_seconds(name, engine, context, found, layers)) for engine in ENGINES)
         scaled = "" if context == NEAR else f" (attention of {layers} layers for {shape.layers})"
-        over = ", ".join((*map(str, SIZES), TREE))
-        yield f"| ms of a pass over {over}; context {context}{scaled} | {' | '.join(row)} |"
+        yield f"| ms of a pass over {', '.join(DRAFTS)}; context {context}{scaled} | {' | '.join(row)} |"
     rates = f"{bandwidth() / 1e9:.0f} GB/s, {multiply_adds() / 1e9:.0f} GMAC/s"
     yield f"\n| {name}, attention of all layers | {' | '.join(ENGINES)} | bound ({rates}) |\n|---|---|---|---|"
     for context in FAR:
-        for size_of, nodes in (*((str(each), each) for each in SIZES), (TREE, SIZES[-1])):
-            least, reason = bound(shape, context, nodes)
-            spent = (_attention(name, engine, context, found, layers)[size_of] for engine in ENGINES)
+        for draft, parents in DRAFTS.items():
+            least, reason = bound(shape, context, len(parents))
+            spent = (_attention(name, engine, context, found, layers)[draft] for engine in ENGINES)
             row = (f"{1e3 * each:.1f} ms ({each / least:.1f} times)" for each in spent)
-            yield f"| {size_of}, context {context} | {' | '.join(row)} | {1e3 * least:.1f} ms ({reason}) |"
+            yield f"| {draft}, context {context} | {' | '.join(row)} | {1e3 * least:.1f} ms ({reason}) |"
 
 
 def _attention(name: str, engine: str, context: int, found: Found, layers: int) -> dict[str, float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from draftree.models.base import LanguageModel, Nodes
 
@@ -19,29 +20,34 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def pass_seconds(
-    model: LanguageModel,
-    context: int,
-    sizes: Sequence[int],
-    passes: int,
-    parents: Callable[[int], Sequence[int]] = lambda size: range(-1, size - 1),
-) -> dict[int, list[float]]:
-    """Seconds of passes over nodes behind a context, by default chains, with their argmax.
+K = TypeVar("K")
 
-    The sizes take turns, three passes each, of which the first is left out: as in decoding, a pass comes behind one
+
+def chains(sizes: Iterable[int]) -> dict[int, Sequence[int]]:
+    """Parents of chains, by their sizes."""
+    return {size: range(-1, size - 1) for size in sizes}
+
+
+def pass_seconds(
+    model: LanguageModel, context: int, drafts: Mapping[K, Sequence[int]], passes: int
+) -> dict[K, list[float]]:
+    """Seconds of passes over nodes behind a context, with their argmax, for each of ``drafts``: the nodes' parents.
+
+    The drafts take turns, three passes each, of which the first is left out: as in decoding, a pass comes behind one
     that left the same in the processor's caches.
     """
-    row, found = model.open(), {size: list[float]() for size in sizes}
+    row, found = model.open(), {draft: list[float]() for draft in drafts}
     model.extend([row], [Nodes.chain(text(context), 0)])
     model.commit(row, range(context))
 
-    def once(size: int) -> None:
-        model.extend([row], [Nodes.of(text(size), parents(size))]).argmax(range(size))
+    def once(parents: Sequence[int]) -> None:
+        count = len(parents)
+        model.extend([row], [Nodes.of(text(count), parents)]).argmax(range(count))
 
     for _ in range(passes):
-        for size, seconds in found.items():
+        for draft, seconds in found.items():
             for turn in range(3):
-                spent = timed(lambda: once(size))  # noqa: B023
+                spent = timed(lambda: once(drafts[draft]))  # noqa: B023
                 model.commit(row, [])
                 seconds += [spent] if turn else []
     model.close(row)
