@@ -18,6 +18,7 @@ from gguf import GGMLQuantizationType as Format
 from draftree.errors import ModelFileError
 from draftree.models.gguf.gguf_checks import check
 
+from ... import tiny_gguf
 from ...tiny_gguf import write
 from .damaged import Change, is_fine, of_kind, of_length, overwritten, renamed, with_item, with_tensor
 
@@ -155,4 +156,13 @@ def test_formats_of_activations_are_no_weights(tmp_path: Path, kind: Format) -> 
     with_tensor("blk.0.attn_output.weight", 4, kind)(reader := gguf.GGUFReader(path, "r+"))
     reader.data.flush()
     with pytest.raises(ModelFileError, match=f"is of type {kind.name}, not a type of weights|is at byte"):
+        check(path)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+def test_biases_of_experts_are_floats(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp ends the process on others, in the first pass."""
+    monkeypatch.setattr(tiny_gguf, "_FLOATS", ())
+    path = write(tmp_path / "tiny.gguf", architecture="gpt-oss", weights=kind, layers=1, hidden=64, heads=2, kv_heads=1)
+    with pytest.raises(ModelFileError, match=rf"_exps.bias is of type {kind}, not F32"):
         check(path)
