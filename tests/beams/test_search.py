@@ -86,6 +86,18 @@ def test_finished_beams_are_ranked_and_end_the_search_as_in_transformers(
     assert_same(beams_of(made, "relative", PROMPTS[first], width=3, returned=3, **options), want)
 
 
+def test_each_rule_of_stopping_finds_other_beams_here() -> None:
+    """The cases above are the same under any rule."""
+    made, found = several_eos(target(), (2, 16, 26, 32, 48, 56)), list[list[list[int]]]()
+    for early_stopping in (False, True, "never"):
+        options: dict[str, Any] = {"early_stopping": early_stopping}
+        want = searched(made, [32, 8], num_beams=3, num_return_sequences=3, max_new_tokens=TOKENS, **options)
+        got = beams_of(made, "relative", [32, 8], width=3, returned=3, **options)
+        assert_same(got, want)
+        found.append([hypothesis.token_ids for hypothesis in got.hypotheses])
+    assert all(found.count(each) == 1 for each in found)
+
+
 def test_the_case_above_ends_beams_early() -> None:
     """Else that test would see full-length beams alone."""
     made = several_eos(target(), EOS)
