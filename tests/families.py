@@ -124,10 +124,10 @@ _FALCON: dict[str, Any] = {
     "embedding_multiplier": 2.0,
 }
 _LATENT: dict[str, Any] = {
-    "kv_lora_rank": 32,
+    "kv_lora_rank": 64,
     "q_lora_rank": 32,
-    "qk_rope_head_dim": 32,
-    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 48,
     "v_head_dim": 32,
     "num_key_value_heads": 2,
     "n_routed_experts": 4,

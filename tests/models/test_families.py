@@ -263,6 +263,8 @@ _GEMMA, _OSS, _MOE = "gemma4.attention.", "gpt-oss.attention.", "qwen3moe."
         (f"{_MOE}attention.head_count", 2**32 - 1),
         (f"{_MOE}expert_used_count", 5),
         ("deepseek2.expert_gating_func", 33),
+        ("deepseek2.attention.head_count_kv", 2),
+        *((f"deepseek2.attention.{of}_length{mla}", 48) for of in ("key", "value") for mla in ("", "_mla")),
         *(("qwen35.ssm.inner_size", value) for value in (0, 3, 2**20)),
         ("qwen35.full_attention_interval", 0),
     ],

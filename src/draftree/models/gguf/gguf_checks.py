@@ -169,8 +169,7 @@ def _flaws_of_attention(header: GGUFHeader) -> Iterator[str]:
     window = max(metadata.numbers(Keys.Attention.SLIDING_WINDOW) or (0,))
     if window > _LONGEST_WINDOW:
         yield f"{metadata.name(Keys.Attention.SLIDING_WINDOW)} is {window}, not a number up to {_LONGEST_WINDOW}"
-    if not header.is_latent:
-        yield from _flaws_of_heads(header)
+    yield from _flaws_of_latents(header) if header.is_latent else _flaws_of_heads(header)
     own, _ = header.widths
     for key, size in ((_TURNED, own), (Keys.Rope.DIMENSION_COUNT_SWA, metadata.number(_KEY_LENGTHS[1]) or own)):
         turned = metadata.numbers(key) or metadata.numbers(_TURNED)
@@ -197,6 +196,29 @@ def _flaws_of_heads(header: GGUFHeader) -> Iterator[str]:
                 continue
             if found.shape[1] not in (count * length, count * (local[i] or length)):
                 yield f"{names[i]} is {length}, with {found.shape[1]} rows of {found.name}"
+
+
+def _flaws_of_latents(header: GGUFHeader) -> Iterator[str]:
+    """Lengths that the matrices of latent attention do not have, whose latent vectors are one head's keys."""
+    metadata, turned = header.metadata, header.metadata.number(_TURNED)
+    heads = metadata.numbers(Keys.Attention.HEAD_COUNT_KV) or (0,)
+    if set(heads) != {1}:
+        yield f"{metadata.name(Keys.Attention.HEAD_COUNT_KV)} is {max(heads)}, not 1"
+    if turned is None:
+        yield f"it has no {metadata.name(_TURNED)}"
+        return
+    wanted = (
+        ("attn_kv_a_mqa", Keys.Attention.KEY_LENGTH, 1, 0),
+        ("attn_v_b", Keys.Attention.VALUE_LENGTH, 0, 0),
+        ("attn_k_b", Keys.Attention.KEY_LENGTH_MLA, 0, turned),
+        ("attn_v_b", Keys.Attention.VALUE_LENGTH_MLA, 1, 0),
+    )
+    for tensor in header.tensors:
+        for part, key, dimension, more in wanted:
+            if tensor.name.endswith(f".{part}.weight") and len(tensor.shape) > dimension:
+                length = tensor.shape[dimension] + more
+                if metadata.number(key) != length:
+                    yield f"{metadata.name(key)} is {metadata.number(key)}, not {length} as {tensor.name} has it"
 
 
 def _flaws_of_states(header: GGUFHeader) -> Iterator[str]:
