@@ -49,7 +49,7 @@ class Vocabulary:
         pre: how texts are split before merges.
         scores: of SentencePiece's tokens.
         flags: settings of the tokenizer by key, such as ``Keys.Tokenizer.ADD_BOS``; SentencePiece begins texts with a
-            token by default.
+            token by default. None: the file has none.
     """
 
     model: str
@@ -58,7 +58,7 @@ class Vocabulary:
     merges: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
     pre: str = "smollm"
-    flags: Mapping[str, bool] = field(default_factory=dict)
+    flags: Mapping[str, bool | None] = field(default_factory=dict)
 
 
 def byte_level(shift: bool = False, extra: Sequence[str] = ()) -> Vocabulary:
@@ -236,7 +236,8 @@ def add_vocabulary(writer: gguf.GGUFWriter, words: Vocabulary, template: str | N
         writer.add_token_scores(words.scores)
         writer.add_unk_token_id(0)
     for key, value in {gguf.Keys.Tokenizer.ADD_BOS: bool(words.scores), **words.flags}.items():
-        writer.add_bool(key, value)
+        if value is not None:
+            writer.add_bool(key, value)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(words.tokens.index(SPECIAL[END]))
     if template is not None:

@@ -7,11 +7,10 @@ Byte pair encoding: of a word's letters, the pair that comes first among the mer
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
-from itertools import chain, count, pairwise
-from typing import NamedTuple
+from itertools import chain, pairwise
 
 import regex  # type: ignore[import-untyped]
 from gguf.constants import Keys, TokenType
@@ -21,11 +20,12 @@ from ...text.detokenizer import BYTE_LETTERS, Piece, PieceDecoder, byte_level, f
 from ..gguf.gguf_file import GGUFHeader
 from ..gguf.metadata import damaged
 from .header_reader import unsupported
+from .pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
-_BYTE_LEVEL, _PIECES = "gpt2", "llama"
-"""Names of vocabularies: byte-level BPE, and SentencePiece with byte fallback."""
+_MERGES, _SCORES, _GEMMA4 = "gpt2", "llama", "gemma4"
+"""Names of vocabularies: BPE by merges, SentencePiece by scores, and merges of SentencePiece's letters."""
 _NO_TEXT = (None, "none", "no_vocab")
-_DEFAULTS = {_BYTE_LEVEL: (11, 11), _PIECES: (1, 2)}
+_DEFAULTS: Mapping[str, tuple[int | None, int | None]] = {_MERGES: (11, 11), _SCORES: (1, 2), _GEMMA4: (None, None)}
 """Tokens that begin and end a text where a file names none."""
 _SPACE = "▁"
 """A space inside SentencePiece's tokens."""
@@ -42,7 +42,7 @@ _FOUND = frozenset({*_SPECIAL, _USER_DEFINED})
 _ENDS = (
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"),
     *("<|end_of_text|>", "<end_of_turn>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
-    *("<｜end▁of▁sentence｜>", "<|flush|>", "<|calls|>", "<turn|>", "<|tool_response>", "[e~["),
+    *("<｜end▁of▁sentence｜>", "<|flush|>", "<|calls|>", "<turn|>", "<|tool_response>", "[e~[", "<|ifm|im_end|>"),
 )
 """Tokens that end a text wherever they exist, as llama.cpp has it; for "</s>" see ``_read_ends``."""
 _FILL_IN = {
@@ -51,76 +51,32 @@ _FILL_IN = {
     Keys.Tokenizer.FIM_SEP_ID: ("<|file_sep|>",),
 }
 """Tokens of filling in the middle that end a text, and their usual texts where the file names none."""
+_AROUND = {
+    (Keys.Tokenizer.FIM_PRE_ID, Keys.Tokenizer.PREFIX_ID): (
+        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"),
+        "<|prefix|>",
+    ),
+    (Keys.Tokenizer.FIM_SUF_ID, Keys.Tokenizer.SUFFIX_ID): (
+        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"),
+        "<|suffix|>",
+    ),
+    (Keys.Tokenizer.FIM_MID_ID, Keys.Tokenizer.MIDDLE_ID): (
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"),
+        "<|middle|>",
+    ),
+}
+"""Tokens around what is filled in: control tokens, by their usual texts where none of the keys names one."""
+_CHANNELS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+"""Tokens of gpt-oss that are text, whatever their type."""
+_END = "<|end|>"
+_BESIDE_END = ({"<|call|>", "<|calls|>"}, {"<|return|>", "<|flush|>"})
+"""Beside a token of each of these ``_END`` ends a message, no text (gpt-oss, Solar Open)."""
+_CLOSED, _OF_GEMMA4 = "</s>", "<|tool_response>"
+"""Beside the second the first is a tag of HTML."""
 _RIGHT_STRIPPED = ("phi-3", "phi3")
 """In names of models whose special tokens, but for ``_UNSTRIPPED``, take white space behind them away."""
 _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
-
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_OPENED = r"[^\r\n\p{L}\p{N}]?"
-_PATHS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
-
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = "|".join([_CONTRACTIONS, _WORDS, r"\p{N}{1,3}", _SYMBOLS, _SPACES])
-_QWEN2 = "|".join([_CONTRACTIONS, _WORDS, r"\p{N}", _SYMBOLS, _SPACES])
-_TEKKEN = "|".join(
-    [f"{_OPENED}{_UPPER}*{_LOWER}+", f"{_OPENED}{_UPPER}+{_LOWER}*", r"\p{N}", _PATHS, _SPACES],
-)
-_GPT4O = "|".join(
-    [
-        f"{_OPENED}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?",
-        f"{_OPENED}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?",
-        r"\p{N}{1,3}",
-        _PATHS,
-        _SPACES,
-    ]
-)
-_SEED = "|".join([_CONTRACTIONS, _WORDS, r"\p{N}", r" ?[^\s\p{L}\p{N}\r\n]+", _SPACES])
-_MINICPM5 = "|".join([_CONTRACTIONS, _WORDS, r"\p{N}+", _SYMBOLS, _SPACES])
-_CJK = "[一-龥ࠀ-一가-퟿]+"
-
-
-class PreTokenizer(NamedTuple):
-    """How a text is split.
-
-    Attributes:
-        patterns: each splits the pieces of the one before; what none matches is a piece too.
-        ignore_merges: a piece that is a token is that token, whatever merges make of it.
-        adds_bos: a text begins with a token of its own, unless the file says otherwise.
-    """
-
-    patterns: tuple[str, ...]
-    ignore_merges: bool = False
-    adds_bos: bool = False
-
-
-_DIGITS_GPT2 = PreTokenizer((r"\p{N}", _GPT2))
-_DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
-_OF_LLAMA3 = PreTokenizer((_LLAMA3,), ignore_merges=True, adds_bos=True)
-
-PRE_TOKENIZERS = {
-    "default": _DEFAULT,
-    **dict.fromkeys(
-        ("gpt-2", "phi-2", "mpt", "olmo", "gigachat", "a.x-4.0", "mellum", "trillion"), PreTokenizer((_GPT2,))
-    ),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"), _DIGITS_GPT2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), _OF_LLAMA3),
-    **dict.fromkeys(("smaug-bpe", "dbrx"), PreTokenizer((_LLAMA3,))),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo", "stablelm2"), PreTokenizer((_QWEN2,))),
-    "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, adds_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), PreTokenizer((_GPT4O,))),
-    "seed-coder": PreTokenizer((_SEED,)),
-    "minicpm5": PreTokenizer((r"\p{N}{1,3}", _MINICPM5), ignore_merges=True),
-    "deepseek-llm": PreTokenizer(
-        (r"[\r\n]", r"\s?[\p{Lu}\p{Ll}\p{Lt}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"(?<!\s)\s+$", _CJK, r"\p{N}+")
-    ),
-    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
-}
-"""By their names in GGUF files of the architectures that the engine runs (``FAMILIES``)."""
+_WHITE = frozenset(" \t\n\v\f\r")
 
 
 _WORD, _KEPT = 64, 1 << 14
@@ -132,24 +88,25 @@ class BytePairs:
 
     Args:
         ids: of the tokens.
-        merges: pairs of tokens, those that are merged first in front.
-        whole: a word that is a token is that token, whatever merges make of it.
+        ranks: of pairs of tokens: the lowest is merged first, of equal ones the first in the word.
+        whole: words that are tokens, whatever merges make of them.
 
     Raises:
         ValueError: a pair, or what it becomes, is no token.
     """
 
-    def __init__(self, ids: Mapping[str, int], merges: Sequence[tuple[str, str]], whole: bool = False) -> None:
-        for tokens in (set(chain.from_iterable(merges)), set(map("".join, merges))):
+    def __init__(
+        self, ids: Mapping[str, int], ranks: Mapping[tuple[str, str], float], whole: Collection[str] = ()
+    ) -> None:
+        for tokens in (set(chain.from_iterable(ranks)), set(map("".join, ranks))):
             if unknown := tokens - ids.keys():
                 raise ValueError(f"{min(unknown)!r} is merged but no token")
-        self._ids, self._whole = ids, whole
-        self._ranks = dict(zip(merges, count(), strict=False))
+        self._ranks, self._whole = ranks, whole
         self._kept = lru_cache(_KEPT)(self._merged)
 
     def tokens(self, word: str) -> Sequence[str]:
         """The parts of a word; a letter that no token has is a part of its own."""
-        if self._whole and word in self._ids:
+        if word in self._whole:
             return (word,)
         return self._kept(word) if len(word) <= _WORD else self._merged(word)
 
@@ -197,19 +154,24 @@ class GGUFTokenizer(PieceDecoder):
         self._texts, self._kinds = _texts(header), _kinds(header)
         super().__init__(len(self._texts))
         self._ids = dict(zip(self._texts, range(self._size), strict=True))
-        self.eos_ids = self._read_ends(header, _DEFAULTS[model][1])
-        names = zip(("bos", "eos"), (Keys.Tokenizer.BOS_ID, Keys.Tokenizer.EOS_ID), _DEFAULTS[model], strict=True)
-        self._named = {name: self._named_token(header, key, default) for name, key, default in names}
-        self._prefixed = model == _PIECES and metadata.flag(Keys.Tokenizer.ADD_PREFIX, True)
-        self._is_byte_level = model == _BYTE_LEVEL
-        if self._is_byte_level:
-            pre, merges = _pre_tokenizer(header), _merges(header)
-        else:
-            self._unknown = self._named_token(header, Keys.Tokenizer.UNK_ID, 0)
-            pre, merges = PreTokenizer((), adds_bos=True), _merges_by_score(header, self._texts, self._kinds)
+        by_scores = model == _SCORES
+        pre = PreTokenizer((), adds_bos=True) if by_scores else _pre_tokenizer(header, model)
+        bos, eos = _DEFAULTS[model]
+        self.eos_ids = self._read_ends(header, eos)
+        self._named = {
+            "bos": self._named_token(header, Keys.Tokenizer.BOS_ID, bos if pre.has_bos else None),
+            "eos": self._named_token(header, Keys.Tokenizer.EOS_ID, eos),
+        }
+        self._prefixed = by_scores and metadata.flag(Keys.Tokenizer.ADD_PREFIX, True)
+        self._unknown = self._named_token(header, Keys.Tokenizer.UNK_ID, 0) if by_scores else None
+        self._is_byte_level = not (by_scores or pre.of_gemma4)
+        ranks = _ranks_by_score(header, self._texts, self._kinds) if by_scores else _ranks(header)
+        whole: Collection[str] = self._ids.keys() if pre.ignore_merges else ()
+        if pre.of_gemma4:
+            whole = {text for text in self._texts if not text.strip("\n")}
         self._patterns = [regex.compile(f"({pattern})") for pattern in pre.patterns]
         try:
-            self._pairs = BytePairs(self._ids, merges, pre.ignore_merges)
+            self._pairs = BytePairs(self._ids, ranks, whole)
         except ValueError as error:
             raise damaged(header.path, f"its merges and tokens do not go together ({error})") from None
         self._added = {t: self._ids[t] for t, kind in zip(self._texts, self._kinds, strict=True) if kind in _FOUND}
@@ -219,38 +181,51 @@ class GGUFTokenizer(PieceDecoder):
         name = (metadata.text(Keys.General.NAME) or "").lower()
         strips = any(part in name for part in _RIGHT_STRIPPED)
         self._strips = self._added.keys() - set(_UNSTRIPPED) if strips else frozenset()
-        self._begin = self._edge(header, Keys.Tokenizer.ADD_BOS, "bos", pre.adds_bos)
-        self._end = self._edge(header, Keys.Tokenizer.ADD_EOS, "eos", False)
+        begins = pre.of_gemma4 or metadata.flag(Keys.Tokenizer.ADD_BOS, pre.adds_bos)
+        self._begin = self._edge("bos", begins)
+        self._end = self._edge("eos", metadata.flag(Keys.Tokenizer.ADD_EOS, False))
 
-    def _named_token(self, header: GGUFHeader, key: str, default: int) -> int | None:
+    def _named_token(self, header: GGUFHeader, key: str, default: int | None = None) -> int | None:
         """The token under a key, or the default, where there is such a token."""
         named = header.metadata.number(key), default
         return next((token for token in named if token is not None and token < self._size), None)
 
-    def _read_ends(self, header: GGUFHeader, default: int) -> frozenset[int]:
-        """Tokens that end a text; those that are found by their texts become control tokens.
+    def _read_ends(self, header: GGUFHeader, default: int | None) -> frozenset[int]:
+        """Tokens that end a text. Those that are known by their texts get the types that llama.cpp gives them.
 
         llama.cpp counts any token "</s>". Qwen's vocabularies have one that is a tag of HTML: it stays as it is.
         """
-        ids = self._ids
-        by_text = [ids[text] for text in _ENDS if text in ids]
-        if "</s>" in ids and self._kinds[ids["</s>"]] != _NORMAL:
-            by_text.append(ids["</s>"])
-        keys = {Keys.Tokenizer.EOS_ID: default, Keys.Tokenizer.EOT_ID: len(ids), Keys.Tokenizer.EOM_ID: len(ids)}
-        ends = {self._named_token(header, key, token) for key, token in keys.items()}
-        for key, texts in _FILL_IN.items():
-            if header.metadata.number(key) is None:
-                by_text += [ids[text] for text in texts if text in ids][:1]
-            else:
-                ends.add(self._named_token(header, key, len(ids)))
-        for token in by_text:
-            self._kinds[token] = _CONTROL
-        return frozenset(token for token in ends.union(by_text) if token is not None)
+        ids, kinds = self._ids, self._kinds
+        ends = {self._named_token(header, Keys.Tokenizer.EOS_ID, default)}
+        ends |= {self._named_token(header, key) for key in (Keys.Tokenizer.EOT_ID, Keys.Tokenizer.EOM_ID, *_FILL_IN)}
+        by_text = {ids[text] for text in _ENDS if text in ids}
+        if _CLOSED in ids and kinds[ids[_CLOSED]] != _NORMAL:
+            by_text.add(ids[_CLOSED])
+        around = set[int]()
+        for tokens, keys, texts in (
+            *((by_text, (key,), texts) for key, texts in _FILL_IN.items()),
+            *((around, keys, texts) for keys, texts in _AROUND.items()),
+        ):
+            if all(self._named_token(header, key) is None for key in keys):
+                tokens.update([ids[text] for text in texts if text in ids][:1])
+        for token in by_text | around:
+            kinds[token] = _CONTROL
+        for text in _CHANNELS:
+            if text in ids:
+                kinds[ids[text]] = _USER_DEFINED
+        no_ends = set[int]()
+        if _END in ids and all(not texts.isdisjoint(ids) for texts in _BESIDE_END):
+            kinds[ids[_END]] = _USER_DEFINED
+            no_ends.add(ids[_END])
+        if _CLOSED in ids and _OF_GEMMA4 in ids:
+            kinds[ids[_CLOSED]] = _NORMAL
+            no_ends.add(ids[_CLOSED])
+        return frozenset(token for token in ends | by_text if token is not None) - no_ends
 
-    def _edge(self, header: GGUFHeader, key: str, name: str, default: bool) -> list[int]:
+    def _edge(self, name: str, added: bool) -> list[int]:
         """The token that begins or ends each text, if there is one."""
         token = self._named[name]
-        return [token] if header.metadata.flag(key, default) and token is not None else []
+        return [token] if added and token is not None else []
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text, with the special tokens that begin one; special tokens that it contains are found.
@@ -273,30 +248,32 @@ class GGUFTokenizer(PieceDecoder):
             if token is not None:
                 ids += [*self._encode(text[at:start]), self._added[token]]
                 at = start + len(token)
-                while token in self._strips and text[at : at + 1].isspace():
+                while token in self._strips and text[at : at + 1] in _WHITE:
                     at += 1
         ids += self._encode(text[at:])
         return [*self._begin, *ids, *self._end] if add_special_tokens else ids
 
     def _encode(self, text: str) -> Iterator[int]:
-        """The ids of a text without added tokens; of byte-level BPE a byte without a token is left out."""
+        """The ids of a text without added tokens; of BPE a byte without a token is left out."""
         if not text:
             return
-        if self._is_byte_level:
-            words = [text]
-            for pattern in self._patterns:  # what it does not match is a word too
-                words = [part for word in words for part in pattern.split(word) if part]
-            for word in words:
-                for part in self._pairs.tokens("".join(map(BYTE_LETTERS.__getitem__, word.encode()))):
-                    if part in self._ids:
-                        yield self._ids[part]
-            return
-        for part in self._pairs.tokens(_SPACE * self._prefixed + text.replace(" ", _SPACE)):
-            spelt = [part] if part in self._ids else [f"<0x{byte:02X}>" for byte in part.encode()]
-            if all(each in self._ids for each in spelt):
-                yield from map(self._ids.__getitem__, spelt)
-            elif self._unknown is not None:
-                yield self._unknown
+        words = [text if self._is_byte_level else _SPACE * self._prefixed + text.replace(" ", _SPACE)]
+        for pattern in self._patterns:  # what it does not match is a word too
+            order = -1 if pattern.flags & regex.REVERSE else 1
+            words = [part for word in words for part in pattern.split(word)[::order] if part]
+        for word in words:
+            letters = "".join(map(BYTE_LETTERS.__getitem__, word.encode())) if self._is_byte_level else word
+            for part in self._pairs.tokens(letters):
+                if part in self._ids:
+                    yield self._ids[part]
+                elif not self._is_byte_level:
+                    yield from self._in_bytes(part)
+
+    def _in_bytes(self, letter: str) -> Sequence[int]:
+        """The ids of a letter's bytes; where one has none, that of unknown text or, in BPE, those of the others."""
+        spelt = [f"<0x{byte:02X}>" for byte in letter.encode()]
+        found = [self._ids[each] for each in spelt if each in self._ids]
+        return found if len(found) == len(spelt) or self._unknown is None else [self._unknown]
 
     def _read(self, token: int) -> Piece:
         kind, text = self._kinds[token], self._texts[token]
@@ -341,39 +318,36 @@ def _kinds(header: GGUFHeader) -> list[int]:
     return [_NORMAL] * len(header.metadata.texts(Keys.Tokenizer.LIST)) if stored is None else stored.tolist()
 
 
-def _pre_tokenizer(header: GGUFHeader) -> PreTokenizer:
-    name = header.metadata.text(Keys.Tokenizer.PRE) or "default"
+def _pre_tokenizer(header: GGUFHeader, model: str) -> PreTokenizer:
+    name = model if model == _GEMMA4 else header.metadata.text(Keys.Tokenizer.PRE) or "default"
     found = PRE_TOKENIZERS.get(name)
     if found is None:
         raise unsupported(header, f"the pre-tokenizer {name!r}")
     return found
 
 
-def _merges(header: GGUFHeader) -> list[tuple[str, str]]:
+def _ranks(header: GGUFHeader) -> dict[tuple[str, str], float]:
+    """Of pairs of tokens, their first places among the merges."""
     texts = header.metadata.texts(Keys.Tokenizer.MERGES)
     parts = b" ".join(texts).decode(errors="replace").split(" ")
     if len(parts) != 2 * len(texts):
         raise damaged(header.path, f"{Keys.Tokenizer.MERGES} has entries that are no pairs")
-    return list(zip(parts[::2], parts[1::2], strict=True))
+    pairs = list(zip(parts[::2], parts[1::2], strict=True))
+    return dict(zip(reversed(pairs), range(len(pairs) - 1, -1, -1), strict=True))
 
 
-def _merges_by_score(header: GGUFHeader, texts: Sequence[str], kinds: Sequence[int]) -> list[tuple[str, str]]:
-    """Pairs of tokens whose texts make a third, the third's score falling.
+def _ranks_by_score(header: GGUFHeader, texts: Sequence[str], kinds: Sequence[int]) -> dict[tuple[str, str], float]:
+    """Of pairs of tokens whose texts make a third, the third's score, negated.
 
     Texts are cut at tokens of ``_FOUND`` before anything else, so merges never make one, unless it holds a ``_SPACE``.
-
-    Raises:
-        NotNativeError: two have the same score. llama.cpp merges the first in the text then: no order of pairs does.
     """
     stored = header.token_scores
     scores = [0.0] * len(texts) if stored is None else stored.tolist()
-    known, merges, made = set(texts), list[tuple[str, str]](), list[float]()
-    for token in sorted(range(len(texts)), key=lambda token: -scores[token]):
-        text = texts[token]
-        if kinds[token] not in _FOUND or _SPACE in text:
-            pairs = [(text[:at], text[at:]) for at in range(1, len(text)) if text[:at] in known and text[at:] in known]
-            merges += pairs
-            made += scores[token : token + bool(pairs)]
-    if len(set(made)) < len(made):
-        raise unsupported(header, "a vocabulary whose tokens have the same scores")
-    return merges
+    known = set(texts)
+    return {
+        (text[:at], text[at:]): -score
+        for text, score, kind in zip(texts, scores, kinds, strict=True)
+        if kind not in _FOUND or _SPACE in text
+        for at in range(1, len(text))
+        if text[:at] in known and text[at:] in known
+    }
