@@ -159,10 +159,16 @@ def test_formats_of_activations_are_no_weights(tmp_path: Path, kind: Format) -> 
         check(path)
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
-def test_biases_of_experts_are_floats(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "kind", "named"),
+    [("gpt-oss", "F16", "_exps.bias"), ("gpt-oss", "Q8_0", "_exps.bias"), ("mamba", "F16", "ssm_a")],
+)
+def test_matrices_that_are_no_weights_are_floats(
+    tmp_path: Path, architecture: str, kind: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """llama.cpp ends the process on others, in the first pass."""
     monkeypatch.setattr(tiny_gguf, "_FLOATS", ())
-    path = write(tmp_path / "tiny.gguf", architecture="gpt-oss", weights=kind, layers=1, hidden=64, heads=2, kv_heads=1)
-    with pytest.raises(ModelFileError, match=rf"_exps.bias is of type {kind}, not F32"):
+    path = tmp_path / "tiny.gguf"
+    write(path, architecture=architecture, weights=kind, layers=1, hidden=64, heads=2, kv_heads=1)
+    with pytest.raises(ModelFileError, match=rf"{named} is of type {kind}, not F32"):
         check(path)

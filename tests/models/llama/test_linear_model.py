@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -67,6 +68,14 @@ def test_it_is_a_model_that_cannot_branch(load: Loader) -> None:
     assert (can.slot_bytes > 0) == (can.architecture == "lfm2")
     with pytest.raises(NoTreesError, match="cannot verify draft trees"):
         LlamaModel(model.weights)
+
+
+@pytest.mark.parametrize("context", [2, 3, 7])
+def test_a_model_of_short_texts_decodes(tmp_path: Path, context: int) -> None:
+    """What it takes was measured over eight tokens: one that takes fewer ended in an error."""
+    model = load_llama(str(tiny_gguf.write(tmp_path / "tiny.gguf", architecture="lfm2", context=context)), threads=1)
+    assert isinstance(model, LinearModel) and model.capabilities.slot_bytes > 0
+    prefill(model, [5] * context)
 
 
 def test_whatever_rows_do_logits_are_those_of_one_token_decoding(

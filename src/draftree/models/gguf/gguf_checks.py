@@ -271,7 +271,7 @@ def _flaws_of_tensors(header: GGUFHeader) -> Iterator[str]:
         names.add(name)
         if not tensor.size:  # a type that only newer engines know
             continue
-        vector = len(tensor.shape) == 1 or name.endswith(("_norm.weight", ".bias"))
+        vector = len(tensor.shape) == 1 or name.endswith("_norm.weight") or not name.endswith(".weight")
         if kind in _NO_WEIGHTS or (vector and kind != Format.F32):
             wanted = "F32" if vector else "a type of weights"
             yield f"tensor {name} is of type {Format(kind).name}, not {wanted}"

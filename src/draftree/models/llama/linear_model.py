@@ -14,7 +14,7 @@ from threading import RLock
 import numpy as np
 
 from ...config import Count
-from ...errors import CacheError
+from ...errors import CacheError, UnsupportedModelError
 from ...scores import NumpyScores, Scores
 from ...tree import ROOT
 from ..base import DRAFTED, NO_NODES, PROMPT, Nodes, OpenRows, Row, check_finite, exclusive
@@ -70,14 +70,17 @@ class LinearModel(OpenRows[LinearRow]):
     def _measure(self) -> None:
         """Find the sizes of a token and of a row in the cache, and check that logits are numbers."""
         row, sizes, can = self.open(), list[int](), self.capabilities
+        count = min(len(PROMPT), can.max_length // 2)
+        if not count:
+            raise UnsupportedModelError(f"{can.name} takes {can.max_length} tokens ({can.max_length_reason}): too few")
         for part in (PROMPT, DRAFTED):
-            scores = self.extend([row], [Nodes.chain([token % can.vocab_size for token in part], wanted=1)])
+            scores = self.extend([row], [Nodes.chain([token % can.vocab_size for token in part[:count]], wanted=1)])
             check_finite(can, scores.logits([0]))
-            self.commit(row, range(len(part)))
+            self.commit(row, range(count))
             sizes.append(self._context.size_of(row.number))
         self.close(row)
-        slot = (sizes[1] - sizes[0]) // len(DRAFTED)
-        self.capabilities = replace(can, slot_bytes=slot, row_bytes=sizes[0] - len(PROMPT) * slot)
+        slot = (sizes[1] - sizes[0]) // count
+        self.capabilities = replace(can, slot_bytes=slot, row_bytes=sizes[0] - count * slot)
 
     def holds(self, lengths: Sequence[int]) -> bool:
         """Rows of so many tokens can be open together, within ``cache_bytes`` and the sequence ids."""
