@@ -39,13 +39,7 @@ class LinearRow(Row):
 class LinearModel(OpenRows[LinearRow]):
     """A language model in a GGUF file, by llama.cpp, with forks, but no trees: it decodes without drafts.
 
-    One thread at a time can be inside it.
-
-    Attributes:
-        capabilities: what the file and the library say.
-        tokenizer: llama.cpp's, from the file.
-        cache_bytes: memory that the cache may use (``holds``); by default half of what was free at load.
-        pass_seconds: wall-clock seconds inside passes so far, first ones of a row not counted.
+    Its attributes are those of ``LlamaModel``, and one thread at a time can be inside it.
 
     Args:
         weights: loaded.
