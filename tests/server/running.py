@@ -7,7 +7,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +84,14 @@ def slow_target() -> HFModel:
     return _Slow(tiny(), tiny_tokenizer(), name=NAME, self_test=False)
 
 
+def until(found: Callable[[], bool]) -> None:
+    """Wait until something is so; it has to be at last."""
+    watchdog = time.monotonic() + 120
+    while not found():
+        assert time.monotonic() < watchdog
+        time.sleep(0.002)
+
+
 class Running:
     """A server that runs.
 
@@ -107,8 +115,8 @@ class Running:
 
     @property
     def idle(self) -> bool:
-        """It holds no row of a request, and none waits."""
-        return not self.engine.scheduler.jobs
+        """No request waits or runs, none holds anything, and all observers know."""
+        return not self.engine.scheduler.jobs and not self.engine.stepper.requests
 
     def get_busy(self) -> None:
         """Wait until it has a request."""

@@ -24,7 +24,7 @@ from draftree.models.cost_profile import profile_of
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..tiny import tiny, tiny_tokenizer
-from .running import NAME, TEXT, Running, fetched, posted, running, slow_target, streamed
+from .running import NAME, TEXT, Running, fetched, posted, running, slow_target, streamed, until
 
 ENSEMBLE = SpeculationParams(drafter="lookup+self", method="static", nodes=8)
 TRACED = {"include_trace": True}
@@ -111,11 +111,7 @@ def test_nothing_is_kept_of_a_client_that_leaves() -> None:
             assert b"200 OK" in connection.recv(4096)
             served.get_busy()
         served.settle()
-        for _ in range(100):  # the stream's tasks end a moment later
-            if not _live():
-                break
-            time.sleep(0.02)
-        assert not _live()
+        until(lambda: not _live())  # the stream's tasks end a moment later
         assert posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 2})[0] == 200
 
 

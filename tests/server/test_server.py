@@ -6,7 +6,6 @@ import http.client
 import json
 import socket
 import threading
-import time
 from typing import Any
 
 import openai
@@ -16,7 +15,7 @@ from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 
-from .running import HEAD, NAME, TEXT, Running, fetched, posted, running, slow_target
+from .running import HEAD, NAME, TEXT, Running, fetched, posted, running, slow_target, until
 
 QUESTION: list[Any] = [{"role": "user", "content": "the cat in the hat the cat in the hat"}]
 
@@ -347,11 +346,7 @@ def test_a_client_that_leaves_frees_its_row() -> None:
                 served.get_busy()
             served.settle()
             line = f'draftree:requests_total{{finish_reason="cancelled"}} {number}.0'
-            for _ in range(100):  # it is counted a moment later
-                if line in (page := fetched(served, "/metrics")[1]):
-                    break
-                time.sleep(0.02)
-            assert line in page
+            until(lambda: line in fetched(served, "/metrics")[1])  # noqa: B023 - it is counted a moment later
         assert posted(served, "/v1/completions", {"prompt": TEXT, "max_tokens": 2})[0] == 200
 
 

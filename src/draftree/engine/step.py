@@ -99,13 +99,15 @@ class Stepper:
     Args:
         observers: are notified in this order.
         prefixes: most rows of closed requests that are kept, for prompts that begin as they do.
+
+    Attributes:
+        requests: those that hold something, in the order in which they came.
     """
 
     def __init__(self, target: LanguageModel, observers: Sequence[Observer] = (), prefixes: int = 0) -> None:
         self.prefixes = PrefixCache(target, prefixes)
         self._target, self._observers = target, tuple(observers)
-        self._open: dict[EngineRequest, None] = {}
-        """Requests with a row, in the order in which they came."""
+        self.requests: dict[EngineRequest, None] = {}
         self._leaders: dict[EngineRequest, tuple[EngineRequest, int]] = {}
         """Request that waits -> the one that reads the beginning of both texts, and how many tokens that has."""
 
@@ -115,17 +117,17 @@ class Stepper:
         scored = request.params.prompt_logprobs is not None
         # a row without trees is not forked where the texts part, behind which the other one has read on
         alone = scored or bool(self._target.capabilities.no_trees)
-        readers = [] if alone else [other for other in self._open if not other.decodes]
+        readers = [] if alone else [other for other in self.requests if not other.decodes]
         shared = [common_prefix(other.ids, request.ids[:-1]) for other in readers]
         if (longest := max(shared, default=0)) >= WORTHWHILE:
             self._leaders[request] = readers[shared.index(longest)], longest
         request.row = self._target.open() if scored or longest >= WORTHWHILE else self._found(request)
         request.stats.reused = request.row.length
-        self._open[request] = None
+        self.requests[request] = None
 
     def _found(self, request: EngineRequest) -> Row:
         """A row with what rows hold of a text: those that are kept, and those of other requests."""
-        live = [(other.ids, other.row) for other in self._open if other.row is not None and other is not request]
+        live = [(other.ids, other.row) for other in self.requests if other.row is not None and other is not request]
         return self.prefixes.find(request.ids, live)
 
     def _waits(self, request: EngineRequest, requests: Sequence[EngineRequest]) -> bool:
@@ -215,10 +217,10 @@ class Stepper:
         All observers are notified, even where one of them fails.
         """
         if (row := request.row) is not None:
-            self._open.pop(request, None)
             self._leaders.pop(request, None)
             with ExitStack() as closing:  # from the last to the first
                 closing.callback(setattr, request, "row", None)  # last: it is done when its observers know
+                closing.callback(self.requests.pop, request, None)
                 for observer in reversed((*self._observers, *request.observers)):
                     closing.callback(observer.closed, request)
                 drafter = request.speculation.drafter
