@@ -97,6 +97,7 @@ def write(
     seed: int = 0,
     architecture: str = "llama",
     lacking: Sequence[str] = (),
+    order: Sequence[int] | None = None,
 ) -> Path:
     """Write a model whose answers end at ``<|im_end|>``.
 
@@ -109,6 +110,7 @@ def write(
             the first three of four layers of "cohere2", the first five of six of "gemma3", every other of "gpt-oss";
             "t5" is an encoder-decoder, "t5encoder" an encoder; any other name gets the tensors of "llama".
         lacking: tensors that the file lacks, by their names.
+        order: token i has the embedding and the output weights that token ``order[i]`` has without it.
     """
     words = vocabulary or byte_level()
     kv_heads = heads if architecture.startswith("t5") else kv_heads
@@ -133,6 +135,8 @@ def write(
             values = 1 + values / 3
         if name.endswith("ssm_a"):  # states decay
             values = -np.abs(values)
+        if order is not None and name in ("token_embd.weight", "output.weight"):
+            values = values[list(order)]
         if name not in lacking:
             _add_tensor(writer, name, values, "F32" if len(shape) == 1 or name.endswith(_FLOATS) else weights)
     writer.write_header_to_file()

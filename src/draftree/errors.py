@@ -10,7 +10,7 @@ DraftreeError
 │   │           └── ContextError  it does not fit the context, or the tokens to generate behind it do not
 │   ├── UnknownNameError     no such method, drafter, model or file
 │   ├── ModelFileError       a model file or folder cannot be read
-│   ├── VocabularyError      drafter and target do not share a vocabulary
+│   ├── VocabularyError      drafter and target share neither token ids nor text
 │   └── UnsupportedModelError  the model cannot be run, or does not do what it is wanted for
 │       ├── NotNativeError     the native engine does not run it; another backend may
 │       └── NoTreesError       its rows cannot branch: it decodes without drafts
@@ -95,7 +95,7 @@ class ModelFileError(InputError):
 
 
 class VocabularyError(InputError):
-    """Drafter and target do not share a vocabulary."""
+    """Drafter and target have other token ids, and one of them has no tokenizer to translate by."""
 
 
 class UnsupportedModelError(InputError):

@@ -17,9 +17,10 @@ from draftree.config import SamplingParams
 from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.registry import DrafterSpec, load_source
-from draftree.errors import ConfigError, PromptError, RunError, VocabularyError
+from draftree.errors import ConfigError, PromptError, RunError
 from draftree.models.base import prefill
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.models.translated import TranslatedModel
 from draftree.request import Request
 from draftree.text.detokenizer import NoText
 from draftree.tree import ROOT, Drawing
@@ -230,11 +231,13 @@ def test_a_drafter_whose_pass_fails_leaves_nothing_behind(monkeypatch: pytest.Mo
     engine.close(request)
 
 
-def test_another_vocabulary_is_refused() -> None:
+def test_a_model_of_another_vocabulary_drafts_beams() -> None:
     one = HFModel(tiny(), tiny_tokenizer(), self_test=False)
     other = HFModel(tiny(seed=5), tiny_tokenizer(shift=True), self_test=False)
-    with pytest.raises(VocabularyError, match="the first that differs"):
-        load_beam_source(other, one)
+    drafting, params = load_beam_source(other, one), SamplingParams(max_tokens=8)
+    assert drafting is not None and isinstance(drafting.model, TranslatedModel)
+    found = ids(BeamEngine(one, drafting), PROMPTS[0], params, width=3, returned=3)
+    assert found == ids(BeamEngine(one), PROMPTS[0], params, width=3, returned=3)
 
 
 def test_a_drafters_output_layer_may_be_padded() -> None:

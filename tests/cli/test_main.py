@@ -21,7 +21,7 @@ from draftree.verify.schemes import SCHEMES
 
 from ..pairs import save_tree
 from ..tiny import MAX_LENGTH, save_tiny
-from ..tiny_gguf import write
+from ..tiny_gguf import Vocabulary, byte_level, write
 
 Captured = pytest.CaptureFixture[str]
 
@@ -323,14 +323,14 @@ def test_a_prompt_longer_than_the_context_is_one_line(model: str, capsys: Captur
     assert f"context length is {MAX_LENGTH} tokens" in capsys.readouterr().err
 
 
-def test_a_drafter_with_another_vocabulary_is_refused_with_the_first_token_that_differs(
-    model: str, tmp_path: Path, capsys: Captured
-) -> None:
-    other = save_tiny(tmp_path / "other", vocab_shift=True)
+def test_a_drafter_of_other_bare_ids_is_refused_in_one_line(model: str, tmp_path: Path, capsys: Captured) -> None:
+    words = byte_level()
+    bare = Vocabulary("none", words.tokens, words.types)
+    other = write(tmp_path / "bare.gguf", layers=1, vocabulary=bare)
     assert run(["generate", "the cat", "--target", model, "--drafter", str(other)]) == 2
-    complaint = capsys.readouterr().err
-    assert "61 tokens" in complaint
-    assert "'_' against '-'" in complaint
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has 274 tokens and target" in line and "bare.gguf has no tokenizer" in line
+    assert "use a drafter with the target's tokens, or drafter 'lookup'" in line
 
 
 @pytest.mark.parametrize(("content", "named"), [(b"not a model", "GGUF"), (b"GGUF" + bytes(range(200)), "version")])

@@ -382,7 +382,7 @@ def load_beam_source(name: str | DrafterSpec | LanguageModel, target: LanguageMo
     Raises:
         ConfigError: it cannot draft beams.
         UnknownNameError: there is no such drafter.
-        VocabularyError: the draft model has another vocabulary than the target.
+        NoTreesError, VocabularyError: the draft model cannot grow trees, or reads other token ids and no text.
     """
     spec = beam_drafter(name)
     return None if str(spec) == NONE else load_source(spec, target)

@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 
 from ..artifacts import user_path
-from ..drafters.registry import AUTO, DrafterSpec, is_head, resolved
+from ..drafters.default import advice
+from ..drafters.registry import AUTO, DrafterSpec, is_head, load_draft_model, resolved
 from ..models.base import Capabilities, LanguageModel
 from ..models.cost_profile import (
     FULL,
@@ -22,6 +23,7 @@ from ..models.cost_profile import (
 )
 from ..models.model_files import DEFAULT_MODEL
 from ..models.protocols import FeatureModel
+from ..models.translated import TranslatedModel
 from ..page.show import show as draw
 from ..policies.auto import AutoTree
 from ..progress import out, write
@@ -120,7 +122,12 @@ def _costs(can: Capabilities, measured: Profile | None) -> str:
 def _auto_drafter(target: LanguageModel) -> str:
     drafter = DrafterSpec.parse(AUTO)
     usual, drawn = (resolved(drafter, target, AutoTree(), learning=learning) for learning in (True, False))
-    return str(usual) if str(usual) == str(drawn) else f"{usual}; {drawn} where children are drawn at random"
+    found = [str(usual)]
+    if str(usual) != str(drawn):
+        found.append(f"{drawn} where children are drawn at random")
+    if DEFAULT_MODEL in usual.sources and isinstance(load_draft_model(DEFAULT_MODEL, target), TranslatedModel):
+        found.append(f"{DEFAULT_MODEL} has another vocabulary, and is translated")
+    return "; ".join(filter(None, [*found, advice(target)]))
 
 
 def _file(identity: Identity) -> Path:

@@ -1,4 +1,4 @@
-"""Draft models: any ``LanguageModel`` with the target's vocabulary, and EAGLE heads, which read its hidden states.
+"""Draft models: any ``LanguageModel`` of the target's token ids, and EAGLE heads, which read its hidden states.
 
 A draft model's KV cache is kept: accepted nodes that it has seen are committed, never fed again. What it has not seen
 (the leaf that ended a fully accepted path, and the target's bonus token) is fed as a short chain when the next proposal
@@ -141,7 +141,8 @@ class ModelSource(RowSource):
         state = self._states.get(request)
         if len(request.ids) >= self.model.capabilities.max_length:
             return []  # it never will
-        return [(self.model, len(request.ids) - 1 - (state.row.length if state else 0))]
+        count = len(request.ids) - 1 - (state.row.length if state else 0)
+        return [(self.model, min(count, self.model.most_read or count))]
 
     def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Drop what a failed step may have left behind; a new request's prompt is fed when its root is scored."""

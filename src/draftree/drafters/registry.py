@@ -18,12 +18,12 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..artifacts import is_path, user_path
 from ..config import typed
-from ..errors import ConfigError, DraftreeWarning, NoTreesError, UnknownNameError, VocabularyError
+from ..errors import ConfigError, DraftreeWarning, UnknownNameError
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
 from ..models.heads.head_folder import find_head, load_head, shipped_for, shipped_head
 from ..models.loading import ModelOptions, load_here
-from ..models.model_files import gguf_path
+from ..models.model_files import DEFAULT_MODEL, gguf_path
 from ..models.protocols import DraftHead
 from ..policies.auto import AutoTree
 from ..policies.base import GrowthPolicy, Provenance, read_number
@@ -31,8 +31,10 @@ from ..policies.entropy import CHAIN, DynamicWindow, read_start
 from ..policies.methods import find_method
 from .base import Drafter, DraftSource
 from .cascade import CascadeSource, LoopBack
+from .default import advise, default_pays
 from .draft_model import EagleSource, ModelSource
 from .ensemble import EnsembleSource
+from .fitting import fitted
 from .grow import TreeDrafter
 from .ngram import NgramSource
 
@@ -174,8 +176,7 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
 
     Raises:
         UnknownNameError: nothing of that name was found.
-        NoTreesError: it cannot grow trees.
-        VocabularyError: it has another vocabulary.
+        NoTreesError, VocabularyError: ``fitted``.
     """
     can, options = target.capabilities, ModelOptions()
     if can.device != "cpu":
@@ -186,9 +187,7 @@ def load_draft_model(name: str, target: LanguageModel) -> LanguageModel:
         model = load_here(name, **options)
     except UnknownNameError as error:
         raise UnknownNameError(f"no drafter {name!r}: not one of {', '.join(DRAFTERS)}, and {error}") from None
-    check_branches(model)
-    check_vocabulary(target, model)
-    return model
+    return fitted(model, target)
 
 
 SOURCES: Mapping[str, Callable[[LanguageModel], DraftSource | LanguageModel]] = {
@@ -198,7 +197,7 @@ SOURCES: Mapping[str, Callable[[LanguageModel], DraftSource | LanguageModel]] = 
 }
 """Names, and what makes a source for a target, or a model whose passes one reads."""
 DRAFTERS = {
-    AUTO: "lookup; lookup+head where a head comes, but on llama.cpp (head where children are drawn)",
+    AUTO: "lookup+head where a head comes, but on llama.cpp; else lookup+smollm2 where that pays; else lookup",
     "lookup": "continuations of earlier occurrences in prompt and output; no model",
     "head": "a layer trained on the target's hidden states; comes for smollm2 and Qwen2.5-Coder-1.5B",
     SELF: "the target drafts for itself: every draft is accepted; for tests",
@@ -207,7 +206,7 @@ DRAFTERS = {
 """What ``draftree methods`` lists; any other name is a draft head's folder or a model (see ``draftree.load``)."""
 COMPOSED = {
     "FOLDER": "a draft head that 'draftree train head' wrote",
-    "MODEL": "any model with the target's vocabulary",
+    "MODEL": "any model; one of another vocabulary drafts text",
     "A+B": "an ensemble: A drafts a tree where it is sure of the next token, else B",
     "A>B": "a cascade: A proposes to B, which verifies and corrects that (settings: A:method=M, "
     "B:tau=H:pending=N:rejected=on|end)",
@@ -252,12 +251,15 @@ def load_drafter(
 
     Raises:
         UnknownNameError: no such drafter.
-        VocabularyError: the draft model has another vocabulary than the target.
+        NoTreesError, VocabularyError: ``fitted``.
         ConfigError: the policy, or the draft head, was made for other models, or the names do not go together.
         ModelFileError: the draft head cannot be read.
     """
-    drafter = resolved(DrafterSpec.parse(name), target, policy, learning=learning)
+    wanted = DrafterSpec.parse(name)
+    drafter = resolved(wanted, target, policy, learning=learning)
     called = str(drafter)
+    if (str(wanted), called) == (AUTO, LOOKUP) and policy.made_for is None:
+        advise(target)
     if called == NONE:
         return Drafter()
     window = None
@@ -303,9 +305,7 @@ def _source(name: str | LanguageModel, target: LanguageModel) -> DraftSource:
     """The source of one name, or of a loaded model."""
     made: DraftSource | LanguageModel
     if not isinstance(name, str):
-        check_branches(name)
-        check_vocabulary(target, name)
-        made = name
+        made = fitted(name, target)
     else:
         shared = _LOADED.setdefault(target, WeakValueDictionary())
         made = shared.get(name) or SOURCES.get(name, partial(_loaded, name))(target)
@@ -361,56 +361,25 @@ def resolved(
     """What "auto" stands for: the best that is there for a target. Any other drafter stands for itself.
 
     It is the drafter that the policy was made for, if it was made for one that is there; else lookup+head for
-    a target that a head comes for and pays with, without ``learning`` that head alone, but lookup for a policy that
-    weighs costs where a second token in a pass costs more than heads gain; else lookup.
+    a target that a head comes for, but not for a policy that weighs costs where a second token in a pass costs more
+    than heads gain; else lookup+smollm2 where that is expected to pay (``default_pays``); else lookup. Without
+    ``learning`` the head or the model drafts alone.
     """
     if str(drafter) != AUTO:
         return drafter
     shipped = shipped_for(target)
     if policy.made_for is not None and (shipped or policy.made_for.drafter != "head"):
         return DrafterSpec.parse(policy.made_for.drafter)
-    if not shipped or (isinstance(policy, AutoTree) and _second_token(target) > _RIGHT):
-        return DrafterSpec.parse("lookup")
-    return DrafterSpec.parse("lookup+head" if learning else "head")
+    if shipped and not (isinstance(policy, AutoTree) and _second_token(target) > _RIGHT):
+        model = "head"
+    elif default_pays(target):
+        model = DEFAULT_MODEL
+    else:
+        return DrafterSpec.parse(LOOKUP)
+    return DrafterSpec.parse(f"{LOOKUP}+{model}" if learning else model)
 
 
 def _second_token(target: LanguageModel) -> float:
     """What a second token of a pass costs, in passes over one."""
     profile = profile_of(target)
     return profile.seconds(2, _CONTEXT) / profile.seconds(1, _CONTEXT) - 1
-
-
-def check_branches(drafter: LanguageModel) -> None:
-    """Make sure that a draft model can grow trees.
-
-    Raises:
-        NoTreesError: its rows cannot branch.
-    """
-    if reason := drafter.capabilities.no_trees:
-        raise NoTreesError(f"drafter {drafter.capabilities.name}", "grow trees", f"{reason}: use another draft model")
-
-
-def check_vocabulary(target: LanguageModel, drafter: LanguageModel) -> None:
-    """Make sure that a token id means the same to both; their output layers may be padded differently.
-
-    Raises:
-        VocabularyError: it does not; the message gives both sizes and the first token that differs.
-    """
-    names = (target.capabilities.name, drafter.capabilities.name)
-    tokenizers = target.tokenizer, drafter.tokenizer
-    if None in tokenizers:
-        sizes = (target.capabilities.vocab_size, drafter.capabilities.vocab_size)
-        if sizes[0] != sizes[1]:
-            raise VocabularyError(f"{names[1]} has {sizes[1]} tokens and {names[0]} {sizes[0]}: {_WAY_OUT}")
-        return
-    ours, theirs = ({i: t for t, i in m.get_vocab().items()} for m in tokenizers if m)
-    if ours == theirs:
-        return
-    first = next(i for i in sorted(ours.keys() | theirs.keys()) if ours.get(i) != theirs.get(i))
-    raise VocabularyError(
-        f"drafter {names[1]} has {len(theirs)} tokens and target {names[0]} {len(ours)}; the first that differs is "
-        f"id {first}: {theirs.get(first)!r} against {ours.get(first)!r}: {_WAY_OUT}"
-    )
-
-
-_WAY_OUT = "use a drafter with the target's vocabulary, or drafter 'lookup'"

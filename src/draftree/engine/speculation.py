@@ -36,8 +36,8 @@ class SpeculationParams:
     """
 
     drafter: str | DrafterSpec | LanguageModel = option(
-        "What drafts: auto (the best that is there for the target), lookup, head, a draft head's folder, a "
-        "model with the target's vocabulary, none, self, or several: A+B joins, A>B lets B verify A.",
+        "What drafts: auto (the best that is there for the target), lookup, head, a draft head's folder, any model, "
+        "none, self, or several: A+B joins, A>B lets B verify A.",
         DEFAULT_DRAFTER,
     )
     method: str | Method | GrowthPolicy = option(

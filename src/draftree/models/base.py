@@ -218,10 +218,12 @@ class LanguageModel(Protocol):
         tokenizer: None for a model of bare token ids.
         cache_bytes: memory that the keys and values of its rows may take; 0: nothing bounds it.
         pass_seconds: wall-clock seconds inside passes so far; 0: it measures none.
+        most_read: tokens of the end of a text that it reads where it has read nothing of it; None: all.
     """
 
     capabilities: Capabilities
     tokenizer: Tokenizer | None = None
+    most_read: int | None = None
     cache_bytes: int = 0
     pass_seconds: float = 0.0
 
@@ -230,6 +232,11 @@ class LanguageModel(Protocol):
         """Which hidden states of its tokens it keeps."""
         return FeatureSpec()
 
+    @property
+    def measured(self) -> LanguageModel:
+        """The model whose passes are measured to know what its own cost."""
+        return self
+
     def twin(self) -> LanguageModel:
         """A second model on the same weights, with rows and a cache of its own.
 
@@ -237,7 +244,7 @@ class LanguageModel(Protocol):
             UnsupportedModelError: its weights cannot be shared.
         """
         raise UnsupportedModelError(
-            f"{self.capabilities.name} cannot draft for itself: use drafter 'lookup', a model with its vocabulary, or "
+            f"{self.capabilities.name} cannot draft for itself: use drafter 'lookup', a model, or "
             "backend 'transformers'"
         )
 

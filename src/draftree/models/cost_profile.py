@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from annotated_types import Ge, MinLen
 
@@ -23,6 +23,13 @@ from ..config import MAX_NODES, Count, Positive
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..tree import ROOT
 from .base import Capabilities, LanguageModel, Nodes, Row, prefill
+
+
+class Costed(Protocol):
+    """What passes cost is known of: a model, loaded or not (``UnloadedModel``)."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,7 @@ class Identity:
     threads: int
 
     @classmethod
-    def of(cls, model: LanguageModel) -> Identity:
+    def of(cls, model: Costed) -> Identity:
         """That of a model on this machine."""
         can = model.capabilities
         here: dict[str, Any] = {"model": can.name, "device": can.accelerator or processor()}
@@ -148,7 +155,7 @@ def profile_folder() -> Path:
     return platformdirs.user_cache_path("draftree") / "profiles"
 
 
-def load_profile(model: LanguageModel) -> Profile | None:
+def load_profile(model: Costed) -> Profile | None:
     """The kept profile of a model; None: there is none, or, with a warning, none that can be read."""
     path = profile_folder() / Identity.of(model).file_name
     try:
@@ -160,8 +167,9 @@ def load_profile(model: LanguageModel) -> Profile | None:
         return None
 
 
+@cache
 def _warn(message: str) -> None:
-    """Warn of measured times that are not used or not kept."""
+    """Warn of measured times that are not used or not kept, once: a profile is read for several choices."""
     warnings.warn(message, DraftreeWarning, stacklevel=3)
 
 
@@ -319,7 +327,7 @@ _ESTIMATED: set[Identity] = set()
 """Of models that this process has no measured profile of and wanted one."""
 
 
-def profile_of(model: LanguageModel) -> Profile:
+def profile_of(model: Costed) -> Profile:
     """The kept profile of a model or, where none can be read, that of its tier's table: nobody waits for a measurement.
 
     ``measure_missing`` measures in idle time.
@@ -330,7 +338,7 @@ def profile_of(model: LanguageModel) -> Profile:
     return estimated(model)
 
 
-def estimated(model: LanguageModel) -> Profile:
+def estimated(model: Costed) -> Profile:
     """What the table of its tier gives for a model."""
     can = model.capabilities
     table, sizes = shipped_table(can.tier), (*FULL.sizes, MAX_NODES)
@@ -366,7 +374,7 @@ def measure_missing(models: Iterable[LanguageModel], is_wanted: Callable[[], boo
     for model in models:
         if Identity.of(model) in _ESTIMATED:
             try:
-                measure(model, SHORT, go_on).save()
+                measure(model.measured, SHORT, go_on).save()
             except InterruptedError:
                 return
             _ESTIMATED.discard(Identity.of(model))

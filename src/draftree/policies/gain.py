@@ -152,6 +152,13 @@ _FIRST, _FIRST_OF_HEAD, _FIRST_OF_MODEL = (0.6, 1, 1.0), (0.6, 1, 3.0), (2.0, 3,
 """Tokens that a proposal gains and the layers that it takes, before any is known, and the steps that this guess counts
 for: of texts, of a head, which was trained for its target and whose first steps in a process are slow, and of a draft
 model."""
+_CONTEXT = 512
+"""Tokens behind which passes are compared before there is any text."""
+_GUESS_OF_MODEL = 6.0
+"""Steps that the guess of a draft model counts for beside those of all requests in which it has drafted."""
+_KEEP_LONG = 0.998
+"""Share of these that each further step leaves: in texts that a model never knows, a hundred tokens each, it is tried
+for 1% of their time, and in the first one of a process for 4%."""
 _TEXT_LAYER = 1e-4
 """Seconds of a layer that texts give, before any is measured: the first ones of a process take ten times as long."""
 _KEEP, _KEEP_UNUSED = 0.94, 0.98
@@ -162,6 +169,14 @@ _KEEP_PACE, _FIRST_PASSES = 0.95, 6.0
 """The same of the pace, which begins with so many AR passes."""
 _MOST = 4.0
 """A proposal that takes so many times as long as expected, or longer, counts as so many: a stall is no cost."""
+
+
+def may_pay(target: Profile, drafter: Profile) -> bool:
+    """Whether a draft model is expected to gain more than it costs, before it has drafted anything."""
+    gain, layers, _ = _FIRST_OF_MODEL
+    ar = target.seconds(1, _CONTEXT)
+    verifying = target.seconds(1 + layers, _CONTEXT) - ar
+    return verifying + layers * drafter.seconds(LAYER_NODES, _CONTEXT) < gain * ar
 
 
 class Record:
@@ -189,6 +204,7 @@ class Record:
         self._scale = 1.0 if profile else _TEXT_LAYER  # seconds of a layer over the profile's; without one, seconds
         self._pass = remembered(profile) if profile else None
         self._gained = self._spent = self._weight = 0.0
+        self._long = (0.0, 0.0, 0.0)  # the same over all requests: of a draft model the guess is a part of it
         model = source.model if source else None
         self._first = _FIRST if model is None else _FIRST_OF_HEAD if isinstance(model, DraftHead) else _FIRST_OF_MODEL
 
@@ -206,6 +222,11 @@ class Record:
         gain, layers, weight = self._first
         nodes = min(layers * ar.batch, len(curve.below) - 1)
         passes = (curve.below[nodes] - curve.seconds[0] + layers * self.layer(ar)) / curve.seconds[0]
+        if self._first is _FIRST_OF_MODEL:
+            gained, spent, steps = self._long
+            all_steps = _GUESS_OF_MODEL + steps
+            gain = (_GUESS_OF_MODEL * gain + gained) / all_steps
+            passes = (_GUESS_OF_MODEL * passes + spent) / all_steps
         total = weight + self._weight
         return (weight * gain + self._gained) / total, (weight * passes + self._spent) / total
 
@@ -229,10 +250,14 @@ class Record:
         """In one step it has gained so many tokens a request and spent so many AR passes."""
         self.fade(_KEEP)
         self._gained, self._spent, self._weight = self._gained + gained, self._spent + spent, self._weight + 1
+        self._long = self._long[0] + gained, self._long[1] + spent, self._long[2] + 1
 
     def fade(self, keep: float) -> None:
         """Leave so much of the record."""
         self._gained, self._spent, self._weight = keep * self._gained, keep * self._spent, keep * self._weight
+        if keep < 1:
+            gained, spent, steps = self._long
+            self._long = _KEEP_LONG * gained, _KEEP_LONG * spent, _KEEP_LONG * steps
 
 
 class Price(NamedTuple):

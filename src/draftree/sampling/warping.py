@@ -61,7 +61,14 @@ def _counters(vocab: int) -> NDArray[np.uint64]:
 @lru_cache(maxsize=8)
 def uniforms(key: int, vocab: int) -> NDArray[np.float64]:
     """[vocab] the stream of a key: one number in (0, 1) for each token; nodes of one depth share it, read only."""
-    x = _counters(vocab) + np.uint64(key)
+    found = _streamed(_counters(vocab), key)
+    found.flags.writeable = False
+    return found
+
+
+def _streamed(counters: NDArray[np.uint64], key: int) -> NDArray[np.float64]:
+    """The numbers of a key's stream at some tokens, of which [n] token * G are given."""
+    x = counters + np.uint64(key)
     x ^= x >> np.uint64(30)
     x *= np.uint64(MIX1)
     x ^= x >> np.uint64(27)
@@ -71,7 +78,6 @@ def uniforms(key: int, vocab: int) -> NDArray[np.float64]:
     found = x.astype(np.float64)
     found += 0.5
     found *= 2.0**-52
-    found.flags.writeable = False
     return found
 
 
@@ -83,6 +89,11 @@ def gumbel(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:
 def gumbel_noise(key: int, vocab: int) -> NDArray[np.float64]:
     """[vocab] the noise of a key: one number for each token."""
     return gumbel(uniforms(key, vocab))
+
+
+def noise_of(key: int, tokens: NDArray[np.integer]) -> NDArray[np.float64]:
+    """[n] the noise of a key at some tokens."""
+    return gumbel(_streamed(tokens.astype(np.uint64) * np.uint64(GOLDEN), key))
 
 
 F = TypeVar("F", np.float32, np.float64)

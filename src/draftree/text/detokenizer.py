@@ -27,7 +27,10 @@ _FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 def byte_level(token: str) -> bytes | None:
     """The bytes of a token of byte-level BPE; None: it has letters that stand for none."""
-    return None if any(letter not in _LETTERS for letter in token) else bytes(map(_LETTERS.__getitem__, token))
+    try:
+        return bytes(map(_LETTERS.__getitem__, token))
+    except KeyError:
+        return None
 
 
 def fallback(token: str) -> bytes | None:

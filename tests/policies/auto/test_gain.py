@@ -11,7 +11,7 @@ from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Point, Profile
 from draftree.models.protocols import DraftHead
 from draftree.policies.base import SourceInfo
-from draftree.policies.gain import ARPass, Curve, Record, Selection
+from draftree.policies.gain import ARPass, Curve, Record, Selection, may_pay
 from draftree.request import Outcome, StepCost
 from draftree.tree import DraftTree
 
@@ -21,15 +21,17 @@ from .test_policy import ME, Fake
 FLAT = Curve([1.0] * 9, [1.0] * 9)
 
 
-def step(selection: Selection, accepted: int, seconds: float, drafted: int = 4) -> bool:
-    """One step in which the first drafter took so many AR passes, if it drafted."""
-    price = selection.choose([Fake()], FLAT, ARPass(64, 1))
+def step(selection: Selection, accepted: int, seconds: float, steps: int = 1, layers: int = 1) -> bool:
+    """One step, behind so many of its request, in which the first drafter took so many AR passes, if it drafted."""
+    request = Fake()
+    request.stats.steps = steps
+    price = selection.choose([request], FLAT, ARPass(64, 1))
     on = any(price.enabled)
-    tree, path = (chain_tree([1] * drafted), list(range(accepted))) if on else (DraftTree.empty(), [])
+    tree, path = (chain_tree([1] * 4), list(range(accepted))) if on else (DraftTree.empty(), [])
     tokens = [1] * (len(path) + 1)
     cost = StepCost(1, seconds if on else 0.0, 1.0, 0.0, 0)
-    outcome = Outcome(Fake(), tree, path, tokens, len(tokens), cost)
-    selection.learn(price, 1, len(tree), [outcome])
+    outcome = Outcome(request, tree, path, tokens, len(tokens), cost)
+    selection.learn(price, layers, len(tree), [outcome])
     return on
 
 
@@ -110,3 +112,31 @@ def test_the_guess_of_a_head_outlasts_a_slow_start(head: bool) -> None:
     for accepted in (0, 1, 0):
         step(selection, accepted, 0.6)
     assert step(selection, 1, 0.3) is head
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.05, 4), (0.1, 2), (0.25, 1)])
+def test_a_model_that_is_never_right_is_tried_less_in_each_text(seconds: float, most: int) -> None:
+    """It costs 1% of AR decoding; where it is right again it drafts from the first step on."""
+    model = create_autospec(LanguageModel, instance=True)
+    selection = Selection([Record(cast(SourceInfo, Named(model)), {}, profile(seconds))])
+    tried = [sum(step(selection, 0, 3 * seconds, steps, 3) for steps in range(60)) for _ in range(20)]
+    assert tried[0] <= 12 and max(tried[10:]) <= most
+    assert all([step(selection, 2, 3 * seconds, steps, 3) for steps in range(60)])
+
+
+@pytest.mark.parametrize(
+    ("first", "further", "layer", "pays"),
+    [
+        (1.0, 0.0, 0.6, True),
+        (1.0, 0.0, 0.7, False),
+        (1.0, 0.5, 0.1, True),
+        (1.0, 0.5, 0.2, False),
+        (9.0, 0.5, 1.6, True),
+    ],
+)
+def test_a_model_is_tried_where_three_layers_cost_less_than_two_tokens(
+    first: float, further: float, layer: float, pays: bool
+) -> None:
+    """Whose target's pass takes ``first`` seconds over one token and ``further`` more for each other."""
+    target = Profile(ME, (Point(1, 64, (1, 9), (first, first + 8 * further)),))
+    assert may_pay(target, profile(layer)) is pays

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from ..base import (
     FINAL,
     FINAL_STATE,
     NO_NODES,
+    Capabilities,
     FeatureSpec,
     LanguageModel,
     Nodes,
@@ -39,8 +40,8 @@ from ..gguf.gguf_checks import capabilities, check_header, check_weights
 from ..gguf.gguf_file import GGUFHeader
 from ..memory import free_memory
 from ..protocols import LayerSizes
-from .architecture import Description, describe
-from .binding import EMBEDDING, OUTPUT, VERSION, WARPING, CEdits, IntsLike, Loaded, LoadedModel, open_library
+from .architecture import Description, Hyperparameters, describe
+from .binding import EMBEDDING, OUTPUT, VERSION, WARPING, CEdits, IntsLike, Loaded, LoadedModel, open_library, tiers
 from .vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
@@ -225,6 +226,39 @@ def not_native(header: GGUFHeader) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class UnloadedModel:
+    """A model in a file whose weights are not read.
+
+    Attributes:
+        capabilities: those of the ``NativeModel`` that it would be, but for what ends a text.
+    """
+
+    capabilities: Capabilities
+
+
+def unloaded(path: Path, name: str, threads: int) -> UnloadedModel:
+    """A file's header as a model (``NativeModel`` for arguments and errors)."""
+    header, tier = check_header(path), tiers()[-1]
+    sizes = describe(header).hyperparameters
+    return UnloadedModel(_capabilities(header, sizes, name, threads, eos_ids=frozenset(), tier=tier))
+
+
+def _capabilities(header: GGUFHeader, sizes: Hyperparameters, name: str, threads: int, **given: Any) -> Capabilities:
+    return capabilities(
+        header,
+        name,
+        threads,
+        max_length=sizes.context,
+        vocab_size=sizes.vocabulary,
+        engine=f"native {VERSION}",
+        slot_bytes=2 * sizes.layers * sizes.key_heads * sizes.head_size * np.dtype(np.float16).itemsize,
+        trees="exact: scores of a node depend on its path alone",
+        rounding=0.0,
+        **given,
+    )
+
+
 class NativeModel(NativeRows[NativeRow]):
     """A language model in a GGUF file, with trees, forks and several live paths a row.
 
@@ -262,18 +296,13 @@ class NativeModel(NativeRows[NativeRow]):
         self.layer_sizes = LayerSizes(sizes.query_heads, sizes.key_heads, sizes.head_size, sizes.feed_forward)
         self.tokenizer = read_vocabulary(header)
         self.loaded = _load(header, description, self.threads, tier or "")
-        self.capabilities = capabilities(
+        self.capabilities = _capabilities(
             header,
+            sizes,
             name or str(path),
             self.threads,
-            max_length=self.loaded.context,
-            vocab_size=self.loaded.vocabulary,
             eos_ids=self.tokenizer.eos_ids if self.tokenizer else frozenset(),
-            engine=f"native {VERSION}",
             tier=self.loaded.tier,
-            slot_bytes=self.loaded.token_bytes,
-            trees="exact: scores of a node depend on its path alone",
-            rounding=0.0,
         )
         super().__init__(RLock())
 

