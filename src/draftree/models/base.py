@@ -244,7 +244,7 @@ class LanguageModel(Protocol):
             UnsupportedModelError: its weights cannot be shared.
         """
         raise UnsupportedModelError(
-            f"{self.capabilities.name} cannot draft for itself: use drafter 'lookup', a model, or "
+            f"{self.capabilities.name} cannot draft for itself: use drafter 'lookup', another model, or "
             "backend 'transformers'"
         )
 

@@ -152,13 +152,13 @@ _FIRST, _FIRST_OF_HEAD, _FIRST_OF_MODEL = (0.6, 1, 1.0), (0.6, 1, 3.0), (2.0, 3,
 """Tokens that a proposal gains and the layers that it takes, before any is known, and the steps that this guess counts
 for: of texts, of a head, which was trained for its target and whose first steps in a process are slow, and of a draft
 model."""
-_CONTEXT = 512
+CONTEXT = 512
 """Tokens behind which passes are compared before there is any text."""
 _GUESS_OF_MODEL = 6.0
 """Steps that the guess of a draft model counts for beside those of all requests in which it has drafted."""
 _KEEP_LONG = 0.998
-"""Share of these that each further step leaves: in texts that a model never knows, a hundred tokens each, it is tried
-for 1% of their time, and in the first one of a process for 4%."""
+"""Share of these that each further step leaves: in texts of sixty tokens that a model never predicts, trying it takes
+1% of AR decoding's time, and 4% in the first one of a process (``tests/policies/auto/test_gain.py``)."""
 _TEXT_LAYER = 1e-4
 """Seconds of a layer that texts give, before any is measured: the first ones of a process take ten times as long."""
 _KEEP, _KEEP_UNUSED = 0.94, 0.98
@@ -174,9 +174,9 @@ _MOST = 4.0
 def may_pay(target: Profile, drafter: Profile) -> bool:
     """Whether a draft model is expected to gain more than it costs, before it has drafted anything."""
     gain, layers, _ = _FIRST_OF_MODEL
-    ar = target.seconds(1, _CONTEXT)
-    verifying = target.seconds(1 + layers, _CONTEXT) - ar
-    return verifying + layers * drafter.seconds(LAYER_NODES, _CONTEXT) < gain * ar
+    ar = target.seconds(1, CONTEXT)
+    verifying = target.seconds(1 + layers, CONTEXT) - ar
+    return verifying + layers * drafter.seconds(LAYER_NODES, CONTEXT) < gain * ar
 
 
 class Record:
@@ -204,7 +204,7 @@ class Record:
         self._scale = 1.0 if profile else _TEXT_LAYER  # seconds of a layer over the profile's; without one, seconds
         self._pass = remembered(profile) if profile else None
         self._gained = self._spent = self._weight = 0.0
-        self._long = (0.0, 0.0, 0.0)  # the same over all requests: of a draft model the guess is a part of it
+        self._long = (0.0, 0.0, 0.0)  # these over all requests, which fade more slowly
         model = source.model if source else None
         self._first = _FIRST if model is None else _FIRST_OF_HEAD if isinstance(model, DraftHead) else _FIRST_OF_MODEL
 
@@ -222,7 +222,7 @@ class Record:
         gain, layers, weight = self._first
         nodes = min(layers * ar.batch, len(curve.below) - 1)
         passes = (curve.below[nodes] - curve.seconds[0] + layers * self.layer(ar)) / curve.seconds[0]
-        if self._first is _FIRST_OF_MODEL:
+        if self._first is _FIRST_OF_MODEL:  # mixed with what it has gained and spent in all requests
             gained, spent, steps = self._long
             all_steps = _GUESS_OF_MODEL + steps
             gain = (_GUESS_OF_MODEL * gain + gained) / all_steps
