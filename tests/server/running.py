@@ -84,6 +84,18 @@ def slow_target() -> HFModel:
     return _Slow(tiny(), tiny_tokenizer(), name=NAME, self_test=False)
 
 
+class GatedModel(HFModel):
+    """A model that makes a pass where the test has released one, so that no test hangs on who is faster."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny(), tiny_tokenizer(), name=NAME, self_test=False)
+        self.passes = threading.Semaphore(0)
+
+    def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
+        assert self.passes.acquire(timeout=120)
+        return super().extend(rows, nodes)
+
+
 def until(found: Callable[[], bool]) -> None:
     """Wait until something is so; it has to be at last."""
     watchdog = time.monotonic() + 120

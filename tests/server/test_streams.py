@@ -16,7 +16,7 @@ from draftree.request import Chunk
 from draftree.server.engine_loop import Submission
 from draftree.server.streams import EventStream
 
-from .running import HEAD, NAME, TEXT, bytes_target, running, slow_target
+from .running import HEAD, NAME, TEXT, GatedModel, bytes_target, running, slow_target
 
 
 class _Builder:
@@ -56,9 +56,13 @@ def events(url: str, **body: Any) -> list[Any]:
 def test_a_response_that_waits_has_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codex ends a stream that has no event for five minutes, and a comment is none: long prompts were read in vain."""
     monkeypatch.setattr("draftree.server.engine_loop.QUIET", 0.004)
-    with running(slow_target()) as served:
-        found = events(served.url, max_output_tokens=4, draftree={"drafter": "none"})
-    assert [event.type for event in found].count("response.in_progress") > 4
+    model, found = GatedModel(), list[Any]()
+    with running(model) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        for event in client.responses.create(model=NAME, input=TEXT, stream=True, max_output_tokens=4):
+            found.append(event)
+            if [each.type for each in found].count("response.in_progress") == 5:
+                model.passes.release(4)
+    assert found[-1].type == "response.incomplete"
     assert [event.sequence_number for event in found] == list(range(len(found)))
 
 
