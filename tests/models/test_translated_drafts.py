@@ -16,10 +16,11 @@ from draftree.beams.forest import BeamParams
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.fitting import fitted
+from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import DrafterSpec, StageSpec
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
-from draftree.engine.speculation import SpeculationParams
+from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import RunError, VocabularyError
 from draftree.models.base import LanguageModel
 from draftree.models.huggingface.hf_model import HFModel
@@ -28,6 +29,7 @@ from draftree.models.native.native_model import NativeModel
 from draftree.request import Generation
 from draftree.sampling.grammar import Grammars
 
+from ..pairs import policy
 from ..server.running import posted, running, streamed
 from ..tiny import bytes_tokenizer, tiny, tiny_tokenizer
 from ..tiny_gguf import Vocabulary, byte_level, write
@@ -93,6 +95,19 @@ def test_texts_are_those_of_ar_decoding(
     found = decoded(models[of_target], params, drafter=models[of_drafter], method=method)
     assert ids(found) == alone(of_target, temperature)
     assert method == "auto" or drafted(found) > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("method", ["sequoia", "c2t"])
+def test_trees_that_were_made_for_other_models(
+    models: dict[str, LanguageModel], alone: Alone, method: str, temperature: float
+) -> None:
+    target = models["bytes"]
+    source = ModelSource(fitted(models["tags"], target), target.capabilities.vocab_size)
+    engine = Engine(target, Speculation(TreeDrafter(policy(method), source), 6))
+    found = engine.generate(PROMPTS, replace(PARAMS, temperature=temperature))
+    assert ids(found) == alone("bytes", temperature)
+    assert drafted(found) > 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
