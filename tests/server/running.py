@@ -85,7 +85,7 @@ def slow_target() -> HFModel:
 
 
 class GatedModel(HFModel):
-    """A model that makes a pass where the test has released one, so that no test hangs on who is faster."""
+    """A model that makes a pass only when the test has released one, so that no result depends on who is faster."""
 
     def __init__(self) -> None:
         super().__init__(tiny(), tiny_tokenizer(), name=NAME, self_test=False)

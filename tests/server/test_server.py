@@ -61,7 +61,7 @@ def test_a_stream_has_the_same_text_piece_by_piece(client: openai.OpenAI, alone:
 
 
 def test_the_token_of_a_pass_is_sent_before_the_next_pass() -> None:
-    """It does not wait for others, for which a slow client may wait: tokens that came meanwhile are one event."""
+    """No token waits for others. Those that come while the server is busy are one event, so the model waits here."""
     model = GatedModel()
     with running(model) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
         model.passes.release()  # it reads the prompt
