@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from draftree.models.base import Capabilities, LanguageModel
-from draftree.models.cost_profile import FOLDER, TABLES, CostTable, Grid, measure, processor
+from draftree.models.cost_profile import Grid, measure, processor
+from draftree.models.cost_table import FOLDER, TABLES, CostTable
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.models.native.binding import tiers
@@ -27,6 +28,7 @@ from draftree.models.native.native_model import NativeModel
 
 SIZES, CONTEXTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32), (64, 900)
 OVERLAPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""``CostTable.overlap`` that are tried."""
 OTHERS: dict[str, Callable[[str], LanguageModel]] = {
     "llama.cpp": lambda name: load(name, backend="llama.cpp"),
     "torch": lambda name: load(name, backend="transformers", device="cpu"),

@@ -24,7 +24,8 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.registry import load_drafter
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.models.base import LanguageModel
-from draftree.models.cost_profile import Identity, Point, Profile, shipped_table
+from draftree.models.cost_profile import Identity, Point, Profile
+from draftree.models.cost_table import shipped_table
 from draftree.policies.auto import AutoTree
 from draftree.policies.fixed import RankTree, best_tree
 from draftree.policies.methods import METHODS

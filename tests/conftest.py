@@ -10,7 +10,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers loads: no test needs a
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # before torch: threads that spin for long hold up a busy machine
 
 from draftree.models import cost_profile as profile
+from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.llama import llama_model
 from draftree.models.native import native_model
 
@@ -32,6 +33,18 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(profile, "profile_folder", lambda: folder)
         patch.setattr(profile, "SHORT", profile.Grid((1, 2, 4, 16), (64,), (1,), 1))
         yield
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes that are measured take what a quiet machine's would: tiny models' times are not steady on a busy one."""
+
+    def timed(model: LanguageModel, rows: Sequence[Row], fan: Nodes) -> float:
+        time_pass(model, rows, fan)
+        return 1e-3 * (1 + 0.1 * len(rows) * len(fan.tokens))
+
+    time_pass = profile._timed
+    monkeypatch.setattr(profile, "_timed", timed)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -140,8 +140,9 @@ def _table(measured: Profile) -> Table:
     table.add_column("tokens", justify="right")
     for point in measured.points:
         table.add_column(f"context {point.context}\nbatch {point.batch}", justify="right")
-    for i, size in enumerate(measured.points[0].sizes):
-        table.add_row(str(size), *(f"{1e3 * p.seconds[i]:.1f}" for p in measured.points))
+    curves = [dict(zip(point.sizes, point.seconds, strict=True)) for point in measured.points]
+    for size in sorted({size for curve in curves for size in curve}):
+        table.add_row(str(size), *(f"{1e3 * curve[size]:.1f}" if size in curve else "" for curve in curves))
     return table
 
 

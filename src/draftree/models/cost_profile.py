@@ -9,20 +9,22 @@ import re
 import time
 import warnings
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Protocol
 
-from annotated_types import Ge, MinLen
+from annotated_types import MinLen
 
 from ..artifacts import JsonFormat
 from ..config import MAX_NODES, Count, Positive
 from ..errors import ConfigError, DraftreeWarning, RunError
 from ..tree import ROOT
 from .base import Capabilities, LanguageModel, Nodes, Row, prefill
+from .cost_table import shipped_table
 
 
 class Costed(Protocol):
@@ -137,7 +139,10 @@ class Profile:
 
     def save(self) -> None:
         """Keep it in the cache directory for later starts, with a warning where it cannot be written."""
-        path = profile_folder() / self.identity.file_name
+        self.write(profile_folder() / self.identity.file_name)
+
+    def write(self, path: Path) -> None:
+        """As ``save``, into a file of this name."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             PROFILES.write(path, self)
@@ -181,7 +186,8 @@ class Grid:
         sizes: nodes a row and pass, the root included; ascends from 1.
         contexts: tokens before them.
         batches: rows a pass.
-        repeats: passes of each kind, after one to warm up; the fastest counts, for other work only adds.
+        repeats: passes of each kind in the two measurements of a curve, after one to warm up; the fastest counts, for
+            other work only adds.
         patience: seconds; sizes whose pass takes longer are left out, but the first, and so are contexts, but the
             first, that take ``_READING`` times as long to read.
     """
@@ -198,7 +204,7 @@ class Grid:
         Of a model without trees passes over one token are left, and contexts leave room for all of them.
         """
         if can.no_trees:
-            room = 2 * (self.repeats + 1)
+            room = 2 * (1 + _MOST_MEASUREMENTS * self.half)
             contexts = tuple(sorted({max(1, min(context, can.max_length - room)) for context in self.contexts}))
             return replace(self, sizes=(1,), contexts=contexts)
         longest = can.max_length
@@ -206,60 +212,161 @@ class Grid:
         return replace(self, sizes=sizes, contexts=tuple(sorted({min(c, longest - sizes[-1]) for c in self.contexts})))
 
     @property
-    def passes(self) -> int:
-        """How many passes are timed, those to warm up included."""
-        return len(self.contexts) * len(self.batches) * len(self.sizes) * (self.repeats + 1)
+    def half(self) -> int:
+        """Passes of each size in one measurement."""
+        return (self.repeats + 1) // 2
+
+    def work(self, batch: int, context: int) -> int:
+        """What a curve takes if the first two measurements agree, in tokens: reading the contexts, then passes."""
+        return batch * context + (1 + 2 * self.half) * sum(_work(batch, size) for size in self.sizes)
+
+    @property
+    def all_work(self) -> int:
+        """What all curves take."""
+        return sum(self.work(batch, context) for batch in self.batches for context in self.contexts)
+
+    def among(self, points: Iterable[Point]) -> list[Point]:
+        """The curves that are the grid's."""
+        return [
+            point
+            for point in points
+            if point.batch in self.batches and point.context in self.contexts and set(point.sizes) <= set(self.sizes)
+        ]
+
+
+def _work(batch: int, size: int) -> int:
+    """What a pass takes, in tokens: reading the weights takes about as long as computing so many."""
+    return 4 + batch * size
 
 
 _READING = 10
 """A context is measured while reading it takes at most the time of so many of the longest passes."""
+_AGREE = 1.15
+"""Two measurements agree where no time is more than so many times the other one."""
+_MOST_MEASUREMENTS = 4
 
 SHORT = Grid((1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32), (64, 512), (1,), 4, patience=0.5)
 """What is measured in idle time: some 120 passes."""
-FULL = Grid((*range(1, 18), 20, 24, 28, 32, 33, 40, 48, 64), (64, 512, 1536), (1, 4), 9)
-"""What ``draftree profile`` measures."""
+FULL = Grid((*range(1, 10), 12, 16, 17, 24, 32, 33, 48), (64, 1024), (1,), 4)
+"""What ``draftree profile`` measures: by calculation 35 to 54 s, where a pass over 1 token takes 40 ms, over 32 300."""
 
 
-def measure(model: LanguageModel, grid: Grid, progress: Callable[[int], None] = lambda done: None) -> Profile:
+class UnsteadyError(RunError):
+    """No two measurements of a curve agree: the machine does other work."""
+
+
+def measure(
+    model: LanguageModel,
+    grid: Grid,
+    progress: Callable[[int], None] = lambda done: None,
+    known: Sequence[Point] = (),
+    keep: Callable[[Profile], None] = lambda profile: None,
+) -> Profile:
     """Measure a model's passes. It must have no open rows.
 
-    Passes of all sizes take turns, so that a slow moment of the machine falls on all of them, each time in another
-    order: what a pass leaves in the processor's caches is no size's own cost. A pass over one token comes right behind
-    another, as in AR decoding: behind one of another size llama.cpp builds its graph anew.
+    A curve, the passes of one batch and context, is measured twice, and again until two measurements agree in each size
+    and no size takes less than a smaller one; the faster time of the two counts.
 
     Args:
         grid: as far as the model's longest sequence allows.
-        progress: called after each timed pass with how many have been made.
+        progress: called after each timed pass with the ``Grid.work`` that is done, that of ``known`` included.
+        known: curves that were measured before; they are not measured again.
+        keep: called after each curve with all curves so far.
+
+    Raises:
+        UnsteadyError: no two of ``_MOST_MEASUREMENTS`` measurements agree.
     """
-    can, done, shuffled = model.capabilities, 0, Random(0)  # noqa: S311 - an order, not a secret
-    points, pace, grid = list[Point](), 0.0, grid.fitting(can)
+    can, shuffled = model.capabilities, Random(0)  # noqa: S311 - an order, not a secret
+    points, grid = list[Point](), grid.fitting(can)
+    kept = {(point.batch, point.context): point for point in grid.among(known)}
+    done = sum(grid.work(*place) for place in kept)
     tokens = [(5 * i + 3) % can.vocab_size for i in range(grid.sizes[-1])]
     # Children of the last committed token: what any model takes in one pass, a draft head too.
     fans = {size: Nodes.of(tokens[:size], [ROOT] * size) for size in grid.sizes}
     for batch in grid.batches:
         model.reserve(batch, grid.contexts[-1] + grid.sizes[-1])
+        pace = 0.0
         for context in grid.contexts:
-            if context > grid.contexts[0] and context * pace > _READING * grid.patience:
+            if context * pace > _READING * grid.patience:
                 break
-            rows: list[Row] = []
-            times: dict[int, list[float]] = {size: [] for size in grid.sizes}
-            try:
-                for b in range(batch):
-                    rows.append(prefill(model, [(7 * i + b) % can.vocab_size for i in range(context)]))
-                for turn in range(grid.repeats + 1):
-                    for size in shuffled.sample(list(times), len(times)):
-                        seconds = [_timed(model, rows, fans[size]) for _ in range(2 if size == 1 else 1)]
-                        times[size].append(seconds[-1])
-                        done += 1
-                        progress(done)
-                    if turn == 0:
-                        pace = min(each[0] / size for size, each in times.items())
-                        times = {n: each for n, each in times.items() if n == 1 or each[0] <= grid.patience}
-            finally:
-                for row in reversed(rows):
-                    model.close(row)
-            points.append(Point(batch, context, tuple(times), tuple(min(each[1:]) for each in times.values())))
+            if (point := kept.get((batch, context))) is None:
+                rows: list[Row] = []
+                passes = _Passes(model, rows, fans, shuffled, partial(_report, progress, done + batch * context))
+                try:
+                    for b in range(batch):
+                        rows.append(prefill(model, [(7 * i + b) % can.vocab_size for i in range(context)]))
+                    times = passes.curve(grid, f"passes of {can.name} behind {context} tokens")
+                finally:
+                    for row in reversed(rows):
+                        model.close(row)
+                point = Point(batch, context, tuple(times), tuple(times.values()))
+                done += grid.work(batch, context)
+                progress(done)
+            pace = min(seconds / size for size, seconds in zip(point.sizes, point.seconds, strict=True))
+            points.append(point)
+            keep(Profile(Identity.of(model), tuple(points)))
     return Profile(Identity.of(model), tuple(points))
+
+
+def _report(progress: Callable[[int], None], before: int, done: int) -> None:
+    progress(before + done)
+
+
+@dataclass
+class _Passes:
+    """The timed passes of one curve.
+
+    Passes of all sizes take turns, so that a slow moment of the machine falls on all of them, each time in another
+    order: what a pass leaves in the processor's caches is no size's own cost. A pass over one token comes right behind
+    another, as in AR decoding: behind one of another size llama.cpp builds its graph anew.
+    """
+
+    model: LanguageModel
+    rows: Sequence[Row]
+    fans: Mapping[int, Nodes]
+    order: Random
+    progress: Callable[[int], None]
+    done: int = 0
+
+    def curve(self, grid: Grid, what: str) -> dict[int, float]:
+        """Seconds by size, by two measurements that agree (``measure``)."""
+        warm = self._turn(grid.sizes)
+        sizes = [size for size in grid.sizes if size == 1 or warm[size] <= grid.patience]
+        made, fault = list[dict[int, float]](), ""
+        for _ in range(_MOST_MEASUREMENTS):
+            turns = [self._turn(sizes, counts=len(made) < 2) for _ in range(grid.half)]
+            fastest = {size: min(turn[size] for turn in turns) for size in sizes}
+            for other in made:
+                if not (fault := _disagreement(other, fastest)):
+                    return {size: min(other[size], fastest[size]) for size in sizes}
+            made.append(fastest)
+        raise UnsteadyError(
+            f"{what} are not steady: {fault}, in {len(made)} measurements no two agree within "
+            f"{_AGREE - 1:.0%}: end what else runs on this machine, and measure again"
+        )
+
+    def _turn(self, sizes: Sequence[int], counts: bool = True) -> dict[int, float]:
+        """A pass of each size; ``counts``: it is among the ``Grid.work``."""
+        found = dict[int, float]()
+        for size in self.order.sample(sizes, len(sizes)):
+            for _ in range(2 if size == 1 else 1):
+                found[size] = _timed(self.model, self.rows, self.fans[size])
+            self.done += counts * _work(len(self.rows), size)
+            self.progress(self.done)
+        return found
+
+
+def _disagreement(one: Mapping[int, float], other: Mapping[int, float]) -> str:
+    """Where two measurements, by ascending size, do not agree, or a size takes less than a smaller one; "": nowhere."""
+    highest = 0.0, 0
+    for size in one:
+        less, more = sorted([one[size], other[size]])
+        if more > _AGREE * less:
+            return f"one over {size} took {1e3 * less:.1f} and {1e3 * more:.1f} ms"
+        if _AGREE * less < highest[0]:
+            return f"one over {highest[1]} took {1e3 * highest[0]:.1f} ms, one over {size} {1e3 * less:.1f} ms"
+        highest = max(highest, (less, size))
+    return ""
 
 
 def _timed(model: LanguageModel, rows: Sequence[Row], fan: Nodes) -> float:
@@ -270,57 +377,6 @@ def _timed(model: LanguageModel, rows: Sequence[Row], fan: Nodes) -> float:
     for row in rows:
         model.commit(row, [0] if model.capabilities.no_trees else [])
     return seconds
-
-
-FOLDER = Path(__file__).parents[1] / "costs"
-
-
-@dataclass(frozen=True, slots=True)
-class CostTable:
-    """Rates of a tier of an engine, which know no model: what passes cost as long as nobody has measured them.
-
-    A pass over n tokens behind c others reads its W bytes of weights and makes n products with each of its P weights;
-    how far the two overlap is a power k:
-
-        seconds = ((W / reading)^k + (n P / products)^k)^(1/k) + c S (1 / cache_reading + n / cache_products)
-
-    with S bytes of keys and values a token. It is within a fifth of the passes of models of 135M and 1.5B weights that
-    it was fitted to (``python -m benchmarks.cost_tables``); on another machine the level may be off, the shape less so.
-
-    Attributes:
-        source: where the numbers come from.
-        reading: bytes of weights a second.
-        products: weights times tokens a second, of one thread.
-        overlap: the power k: at 1 reading and products follow each other, above they overlap.
-        cache_reading: bytes of keys and values a second.
-        cache_products: these bytes times tokens a second, of one thread.
-    """
-
-    source: str
-    reading: Positive
-    products: Positive
-    overlap: Annotated[float, Ge(1)]
-    cache_reading: Positive
-    cache_products: Positive
-
-    def seconds(self, can: Capabilities, tokens: float, context: float) -> float:
-        """Seconds of a model's pass over so many tokens behind ``context`` others."""
-        reading = can.weight_bytes / self.reading
-        computing = tokens * can.weights / (self.products * can.threads)
-        cached, overlap = context * can.slot_bytes, self.overlap
-        attention = cached / self.cache_reading + tokens * cached / (self.cache_products * can.threads)
-        return float((reading**overlap + computing**overlap) ** (1 / overlap)) + attention
-
-
-TABLES = JsonFormat(
-    "draftree-costs", 1, "cost table", "make it anew with python -m benchmarks.cost_tables", content=CostTable
-)
-
-
-@cache
-def shipped_table(tier: str) -> CostTable:
-    """The table of a tier (``JsonFormat.read``)."""
-    return TABLES.read(FOLDER / f"{tier}.json")
 
 
 _ESTIMATED: set[Identity] = set()
@@ -341,7 +397,7 @@ def profile_of(model: Costed) -> Profile:
 def estimated(model: Costed) -> Profile:
     """What the table of its tier gives for a model."""
     can = model.capabilities
-    table, sizes = shipped_table(can.tier), (*FULL.sizes, MAX_NODES)
+    table, sizes = shipped_table(can.tier), (*range(1, 18), 20, 24, 28, 32, 40, 48, 64, MAX_NODES)
     points = (
         Point(1, context, sizes, tuple(table.seconds(can, n, context) for n in sizes))
         for context in sorted({1, can.max_length})  # between them it is linear, as the table
@@ -350,13 +406,23 @@ def estimated(model: Costed) -> Profile:
 
 
 def measure_and_keep(model: LanguageModel, grid: Grid) -> Profile:
-    """A new profile, measured with a progress bar and kept for later starts."""
+    """A new profile, measured with a progress bar and kept for later starts.
+
+    Curves are kept as they are made, in a file beside the profile: where this is interrupted the next call goes on.
+    """
     from ..progress import progress_reporter
 
-    passes = grid.fitting(model.capabilities).passes
-    with progress_reporter(f"measuring passes of {model.capabilities.name}", passes) as report:
-        profile = measure(model, grid, report)
+    grid, identity = grid.fitting(model.capabilities), Identity.of(model)
+    part = (profile_folder() / identity.file_name).with_suffix(".part")
+    known = list[Point]()
+    with suppress(OSError, ConfigError):
+        known = grid.among(PROFILES.read(part).points)
+    done = sum(grid.work(point.batch, point.context) for point in known)
+    with progress_reporter(f"measuring passes of {model.capabilities.name}", grid.all_work, done) as report:
+        profile = measure(model, grid, report, known, lambda profile: profile.write(part))
     profile.save()
+    with suppress(OSError):
+        part.unlink()
     return profile
 
 
@@ -377,4 +443,6 @@ def measure_missing(models: Iterable[LanguageModel], is_wanted: Callable[[], boo
                 measure(model.measured, SHORT, go_on).save()
             except InterruptedError:
                 return
+            except UnsteadyError:
+                continue  # a later idle time may be a quieter one
             _ESTIMATED.discard(Identity.of(model))

@@ -24,7 +24,7 @@ from ..models.cost_profile import Profile, profile_of
 from ..request import Outcome, Request
 from ..tree import ROOT
 from .base import NO_CANDIDATES, Child, Frontier, GrowthPolicy, Plan, Pool, SourceInfo
-from .gain import ARPass, CostModel, Price, Record, Selection, Trust
+from .gain import ARPass, AutoSettings, CostModel, Price, Record, Selection, Trust
 
 MOST_NODES = 512
 """A pass over several requests verifies no more in all, so that looking for how many stays quick."""
@@ -85,16 +85,17 @@ class AutoTree(GrowthPolicy):
     depth: Count = 16
     target: Profile | None = None
     drafter: Profile | None = None
+    settings: AutoSettings = AutoSettings()
 
     def __post_init__(self) -> None:
         check_fields(self)
         self._models: list[Capabilities] | None = None
         self._rest = 0  # steps until it is settled anew
-        self._learn_anew([Record(profile=self.drafter)])
+        self._learn_anew([Record(self.settings, profile=self.drafter)])
 
     def _learn_anew(self, records: Sequence[Record]) -> None:
-        self._trust = [Trust() for _ in records]
-        self._selection = Selection(records)
+        self._trust = [Trust(self.settings) for _ in records]
+        self._selection = Selection(self.settings, records)
         self.report = Report(self._selection)
         if self.target is not None:
             self._costs = CostModel(self.target)
@@ -110,7 +111,7 @@ class AutoTree(GrowthPolicy):
 
     def _record(self, source: SourceInfo) -> Record:
         costs = {id(model): self.drafter or profile_of(model) for model in source.models}
-        return Record(source, costs, costs.get(id(source.model)))
+        return Record(self.settings, source, costs, costs.get(id(source.model)))
 
     def width_for(self, nodes: int) -> int:
         """``width``, whatever the budget."""
@@ -132,6 +133,8 @@ class AutoTree(GrowthPolicy):
         curve = self._costs.curve(min(sum(nodes), max(*nodes, MOST_NODES)), ar)
         price = self._selection.choose(requests, curve, ar)
         self._rest = 0 if any(price.enabled) else _REST - 1
+        if self._costs.wants_ar:
+            price = price._replace(enabled=(False,) * len(price.enabled))
         drafts = any(price.enabled) and any([budget.depth != 0 for budget in budgets])
         within = budgets if drafts else [Budget(0, budget.depth) for budget in budgets]
         return AutoPlan(within, price.enabled, price=price)

@@ -1,9 +1,8 @@
 """What each drafter gains and costs, and which of them draft in the next proposal.
 
 Tokens and seconds are counted in passes of AR decoding over all requests: a pass yields one token a request. A drafter
-drafts while the tokens of its trees that are accepted are expected to exceed what decoding would yield in the time that
-drafting and verifying them take. Before it has drafted that is a guess from its kind and the measured costs. Records
-fade: while a drafter does not draft its own comes near the guess again, and where the guess pays it is tried again.
+has an account: the tokens of its trees that were accepted, less what drafting and verifying them took. While it has
+credit it drafts; without any it pauses, and is tried again. So what it may lose is bounded (``AutoSettings``).
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from functools import lru_cache
 from itertools import compress
 from typing import NamedTuple
 
+from ..config import Checked, Count, LearningRate, Positive
 from ..models.cost_profile import Profile
-from ..models.protocols import DraftHead
 from ..request import Outcome, Request, StepCost
 from .base import Candidates, SourceInfo
 
@@ -25,10 +24,15 @@ _CONTEXT_STEP = 64
 _DRIFT_STEP = 0.02
 """And for log-ratios rounded to this."""
 _MOST_CURVES, _MOST_COSTS = 256, 4096
-_KEEP_DRIFT = 0.95
-"""Share of what passes have shown that each further one leaves."""
-_MOST_DRIFT = math.log(4.0)
-"""A pass that takes more than four times as long beside its profile as others do, or less than a fourth, is clipped."""
+_KEEP_DRIFT, _KEEP_DRAFTED = 0.995, 0.95
+"""Share of what passes have shown that each further one leaves; of passes over drafts what an AR pass leaves: one slow
+pass would keep all others from being drafted."""
+_MOST_DRIFT = math.log(2.0)
+"""A pass that takes more than twice as long beside its profile as others do, or less than half, is clipped."""
+_PROFILE = 0.3
+"""AR passes that the profile counts as."""
+_AR_SHARE = 0.2
+"""Of the square root of the drafted passes so many AR passes are wanted: else nobody knows what drafts cost."""
 
 
 class ARPass(NamedTuple):
@@ -80,52 +84,76 @@ def convex_below(curve: list[float]) -> list[float]:
     return found
 
 
-@dataclass(slots=True)
 class _Drift:
     """The fading mean of log-ratios of passes to their profile."""
 
-    total: float = 0.0
-    weight: float = 0.0
+    def __init__(self) -> None:
+        self.total = self.weight = 0.0
 
     def add(self, ratio: float) -> None:
-        self.total, self.weight = _KEEP_DRIFT * self.total + ratio, _KEEP_DRIFT * self.weight + 1
+        self.total, self.weight = self.total + ratio, self.weight + 1
+
+    def fade(self, keep: float = _KEEP_DRIFT) -> None:
+        self.total, self.weight = keep * self.total, keep * self.weight
 
     @property
     def mean(self) -> float:
         return self.total / self.weight if self.weight else 0.0
 
 
+_OWN = 2.0
+"""Passes of its size that count as much as the level of all drafted passes."""
+
+
+def _size(tokens: int) -> int:
+    """The class of passes over 1, 2, 3 to 4, 5 to 8, 9 to 16, ... tokens."""
+    return (tokens - 1).bit_length()
+
+
 class CostModel:
     """A target's seconds by tokens, context and batch: a pass computes no more than the tokens of its requests.
 
-    A profile repeats one pass; between passes that draft, a pass finds its weights less often in the processor's
-    caches. So AR passes drift from it, and passes over drafted nodes do. A factor common to both (another load on the
-    machine) changes no choice and is left out.
+    A profile may have the wrong shape, and repeats one pass; between passes that draft, a pass finds its weights less
+    often in the processor's caches. So what live passes take overrules it: AR passes have their log-ratio to it, and
+    passes over drafted nodes one for each class of sizes, shrunk to that of all of them. A factor common to all
+    (another load on the machine) changes no choice and is left out.
     """
 
     def __init__(self, profile: Profile) -> None:
         self._seconds, self._ar, self._drafted = remembered(profile), _Drift(), _Drift()
+        self._sizes: dict[int, _Drift] = {}
         self._kept = lru_cache(_MOST_CURVES)(self._curve)
 
     def curve(self, nodes: int, ar: ARPass) -> Curve:
         """Of up to ``nodes`` nodes behind about ``context`` tokens, at the speed that AR passes have."""
         context = ar.context // _CONTEXT_STEP * _CONTEXT_STEP
-        return self._kept(nodes, ar._replace(context=context), round(self.drift / _DRIFT_STEP))
+        sizes = range(_size(ar.tokens + 1), _size(ar.tokens + nodes) + 1)
+        drifts = tuple([round(self._drift(size) / _DRIFT_STEP) for size in sizes])
+        return self._kept(nodes, ar._replace(context=context), drifts)
 
-    def _curve(self, nodes: int, ar: ARPass, drift: int) -> Curve:
-        sizes = range(ar.tokens, ar.tokens + nodes + 1)
-        seconds, slower = [self._of(tokens, ar) for tokens in sizes], math.exp(drift * _DRIFT_STEP)
-        seconds[1:] = [second * slower for second in seconds[1:]]
+    def _curve(self, nodes: int, ar: ARPass, drifts: tuple[int, ...]) -> Curve:
+        first, slower = _size(ar.tokens + 1), [math.exp(drift * _DRIFT_STEP) for drift in drifts]
+        drafted = range(ar.tokens + 1, ar.tokens + nodes + 1)
+        seconds = [self._of(ar.tokens, ar)]
+        seconds += [self._of(tokens, ar) * slower[_size(tokens) - first] for tokens in drafted]
         return Curve(seconds, convex_below(seconds))
 
     def _of(self, tokens: int, ar: ARPass) -> float:
         return self._seconds(tokens / ar.batch, ar.context, ar.batch)
 
-    @property
-    def drift(self) -> float:
-        """Log-ratio of passes over drafted nodes to their profile, less that of AR passes to theirs."""
+    def _drift(self, size: int) -> float:
+        """Log-ratio of passes over drafted nodes of this class to their profile, less that of AR passes to theirs."""
         known = min(self._ar.weight, self._drafted.weight)
-        return known / (known + 1) * (self._drafted.mean - self._ar.mean) if known else 0.0
+        if not known:
+            return 0.0
+        own, common = self._sizes.get(size, _Drift()), self._drafted.mean
+        level = (own.total + _OWN * common) / (own.weight + _OWN)
+        return known / (known + _PROFILE) * (level - self._ar.mean)
+
+    @property
+    def wants_ar(self) -> bool:
+        """An AR pass is to be made now: there were too few of them."""
+        return self._ar.weight < _AR_SHARE * math.sqrt(self._drafted.weight)
 
     def learn(self, nodes: int, ar: ARPass, measured: float) -> None:
         """A pass over ``nodes`` nodes in all took ``measured`` seconds; one that mostly reads prompts tells nothing."""
@@ -136,47 +164,79 @@ class CostModel:
         if own.weight or other.weight:
             level = own.mean if own.weight else other.mean
             ratio = max(level - _MOST_DRIFT, min(level + _MOST_DRIFT, ratio))
+        self._ar.fade()
+        for drift in (self._drafted, *self._sizes.values()):
+            drift.fade(_KEEP_DRIFT if nodes else _KEEP_DRAFTED)
         own.add(ratio)
-        if not nodes:  # one slow pass over drafts would keep all others from being drafted
-            self._drafted.weight *= _KEEP_DRIFT
-            self._drafted.total *= _KEEP_DRIFT
+        if nodes:
+            self._sizes.setdefault(_size(ar.tokens + nodes), _Drift()).add(ratio)
 
 
 LAYER_NODES = 1.5
 """Mean nodes of a drafted layer, whose seconds a draft model's profile gives."""
-_CHEAP = 0.02
-"""A drafter that takes no more of an AR pass always drafts."""
-_READS = 32
-"""Tokens that a model reads beside a proposal; more of a text count as reading it first."""
-_FIRST, _FIRST_OF_HEAD, _FIRST_OF_MODEL = (0.6, 1, 1.0), (0.6, 1, 3.0), (2.0, 3, 1.0)
-"""Tokens that a proposal gains and the layers that it takes, before any is known, and the steps that this guess counts
-for: of texts, of a head, which was trained for its target and whose first steps in a process are slow, and of a draft
-model."""
 CONTEXT = 512
 """Tokens behind which passes are compared before there is any text."""
-_GUESS_OF_MODEL = 6.0
-"""Steps that the guess of a draft model counts for beside those of all requests in which it has drafted."""
-_KEEP_LONG = 0.998
-"""Share of these that each further step leaves: in texts of sixty tokens that a model never predicts, trying it takes
-1% of AR decoding's time, and 4% in the first one of a process (``tests/policies/auto/test_gain.py``)."""
-_TEXT_LAYER = 1e-4
-"""Seconds of a layer that texts give, before any is measured: the first ones of a process take ten times as long."""
-_KEEP, _KEEP_UNUSED = 0.94, 0.98
-"""Share of a record that each further step leaves in which the drafter drafts, and in which it does not."""
-_KEEP_ANEW = 0.5
-"""And what a new request's first step leaves, where it is alone: its text is another one."""
-_KEEP_PACE, _FIRST_PASSES = 0.95, 6.0
-"""The same of the pace, which begins with so many AR passes."""
+_READS = 32
+"""Tokens that a model reads beside a proposal; more of a text count as reading it first."""
 _MOST = 4.0
 """A proposal that takes so many times as long as expected, or longer, counts as so many: a stall is no cost."""
 
 
+@dataclass(frozen=True, slots=True)
+class AutoSettings(Checked):
+    """What ``auto`` starts with and how fast it learns; docs/how-it-works/auto.md has what chose each number.
+
+    Attributes:
+        credit: AR passes that a drafter may lose before it is off, and as many by reading texts for nothing.
+        again: that it may lose each time it is tried again.
+        pause, longest: steps until it is tried again, twice as many each time up to the longest. Once it has gained
+            all of its credit, the first pause counts again.
+        keep: share of what steps have shown that each further one leaves.
+        prior: steps that the assumptions before the first one count as.
+        onward: of these, how often first candidates are right.
+        text_layer: seconds of a layer that texts give, before any is measured.
+    """
+
+    credit: Positive = 4.0
+    again: Positive = 1.0
+    pause: Count = 8
+    longest: Count = 128
+    keep: LearningRate = 0.99
+    prior: Positive = 10.0
+    onward: LearningRate = 0.6
+    text_layer: Positive = 1e-4
+
+
 def may_pay(target: Profile, drafter: Profile) -> bool:
-    """Whether a draft model is expected to gain more than it costs, before it has drafted anything."""
-    gain, layers, _ = _FIRST_OF_MODEL
+    """Whether three layers of a draft model, of which two tokens are accepted, cost less than two AR passes."""
     ar = target.seconds(1, CONTEXT)
-    verifying = target.seconds(1 + layers, CONTEXT) - ar
-    return verifying + layers * drafter.seconds(LAYER_NODES, CONTEXT) < gain * ar
+    return target.seconds(4, CONTEXT) - ar + 3 * drafter.seconds(LAYER_NODES, CONTEXT) < 2 * ar
+
+
+class Account:
+    """AR passes that a drafter may still lose; without any it pauses.
+
+    Attributes:
+        balance: what it has gained and not spent, within the credit.
+        pausing: steps until it is tried again; 0: it may draft.
+    """
+
+    def __init__(self, settings: AutoSettings) -> None:
+        self._settings, self.balance, self.pausing, self._pause = settings, settings.credit, 0, settings.pause
+
+    def add(self, passes: float) -> None:
+        """A step gained so many AR passes, or lost them."""
+        settings = self._settings
+        self.balance = min(settings.credit, self.balance + passes)
+        if self.balance == settings.credit:
+            self._pause = settings.pause
+        elif self.balance <= 0:
+            self.balance, self.pausing = settings.again, self._pause
+            self._pause = min(2 * self._pause, settings.longest)
+
+    def rest(self) -> None:
+        """A step without it is over."""
+        self.pausing = max(0, self.pausing - 1)
 
 
 class Record:
@@ -190,23 +250,22 @@ class Record:
     Attributes:
         on: it drafts in the step that was begun last.
         steps, tokens, seconds: how often it drafted, accepted tokens of its trees, what drafting took.
-        rate: of decoding with it, of AR decoding's, as it was expected when that was settled last.
+        token: AR passes that drafting and verifying one token took, when that was settled last.
+        drafting, texts: what it may still lose by drafting, and by that and by reading texts.
     """
 
     def __init__(
         self,
+        settings: AutoSettings,
         source: SourceInfo | None = None,
         profiles: Mapping[int, Profile] | None = None,
         profile: Profile | None = None,
     ) -> None:
         self.source, self._profiles = source, profiles or {}
-        self.on, self.steps, self.tokens, self.seconds, self.rate = True, 0, 0.0, 0.0, 1.0
-        self._scale = 1.0 if profile else _TEXT_LAYER  # seconds of a layer over the profile's; without one, seconds
+        self.on, self.steps, self.tokens, self.seconds, self.token = True, 0, 0.0, 0.0, 0.0
+        self._scale = 1.0 if profile else settings.text_layer  # seconds of a layer over the profile's, or seconds
         self._pass = remembered(profile) if profile else None
-        self._gained = self._spent = self._weight = 0.0
-        self._long = (0.0, 0.0, 0.0)  # these over all requests, which fade more slowly
-        model = source.model if source else None
-        self._first = _FIRST if model is None else _FIRST_OF_HEAD if isinstance(model, DraftHead) else _FIRST_OF_MODEL
+        self.drafting, self.texts = Account(settings), Account(settings)
 
     def reading(self, requests: Sequence[Request]) -> float:
         """Seconds in which its models read what they have not read of these requests."""
@@ -217,27 +276,12 @@ class Record:
         """Seconds of drafting one layer."""
         return self._scale * (self._pass(LAYER_NODES, ar.context, ar.batch) if self._pass else 1.0)
 
-    def expected(self, curve: Curve, ar: ARPass) -> tuple[float, float]:
-        """Tokens that drafting gains a step, and AR passes that it and verifying the drafts take."""
-        gain, layers, weight = self._first
-        nodes = min(layers * ar.batch, len(curve.below) - 1)
-        passes = (curve.below[nodes] - curve.seconds[0] + layers * self.layer(ar)) / curve.seconds[0]
-        if self._first is _FIRST_OF_MODEL:  # mixed with what it has gained and spent in all requests
-            gained, spent, steps = self._long
-            all_steps = _GUESS_OF_MODEL + steps
-            gain = (_GUESS_OF_MODEL * gain + gained) / all_steps
-            passes = (_GUESS_OF_MODEL * passes + spent) / all_steps
-        total = weight + self._weight
-        return (weight * gain + self._gained) / total, (weight * passes + self._spent) / total
-
-    def pays(self, reading: float, left: int, curve: Curve, ar: ARPass, pace: float) -> bool:
-        """Whether it drafts for requests that have ``left`` tokens to go, if reading their texts comes first."""
-        if not reading and self.layer(ar) <= _CHEAP * curve.seconds[0]:
-            return True
-        gained, spent = self.expected(curve, ar)
-        value, steps = gained - pace * spent, left / (1 + gained)
-        self.rate = left / (steps * (1 + spent) + reading / curve.seconds[0])
-        return value > 0 and reading <= left * value / (1 + value) * curve.seconds[0]
+    def settle(self, reading: float, left: int, curve: Curve, ar: ARPass) -> None:
+        """Decide whether it drafts for requests that have ``left`` tokens to go, if reading their texts comes first."""
+        ar_pass, nodes = curve.seconds[0], min(ar.batch, len(curve.below) - 1)
+        self.token = (self.layer(ar) + curve.below[nodes] - ar_pass) / ar_pass
+        could = left * (1 - self.token) > reading / ar_pass  # were each first token right
+        self.on = could and not self.drafting.pausing and not (reading and self.texts.pausing)
 
     def measure(self, seconds: float, layers: int, layer: float) -> float:
         """Drafting ``layers`` of ``layer`` seconds each took so many; those of them that count."""
@@ -245,19 +289,6 @@ class Record:
         counted = min(_MOST, max(1 / _MOST, seconds / expected))
         self._scale *= 0.95 + 0.05 * counted
         return counted * expected
-
-    def learn(self, gained: float, spent: float) -> None:
-        """In one step it has gained so many tokens a request and spent so many AR passes."""
-        self.fade(_KEEP)
-        self._gained, self._spent, self._weight = self._gained + gained, self._spent + spent, self._weight + 1
-        self._long = self._long[0] + gained, self._long[1] + spent, self._long[2] + 1
-
-    def fade(self, keep: float) -> None:
-        """Leave so much of the record."""
-        self._gained, self._spent, self._weight = keep * self._gained, keep * self._spent, keep * self._weight
-        if keep < 1:
-            gained, spent, steps = self._long
-            self._long = _KEEP_LONG * gained, _KEEP_LONG * spent, _KEEP_LONG * steps
 
 
 class Price(NamedTuple):
@@ -269,7 +300,7 @@ class Price(NamedTuple):
         rate: tokens a second that the step must yield.
         enabled: [D] which drafters draft.
         layers: [D] seconds of one layer by each, 0 if it does not draft.
-        fresh: a model reads much of a text first, so that measured seconds are not those of layers.
+        reading: [D] seconds in which a model reads much of a text first, so that measured ones are not those of layers.
     """
 
     ar: ARPass
@@ -277,7 +308,7 @@ class Price(NamedTuple):
     rate: float
     enabled: tuple[bool, ...]
     layers: tuple[float, ...]
-    fresh: bool
+    reading: tuple[float, ...]
 
 
 class Selection:
@@ -288,9 +319,9 @@ class Selection:
         pace: tokens an AR pass that decoding has yielded lately, at least 1.
     """
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self.records = records
-        self._tokens = self._passes = _FIRST_PASSES
+    def __init__(self, settings: AutoSettings, records: Sequence[Record]) -> None:
+        self._settings, self.records = settings, records
+        self._tokens = self._passes = settings.prior
 
     @property
     def pace(self) -> float:
@@ -298,16 +329,13 @@ class Selection:
 
     def choose(self, requests: Sequence[Request], curve: Curve, ar: ARPass) -> Price:
         """Settle which drafters draft, and what they cost."""
-        pace, left = self.pace, max([request.tokens_left for request in requests])
-        new = sum([request.stats.steps == 0 for request in requests]) / len(requests)
-        reading = [record.reading(requests) for record in self.records]
+        left = max([request.tokens_left for request in requests])
+        reading = tuple([record.reading(requests) for record in self.records])
         for record, seconds in zip(self.records, reading, strict=True):
-            record.fade(1 - (1 - _KEEP_ANEW) * new)
-            record.on = record.pays(seconds, left, curve, ar, pace)
+            record.settle(seconds, left, curve, ar)
         enabled = tuple([record.on for record in self.records])
         layers = tuple([record.on * record.layer(ar) for record in self.records])
-        fresh = any(compress(reading, enabled))
-        return Price(ar, curve, ar.tokens * pace / curve.seconds[0], enabled, layers, fresh)
+        return Price(ar, curve, ar.tokens * self.pace / curve.seconds[0], enabled, layers, reading)
 
     def learn(self, price: Price, layers: int, nodes: int, outcomes: Sequence[Outcome]) -> float:
         """A step is over; returns the AR passes that it took, at the speed of the profile.
@@ -319,73 +347,51 @@ class Selection:
         for index, (record, drafting) in enumerate(zip(self.records, took, strict=True)):
             own = [outcome for outcome in outcomes if outcome.tree.part == index or not len(outcome.tree)]
             if not price.enabled[index] or not own:
-                record.fade(_KEEP_UNUSED)
+                record.drafting.rest()
+                record.texts.rest()
                 continue
-            gained = sum([len(outcome.path[: outcome.taken - 1]) for outcome in own])
+            gained = sum([len(outcome.path[: outcome.taken - 1]) for outcome in own]) / tokens
             shared = max(0.0, verify - ar) * sum([len(outcome.tree) for outcome in own]) / max(1, nodes)
-            record.steps, record.tokens = record.steps + 1, record.tokens + gained / tokens
+            record.steps, record.tokens = record.steps + 1, record.tokens + gained
             record.seconds += drafting
-            record.learn(gained / tokens, (drafting + shared) / ar)
+            value = gained - (drafting + shared) / ar
+            record.drafting.add(value)
+            record.texts.add(value - price.reading[index] / ar)
         taken = sum([outcome.taken for outcome in outcomes]) + price.ar.other_tokens
-        self._tokens = _KEEP_PACE * self._tokens + taken / tokens
         passes = (verify + sum(took)) / ar
-        self._passes = _KEEP_PACE * self._passes + passes
+        self._learn(taken / tokens, passes)
         return passes
+
+    def _learn(self, tokens: float, passes: float) -> None:
+        keep = self._settings.keep
+        self._tokens, self._passes = keep * self._tokens + tokens, keep * self._passes + passes
 
     def rest(self) -> None:
         """A step is over in which nothing could draft."""
         for record in self.records:
-            record.fade(_KEEP_UNUSED)
-        self._tokens, self._passes = _KEEP_PACE * self._tokens + 1, _KEEP_PACE * self._passes + 1
+            record.drafting.rest()
+            record.texts.rest()
+        self._learn(1.0, 1.0)
 
     def _took(self, verify: float, price: Price, layers: int, cost: StepCost) -> list[float]:
         """Seconds of drafting by each drafter: its own, and its part of those of growing and learning."""
         own = cost.drafters or [cost.draft / len(self.records)] * len(self.records)
         busy = [on and seconds > 0 for on, seconds in zip(price.enabled, own, strict=True)]
         scale, rest = verify / max(cost.verify, 1e-9), max(0.0, cost.draft - sum(own)) / max(1, sum(busy))
+        fresh = any(compress(price.reading, price.enabled))
         return [
-            at_work and (layers * layer if price.fresh else record.measure((seconds + rest) * scale, layers, layer))
+            at_work and (layers * layer if fresh else record.measure((seconds + rest) * scale, layers, layer))
             for record, at_work, seconds, layer in zip(self.records, busy, own, price.layers, strict=True)
         ]
 
 
-_PRIOR = 1.5
-"""Fisher information before any trial: of six trials at p = 1/2."""
-_KEEP_INFORMATION = 0.998
-"""Share of the information beyond it that each further trial leaves."""
-_MOST_SHIFT = 4.0
-"""Largest correction of log-odds."""
-_LEAST = 0.01
-"""Candidates that are less likely teach nothing."""
-_ONWARD, _TRIALS, _KEEP_TRIALS = 0.6, 10.0, 0.98
-"""How often first candidates are right: before any trial, which counts for so many, and what a further trial leaves."""
-
-
-class Calibration:
-    """The log-odds of draft probabilities, shifted by what trials show (one step of Newton's method a trial)."""
-
-    def __init__(self) -> None:
-        self._shift, self._odds, self._information = 0.0, 1.0, _PRIOR
-
-    def acceptance(self, probability: float) -> float:
-        """How probable it is that a candidate of this draft probability is accepted; no child exceeds its parent."""
-        odds = self._odds * probability
-        return odds / max(1.0 - probability + odds, 1e-6)
-
-    def learn(self, probability: float, hit: bool) -> None:
-        """A child of an accepted node, verified or not: the text shows whether it is right."""
-        q = self.acceptance(probability)
-        self._information = _PRIOR + _KEEP_INFORMATION * (self._information - _PRIOR) + q * (1.0 - q)
-        self._shift = min(_MOST_SHIFT, max(-_MOST_SHIFT, self._shift + (hit - q) / self._information))
-        self._odds = math.exp(self._shift)
-
-
 class Trust:
-    """What has been learned of one drafter's probabilities: its first candidates and all others are judged apart."""
+    """How often one drafter's first candidates are right, and how often they should be by their probabilities."""
 
-    def __init__(self) -> None:
-        self._first, self._others = Calibration(), Calibration()
-        self._right, self._trials = _ONWARD * _TRIALS, _TRIALS
+    def __init__(self, settings: AutoSettings) -> None:
+        self._keep = settings.keep
+        self._trials = settings.prior
+        self._right = self._said = settings.onward * self._trials
 
     @property
     def onward(self) -> float:
@@ -393,14 +399,19 @@ class Trust:
         return self._right / self._trials
 
     def acceptance(self, found: Candidates) -> list[float]:
-        """[K] how probable it is that each of a node's candidates is accepted if the node is."""
-        first, others = self._first.acceptance, self._others.acceptance
-        return [(others if rank else first)(math.exp(logprob)) for rank, logprob in enumerate(found.logprobs)]
+        """[K] how probable it is that each of a node's candidates is accepted if the node is.
+
+        If first ones are right more often than they say, the others share what that leaves.
+        """
+        if not found.tokens:
+            return []
+        scale, (said, *others) = self._right / self._said, map(math.exp, found.logprobs)
+        first = min(1.0, scale * said)
+        rest = min(scale, (1.0 - first) / (1.0 - said)) if said < 1.0 else 0.0
+        return [first, *[rest * other for other in others]]
 
     def learn(self, found: Candidates, token: int) -> None:
         """What followed a node in the text was this token."""
-        self._right = _KEEP_TRIALS * self._right + (found.tokens[0] == token)
-        self._trials = _KEEP_TRIALS * self._trials + 1
-        for rank, (guess, logprob) in enumerate(zip(found.tokens, found.logprobs, strict=True)):
-            if (p := math.exp(logprob)) > _LEAST:
-                (self._others if rank else self._first).learn(p, guess == token)
+        self._right = self._keep * self._right + (found.tokens[0] == token)
+        self._said = self._keep * self._said + math.exp(found.logprobs[0])
+        self._trials = self._keep * self._trials + 1

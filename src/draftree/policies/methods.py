@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
 
@@ -28,10 +28,15 @@ from .entropy import (
     read_start,
 )
 from .fixed import EAGLE, RankTree, StaticTree, read_tree
+from .gain import AutoSettings
 
 Settings = Mapping[str, int | float | str]
 
 BY_ENTROPY: Settings = {"sure": 0.02, "unsure": 1.0, "slope": 4.0, "width": 7, "depth": 4}
+
+
+def _auto(width: int, depth: int, **settings: float) -> GrowthPolicy:
+    return AutoTree(width, depth, settings=AutoSettings(**settings))
 
 
 def _by_entropy(tree: type[EntropyTree], *, width: int, depth: int, **thresholds: float) -> GrowthPolicy:
@@ -119,11 +124,11 @@ class Method:
 _METHODS = (
     Method(
         "auto",
-        "what pays most by this machine's measured costs, or none; WIDTH, DEPTH: bounds",
-        AutoTree,
+        "what pays most by this machine's measured costs, or none; CREDIT: AR passes that it may lose",
+        _auto,
         "ours",
         "the default: drafts what pays by the costs of this machine, or nothing",
-        {"width": 8, "depth": 16},
+        {"width": 8, "depth": 16, **asdict(AutoSettings())},
     ),
     Method(
         "chain",

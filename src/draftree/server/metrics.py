@@ -162,10 +162,10 @@ class UnusedDrafters(Observer):
         for name in unused:
             if name not in self._named:
                 log.info(
-                    "drafter %s drafts nothing: auto expects %.2f of the rate of AR decoding with it here; a server "
-                    "with --drafter %s starts faster and takes less memory",
+                    "drafter %s drafts nothing: here a token by it takes %.2f passes of the target, or is too seldom "
+                    "right; a server with --drafter %s starts faster and takes less memory",
                     name,
-                    self._records[name].rate,
+                    self._records[name].token,
                     others,
                 )
         self._named.update(unused)

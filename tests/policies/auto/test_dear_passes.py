@@ -31,4 +31,4 @@ def test_a_text_that_the_drafter_knows_comes_to_be_drafted_deeply() -> None:
         policy.observe(plan, [Outcome(request, tree, list(range(len(tree))), tokens, len(tokens), cost)])
         at += len(tokens)
         chosen.append(len(tree))
-    assert set(chosen[20:]) == {NODES}
+    assert set(chosen[20:]) == {NODES, 0} and chosen[20:].count(0) <= 5, "nothing but some AR passes, to compare with"

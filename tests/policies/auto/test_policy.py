@@ -157,9 +157,10 @@ def test_a_machine_that_is_slower_throughout_changes_nothing() -> None:
 
 def test_sequences_of_a_batch_share_the_size_of_the_pass() -> None:
     policy = AutoTree(target=costs(CURVES["stepped"]), depth=NODES)
-    chosen = decode(policy, 200, 0.9, 0.9, batch=3)
+    late = Counter(decode(policy, 300, 0.9, 0.9, batch=3)[100:])
     # 16 tokens, an edge; or four layers and no fifth, of which each node is likely to be worth what it costs, 0.61
-    assert set(chosen[100:]) == {13, 12}
+    assert late[13] + late[12] >= 0.7 * late.total()
+    assert late.keys() <= {0, 5, 12, 13, 21} and late[0] <= 4, "nothing but edges, and some AR passes to compare with"
 
 
 def test_a_size_that_the_pool_does_not_have_is_not_chosen() -> None:
