@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from ..config import DEFAULT_NODES, MAX_NODES
 from ..errors import ConfigError, UnknownNameError, call_named, first_line, unknown_name
@@ -35,7 +36,7 @@ Settings = Mapping[str, int | float | str]
 BY_ENTROPY: Settings = {"sure": 0.02, "unsure": 1.0, "slope": 4.0, "width": 7, "depth": 4}
 
 
-def _auto(width: int, depth: int, **settings: float) -> GrowthPolicy:
+def _auto(width: int, depth: int, **settings: Any) -> GrowthPolicy:
     return AutoTree(width, depth, settings=AutoSettings(**settings))
 
 
