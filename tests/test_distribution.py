@@ -18,8 +18,7 @@ from draftree.policies.fixed import StaticTree
 from draftree.sampling.draws import Draws
 from draftree.scores import Scores
 from draftree.tree import DraftTree
-from draftree.verify import schemes
-from draftree.verify.schemes import Verdict, match
+from draftree.verify.schemes import Match, Verdict, match
 
 from .toy import ToyModel, chi_square, distribution
 
@@ -57,6 +56,6 @@ def test_a_verification_that_prefers_drafts_is_caught(monkeypatch: pytest.Monkey
                 verdicts[b] = Verdict([], [int(trees[b].tokens[0])])
         return verdicts
 
-    monkeypatch.setattr(schemes, "match", biased)
+    monkeypatch.setattr(Match, "verify", staticmethod(biased))
     counts = _counts(StaticTree(width=2, depth=2))
     assert chi_square(counts.flatten(), distribution(ToyModel(VOCAB, spread=1.0), PROMPT, LENGTH).flatten()) < 1e-4

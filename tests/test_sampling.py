@@ -24,7 +24,7 @@ from draftree.config import SamplingParams
 from draftree.errors import ConfigError
 from draftree.models.huggingface import torch_scores
 from draftree.sampling import warping
-from draftree.sampling.draws import DrawPlace, Draws, draw_at
+from draftree.sampling.draws import Draws, draw_at
 from draftree.sampling.warping import stream_key
 from draftree.scores import NumpyScores
 
@@ -243,8 +243,7 @@ def draw(
 
 def drawn(logits: Tensor, draws: Sequence[Draws], before: Sequence[Sequence[int]]) -> Tensor:
     """One draw of each request after tokens of this step."""
-    places = [DrawPlace(own, b, tokens) for b, (own, tokens) in enumerate(zip(draws, before, strict=True))]
-    return torch.tensor(draw_at(NumpyScores(logits.numpy(), [1] * len(logits)), places))
+    return torch.tensor(draw_at(NumpyScores(logits.numpy(), [1] * len(logits)), range(len(draws)), draws, before))
 
 
 def frequencies(logits: Tensor, params: SamplingParams) -> Tensor:

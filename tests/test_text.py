@@ -52,12 +52,15 @@ def ids_of(text: str) -> list[int]:
 
 
 def pieces(ids: Sequence[int], stop: Sequence[str] = (), context: Sequence[int] = ()) -> list[str]:
-    """What a stream gives out for each token until it stops."""
+    """What a stream gives out for each token until it stops: the same whether they come one by one or together."""
     stream, given = Detokenizer(TOKENIZER, context, stop=stop), list[str]()
     for i, token in enumerate(ids):
-        given.append(stream.push(token, last=i == len(ids) - 1))
+        given += stream.push([token], last=i == len(ids) - 1)
         if stream.stopped:
             break
+    together = Detokenizer(TOKENIZER, context, stop=stop)
+    assert together.push(ids, last=True) == given
+    assert together.stopped == stream.stopped
     return given
 
 
@@ -88,18 +91,18 @@ def test_the_pieces_behind_a_context_add_up_without_it(context: str, text: str) 
 def test_words_keep_the_spaces_between_them_where_decoding_drops_the_first() -> None:
     the, abc = 2, 3
     stream = Detokenizer(spaced())
-    assert [stream.push(token, last=False) for token in [the, abc] * 4] == ["the", *[" abc", " the"] * 3, " abc"]
+    assert stream.push([the, abc] * 4, last=False) == ["the", *[" abc", " the"] * 3, " abc"]
 
 
 def test_the_first_word_behind_a_context_keeps_its_space() -> None:
     the, abc = 2, 3
-    assert Detokenizer(spaced(), context=[abc] * 6).push(the, last=False) == " the"
+    assert Detokenizer(spaced(), context=[abc] * 6).push([the], last=False) == [" the"]
 
 
 def test_a_word_behind_a_special_token_keeps_its_space() -> None:
     the, abc = 2, 3
     stream = Detokenizer(spaced())
-    assert [stream.push(token, last=False) for token in (abc, EOS, the)] == ["abc", "", " the"]
+    assert stream.push([abc, EOS, the], last=False) == ["abc", "", " the"]
 
 
 @pytest.mark.parametrize("character", ["é", "€", "😀"])
@@ -138,8 +141,7 @@ def test_a_stream_stops_with_the_token_that_completes_the_stop_string() -> None:
 
 def test_a_text_without_the_stop_string_never_stops() -> None:
     stream = Detokenizer(TOKENIZER, stop=("xyz",))
-    for token in ids_of("xy xz yz"):
-        stream.push(token, last=False)
+    stream.push(ids_of("xy xz yz"), last=False)
     assert not stream.stopped
 
 
@@ -172,7 +174,7 @@ def test_a_stop_string_that_repeats_itself_is_found_behind_its_own_beginning() -
 
 def test_a_stop_string_in_the_last_token_ends_the_text() -> None:
     stream = Detokenizer(TOKENIZER, stop=("x",))
-    assert (stream.push(ids_of("x")[0], last=True), stream.stopped) == ("", True)
+    assert (stream.push(ids_of("x"), last=True), stream.stopped) == ([""], True)
 
 
 def test_a_stop_string_that_the_context_began_does_not_count() -> None:
@@ -201,10 +203,10 @@ def test_bytes_that_are_no_characters_are_not_decoded_again_and_again() -> None:
         def _read(self, token: int) -> Piece:
             return Piece(bytes([token]), False)
 
-        def _join(self, ids: Sequence[int], skip_special: bool = False) -> bytes:
+        def decode(self, token_ids: Sequence[int], **options: bool) -> str:
             nonlocal decoded
-            decoded += len(ids)
-            return super()._join(ids, skip_special)
+            decoded += len(token_ids)
+            return super().decode(token_ids, **options)
 
         def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
             return list(text.encode())
@@ -214,7 +216,7 @@ def test_bytes_that_are_no_characters_are_not_decoded_again_and_again() -> None:
 
     ids = [*b"\x80\xe2\x82" * 700, *"a€😀".encode(), *b"\xe2" * 1000, *"€b".encode()]
     stream = Detokenizer(tokenizer := Bytes(256))
-    given, passed = "".join(stream.push(token, last=False) for token in ids), decoded
+    given, passed = "".join(stream.push(ids, last=False)), decoded
     assert given == tokenizer.decode(ids)
     assert passed <= 100 * len(ids)
 
@@ -239,13 +241,13 @@ def test_a_long_stop_string_is_compared_once_with_each_character() -> None:
 def test_a_model_without_a_tokenizer_streams_no_text() -> None:
     stream = text_stream(None, SamplingParams())
     assert isinstance(stream, NoText)
-    assert (stream.push(5, last=False), stream.push(6, last=True), stream.stopped) == ("", "", False)
+    assert (stream.push([5], last=False), stream.push([6, 7], last=True), stream.stopped) == ([""], ["", ""], False)
 
 
 def test_a_model_with_a_tokenizer_streams_its_text_behind_the_context_up_to_a_stop_string() -> None:
     the, abc = 2, 3
     stream = text_stream(spaced(), SamplingParams(stop=("bc",)), [abc])
-    assert [stream.push(token, last=False) for token in (the, abc)] == [" the", " a"]
+    assert stream.push([the, abc], last=False) == [" the", " a"]
     assert stream.stopped
 
 
@@ -323,7 +325,7 @@ def test_text_of_a_tokenizer_with_byte_fallback_survives_cutting_the_window() ->
     text = "这是一个很长的中文句子吗, తెలుగు"
     ids = [1 + b for b in text.encode()]
     stream = Detokenizer(tokenizer)
-    assert "".join(stream.push(i, last=n == len(ids) - 1) for n, i in enumerate(ids)) == text
+    assert "".join(stream.push(ids, last=True)) == text
 
 
 HERMES = """{%- if tools %}<system>{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif -%}

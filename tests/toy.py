@@ -112,6 +112,7 @@ class ToyModel(LanguageModel):
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """See ``LanguageModel``."""
         logits = self._logits(rows, nodes)
+        self._scores.expire()
         found = np.zeros((0, self.capabilities.vocab_size), np.float32)
         if logits:
             found = torch.stack(logits).float().numpy()

@@ -13,7 +13,7 @@ import numpy as np
 
 from .config import SamplingParams
 from .models.base import Row
-from .sampling.constraint import followed
+from .sampling.constraint import ConstraintState, followed
 from .sampling.draws import Draws
 from .scores import Scores
 from .text.detokenizer import TextStream
@@ -196,7 +196,8 @@ class Request:
         seed: the seed in use (drawn afresh when ``params.seed`` is None).
         limit: most tokens to generate.
         row: its row in the target; None once it is closed.
-        state: of its constraint after what has been generated; None: it has no constraint.
+        decodes: its prompt is read.
+        draws: the target's draws of its next step.
         prediction: token ids that its answer is likely to have in common with this; drafters by n-grams read them.
         finish_reason: None while it runs; then "eos" (an end-of-sequence token), "stop" (a stop string or token),
             "length" (``max_tokens`` or the context), "criteria" (one of its stopping criteria), "cancelled", "deadline"
@@ -228,8 +229,11 @@ class Request:
         self.chunks: list[Chunk] = []
         self.prompt_logprobs: list[Logprobs] = []
         self.stats = Stats()
-        self.state = None if params.constraint is None else params.constraint.start()
-        self._eos_ids = frozenset() if params.ignore_eos else eos_ids
+        self.decodes = False
+        state = None if params.constraint is None else params.constraint.start()
+        self.draws = Draws(params, self.seed, self.ids, self.prompt_length, state)
+        self._ends = dict.fromkeys(params.stop_token_ids, "stop")  # token -> why it ends the text
+        self._ends |= dict.fromkeys(() if params.ignore_eos else eos_ids, "eos")
         self._stream = stream
 
     @property
@@ -242,19 +246,14 @@ class Request:
         return "".join(chunk.text for chunk in self.chunks)
 
     @property
-    def draws(self) -> Draws:
-        """The target's draws of its next step."""
-        return Draws(self.params, self.seed, self.ids, self.prompt_length, self.state)
+    def state(self) -> ConstraintState | None:
+        """Of its constraint after what has been generated; None: it has no constraint."""
+        return self.draws.state
 
     @property
     def unread(self) -> int:
         """Tokens that its row has not: the last one, while it decodes; what is left of the prompt before that."""
         return len(self.ids) - (self.row.length if self.row else 0)
-
-    @property
-    def decodes(self) -> bool:
-        """Its prompt is read."""
-        return len(self.ids) > self.prompt_length
 
     def fail(self, error: Exception) -> None:
         """End it by an error; its tokens stay readable.
@@ -270,38 +269,42 @@ class Request:
         """Tokens that may still be generated."""
         return self.limit - (len(self.ids) - self.prompt_length)
 
-    def append(self, tokens: Sequence[int], accepted: int, logprobs: Sequence[Logprobs] = ()) -> int:
-        """Take one step's tokens, of which the first ``accepted`` were drafted, up to whatever ends the request.
-
-        Returns:
-            how many were taken.
-        """
-        for i, token in enumerate(tokens):
-            self.ids.append(token)
-            if self.state is not None:
-                self.state = followed(self.state, [token])
-            self.finish_reason = self._end_after(token)
-            drafted = i < accepted
-            silent = self.finish_reason in ("eos", "stop") and not self.params.include_stop_str_in_output
-            text = self._stream.end() if silent else self._stream.push(token, last=self.finish_reason is not None)
+    def append(self, tokens: Sequence[int], accepted: int, logprobs: Sequence[Logprobs] = ()) -> None:
+        """Take one step's tokens, of which the first ``accepted`` were drafted, up to whatever ends the request."""
+        self.decodes, first, params = True, len(self.chunks), self.params
+        # a criterion sees no token behind a stop string
+        for run in [[token] for token in tokens] if params.criteria else [tokens]:
+            start, why = len(self.ids), self._add(run)
+            added: list[int | None] = [*self.ids[start:]]
+            if why in ("eos", "stop") and not params.include_stop_str_in_output:
+                added[-1] = None
+            texts = self._stream.push(added, last=why is not None)
             if self._stream.stopped:
-                self.finish_reason = "stop"
-            scored = logprobs[i] if logprobs else None
-            self.chunks.append(Chunk(token, text, drafted, i + 1 if drafted else 0, scored))
-            if self.finish_reason is not None:
-                return i + 1
-        return len(tokens)
+                del self.ids[start + len(texts) :]
+                why = "stop"
+            for token, text in zip(self.ids[start:], texts, strict=True):
+                depth = len(self.chunks) - first + 1
+                scored, drafted = logprobs[depth - 1] if logprobs else None, depth <= accepted
+                self.chunks.append(Chunk(token, text, drafted, depth if drafted else 0, scored))
+            self.finish_reason = why
+            if why is not None:
+                return
 
-    def _end_after(self, token: int) -> str | None:
-        if token in self._eos_ids:
-            return "eos"
-        if token in self.params.stop_token_ids:
-            return "stop"
-        if self.params.criteria:
-            ids = np.array(self.ids, np.int64)
-            if any(criterion(ids) for criterion in self.params.criteria):
-                return "criteria"
-        return "length" if self.tokens_left <= 0 else None
+    def _add(self, tokens: Sequence[int]) -> str | None:
+        """Add tokens up to the one that ends the request, if one does by itself; returns why."""
+        for token in tokens:
+            self.ids.append(token)
+            if self.draws.state is not None:
+                self.draws.state = followed(self.draws.state, [token])
+            if (why := self._ends.get(token)) is not None:
+                return why
+            if self.params.criteria:
+                ids = np.array(self.ids, np.int64)
+                if any(criterion(ids) for criterion in self.params.criteria):
+                    return "criteria"
+            if len(self.ids) - self.prompt_length >= self.limit:
+                return "length"
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,9 @@ class Draft(NamedTuple):
     keys: Sequence[int] | None = None
 
 
+EXPIRED = "these scores are of an earlier pass of the model: take what you need before its next one"
+
+
 class Scores(ABC):
     """Logits after the wanted nodes of one pass.
 
@@ -107,7 +110,7 @@ class Scores(ABC):
     def check(self) -> None:
         """Raise CacheError if they are not valid any more."""
         if self._expired:
-            raise CacheError("these scores are of an earlier pass of the model: take what you need before its next one")
+            raise CacheError(EXPIRED)
 
     @abstractmethod
     def argmax(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.int32]:
@@ -252,7 +255,6 @@ class LastScores:
         self.last = None
 
     def keep(self, scores: S) -> S:
-        """The scores of the pass that was made."""
-        self.expire()
+        """The scores of the pass that was made; ``expire`` came before it."""
         self.last = scores
         return scores

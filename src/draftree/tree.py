@@ -83,7 +83,7 @@ class DraftTree:
     part: int = 0
 
     def __post_init__(self) -> None:
-        n = len(self)
+        n = len(self.tokens)
         parents, depths, paths, entropies = self.parents, self.depths, self.path_logprobs, self.entropies
         if not (n,) == parents.shape == depths.shape == paths.shape == entropies.shape:
             raise ValueError(f"the columns of a tree of {n} tokens have other lengths: give one entry for each node")
@@ -133,7 +133,7 @@ class DraftTree:
     @property
     def depth(self) -> int:
         """Depth of the deepest node, 0 for the empty tree."""
-        return int(self.depths[-1]) if len(self) else 0
+        return int(self.depths[-1]) if len(self.depths) else 0
 
     @property
     def expected_acceptance_length(self) -> float:
@@ -142,7 +142,7 @@ class DraftTree:
 
     def children(self, node: int) -> list[int]:
         """Numbers of the children of ``node`` (ROOT for the root), in rank order."""
-        return [child for child, parent in enumerate(self.parents.tolist()) if parent == node]
+        return [*(self.parents == node).nonzero()[0].tolist()]
 
     def follow(self, drawn: Sequence[int]) -> tuple[list[int], list[int]]:
         """Walk down along what was drawn at the root and then at each node; of equal siblings to the first.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..config import SamplingParams, typed
@@ -128,7 +129,8 @@ class Engine:
         self.speculation = self._speculations.find(speculation or Speculation())
         self.stepper = Stepper(target, observers, scheduling.prefixes)
         self.scheduler = Scheduler(scheduling, target.holds, self.stepper.prefixes, target.capabilities.device)
-        self._changed = threading.Condition()  # guards the scheduler and the tasks; notified of each step
+        self._guard = threading.RLock()  # of the scheduler and the tasks
+        self._changed = threading.Condition(self._guard)  # notified of each step
         self._models = threading.Lock()  # of the thread that works on the models
         self._tasks: deque[tuple[Future[Speculation], SpeculationParams | Speculation]] = deque()
         self._worker: int | None = None  # that thread
@@ -347,7 +349,7 @@ class Engine:
         seconds: float | None = _IDLE_SECONDS
         while not ready():
             worked = self.advance()
-            with self._changed:
+            with self._guard:
                 self._changed.notify_all()
                 woken = worked or self._changed.wait_for(is_wanted, seconds)
             if not woken:
@@ -371,35 +373,35 @@ class Engine:
 
         An exception ends the request that it comes from, which is found by stepping each of them alone.
         """
-        worked = self._load() | self._end()
-        running = self._admit()
-        prompt_tokens, nodes = self.scheduler.prompt_tokens, self.scheduler.nodes
-        unread = sum([request.unread for request in running if not request.decodes])
+        if worked := bool(self._tasks):
+            self._load()
+        worked |= self._end()
+        if self.scheduler.waiting:
+            self._admit()
+        running, unread = list[EngineRequest](), 0
+        for job in self.scheduler.running:
+            if (request := job.request).finish_reason is None:
+                running.append(request)
+                unread += 0 if request.decodes else request.unread
         began = time.perf_counter()
+        prompt_tokens, nodes = self.scheduler.prompt_tokens, self.scheduler.nodes
         if outcomes := self._step(running, prompt_tokens, nodes):
-            seconds = time.perf_counter() - began
-            self.scheduler.chunk.observe(min(unread, prompt_tokens), seconds)
-            if not unread:
-                drafted = sum([len(outcome.tree) for outcome in outcomes])
-                self.scheduler.drafts.observe(len(outcomes), drafted, seconds)
-        if any([request.finish_reason is not None for request in running]):
+            self.scheduler.observe(min(unread, prompt_tokens), outcomes, time.perf_counter() - began)
+        if any(map(attrgetter("finish_reason"), running)):
             self._end()
         return worked or bool(running)
 
-    def _load(self) -> bool:
-        """Load the drafters that other threads wait for; whether there were any."""
-        worked = False
+    def _load(self) -> None:
+        """Load the drafters that other threads wait for."""
         while self._tasks:
-            worked, (future, speculation) = True, self._tasks.popleft()
+            future, speculation = self._tasks.popleft()
             if future.set_running_or_notify_cancel():
                 self._speculations.resolve(future, speculation)
-        return worked
 
-    def _admit(self) -> list[EngineRequest]:
-        """All requests that run, those included whose turn has come."""
-        with self._changed:
-            admitted = self.scheduler.admit()
-        jobs = self.scheduler.running
+    def _admit(self) -> None:
+        """Let requests run whose turn has come."""
+        with self._guard:
+            admitted, jobs = self.scheduler.admit(), self.scheduler.running
         for job in admitted:
             try:  # the cache grows once for all
                 kept = len(self.stepper.prefixes.lengths)
@@ -407,7 +409,6 @@ class Engine:
                 self.stepper.open_row(job.request)
             except Exception as error:  # noqa: BLE001
                 job.request.fail(error)
-        return [job.request for job in jobs if job.request.finish_reason is None]
 
     def _step(self, requests: list[EngineRequest], prompt_tokens: int, nodes: int | None) -> list[Outcome]:
         """Step requests; the outcomes of those that decode. Where that fails each steps alone; then there are none."""
@@ -425,7 +426,7 @@ class Engine:
 
     def _end(self) -> bool:
         """Close what has ended or has to; whether there was anything."""
-        with self._changed:
+        with self._guard:
             ended = self.scheduler.ended()
         for job in ended:
             try:

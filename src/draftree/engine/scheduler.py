@@ -18,6 +18,7 @@ from annotated_types import Ge
 from ..config import MAX_NODES, Checked, Count, Positive, Priority, Whole, option
 from ..errors import FieldError, QueueFullError
 from ..models.prefixes import PrefixCache
+from ..request import Outcome
 from .speculation import EngineRequest
 
 _PRIORITY = 10.0
@@ -216,7 +217,7 @@ class Scheduler:
     def ended(self) -> list[Job]:
         """Requests that have to end, or have ended; they are not scheduled any more."""
         now, found = time.monotonic(), list[Job]()
-        for job in self.jobs:
+        for job in (*self.running, *self.waiting):
             if job.request.finish_reason is None:
                 if job.cancelled:
                     job.request.finish_reason = "cancelled"
@@ -266,3 +267,9 @@ class Scheduler:
         if len(self.running) < 2:
             return None
         return self.drafts.most(sum([job.request.decodes for job in self.running]))
+
+    def observe(self, read: int, outcomes: Sequence[Outcome], seconds: float) -> None:
+        """A step of these outcomes read so many tokens of prompts."""
+        self.chunk.observe(read, seconds)
+        if not read and self.drafts.longest:
+            self.drafts.observe(len(outcomes), sum([len(outcome.tree) for outcome in outcomes]), seconds)

@@ -39,6 +39,7 @@ class _Part:
         head: tokens that its row has not: of a prompt as many as are read now, else the last token alone.
         decodes: its prompt has been read.
         ends: the head ends with the request's last token: the next one is drawn.
+        scored: how many log-probabilities are wanted beside those of the prompt that it reads; None: not even those.
         tree: drafted below the last token of the head, its root.
         first: slot of node 0 of the tree; node n has slot first + n, ROOT included.
         verdict: on the tree; empty where the head does not end with the request's last token.
@@ -51,46 +52,12 @@ class _Part:
     head: list[int]
     decodes: bool
     ends: bool
-    tree: DraftTree = field(default_factory=DraftTree.empty)
+    scored: int | None = None
+    tree: DraftTree = DraftTree.empty()
     first: int = 0
     verdict: Verdict = Verdict([], [])
     logprobs: list[Logprobs] = field(default_factory=list)
     taken: int = 0
-
-    @property
-    def scored(self) -> int | None:
-        """How many log-probabilities are wanted beside those of the prompt that it reads; None: not even those."""
-        return None if self.decodes else self.request.params.prompt_logprobs
-
-    @property
-    def nodes(self) -> Nodes:
-        if self.scored is not None:
-            return Nodes.chain(self.head)
-        return Nodes.below(self.head, self.tree) if self.ends else Nodes.chain(self.head, 0)
-
-    def read(self, scores: Scores, start: int) -> None:
-        """Find the tree's slots, and log-probabilities of the prompt's tokens, where they are wanted.
-
-        Args:
-            start: slot of the first of its tokens that are scored: of the head if the prompt's are, else of the root.
-        """
-        if self.scored is None:
-            self.first = start - ROOT
-            return
-        self.first = start + len(self.head)
-        at, ids = self.row.length, self.request.ids
-        tokens = ids[at + 1 : at + 1 + len(self.head)]
-        slots = range(start, start + len(tokens))
-        self.request.prompt_logprobs[at:] = Logprobs.of(scores, slots, tokens, self.scored)
-
-    def append(self) -> None:
-        """Give the request its tokens; an exception of a stopping criterion ends it, and no other."""
-        before, verdict = len(self.request.ids), self.verdict
-        try:
-            self.request.append(verdict.tokens, len(verdict.path), self.logprobs)
-        except Exception as error:  # noqa: BLE001 - a criterion raises what it likes
-            self.request.fail(error)
-        self.taken = len(self.request.ids) - before
 
 
 class Stepper:
@@ -169,29 +136,41 @@ class Stepper:
         parts = _parts(requests, prompt_tokens)
         if not parts:
             return []
-        rows = list[Row]()
+        rows, nodes_of = list[Row](), list[Nodes]()
         for part in parts:
-            rows.append(part.row)
             if len(part.row.parents):  # a failed step has left them behind
                 self._target.commit(part.row, [])
         groups = _draft(parts, prompt_tokens, nodes, self._target.capabilities.vocab_size)
         drafted = time.perf_counter()
-        scores = self._target.extend(rows, [part.nodes for part in parts])
+        for part in parts:
+            rows.append(part.row)
+            drawn = 1 + len(part.tree.tokens) if part.ends else 0
+            nodes_of.append(Nodes.below(part.head, part.tree, drawn if part.scored is None else None))
+        scores = self._target.extend(rows, nodes_of)
         opened = _read(parts, scores)
         _verify(parts, scores)
         verified = time.perf_counter()
         for part in parts:
             below = len(part.head)
             self._target.commit(part.row, [*range(below), *map(below.__add__, part.verdict.path)])
-            if part.ends:
-                part.append()
+            if not part.ends:
+                continue
+            before = len(part.request.ids)
+            try:
+                part.request.append(part.verdict.tokens, len(part.verdict.path), part.logprobs)
+            except Exception as error:  # noqa: BLE001 - a stopping criterion raises what it likes; it ends no other
+                part.request.fail(error)
+            part.taken = len(part.request.ids) - before
         verify, other = verified - drafted, time.perf_counter() - verified
         outcomes: dict[Request, Outcome] = {}
         for drafter, own in groups:
             cost = StepCost(len(parts), drafter.seconds, verify, other, drafter.passes, drafter.part_seconds)
-            became = [Outcome(p.request, p.tree, p.verdict.path, p.verdict.tokens, p.taken, cost) for p in own]
+            became = list[Outcome]()
+            for part in own:
+                request, found = part.request, part.verdict
+                outcomes[request] = Outcome(request, part.tree, found.path, found.tokens, part.taken, cost)
+                became.append(outcomes[request])
             self._observe(drafter, own, became)
-            outcomes |= {outcome.request: outcome for outcome in became}
         for part in parts:
             if not part.decodes:
                 part.request.stats.seconds.prefill += time.perf_counter() - began
@@ -199,7 +178,7 @@ class Stepper:
             part.request.stats.tokens = part.taken
             for observer in (*self._observers, *part.request.observers):
                 observer.opened(part.request)
-        return [outcomes[request] for request in requests if request in outcomes]
+        return [*filter(None, map(outcomes.get, requests))]
 
     def _observe(self, drafter: Drafter, parts: Sequence[_Part], outcomes: Sequence[Outcome]) -> None:
         call_named(f"drafter {drafter.name}: observe", drafter.observe, outcomes)
@@ -238,16 +217,17 @@ class Stepper:
 
 def _parts(requests: Sequence[EngineRequest], prompt_tokens: int | None) -> list[_Part]:
     """What each request feeds, in the order of their rows."""
-    parts, counts = list[_Part](), list[int]()
-    for request in requests:
+    parts, counts, reading = list[_Part](), list[int](), list[int]()
+    for at, request in enumerate(requests):
         if request.row is None or request.finish_reason is not None:
             raise ConfigError("a closed or finished request cannot go on: open its prompt again")
-        decodes, unread = request.decodes, request.unread
-        if unread != 1 if decodes else unread < 1:
+        unread = len(request.ids) - request.row.length
+        if unread != 1 if request.decodes else unread < 1:
             raise RunError("a step of this request failed half-way: open its prompt again")
-        scored = request.params.prompt_logprobs is not None and not decodes
-        counts.append(min(unread, _SCORED) if scored else unread)
-    reading = [at for at, request in enumerate(requests) if not request.decodes]
+        if not request.decodes:
+            reading.append(at)
+            unread = unread if request.params.prompt_logprobs is None else min(unread, _SCORED)
+        counts.append(unread)
     if prompt_tokens is not None and reading:
         for at, count in zip(reading, _shares([counts[at] for at in reading], prompt_tokens), strict=True):
             counts[at] = count
@@ -256,7 +236,8 @@ def _parts(requests: Sequence[EngineRequest], prompt_tokens: int | None) -> list
         if unread and row is not None:
             head = request.ids[row.length : row.length + unread]
             ends = row.length + unread == len(request.ids)
-            parts.append(_Part(request, row, head, decodes, ends))
+            scored = None if decodes else request.params.prompt_logprobs
+            parts.append(_Part(request, row, head, decodes, ends, scored))
     return sorted(parts, key=lambda part: part.row.number) if len(parts) > 1 else parts
 
 
@@ -285,7 +266,7 @@ def _draft(
         share = nodes // max(1, sum([len(own) for drafter, own in groups.values() if drafter.policy is not None]))
     for drafter, own in groups.values():
         if drafter.policy is not None:
-            other_tokens = sum([len(part.head) + len(part.tree) for part in parts if part not in own])
+            other_tokens = sum([len(part.head) + len(part.tree.tokens) for part in parts if part not in own])
             # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
             requests, budgets = list[EngineRequest](), list[Budget]()
             for part in own:
@@ -296,8 +277,8 @@ def _draft(
             name = f"drafter {drafter.name}"
             trees = call_named(name, drafter.propose, requests, budgets, drawing, other_tokens, reading)
             for part, tree in zip(own, trees, strict=True):
-                if len(tree) and (tree.tokens.min() < 0 or tree.tokens.max() >= vocab):
-                    check_tokens(name, tree.tokens.tolist(), vocab)
+                if (tokens := tree.tokens.tolist()) and not 0 <= min(tokens) <= max(tokens) < vocab:
+                    check_tokens(name, tokens, vocab)
                 part.tree = tree
     return list(groups.values())
 
@@ -306,7 +287,12 @@ def _read(parts: Sequence[_Part], scores: Scores) -> list[_Part]:
     """Take the pass's scores; returns the parts whose prompts are read to their end now."""
     opened = list[_Part]()
     for part, start in zip(parts, scores.starts, strict=False):
-        part.read(scores, start)
+        part.first = start - ROOT
+        if part.scored is not None:  # slots of the whole head come before those of the tree
+            at, ids, part.first = part.row.length, part.request.ids, start + len(part.head)
+            tokens = ids[at + 1 : at + 1 + len(part.head)]
+            slots = range(start, start + len(tokens))
+            part.request.prompt_logprobs[at:] = Logprobs.of(scores, slots, tokens, part.scored)
         if part.ends and not part.decodes:
             drafter = part.request.speculation.drafter
             call_named(f"drafter {drafter.name}: open", drafter.open, part.request)
@@ -342,7 +328,7 @@ def count(outcome: Outcome, drafter: Drafter) -> None:
     stats.seconds.draft += cost.draft
     stats.seconds.verify += cost.verify
     stats.seconds.other += cost.other
-    if not len(tree):
+    if not len(tree.tokens):
         stats.expected += 1.0
         return
     accepted = outcome.path[: outcome.taken]
@@ -350,10 +336,10 @@ def count(outcome: Outcome, drafter: Drafter) -> None:
     count_depths(stats.drafted, tree.depths.tolist())
     count_depths(stats.accepted, range(1, len(accepted) + 1))
     total = stats.drafters.setdefault(drafter.parts[tree.part], DrafterStats())
-    total.drafted += len(tree)
+    total.drafted += len(tree.tokens)
     total.accepted += len(accepted)
     entropies = tree.entropies.tolist()
-    stats.accepted_entropies += [entropies[node] for node in accepted]
+    stats.accepted_entropies += map(entropies.__getitem__, accepted)
     if outcome.taken == len(outcome.tokens) and (entropy := outcome.rejected_entropy) is not None:
         stats.rejected_entropies.append(entropy)
 

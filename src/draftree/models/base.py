@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import CacheError, ModelFileError, PromptError, UnsupportedModelError
-from ..scores import LastScores, Scores
+from ..scores import Scores
 from ..text.encoding import Tokenizer
 from ..tree import ROOT, DraftTree, Floats, Ints
 from .memory import free_memory
@@ -202,12 +202,12 @@ class Nodes:
         return cls(np.asarray(tokens, np.int32), np.arange(ROOT, len(tokens) + ROOT, dtype=np.int32), wanted)
 
     @classmethod
-    def below(cls, head: Sequence[int], tree: DraftTree) -> Nodes:
+    def below(cls, head: Sequence[int], tree: DraftTree, wanted: int | None = None) -> Nodes:
         """Tokens that are not committed yet, and below the last of them, which is the root, its draft tree."""
         above = len(head)
         tokens = [*head, *tree.tokens.tolist()]
         parents = [*range(ROOT, above + ROOT), *map(above.__add__, tree.parents.tolist())]
-        return cls.of(tokens, parents, 1 + len(tree))
+        return cls(np.array(tokens, np.int32), np.array(parents, np.int32), wanted)
 
 
 @runtime_checkable
@@ -427,7 +427,7 @@ class OpenRows(LanguageModel, Generic[R]):
     """
 
     def __init__(self, lock: RLock) -> None:
-        self._lock, self._scores = lock, LastScores()
+        self._lock = lock
         self.cache_bytes = free_memory() // 2
         self.forget_rows()
 

@@ -223,7 +223,7 @@ def text_offsets(stream: Detokenizer, tokens: Sequence[int], begin: int) -> list
         stream: of the text, without stop strings: what waits for one has its place all the same.
         begin: of the first one.
     """
-    return list(accumulate((len(stream.push(token, last=False)) for token in tokens), initial=begin))
+    return list(accumulate(map(len, stream.push(tokens, last=False)), initial=begin))
 
 
 class CompletionBuilder:

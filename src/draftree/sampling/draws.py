@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +15,14 @@ from numpy.typing import NDArray
 from ..config import SamplingParams
 from ..scores import NO_EDIT, Changes, Edit, Scores
 from .constraint import ConstraintState, followed
-from .warping import derive_seed, draw, stream_key, uniform, warp
+from .warping import Warping, derive_seed, draw, stream_key, uniform, warp
 
 _ACCEPTANCE = 1
 """Label of the acceptance draws."""
 
 
 class Penalties:
-    """OpenAI's penalties and biases of one request in one step, as changes of logits: of each node by its own path.
+    """OpenAI's penalties and biases of one request at one step, as changes of logits: of each node by its own path.
 
     Args:
         history: committed token ids, of which the first ``prompt_length`` are the prompt's: frequency and presence
@@ -36,12 +35,6 @@ class Penalties:
         self._generated = Counter(history[prompt_length:]) if self._counted else Counter[int]()
         seen = set(history) if params.repetition_penalty != 1 else set[int]()
         self._base = self._changes(seen.union(self._generated, params.logit_bias or ()), seen, self._generated)
-
-    @classmethod
-    def of(cls, params: SamplingParams, history: Sequence[int], prompt_length: int) -> Penalties | None:
-        """The penalties of a request; None where its parameters set none."""
-        values = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-        return cls(params, history, prompt_length) if values != (1.0, 0.0, 0.0) or params.logit_bias else None
 
     def _changes(self, tokens: Collection[int], seen: Collection[int], counts: Mapping[int, int]) -> Changes:
         """Of tokens, by those that the text has, and how often each was generated."""
@@ -66,16 +59,18 @@ class Penalties:
 
 @dataclass(slots=True, eq=False)
 class Draws:
-    """The random draws of one request in one step.
+    """The random draws of one request, from its history on.
 
     Tokens take noise that is keyed by (seed, position). Acceptance draws are keyed by (seed, position of the step's
     root, number of the draw), and by a label that no other noise has: no step sees an acceptance draw or draft noise of
     another one, so nothing that an earlier step gave up can come back.
 
     Attributes:
-        history: committed token ids; the first draw is at position ``len(history)``.
+        history: committed token ids, which each step adds to; the next draw is at position ``len(history)``.
         prompt_length: of these, the prompt's.
         state: of the request's constraint there, if it has one.
+        walks: what is drawn at a node takes what was drawn above it: a constraint's state, or a processor's call.
+        edits: penalties, biases or a constraint change logits.
     """
 
     params: SamplingParams
@@ -83,16 +78,24 @@ class Draws:
     history: Sequence[int]
     prompt_length: int = 0
     state: ConstraintState | None = None
-    _penalties: Penalties | None = field(init=False, repr=False)
+    walks: bool = field(init=False)
+    edits: bool = field(init=False)
+    warping: Warping = field(init=False, repr=False)
+    _penalised: bool = field(init=False, repr=False)
+    _penalties: Penalties | None = field(default=None, init=False, repr=False)
+    _root: int = field(default=-1, init=False, repr=False)  # position that they are of
     _accepting: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._penalties = Penalties.of(self.params, self.history, self.prompt_length)
+        p, constrained = self.params, self.state is not None
+        self.warping, self.walks = p.warping, constrained or bool(p.processors)
+        penalties = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
+        self._penalised = penalties != (1.0, 0.0, 0.0) or bool(p.logit_bias)
+        self.edits = constrained or self._penalised
 
-    @property
-    def walks(self) -> bool:
-        """What is drawn at a node takes what was drawn above it: a constraint's state, or a processor's call."""
-        return self.state is not None or bool(self.params.processors)
+    def begin(self) -> None:
+        """A step begins: its acceptance draws are counted from 1."""
+        self._accepting = 0
 
     def key(self, depth: int) -> int:
         """Of the noise ``depth`` tokens into this step."""
@@ -100,8 +103,11 @@ class Draws:
 
     def edit(self, drawn: Sequence[int]) -> Edit:
         """What penalties, biases and the constraint change after tokens of this step."""
-        if self._penalties is None and self.state is None:
+        if not self.edits:
             return NO_EDIT
+        if self._penalised and self._root != len(self.history):
+            self._root = len(self.history)
+            self._penalties = Penalties(self.params, self.history, self.prompt_length)
         changes = None if self._penalties is None else self._penalties.after(drawn)
         return Edit(changes, None if self.state is None else followed(self.state, drawn).mask)
 
@@ -114,7 +120,7 @@ class Draws:
     def warped(self, scores: Scores, slot: int, drawn: Sequence[int]) -> NDArray[np.float32]:
         """[V] warped logits after tokens of this step; only edited and processed at temperature 0."""
         logits = self.processed(scores.logits([slot], [self.edit(drawn)])[0], drawn)
-        return warp(logits, self.params.warping) if self.params.temperature else logits
+        return warp(logits, self.warping) if self.warping.temperature else logits
 
     def accepts(self, chance: float) -> bool:
         """A new acceptance draw at each call."""
@@ -123,35 +129,32 @@ class Draws:
 
     def draw(self, logits: NDArray[np.floating], depth: int) -> int:
         """The token of [V] warped logits; the argmax at temperature 0."""
-        return draw(logits, self.key(depth)) if self.params.temperature else int(logits.argmax())
+        return draw(logits, self.key(depth)) if self.warping.temperature else int(logits.argmax())
 
 
-class DrawPlace(NamedTuple):
-    """Where a token is drawn.
+def draw_at(scores: Scores, slots: Sequence[int], draws: Sequence[Draws], paths: Sequence[Sequence[int]]) -> list[int]:
+    """The target's own next token after each slot; without processors of users in one call of ``scores``.
 
-    Attributes:
-        slot: of the scores.
-        drawn: tokens of this step above it.
+    Args:
+        slots: [w] of the scores.
+        draws: [w] of their requests.
+        paths: [w] tokens of this step above them.
     """
-
-    draws: Draws
-    slot: int
-    drawn: Sequence[int]
-
-
-def draw_at(scores: Scores, places: Sequence[DrawPlace]) -> list[int]:
-    """The target's own next token at each place; without processors of users in one call of ``scores``."""
-    slots, every = [place.slot for place in places], {place.draws for place in places}
-    if any([draws.params.processors for draws in every]):
-        if len(places) > 1:
-            return [draw_at(scores, [place])[0] for place in places]
-        ((own, slot, drawn),) = places
-        return [own.draw(own.warped(scores, slot, drawn), len(drawn))]
-    every_edit = [draws.edit(drawn) for draws, _, drawn in places]
-    edits = every_edit if any([edit is not NO_EDIT for edit in every_edit]) else None
-    if any([draws.params.temperature for draws in every]):
-        keys = [draws.key(len(drawn)) for draws, _, drawn in places]
-        found = scores.draw(slots, keys, [p.draws.params.warping for p in places], edits)
-    else:
-        found = scores.argmax(slots, edits)
-    return list(found.tolist())
+    edited = sampled = False
+    for own in set(draws):
+        if own.params.processors:
+            if len(slots) == 1:
+                return [own.draw(own.warped(scores, slots[0], paths[0]), len(paths[0]))]
+            return [draw_at(scores, [s], [d], [p])[0] for s, d, p in zip(slots, draws, paths, strict=True)]
+        edited |= own.edits
+        sampled |= own.warping.temperature > 0
+    edits = [own.edit(path) for own, path in zip(draws, paths, strict=True)] if edited else None
+    if not sampled:
+        return [*scores.argmax(slots, edits).tolist()]
+    seeds, positions, warpings = list[int](), list[int](), list[Warping]()
+    for own, path in zip(draws, paths, strict=True):
+        seeds.append(own.seed)
+        positions.append(len(own.history) + len(path))
+        warpings.append(own.warping)
+    keys = stream_key(np.array(seeds, np.uint64), np.array(positions, np.uint64))
+    return [*scores.draw(slots, keys.tolist(), warpings, edits).tolist()]

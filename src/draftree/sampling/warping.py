@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +29,21 @@ DRAFT_NOISE = 2
 """Label of the streams that drafted children are drawn with."""
 
 
-def mix(x: int) -> int:
-    x &= MASK64
+Bits = TypeVar("Bits", int, NDArray[np.uint64])
+
+
+def mix(x: Any) -> Any:
+    """The finaliser of SplitMix64, of a number or of [n] uint64."""
+    x = x & MASK64
     x = ((x ^ (x >> 30)) * MIX1) & MASK64
     x = ((x ^ (x >> 27)) * MIX2) & MASK64
     return x ^ (x >> 31)
 
 
-def stream_key(seed: int, position: int) -> int:
-    """Where the stream of (seed, position) starts: 64 bits."""
-    return mix(mix(seed + GOLDEN) + position * GOLDEN)
+def stream_key(seed: Bits, position: Bits) -> Bits:
+    """Where the stream of (seed, position) starts: 64 bits; of arrays, those of each pair."""
+    key: Bits = mix(mix(seed + GOLDEN) + position * GOLDEN)
+    return key
 
 
 def derive_seed(seed: int, *labels: int) -> int:
@@ -50,7 +55,7 @@ def derive_seed(seed: int, *labels: int) -> int:
 
 def uniform(seed: int, position: int) -> float:
     """A number in (0, 1), both ends excluded: a pure function of (seed, position)."""
-    return ((mix(stream_key(seed, position)) >> 12) + 0.5) * 2.0**-52
+    return float((mix(stream_key(seed, position)) >> 12) + 0.5) * 2.0**-52
 
 
 @lru_cache(maxsize=4)

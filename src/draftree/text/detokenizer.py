@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import filterfalse
 from typing import NamedTuple, cast
 
 from .encoding import Tokenizer
@@ -57,6 +58,7 @@ class PieceDecoder(ABC):
 
     def __init__(self, size: int) -> None:
         self._size, self._pieces = size, dict[int, Piece]()
+        self._bytes, self._plain = dict[int, bytes](), dict[int, bytes]()  # of pieces; special ones show none
 
     @abstractmethod
     def _read(self, token: int) -> Piece:
@@ -70,17 +72,17 @@ class PieceDecoder(ABC):
         Args:
             clean_up_tokenization_spaces: without effect: no space is removed.
         """
-        text = self._join(token_ids, skip_special_tokens)
+        for token in filterfalse(self._pieces.__contains__, token_ids):
+            self.piece(token)
+        text = b"".join(map((self._plain if skip_special_tokens else self._bytes).__getitem__, token_ids))
         return text[self._prefixed and text.startswith(b" ") :].decode(errors="replace")
-
-    def _join(self, ids: Sequence[int], skip_special: bool = False) -> bytes:
-        pieces = [self._pieces.get(token) or self.piece(token) for token in ids]
-        return b"".join([piece.text for piece in pieces if not (skip_special and piece.special)])
 
     def piece(self, token: int) -> Piece:
         """A token's piece, empty beyond the vocabulary: output layers may have more tokens."""
         if token not in self._pieces:
-            self._pieces[token] = self._read(token) if 0 <= token < self._size else Piece(b"", False)
+            piece = self._read(token) if 0 <= token < self._size else Piece(b"", False)
+            self._bytes[token], self._plain[token] = piece.text, b"" if piece.special else piece.text
+            self._pieces[token] = piece
         return self._pieces[token]
 
     def spelling(self) -> tuple[list[bytes], list[int]]:
@@ -141,11 +143,8 @@ class NoText:
 
     stopped = False
 
-    def push(self, token: int, last: bool) -> str:
-        return ""
-
-    def end(self) -> str:
-        return ""
+    def push(self, tokens: Sequence[int | None], last: bool) -> list[str]:
+        return [""] * len(tokens)
 
 
 class Detokenizer:
@@ -176,10 +175,10 @@ class Detokenizer:
         skip_special_tokens: bool = True,
     ) -> None:
         self.stopped = False
-        self._tokenizer = tokenizer
-        self._stop, self._min_tokens, self._include_stop = [StopString(s) for s in stop], min_tokens, include_stop
         # Cleaning up would change text that has been given out.
-        self._options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        self._decode = cast(Callable[[list[int]], str], decode)
+        self._stop, self._min_tokens, self._include_stop = [StopString(s) for s in stop], min_tokens, include_stop
         self._passed = 0  # tokens
         # Decoding is not a concatenation (leading spaces), so each piece is the difference of two decodings.
         self._window = self._tail(list(context[-_WINDOW:]))
@@ -197,41 +196,40 @@ class Detokenizer:
                 return tokens[-count:]
         return tokens[-_WINDOW:]
 
-    def _decode(self, tokens: list[int]) -> str:
-        return cast(str, self._tokenizer.decode(tokens, **self._options))
+    def push(self, tokens: Sequence[int | None], last: bool) -> list[str]:
+        """Text that became final with each token, up to the one with which the text has stopped.
 
-    def push(self, token: int, last: bool) -> str:
-        """Text that became final with ``token``; all that is held back when it is the ``last``."""
-        self._window.append(token)
-        self._passed += 1
-        return self._advance(last)
-
-    def end(self) -> str:
-        """All that is held back, where a token without text ends the text."""
-        return self._advance(last=True)
-
-    def _advance(self, last: bool) -> str:
-        text, before = self._decode(self._window), len(self._held)
-        cut = 0 if last else min(len(text) - len(text.rstrip(_INCOMPLETE)), _CUT)
-        if not cut or len(self._window) > 2 * _WINDOW:  # so many bytes are no character
-            self._held += text[self._shown : len(text) - cut]
-            self._shown = len(text) - cut
-            if len(self._window) > _WINDOW:
-                self._window = self._tail(self._window)
-                self._shown = max(len(self._decode(self._window)) - cut, 0)
-        stop = self._stop if self._passed > self._min_tokens else ()
-        found, new = list[tuple[int, int]](), self._held[before:]
-        for each in stop:
-            if end := each.find(new):
-                found.append((before + end - len(each.text), len(each.text)))
-        if found:
-            self.stopped = True
-            at, length = min(found)
-            cut = at + length if self._include_stop else at
-        else:
-            cut = len(self._held) - (0 if last else max((each.begun for each in stop), default=0))
-        text, self._held = self._held[:cut], self._held[cut:]
-        return text
+        Args:
+            tokens: None: one without text, which ends the text.
+            last: all that is held back comes with the last of them.
+        """
+        given, final = list[str](), len(tokens) if last else 0
+        for count, token in enumerate(tokens, start=1):
+            if token is not None:
+                self._window.append(token)
+                self._passed += 1
+            text, before = self._decode(self._window), len(self._held)
+            cut = 0 if count == final else min(len(text) - len(text.rstrip(_INCOMPLETE)), _CUT)
+            if not cut or len(self._window) > 2 * _WINDOW:  # so many bytes are no character
+                self._held += text[self._shown : len(text) - cut]
+                self._shown = len(text) - cut
+                if len(self._window) > _WINDOW:
+                    self._window = self._tail(self._window)
+                    self._shown = max(len(self._decode(self._window)) - cut, 0)
+            found, kept, new = list[tuple[int, int]](), 0, self._held[before:]
+            for each in self._stop if self._passed > self._min_tokens else ():
+                if end := each.find(new):
+                    found.append((before + end - len(each.text), len(each.text)))
+                kept = max(kept, each.begun)
+            cut = len(self._held) - (0 if count == final else kept)
+            if found:
+                at, length = min(found)
+                self.stopped, cut = True, at + length if self._include_stop else at
+            given.append(self._held[:cut])
+            self._held = self._held[cut:]
+            if self.stopped:
+                break
+        return given
 
 
 TextStream = Detokenizer | NoText

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ..config import Checked
 from ..errors import ConfigError, call_named, check_tokens, unknown_name
 from ..policies.base import GrowthPolicy
-from ..sampling.draws import DrawPlace, Draws, draw_at
+from ..sampling.draws import Draws, draw_at
 from ..sampling.warping import largest, softmax
 from ..scores import Scores
 from ..tree import ROOT, DraftDistribution, DraftTree, Drawing
@@ -123,21 +123,24 @@ def match(scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], dra
         trees: [B].
         draws: [B] of their requests.
     """
-    together = [b for b, own in enumerate(draws) if not own.walks]
-    verdicts = _walked(scores, firsts, trees, draws, [b for b, own in enumerate(draws) if own.walks])
-    places = [place for b in together for place in _places(draws[b], firsts[b], trees[b])]
-    drawn = iter(draw_at(scores, places) if places else ())
+    walking, together = list[int](), list[int]()
+    slots, owners, paths = list[int](), list[Draws](), list[list[int]]()
+    for b, (first, tree, own) in enumerate(zip(firsts, trees, draws, strict=True)):
+        if own.walks:
+            walking.append(b)
+            continue
+        together.append(b)
+        root, count = len(paths), 1 + len(tree.tokens)
+        slots += range(first + ROOT, first + ROOT + count)
+        owners += [own] * count
+        paths.append([])
+        for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+            paths.append([*paths[root + parent - ROOT], token])
+    verdicts = _walked(scores, firsts, trees, draws, walking) if walking else {}
+    drawn = iter(draw_at(scores, slots, owners, paths) if together else ())
     for b in together:
-        verdicts[b] = Verdict(*trees[b].follow([*islice(drawn, 1 + len(trees[b]))]))
-    return [verdicts[b] for b in range(len(trees))]
-
-
-def _places(draws: Draws, first: int, tree: DraftTree) -> list[DrawPlace]:
-    """Of the root, and then of each node."""
-    places = [DrawPlace(draws, first + ROOT, [])]
-    for slot, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True), start=first):
-        places.append(DrawPlace(draws, slot, [*places[parent - ROOT].drawn, token]))
-    return places
+        verdicts[b] = Verdict(*trees[b].follow([*islice(drawn, 1 + len(trees[b].tokens))]))
+    return [*map(verdicts.__getitem__, range(len(trees)))]
 
 
 def _walked(
@@ -146,14 +149,12 @@ def _walked(
     """The walks of some of the requests, together, a draw of each in one turn."""
     found = {b: Verdict([], []) for b in walking}
     while walking:
-        places = []
-        for b in walking:
-            path, tokens = found[b].path, found[b].tokens
-            places.append(DrawPlace(draws[b], firsts[b] + (path[-1] if path else ROOT), tokens))
-        further = []
-        for b, token in zip(walking, draw_at(scores, places), strict=True):
+        ends = [(found[b].path or [ROOT])[-1] for b in walking]
+        slots, owners = [firsts[b] + end for b, end in zip(walking, ends, strict=True)], [draws[b] for b in walking]
+        further, every = [], draw_at(scores, slots, owners, [found[b].tokens for b in walking])
+        for b, end, token in zip(walking, ends, every, strict=True):
             tree, (path, tokens) = trees[b], (found[b].path, found[b].tokens)
-            node = next((c for c in tree.children(path[-1] if path else ROOT) if tree.tokens[c] == token), None)
+            node = next((c for c in tree.children(end) if tree.tokens[c] == token), None)
             tokens.append(token)
             if node is not None:
                 path.append(node)
@@ -227,10 +228,7 @@ class Match(Scheme):
             raise ConfigError(f"candidates are {candidates!r}: choose from {', '.join(CANDIDATES)}")
         self.drawing = CANDIDATES[candidates]
 
-    def verify(
-        self, scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
-    ) -> list[Verdict]:
-        return match(scores, firsts, trees, draws)
+    verify = staticmethod(match)
 
 
 class NodeByNode(Scheme):
@@ -275,6 +273,7 @@ class NodeByNode(Scheme):
         verdicts = dict(zip(chosen, matched, strict=True))
         for b, (first, tree, own) in enumerate(zip(firsts, trees, draws, strict=True)):
             if b not in verdicts:
+                own.begin()
                 verdicts[b] = self.accept(tree, _target_logits(scores, first, own), own)
         return [verdicts[b] for b in range(len(trees))]
 

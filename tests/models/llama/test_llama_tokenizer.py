@@ -227,7 +227,7 @@ def test_streamed_pieces_add_up(bpe: Pair, pieces: Pair, kind: str, data: st.Dat
     text = text.replace("▁", "_").lstrip()
     ids = own.encode(text)
     stream = Detokenizer(own, context=own.encode(context))
-    given_out = [stream.push(token, last=i == len(ids) - 1) for i, token in enumerate(ids)]
+    given_out = stream.push(ids, last=True)
     assert "".join(given_out).lstrip() == text
     assert "\ufffd" not in "".join(given_out)
 
@@ -238,7 +238,7 @@ def test_streamed_pieces_add_up(bpe: Pair, pieces: Pair, kind: str, data: st.Dat
 def test_streamed_pieces_of_any_ids_add_up(bpe: Pair, pieces: Pair, kind: str, ids: list[int]) -> None:
     own = {"bpe": bpe, "pieces": pieces}[kind][0]
     stream = Detokenizer(own)
-    found = "".join(stream.push(token, last=i == len(ids) - 1) for i, token in enumerate(ids))
+    found = "".join(stream.push(ids, last=True))
     assert found == own.decode(ids, skip_special_tokens=True)
 
 

@@ -62,11 +62,11 @@ class Walker:
 
     def call(self, name: str, *given: Any) -> Any:
         """A method of the model."""
-        held, scores = self.loaded.cache_bytes, self.scores()
+        held, scores = self.loaded.cache_bytes(), self.scores()
         rows = len(given[0]) if name == "extend" else 0
 
         def check_left() -> None:
-            assert self.loaded.cache_bytes <= held + rows * 2 * PAGE * (self.loaded.token_bytes + 1)
+            assert self.loaded.cache_bytes() <= held + rows * 2 * PAGE * (self.loaded.token_bytes + 1)
             if (left := self.scores()) is not None:  # the last pass's, or none: a pass that fails may end them
                 np.testing.assert_equal(left, scores)
 

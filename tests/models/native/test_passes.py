@@ -277,9 +277,9 @@ def test_a_fork_shares_the_prefix_until_one_of_the_two_writes(path: Path) -> Non
     row = model.open()
     extend(model, row, prompt)
     model.commit(row, range(50))
-    before = model.cache_bytes
+    before = model.cache_bytes()
     forks = [model.fork(row, length) for length in (50, 33, 32, 0)]
-    assert model.cache_bytes == before
+    assert model.cache_bytes() == before
     for fork, length in zip(forks, (50, 33, 32, 0), strict=True):
         tokens = text(20, seed=length)
         found = extend(model, fork, tokens)
@@ -295,7 +295,7 @@ def test_closed_rows_give_their_memory_back(path: Path) -> None:
         rows = [model.open() for _ in range(5)]
         for row in rows:
             extend(model, row, text(100))
-        taken = model.cache_bytes
+        taken = model.cache_bytes()
         for row in rows:
             model.close(row)
         return taken

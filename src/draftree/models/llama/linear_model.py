@@ -15,7 +15,7 @@ import numpy as np
 
 from ...config import Count
 from ...errors import CacheError, UnsupportedModelError
-from ...scores import NumpyScores, Scores
+from ...scores import LastScores, NumpyScores, Scores
 from ...tree import ROOT
 from ..base import DRAFTED, NO_NODES, PROMPT, Nodes, OpenRows, Row, check_finite, exclusive
 from ..cpu_threads import default_threads
@@ -57,6 +57,7 @@ class LinearModel(OpenRows[LinearRow]):
         self.tokenizer = tokenizer_of(weights)
         self.capabilities = capabilities_of(weights, name, self.threads, no_trees=no_trees)
         super().__init__(RLock())
+        self._scores = LastScores()
         self._context = Context(weights, FIRST_CELLS, self.threads, sequences=1)
         self._measure()
         self.pass_seconds = 0.0

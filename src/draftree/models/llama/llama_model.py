@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...config import Count, typed
 from ...errors import CacheError, NoTreesError
-from ...scores import NumpyScores, Scores
+from ...scores import LastScores, NumpyScores, Scores
 from ...text.encoding import Tokenizer
 from ...tree import ROOT
 from ..base import (
@@ -128,6 +128,7 @@ class LlamaModel(OpenRows[LlamaRow]):
         bytes_of_slot = slot_bytes(header, *self.weights.types)
         self.capabilities = capabilities_of(self.weights, name, self.threads, slot_bytes=bytes_of_slot)
         super().__init__(RLock())
+        self._scores = LastScores()
         self._context = Context(self.weights, FIRST_CELLS, self.threads)
         self._free = list(range(_TRASH))[::-1]
         splits = self.weights.types == (F16, F16)

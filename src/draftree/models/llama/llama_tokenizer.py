@@ -52,7 +52,7 @@ class LlamaTokenizer(PieceDecoder):
         self.chat_template: str | dict[str, str] | None = chat_template
         self._library, self._vocab, self._owner = library, vocab, owner
         super().__init__(library.vocab_n_tokens(vocab))
-        self._prefixed = self._join(bare := self._tokenize("a", special=False)).startswith(b" ")
+        self._prefixed = self.decode(bare := self._tokenize("a", special=False)).startswith(" ")
         whole = self._tokenize("a", special=True)
         begins = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), len(whole))
         self._begin, self._end = whole[:begins], whole[begins + len(bare) :]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import astuple, fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -131,29 +131,20 @@ def tiers() -> list[str]:
 IntsLike = Sequence[int] | NDArray[np.integer]
 
 
-class Scratch:
-    """Memory for numbers that a call passes to C: to find the address of a new array takes longer than to fill this."""
+def packed(numbers: IntsLike) -> bytes:
+    """Numbers as C reads them: int32."""
+    return np.asarray(numbers, np.int32).tobytes()
 
-    def __init__(self, kind: type[np.generic] = np.int32) -> None:
-        self._numbers = np.empty(64, kind)
-        self._address: int = self._numbers.ctypes.data
 
-    def filled(self, numbers: IntsLike) -> int:
-        """Address of these numbers, valid until the next call."""
-        address = self.sized(len(numbers))
-        self._numbers[: len(numbers)] = numbers
-        return address
+def address(numbers: NDArray[Any]) -> int:
+    """Where an array's memory begins; ``ndarray.ctypes`` takes several calls to find it."""
+    return numbers.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
-    def sized(self, count: int) -> int:
-        """Address of memory for so many numbers."""
-        if count > len(self._numbers):
-            self._numbers = np.empty(2 * count, self._numbers.dtype)
-            self._address = self._numbers.ctypes.data
-        return self._address
 
-    def first(self, count: int) -> NDArray[Any]:
-        """A copy of the first numbers."""
-        return self._numbers[:count].copy()
+def error_of(code: int) -> Exception:
+    """What a call of C that returned a code failed of."""
+    kind, message = _ERRORS.get(code, (RuntimeError, f"the native engine returned error {code}"))
+    return kind(message)
 
 
 class Loaded:
@@ -162,17 +153,17 @@ class Loaded:
     Attributes:
         vocabulary, hidden_size, context: outputs, H and the most tokens of a row.
         token_bytes: of a new token: its keys, values and hidden states.
+        cache_bytes: returns how many the pages of the open rows take now.
+        passes: that were begun; scores are those of the last.
     """
 
     token_bytes: int
 
     def __init__(self, numbers: Hyperparameters) -> None:
         self._library = open_library()
-        self._pointer = c_void_p()
+        self._pointer, self.passes = c_void_p(), 0
+        self.cache_bytes: Callable[[], int] = partial(self._library.draftree_cache_bytes, self._pointer)
         self.vocabulary, self.hidden_size, self.context = numbers.vocabulary, numbers.hidden, numbers.context
-        self._rows, self._counts, self._tokens, self._parents = (Scratch() for _ in range(4))
-        self._wanted, self._slots, self._found = Scratch(np.uint8), Scratch(), Scratch()
-        self._values, self._entropies = Scratch(np.float32), Scratch(np.float32)
 
     def __del__(self) -> None:
         if pointer := getattr(self, "_pointer", None):
@@ -184,18 +175,12 @@ class Loaded:
 
     def _check(self, code: int) -> None:
         if code:
-            kind, message = _ERRORS.get(code, (RuntimeError, f"the native engine returned error {code}"))
-            raise kind(message)
+            raise error_of(code)
 
     @property
     def tier(self) -> str:
         """The instruction set in use."""
         return str(self._library.draftree_tier(self._pointer), "ascii")
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes that the pages of the open rows take now."""
-        return self._library.draftree_cache_bytes(self._pointer)  # type: ignore[no-any-return]
 
     def open(self) -> int:
         """A new row."""
@@ -229,27 +214,29 @@ class Loaded:
         """
         if not len(rows) == len(counts) or not sum(counts) == len(tokens) == len(parents) == len(wanted):
             raise CacheError(f"{len(tokens)} nodes of {len(rows)} rows: their numbers do not go together")
-        self._check(
-            self._library.draftree_extend(
-                self._pointer,
-                len(rows),
-                self._rows.filled(rows),
-                self._counts.filled(counts),
-                self._tokens.filled(tokens),
-                self._parents.filled(parents),
-                self._wanted.filled(wanted),
-                self._slots.filled(target_rows) if len(target_rows) else None,
-                self._found.filled(sources) if len(target_rows) else None,
-            )
-        )
+        self.passes += 1
+        if code := self._library.draftree_extend(
+            self._pointer,
+            len(rows),
+            np.asarray(rows, np.int32).tobytes(),
+            np.asarray(counts, np.int32).tobytes(),
+            np.asarray(tokens, np.int32).tobytes(),
+            np.asarray(parents, np.int32).tobytes(),
+            np.asarray(wanted, np.uint8).tobytes(),
+            packed(target_rows) if len(target_rows) else None,
+            packed(sources) if len(target_rows) else None,
+        ):
+            raise error_of(code)
 
     def commit(self, row: int, path: IntsLike) -> None:
         """Keep uncommitted nodes, a path from the last committed token down."""
-        self._check(self._library.draftree_commit(self._pointer, row, self._slots.filled(path), len(path)))
+        numbers = np.asarray(path, np.int32).tobytes()
+        if code := self._library.draftree_commit(self._pointer, row, numbers, len(path)):
+            raise error_of(code)
 
     def prune(self, row: int, keep: IntsLike, trunk: int) -> None:
         """Keep uncommitted nodes and commit the first ``trunk`` of them."""
-        self._check(self._library.draftree_prune(self._pointer, row, self._slots.filled(keep), len(keep), trunk))
+        self._check(self._library.draftree_prune(self._pointer, row, packed(keep), len(keep), trunk))
 
     def states(self, row: int, first: int, count: int, kept: int) -> NDArray[np.float32]:
         """[count, kept, hidden] states of a row's cells from ``first`` on; ``kept``: how many the row keeps of each."""
@@ -259,10 +246,11 @@ class Loaded:
 
     def argmax(self, slots: IntsLike, edits: CEdits | None = None) -> NDArray[np.int32]:
         """[w] the most probable token of each slot."""
-        count = len(slots)
-        arguments = self._slots.filled(slots), None if edits is None else byref(edits), self._found.sized(count)
-        self._check(self._library.draftree_argmax(self._pointer, count, *arguments))
-        return self._found.first(count)
+        found, numbers = np.empty(len(slots), np.int32), np.asarray(slots, np.int32).tobytes()
+        changed = None if edits is None else byref(edits)
+        if code := self._library.draftree_argmax(self._pointer, len(slots), numbers, changed, address(found)):
+            raise error_of(code)
+        return found
 
     def top(
         self,
@@ -277,48 +265,40 @@ class Loaded:
         Args:
             warpings, keys: of ``Draft``, as for ``draw``.
         """
-        rows = len(slots)
-        self._check(
-            self._library.draftree_top(
-                self._pointer,
-                rows,
-                self._slots.filled(slots),
-                count,
-                None if edits is None else byref(edits),
-                None if warpings is None else warpings.ctypes.data,
-                None if keys is None else keys.ctypes.data,
-                self._found.sized(rows * count),
-                self._values.sized(rows * count),
-                self._entropies.sized(rows),
-            )
-        )
-        tokens, logprobs = self._found.first(rows * count), self._values.first(rows * count)
-        return tokens.reshape(rows, count), logprobs.reshape(rows, count), self._entropies.first(rows)
+        shape = len(slots), count
+        tokens, logprobs = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        entropies = np.empty(len(slots), np.float32)
+        if code := self._library.draftree_top(
+            self._pointer,
+            len(slots),
+            np.asarray(slots, np.int32).tobytes(),
+            count,
+            None if edits is None else byref(edits),
+            None if warpings is None else warpings.tobytes(),
+            None if keys is None else keys.tobytes(),
+            address(tokens),
+            address(logprobs),
+            address(entropies),
+        ):
+            raise error_of(code)
+        return tokens, logprobs, entropies
 
     def log_probabilities(self, slots: IntsLike, tokens: IntsLike) -> NDArray[np.float32]:
         """[w] log-probability (nats) of one token of each slot."""
-        count = len(slots)
-        arguments = self._slots.filled(slots), self._tokens.filled(tokens), self._values.sized(count)
-        self._check(self._library.draftree_log_probabilities(self._pointer, count, *arguments))
-        return self._values.first(count)
+        found = np.empty(len(slots), np.float32)
+        arguments = len(slots), packed(slots), packed(tokens), address(found)
+        self._check(self._library.draftree_log_probabilities(self._pointer, *arguments))
+        return found
 
     def draw(
         self, slots: IntsLike, keys: NDArray[np.uint64], warpings: NDArray[np.void], edits: CEdits | None = None
     ) -> NDArray[np.int32]:
         """[w] a token of each slot by the noise of its key; ``warpings``: [w] of ``WARPING``."""
-        count = len(slots)
-        self._check(
-            self._library.draftree_draw(
-                self._pointer,
-                count,
-                self._slots.filled(slots),
-                keys.ctypes.data,
-                warpings.ctypes.data,
-                None if edits is None else byref(edits),
-                self._found.sized(count),
-            )
-        )
-        return self._found.first(count)
+        found, numbers = np.empty(len(slots), np.int32), np.asarray(slots, np.int32).tobytes()
+        how = keys.tobytes(), warpings.tobytes(), None if edits is None else byref(edits)
+        if code := self._library.draftree_draw(self._pointer, len(slots), numbers, *how, address(found)):
+            raise error_of(code)
+        return found
 
     def logits(self, slot: int, count: int | None = None) -> NDArray[np.float32]:
         """[count] a copy, with -inf past the last; by default, and at least, V."""
@@ -404,7 +384,7 @@ class LoadedModel(Loaded):
 
         The list begins with the one before it.
         """
-        self._check(self._library.draftree_track(self._pointer, self._slots.filled(layers), len(layers)))
+        self._check(self._library.draftree_track(self._pointer, packed(layers), len(layers)))
         self.tracked, self.token_bytes = tuple(layers), self._library.draftree_token_bytes(self._pointer)
 
 

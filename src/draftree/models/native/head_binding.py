@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...errors import UnsupportedModelError
 from .architecture import Hyperparameters
-from .binding import CArchitecture, IntsLike, Loaded, LoadedModel
+from .binding import CArchitecture, IntsLike, Loaded, LoadedModel, packed
 
 LAST_STATE, NO_STATE = -1, -2
 """Sources of a state: what the head predicted at the parent, and zeros; others are cells of the target's row."""
@@ -87,7 +87,7 @@ class LoadedHead(Loaded):
 
     def learn(self, row: int, tokens: IntsLike) -> None:
         """Let a row score these tokens too, which are committed to it next."""
-        self._check(self._library.draftree_learn(self._pointer, row, self._tokens.filled(tokens), len(tokens)))
+        self._check(self._library.draftree_learn(self._pointer, row, packed(tokens), len(tokens)))
 
     def outputs(self, row: int) -> NDArray[np.int32]:
         """The tokens that a row scores."""

@@ -191,7 +191,7 @@ class NativeHeadScores(NativeScores):
     """
 
     def __init__(self, loaded: LoadedHead, tokens: int, counts: Sequence[int], rows: Sequence[Row]) -> None:
-        super().__init__(loaded, loaded.vocabulary, counts)
+        super().__init__(loaded, counts)
         self._outputs, self._tokens = loaded.outputs, tokens
         self._rows, self._counts = rows, counts
 
@@ -338,4 +338,4 @@ class NativeHead(NativeRows[NativeHeadRow]):
         scored = self._pass(rows, nodes, targets, sources)
         for row, new in zip(rows, nodes, strict=True):
             row.drafted += new.tokens.tolist()
-        return self._scores.keep(NativeHeadScores(self.loaded, self.capabilities.vocab_size, scored, rows))
+        return NativeHeadScores(self.loaded, self.capabilities.vocab_size, scored, rows)

@@ -22,7 +22,7 @@ from ...config import Count, typed
 from ...errors import CacheError, ModelFileError, NotNativeError, UnsupportedModelError
 from ...progress import loading_reporter
 from ...sampling.warping import Warping
-from ...scores import NO_EDIT, Draft, Edits, Scores, Slots, Top, edited
+from ...scores import EXPIRED, Draft, Edits, Scores, Slots, Top, edited
 from ..base import (
     FINAL,
     FINAL_STATE,
@@ -84,22 +84,24 @@ class NativeRows(OpenRows[R], Generic[R]):
 
     def _pass(self, rows: Sequence[R], nodes: Sequence[Nodes], *sources: IntsLike) -> list[int]:
         """One pass over new nodes of rows; of how many of each the scores are wanted."""
-        numbers, counts, scored, wanted, goes_on = list[int](), list[int](), list[int](), list[int](), False
+        numbers, counts, scored, goes_on = list[int](), list[int](), list[int](), False
+        tokens, parents, wanted = list[int](), list[int](), list[int]()
         for row, new in zip(rows, nodes, strict=True):
             count = len(new.tokens)
             last = count if new.wanted is None else new.wanted
             numbers.append(row.number)
             counts.append(count)
             scored.append(last)
+            tokens += new.tokens.tolist()
+            parents += new.parents.tolist()
             wanted += [0] * (count - last) + [1] * last
             goes_on |= row.length > 0
-        self._check_memory(sum(counts))
-        self._scores.expire()
-        if len(nodes) == 1:
-            tokens, parents = nodes[0].tokens, nodes[0].parents
-        else:
-            tokens = np.concatenate([new.tokens for new in nodes])
-            parents = np.concatenate([new.parents for new in nodes])
+        needed = self.loaded.cache_bytes() + sum(counts) * self.loaded.token_bytes
+        if needed > self.cache_bytes:
+            raise CacheError(
+                f"{sum(counts)} tokens more of {self.capabilities.name} make {needed} bytes of cache, but "
+                f"{self.cache_bytes} may be used: use shorter prompts, or fewer requests at a time"
+            )
         began = time.perf_counter()
         self.loaded.extend(numbers, counts, tokens, parents, wanted, *sources)
         if goes_on:
@@ -107,15 +109,6 @@ class NativeRows(OpenRows[R], Generic[R]):
         for row, new in zip(rows, nodes, strict=True):
             row.parents = np.concatenate((row.parents, new.parents)) if len(row.parents) else new.parents
         return scored
-
-    def _check_memory(self, count: int) -> None:
-        """Raise CacheError if the cache may not hold ``count`` tokens more."""
-        needed = self.loaded.cache_bytes + count * self.loaded.token_bytes
-        if needed > self.cache_bytes:
-            raise CacheError(
-                f"{count} tokens more of {self.capabilities.name} make {needed} bytes of cache, but {self.cache_bytes} "
-                "may be used: use shorter prompts, or fewer requests at a time"
-            )
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
@@ -155,24 +148,27 @@ class NativeScores(Scores):
 
     Args:
         loaded: the model, whose last pass they are of.
-        vocab: V.
     """
 
-    def __init__(self, loaded: Loaded, vocab: int, counts: Sequence[int]) -> None:
+    def __init__(self, loaded: Loaded, counts: Sequence[int]) -> None:
         super().__init__(counts)
-        self._loaded, self._vocab = loaded, vocab
+        self._loaded, self._pass = loaded, loaded.passes
+
+    def check(self) -> None:
+        if self._loaded.passes != self._pass:
+            raise CacheError(EXPIRED)
 
     def argmax(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.int32]:
         self.check()
-        return self._loaded.argmax(slots, _c_edits(edits))
+        return self._loaded.argmax(slots, None if edits is None else _c_edits(edits))
 
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
         self.check()
-        count = min(count, self._vocab, MOST_TOP)
+        count, changed = min(count, self._loaded.vocabulary, MOST_TOP), None if edits is None else _c_edits(edits)
         if draft is None:
-            return Top(*self._loaded.top(slots, count, _c_edits(edits)))
-        keys = None if draft.keys is None else np.array(draft.keys, np.uint64)
-        return Top(*self._loaded.top(slots, count, _c_edits(edits), _c_warpings(tuple(draft.warpings)), keys))
+            return Top(*self._loaded.top(slots, count, changed))
+        keys = None if draft.keys is None else np.asarray(draft.keys, np.uint64)
+        return Top(*self._loaded.top(slots, count, changed, _c_warpings(tuple(draft.warpings)), keys))
 
     def log_probabilities(self, slots: Slots, tokens: Sequence[int]) -> NDArray[np.float32]:
         self.check()
@@ -182,7 +178,8 @@ class NativeScores(Scores):
         self, slots: Slots, keys: Sequence[int], warpings: Sequence[Warping], edits: Edits | None = None
     ) -> NDArray[np.int32]:
         self.check()
-        return self._loaded.draw(slots, np.array(keys, np.uint64), _c_warpings(tuple(warpings)), _c_edits(edits))
+        changed = None if edits is None else _c_edits(edits)
+        return self._loaded.draw(slots, np.asarray(keys, np.uint64), _c_warpings(tuple(warpings)), changed)
 
     def logits(self, slots: Slots, edits: Edits | None = None) -> NDArray[np.float32]:
         self.check()
@@ -196,10 +193,8 @@ def _c_warpings(warpings: tuple[Warping, ...]) -> NDArray[np.void]:
     return np.array(list(map(tuple, warpings)), WARPING)
 
 
-def _c_edits(edits: Edits | None) -> CEdits | None:
+def _c_edits(edits: Edits) -> CEdits:
     """Edits as C reads them; each mask is handed over once."""
-    if edits is None or all(edit is NO_EDIT for edit in edits):
-        return None
     masks: dict[int, NDArray[np.uint32]] = {id(mask): mask for _, mask in edits if mask is not None}
     numbers = {key: number for number, key in enumerate(masks)}
     changes = [change for change, _ in edits]
@@ -376,7 +371,7 @@ class NativeModel(NativeRows[NativeRow]):
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         scored = self._pass([*map(self.own, rows)], nodes)
-        return self._scores.keep(NativeScores(self.loaded, self.capabilities.vocab_size, scored))
+        return NativeScores(self.loaded, scored)
 
 
 def _tensor(rows: NDArray[np.float32]) -> Tensor:
