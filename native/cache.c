@@ -171,6 +171,11 @@ static void close_row(Cache *cache, Row *row) {
     memset(row, 0, sizeof *row);
 }
 
+int32_t draftree_length(const Model *model, int32_t row) {
+    const Row *found = find_row(&model->cache, row);
+    return found ? found->length : DRAFTREE_BAD_ROW;
+}
+
 int draftree_close(Model *model, int32_t row) {
     Row *found = find_row(&model->cache, row);
     if (!found)

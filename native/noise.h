@@ -12,10 +12,15 @@ static inline uint64_t mixed(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* A token's uniform number, in units of 2^-52 and half a unit above. */
-static inline uint64_t uniform_bits(uint64_t key, int64_t token) {
-    return mixed(key + (uint64_t)token * 0x9E3779B97F4A7C15u) >> 12;
+static const uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
+
+/* The key of a position, of what its request's noise is: mixed(seed + GOLDEN). */
+static inline uint64_t stream_key(uint64_t noise, int64_t position) {
+    return mixed(noise + (uint64_t)position * GOLDEN);
 }
+
+/* A token's uniform number, in units of 2^-52 and half a unit above. */
+static inline uint64_t uniform_bits(uint64_t key, int64_t token) { return mixed(key + (uint64_t)token * GOLDEN) >> 12; }
 
 /* Standard Gumbel noise of a token. */
 static inline double gumbel_noise(uint64_t key, int64_t token) {

@@ -7,7 +7,7 @@
 #include "model.h"
 #include "noise.h"
 
-enum { MOST_TOP = 1024, BEST_BLOCK = 64 };
+enum { BEST_BLOCK = 64 };
 
 /* One call: what is wanted of which slots. Entry i is of slot slots[i]. */
 typedef struct Question Question;

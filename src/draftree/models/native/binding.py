@@ -25,7 +25,7 @@ from ...progress import StoppableProgress
 from ..memory import largest_weights, too_large
 from .architecture import Description, Hyperparameters
 
-VERSION = "8"
+VERSION = "9"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
 _FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
 LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")
@@ -99,6 +99,19 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "log_probabilities": (c_int, [_P, _I, *[_P] * 3]),
     "draw": (c_int, [_P, _I, *[_P] * 5]),
     "logits": (c_int, [_P, _I, _I, _P]),
+    "ngram_open": (c_int, [_I, POINTER(_P)]),
+    "ngram_close": (None, [_P]),
+    "ngram_extend": (c_int, [_P, _P, _I]),
+    "ngram_end": (c_int, [_P]),
+    "ngram_latest": (None, [_P, _P]),
+    "ngram_matches": (None, [_P, _P, _I, _P]),
+    "ngram_followed": (None, [_P, _P, _I, _P]),
+    "ngram_probabilities": (_I, [_P, _P, _P, _P]),
+    "draft_open": (c_int, [POINTER(_P)]),
+    "draft_close": (None, [_P]),
+    "draft": (c_int, [_P] * 5),
+    "accept": (c_int, [_P] * 5),
+    "length": (_I, [_P, _I]),
 }
 
 
@@ -128,6 +141,18 @@ def tiers() -> list[str]:
     return str(open_library().draftree_tiers(), "ascii").split()
 
 
+def error_of(code: int) -> Exception:
+    """What an error code of C stands for."""
+    kind, message = _ERRORS.get(code, (RuntimeError, f"the native engine returned error {code}"))
+    return kind(message)
+
+
+def check(code: int) -> None:
+    """Raise what an error code stands for; 0 is none."""
+    if code:
+        raise error_of(code)
+
+
 IntsLike = Sequence[int] | NDArray[np.integer]
 
 
@@ -139,12 +164,6 @@ def packed(numbers: IntsLike) -> bytes:
 def address(numbers: NDArray[Any]) -> int:
     """Where an array's memory begins; ``ndarray.ctypes`` takes several calls to find it."""
     return numbers.__array_interface__["data"][0]  # type: ignore[no-any-return]
-
-
-def error_of(code: int) -> Exception:
-    """What a call of C that returned a code failed of."""
-    kind, message = _ERRORS.get(code, (RuntimeError, f"the native engine returned error {code}"))
-    return kind(message)
 
 
 class Loaded:
@@ -171,11 +190,7 @@ class Loaded:
 
     def share_threads(self, other: Loaded) -> None:
         """Run on the threads of another model, which has as many, in place of its own."""
-        self._check(self._library.draftree_share_threads(self._pointer, other._pointer))
-
-    def _check(self, code: int) -> None:
-        if code:
-            raise error_of(code)
+        check(self._library.draftree_share_threads(self._pointer, other._pointer))
 
     @property
     def tier(self) -> str:
@@ -185,17 +200,28 @@ class Loaded:
     def open(self) -> int:
         """A new row."""
         row = c_int32()
-        self._check(self._library.draftree_open(self._pointer, byref(row)))
+        check(self._library.draftree_open(self._pointer, byref(row)))
         return row.value
 
     def fork(self, row: int, length: int) -> int:
         """A new row with the first committed tokens of another."""
         fork = c_int32()
-        self._check(self._library.draftree_fork(self._pointer, row, length, byref(fork)))
+        check(self._library.draftree_fork(self._pointer, row, length, byref(fork)))
         return fork.value
 
+    @property
+    def address(self) -> int:
+        """C's."""
+        return self._pointer.value or 0
+
+    def length(self, row: int) -> int:
+        """Committed tokens of a row."""
+        count: int = self._library.draftree_length(self._pointer, row)
+        check(min(count, 0))
+        return count
+
     def close(self, row: int) -> None:
-        self._check(self._library.draftree_close(self._pointer, row))
+        check(self._library.draftree_close(self._pointer, row))
 
     def extend(
         self,
@@ -236,12 +262,12 @@ class Loaded:
 
     def prune(self, row: int, keep: IntsLike, trunk: int) -> None:
         """Keep uncommitted nodes and commit the first ``trunk`` of them."""
-        self._check(self._library.draftree_prune(self._pointer, row, packed(keep), len(keep), trunk))
+        check(self._library.draftree_prune(self._pointer, row, packed(keep), len(keep), trunk))
 
     def states(self, row: int, first: int, count: int, kept: int) -> NDArray[np.float32]:
         """[count, kept, hidden] states of a row's cells from ``first`` on; ``kept``: how many the row keeps of each."""
         states = np.empty((count, kept, self.hidden_size), np.float32)
-        self._check(self._library.draftree_states(self._pointer, row, first, count, states.ctypes.data))
+        check(self._library.draftree_states(self._pointer, row, first, count, states.ctypes.data))
         return states
 
     def argmax(self, slots: IntsLike, edits: CEdits | None = None) -> NDArray[np.int32]:
@@ -287,7 +313,7 @@ class Loaded:
         """[w] log-probability (nats) of one token of each slot."""
         found = np.empty(len(slots), np.float32)
         arguments = len(slots), packed(slots), packed(tokens), address(found)
-        self._check(self._library.draftree_log_probabilities(self._pointer, *arguments))
+        check(self._library.draftree_log_probabilities(self._pointer, *arguments))
         return found
 
     def draw(
@@ -303,7 +329,7 @@ class Loaded:
     def logits(self, slot: int, count: int | None = None) -> NDArray[np.float32]:
         """[count] a copy, with -inf past the last; by default, and at least, V."""
         found = np.empty(count or self.vocabulary, np.float32)
-        self._check(self._library.draftree_logits(self._pointer, slot, len(found), found.ctypes.data))
+        check(self._library.draftree_logits(self._pointer, slot, len(found), found.ctypes.data))
         return found
 
 
@@ -369,14 +395,14 @@ class LoadedModel(Loaded):
             raise ModelFileError(f"cannot load {d.files[0]}: {why}: download it again")
         if code == _NO_TIER:
             raise ConfigError(f"instruction set {tier!r} is not among this CPU's: choose from {', '.join(tiers())}")
-        self._check(code)
+        check(code)
         self.track(())
 
     def rows(self, tensor: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """[n, H] rows of ``EMBEDDING`` or of ``OUTPUT``, as float32."""
         ids, rows = np.array(tokens, np.int32), np.empty((len(tokens), self.hidden_size), np.float32)
         arguments = tensor, ids.ctypes.data, len(ids), rows.ctypes.data
-        self._check(self._library.draftree_rows(self._pointer, *arguments))
+        check(self._library.draftree_rows(self._pointer, *arguments))
         return rows
 
     def track(self, layers: Sequence[int]) -> None:
@@ -384,7 +410,7 @@ class LoadedModel(Loaded):
 
         The list begins with the one before it.
         """
-        self._check(self._library.draftree_track(self._pointer, packed(layers), len(layers)))
+        check(self._library.draftree_track(self._pointer, packed(layers), len(layers)))
         self.tracked, self.token_bytes = tuple(layers), self._library.draftree_token_bytes(self._pointer)
 
 

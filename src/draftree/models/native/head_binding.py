@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...errors import UnsupportedModelError
 from .architecture import Hyperparameters
-from .binding import CArchitecture, IntsLike, Loaded, LoadedModel, packed
+from .binding import CArchitecture, IntsLike, Loaded, LoadedModel, check, packed
 
 LAST_STATE, NO_STATE = -1, -2
 """Sources of a state: what the head predicted at the parent, and zeros; others are cells of the target's row."""
@@ -82,21 +82,21 @@ class LoadedHead(Loaded):
         if code and message.value:
             why = message.value.decode(errors="replace")
             raise UnsupportedModelError(f"{name}: {why}: use backend 'transformers', or drafter 'lookup'")
-        self._check(code)
+        check(code)
         self.token_bytes = self._library.draftree_token_bytes(self._pointer)
 
     def learn(self, row: int, tokens: IntsLike) -> None:
         """Let a row score these tokens too, which are committed to it next."""
-        self._check(self._library.draftree_learn(self._pointer, row, packed(tokens), len(tokens)))
+        check(self._library.draftree_learn(self._pointer, row, packed(tokens), len(tokens)))
 
     def outputs(self, row: int) -> NDArray[np.int32]:
         """The tokens that a row scores."""
         count = self._library.draftree_output_count(self._pointer, row)
-        self._check(min(count, 0))
+        check(min(count, 0))
         tokens = np.empty(count, np.int32)
-        self._check(self._library.draftree_output_tokens(self._pointer, row, tokens.ctypes.data))
+        check(self._library.draftree_output_tokens(self._pointer, row, tokens.ctypes.data))
         return tokens
 
     def cut(self, row: int, length: int) -> None:
         """Keep the first ``length`` committed tokens of a row; drop those behind them, and its nodes."""
-        self._check(self._library.draftree_cut(self._pointer, row, length))
+        check(self._library.draftree_cut(self._pointer, row, length))

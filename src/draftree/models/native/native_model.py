@@ -7,7 +7,7 @@ on the number of threads or on the instruction set. So draft trees need no self-
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -63,6 +63,7 @@ class NativeRow(Row):
 
 
 R = TypeVar("R", bound=NativeRow)
+T = TypeVar("T")
 
 
 class NativeRows(OpenRows[R], Generic[R]):
@@ -96,12 +97,7 @@ class NativeRows(OpenRows[R], Generic[R]):
             parents += new.parents.tolist()
             wanted += [0] * (count - last) + [1] * last
             goes_on |= row.length > 0
-        needed = self.loaded.cache_bytes() + sum(counts) * self.loaded.token_bytes
-        if needed > self.cache_bytes:
-            raise CacheError(
-                f"{sum(counts)} tokens more of {self.capabilities.name} make {needed} bytes of cache, but "
-                f"{self.cache_bytes} may be used: use shorter prompts, or fewer requests at a time"
-            )
+        self._check_room(len(tokens))
         began = time.perf_counter()
         self.loaded.extend(numbers, counts, tokens, parents, wanted, *sources)
         if goes_on:
@@ -109,6 +105,21 @@ class NativeRows(OpenRows[R], Generic[R]):
         for row, new in zip(rows, nodes, strict=True):
             row.parents = np.concatenate((row.parents, new.parents)) if len(row.parents) else new.parents
         return scored
+
+    def _check_room(self, tokens: int) -> None:
+        needed = self.loaded.cache_bytes() + tokens * self.loaded.token_bytes
+        if needed > self.cache_bytes:
+            raise CacheError(
+                f"{tokens} tokens more of {self.capabilities.name} make {needed} bytes of cache, but "
+                f"{self.cache_bytes} may be used: use shorter prompts, or fewer requests at a time"
+            )
+
+    @exclusive
+    def lend(self, call: Callable[[], T], tokens: int) -> T:
+        """Call what lets C read about so many tokens into this model's rows; scores of earlier passes end."""
+        self._check_room(tokens)
+        self.loaded.passes += 1
+        return call()
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:

@@ -1,0 +1,341 @@
+/* Draft trees of all requests of a step, grown layer by layer: a part scores a layer in one go, the rule chooses. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "growth.h"
+
+enum { MOST_NODES = 1 << 13, MOST_WIDTH = 1 << 13, MOST_PARTS = 1 << 10, MOST_REQUESTS = 1 << 20 };
+
+/* ---- memory */
+
+int reserve(Buffer *buffer, int64_t count, size_t size) {
+    const int64_t bytes = count * (int64_t)size;
+    if (bytes <= buffer->capacity)
+        return DRAFTREE_OK;
+    const int64_t larger = bytes + bytes / 2 + 64;
+    char *data = realloc(buffer->data, (size_t)larger);
+    if (!data)
+        return DRAFTREE_NO_MEMORY;
+    memset(data + buffer->capacity, 0, (size_t)(larger - buffer->capacity));
+    buffer->data = data;
+    buffer->capacity = larger;
+    return DRAFTREE_OK;
+}
+
+static void free_found(const Found *found) {
+    free(found->counts.data);
+    free(found->tokens.data);
+    free(found->logprobs.data);
+    free(found->entropies.data);
+}
+
+int draftree_draft_open(Draft **draft) {
+    *draft = calloc(1, sizeof **draft);
+    return *draft ? DRAFTREE_OK : DRAFTREE_NO_MEMORY;
+}
+
+void draftree_draft_close(Draft *draft) {
+    if (!draft)
+        return;
+    Grown *grown = draft->grown.data;
+    for (int64_t i = 0; i < draft->grown.capacity / (int64_t)sizeof *grown; i++) {
+        free(grown[i].nodes.data);
+        free(grown[i].matches.data);
+        free(grown[i].best.data);
+    }
+    Buffer *cells = draft->cells.data;
+    for (int64_t i = 0; i < draft->cells.capacity / (int64_t)sizeof *cells; i++)
+        free(cells[i].data);
+    free_pass_memory(&draft->pass_memory);
+    const Buffer *buffers[] = {&draft->grown,       &draft->fed,      &draft->cells, &draft->layer,
+                               &draft->masks,       &draft->forced,   &draft->asked, &draft->asked_at,
+                               &draft->asked_masks, &draft->children, &draft->best,  &draft->numbers,
+                               &draft->ranked,      &draft->left,     &draft->gains, &draft->output};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        free(buffers[i]->data);
+    free_found(&draft->found);
+    free_found(&draft->answer);
+    free(draft);
+}
+
+/* ---- a proposal begins */
+
+static int check_step(const DraftStep *step) {
+    const DraftRule *rule = step->rule;
+    if (step->part_count < 1 || step->part_count > MOST_PARTS || step->request_count < 1 ||
+        step->request_count > MOST_REQUESTS || rule->width < 1 || rule->width > MOST_WIDTH || rule->depth < 1 ||
+        (rule->below && rule->sizes < 1))
+        return DRAFTREE_BAD_ARGUMENT;
+    for (int32_t part = 0; part < step->part_count; part++) {
+        const DraftPart *own = step->parts + part;
+        if (own->kind < BY_TEXT || own->kind > BY_CALLER || (own->kind == BY_CALLER && !step->score) ||
+            (by_pass(own) && !own->model))
+            return DRAFTREE_BAD_ARGUMENT;
+    }
+    for (int32_t request = 0; request < step->request_count; request++) {
+        const DraftRequest *own = step->requests + request;
+        if (own->nodes < 0 || own->nodes > MOST_NODES || own->depth < 0 || (own->constrained && !step->find_states))
+            return DRAFTREE_BAD_ARGUMENT;
+        for (int32_t part = 0; part < step->part_count; part++)
+            if (step->parts[part].kind == BY_TEXT && source_of(step, request, part)->limit &&
+                !source_of(step, request, part)->index)
+                return DRAFTREE_BAD_ARGUMENT;
+    }
+    return DRAFTREE_OK;
+}
+
+static int reserve_cells(Draft *draft, int32_t part, int32_t request, int32_t count) {
+    Buffer *cells = (Buffer *)draft->cells.data + (int64_t)part * draft->requests + request;
+    const int code = reserve(cells, count, sizeof(int32_t));
+    fed_of(draft, part, request)->cells = cells->data;
+    return code;
+}
+
+/* Room for the root and `count` nodes of a request. */
+static int reserve_nodes_of(Draft *draft, const DraftStep *step, int32_t request, int32_t count) {
+    Grown *grown = grown_of(draft, request);
+    int code = reserve(&grown->nodes, (int64_t)count + 1, sizeof(Drafted));
+    for (int32_t part = 0; part < step->part_count && !code; part++)
+        if (step->parts[part].kind == BY_TEXT)
+            code = reserve(&grown->matches, (int64_t)count + 1, sizeof(NgramMatches));
+        else if (by_pass(step->parts + part))
+            code = reserve_cells(draft, part, request, count);
+    return code;
+}
+
+static int begin(Draft *draft, const DraftStep *step) {
+    const int32_t requests = step->request_count, parts = step->part_count;
+    if (reserve(&draft->grown, requests, sizeof(Grown)) ||
+        reserve(&draft->fed, (int64_t)requests * parts, sizeof(Fed)) ||
+        reserve(&draft->cells, (int64_t)requests * parts, sizeof(Buffer)) ||
+        reserve(&draft->layer, requests, sizeof(DraftNode)) || reserve(&draft->left, requests, sizeof(int32_t)) ||
+        reserve(&draft->gains, requests, sizeof(double)))
+        return DRAFTREE_NO_MEMORY;
+    draft->requests = requests;
+    draft->parts = parts;
+    draft->depth = draft->layer_count = draft->best_count = draft->paying = 0;
+    DraftNode *layer = draft->layer.data;
+    for (int32_t request = 0; request < requests; request++) {
+        if (reserve_nodes_of(draft, step, request, 0))
+            return DRAFTREE_NO_MEMORY;
+        Grown *grown = grown_of(draft, request);
+        const DraftRequest *own = step->requests + request;
+        grown->part = -1;
+        grown->count = grown->best_count = 0;
+        grown->most = own->nodes ? most_drafted(step->rule, own->nodes) : 0;
+        *drafted(grown, -1) = (Drafted){.token = -1, .parent = -1, .first = -1, .number = -1, .value = 1};
+        NgramMatches followed; /* from now on */
+        for (int32_t part = 0; part < parts; part++)
+            if (step->parts[part].enabled && source_of(step, request, part)->index)
+                draftree_ngram_latest(source_of(step, request, part)->index, &followed);
+        if (own->nodes && own->depth)
+            layer[draft->layer_count++] = (DraftNode){request, -1, -1, -1};
+    }
+    return DRAFTREE_OK;
+}
+
+/* ---- growth */
+
+/* Leave out the least probable children of requests that would have more nodes than are drafted at most. */
+static int fit_children(Draft *draft, const DraftStep *step) {
+    const DraftNode *layer = draft->layer.data;
+    Child *children = draft->children.data;
+    int32_t *left = draft->left.data, over = 0;
+    for (int32_t request = 0; request < step->request_count; request++)
+        left[request] = grown_of(draft, request)->most - grown_of(draft, request)->count;
+    for (int32_t i = 0; i < draft->child_count; i++)
+        over |= --left[layer[children[i].at].request] < 0;
+    if (!over)
+        return DRAFTREE_OK;
+    if (reserve(&draft->ranked, draft->child_count, sizeof(Ranked)))
+        return DRAFTREE_NO_MEMORY;
+    Ranked *ranked = draft->ranked.data;
+    for (int32_t i = 0; i < draft->child_count; i++) {
+        ranked[i] = (Ranked){children[i].path, 0, i};
+        left[layer[children[i].at].request]++;
+    }
+    rank(ranked, draft->child_count);
+    for (int32_t i = 0; i < draft->child_count; i++)
+        children[ranked[i].at].taken = left[layer[children[ranked[i].at].at].request]-- > 0;
+    int32_t count = 0;
+    for (int32_t i = 0; i < draft->child_count; i++)
+        if (children[i].taken)
+            children[count++] = children[i];
+    draft->child_count = count;
+    return DRAFTREE_OK;
+}
+
+/* Add children; those that may get children in turn are the next layer. */
+static int add_children(Draft *draft, const DraftStep *step) {
+    const Child *children = draft->children.data;
+    const Candidates *found = &draft->found.view;
+    if (reserve(&draft->layer, (int64_t)draft->layer_count + draft->child_count, sizeof(DraftNode)))
+        return DRAFTREE_NO_MEMORY;
+    DraftNode *layer = draft->layer.data;
+    int32_t next = draft->layer_count;
+    for (int32_t i = 0; i < draft->child_count; i++) {
+        const DraftNode parent = layer[children[i].at];
+        Grown *grown = grown_of(draft, parent.request);
+        if (reserve_nodes_of(draft, step, parent.request, grown->count + 1))
+            return DRAFTREE_NO_MEMORY;
+        const int32_t token = found->tokens[(int64_t)children[i].at * found->width + children[i].rank];
+        *drafted(grown, grown->count) = (Drafted){.token = token,
+                                                  .parent = parent.node,
+                                                  .depth = draft->depth + 1,
+                                                  .first = -1,
+                                                  .path = children[i].path,
+                                                  .value = children[i].value,
+                                                  .entropy = found->entropies[children[i].at]};
+        if (children[i].extends)
+            layer[next++] = (DraftNode){parent.request, grown->count, parent.node, token};
+        grown->count++;
+    }
+    int32_t count = 0;
+    for (int32_t at = draft->layer_count; at < next; at++)
+        if (step->requests[layer[at].request].depth > draft->depth + 1 &&
+            grown_of(draft, layer[at].request)->most > grown_of(draft, layer[at].request)->count)
+            layer[count++] = layer[at];
+    draft->layer_count = count;
+    draft->depth++;
+    return DRAFTREE_OK;
+}
+
+static int grow(Draft *draft, const DraftStep *step, DraftWork *work) {
+    int32_t width = NGRAM_MATCHES < step->rule->width ? NGRAM_MATCHES : step->rule->width;
+    int code = DRAFTREE_OK;
+    for (int32_t part = 0; part < step->part_count && !code; part++) {
+        if (step->parts[part].kind != BY_TEXT)
+            width = step->rule->width;
+        if (step->parts[part].enabled && by_pass(step->parts + part))
+            code = begin_models(step, part, fed_of(draft, part, 0));
+    }
+    while (draft->layer_count && !code) {
+        code = score_layer(draft, step, width, work);
+        if (!code)
+            code = choose_children(draft, step);
+        if (!code)
+            code = fit_children(draft, step);
+        if (!code)
+            code = add_children(draft, step);
+    }
+    return code ? code : choose_kept(draft, step);
+}
+
+/* ---- finished trees */
+
+/* The nodes of a request that are verified, as columns from `columns` on; returns how many, or an error code. */
+static int32_t finish(const Grown *grown, int32_t *columns) {
+    int32_t count = 0, number = 0;
+    for (int32_t node = 0; node < grown->count; node++)
+        count += drafted(grown, node)->kept;
+    for (int32_t node = 0; node < grown->count; node++) {
+        Drafted *own = drafted(grown, node);
+        if (!own->kept)
+            continue;
+        const Drafted *parent = drafted(grown, own->parent);
+        if (own->parent >= 0 && !parent->kept)
+            return DRAFTREE_BAD_TREE;
+        const float path = (float)own->path, entropy = (float)own->entropy;
+        columns[number] = own->token;
+        columns[count + number] = parent->number;
+        columns[2 * count + number] = own->depth;
+        memcpy(columns + 3 * count + number, &path, sizeof path);
+        memcpy(columns + 4 * count + number, &entropy, sizeof entropy);
+        columns[5 * count + number] = node;
+        own->number = number++;
+    }
+    return count;
+}
+
+static int finish_trees(Draft *draft, const DraftStep *step, DraftTree *trees) {
+    int64_t nodes = 0;
+    for (int32_t request = 0; request < step->request_count; request++)
+        nodes += grown_of(draft, request)->count;
+    if (reserve(&draft->output, 6 * nodes, sizeof(int32_t)))
+        return DRAFTREE_NO_MEMORY;
+    int32_t *columns = draft->output.data;
+    for (int32_t request = 0; request < step->request_count; request++) {
+        const Grown *grown = grown_of(draft, request);
+        const int32_t count = finish(grown, columns);
+        if (count < 0)
+            return count;
+        trees[request] = (DraftTree){count, count ? grown->part : 0, columns};
+        columns += 6 * (int64_t)count;
+    }
+    return DRAFTREE_OK;
+}
+
+int draftree_draft(Draft *draft, const DraftStep *step, DraftTree *trees, DraftWork *work, int32_t *layers) {
+    draft->requests = 0;
+    int code = check_step(step);
+    if (code)
+        return code;
+    memset(work, 0, (size_t)step->part_count * sizeof *work);
+    code = begin(draft, step);
+    if (!code)
+        code = grow(draft, step, work);
+    if (!code)
+        code = finish_trees(draft, step, trees);
+    *layers = draft->depth;
+    if (code)
+        draft->requests = 0;
+    return code;
+}
+
+/* ---- outcomes */
+
+/* Walk down what was proposed along the target's tokens; candidates count whether they became nodes or not. */
+static int32_t find_trials(const Grown *grown, const DraftOutcome *outcome, DraftTrial *trials) {
+    int32_t count = 0, node = -1;
+    for (int32_t i = 0; i < outcome->token_count; i++) {
+        const Drafted *own = drafted(grown, node);
+        if (own->first < 0)
+            break;
+        trials[count++] = (DraftTrial){grown->part, own->first == outcome->tokens[i], own->logprob};
+        int32_t child = node + 1;
+        while (child < grown->count &&
+               (drafted(grown, child)->parent != node || drafted(grown, child)->token != outcome->tokens[i]))
+            child++;
+        if (child == grown->count)
+            break;
+        node = child;
+    }
+    return count;
+}
+
+/* Commit what the rows of a request have read of its accepted path. */
+static int commit_path(Draft *draft, const DraftStep *step, int32_t request, const DraftOutcome *outcome) {
+    const Grown *grown = grown_of(draft, request);
+    int32_t *path = draft->numbers.data;
+    for (int32_t i = 0; i < outcome->path_count; i++) {
+        int32_t node = 0;
+        while (node < grown->count && !(drafted(grown, node)->kept && drafted(grown, node)->number == outcome->path[i]))
+            node++;
+        if (node == grown->count)
+            return DRAFTREE_BAD_TREE;
+        path[i] = node;
+    }
+    int code = DRAFTREE_OK;
+    for (int32_t part = 0; part < step->part_count && !code; part++)
+        if (step->parts[part].enabled && by_pass(step->parts + part))
+            code = keep_accepted(step, part, request, fed_of(draft, part, request), path,
+                                 grown->part == part ? outcome->path_count : 0, &draft->pass_memory);
+    return code;
+}
+
+int draftree_accept(Draft *draft, const DraftStep *step, const DraftOutcome *outcomes, DraftTrial *trials,
+                    int32_t *trial_count) {
+    *trial_count = 0;
+    if (!draft->requests || draft->requests != step->request_count || draft->parts != step->part_count)
+        return DRAFTREE_BAD_ARGUMENT;
+    for (int32_t request = 0; request < step->request_count; request++)
+        if (reserve(&draft->numbers, outcomes[request].path_count, sizeof(int32_t)))
+            return DRAFTREE_NO_MEMORY;
+    int code = DRAFTREE_OK;
+    for (int32_t request = 0; request < step->request_count && !code; request++) {
+        *trial_count += find_trials(grown_of(draft, request), outcomes + request, trials + *trial_count);
+        code = commit_path(draft, step, request, outcomes + request);
+    }
+    draft->requests = 0;
+    return code;
+}

@@ -1,0 +1,111 @@
+/* What draft.c and draft_rule.c share: proposals while they grow. */
+#ifndef DRAFTREE_GROWTH_H
+#define DRAFTREE_GROWTH_H
+
+#include "draft.h"
+
+/* Memory that grows: zeroed where it is new, and kept from step to step. */
+typedef struct {
+    void *data;
+    int64_t capacity; /* bytes */
+} Buffer;
+
+/* Make room for `count` entries of `size` bytes: 0 or an error code. */
+int reserve(Buffer *buffer, int64_t count, size_t size);
+
+/* A node that was drafted, or a root. */
+typedef struct {
+    int32_t token, parent, depth;
+    int32_t first;  /* its first candidate; -1: it has none, or was not scored */
+    int32_t kept;   /* it is verified */
+    int32_t number; /* in the finished tree */
+    double path;    /* log-probability */
+    double value;   /* how probable it is that it is accepted */
+    double entropy; /* of the distribution that it is from */
+    double logprob; /* of its first candidate */
+} Drafted;
+
+/* What has been drafted for one request. */
+typedef struct {
+    int32_t part;  /* that drafts it; -1: none has candidates */
+    int32_t most;  /* nodes to draft */
+    int32_t count; /* nodes so far */
+    int32_t best_count;
+    Buffer nodes;   /* Drafted: the root, then the nodes */
+    Buffer matches; /* NgramMatches of them, where texts draft */
+    Buffer best;    /* double: a heap of the most probable paths, the least of them first */
+} Grown;
+
+/* A candidate that becomes a node. */
+typedef struct {
+    int32_t at, rank; /* of its parent in the layer; among the parent's candidates */
+    int32_t extends;  /* it may get children in turn */
+    int32_t taken;
+    double path, value;
+} Child;
+
+typedef struct {
+    double key;
+    int32_t request, at;
+} Ranked;
+
+/* Candidates of many nodes, in memory of their own. */
+typedef struct {
+    Candidates view;
+    Buffer counts, tokens, logprobs, entropies;
+} Found;
+
+struct Draft {
+    int32_t requests, parts; /* of the proposal whose outcomes are still to come; 0: there is none */
+    int32_t depth;           /* of the layer whose nodes are scored, the roots' is 0 */
+    int32_t layer_count, asked_count, child_count;
+    int32_t best_count, paying; /* entries of `best`, and how many of them pay */
+    Buffer grown;               /* [requests] Grown */
+    Buffer fed, cells;          /* [parts][requests] Fed, and Buffer of their cells */
+    PassMemory pass_memory;
+    Buffer layer;           /* [layer_count] DraftNode */
+    Buffer masks, forced;   /* [layer_count] const uint32_t *, int32_t */
+    Buffer asked, asked_at; /* [asked_count] DraftNode of the layer that a part scores, and where they are there */
+    Buffer asked_masks;
+    Buffer children;     /* [child_count] Child */
+    Buffer best;         /* [best_count] double: the values of all drafted nodes, in descending order */
+    Buffer ranked;       /* Ranked */
+    Buffer numbers;      /* int32_t */
+    Buffer left;         /* [requests] int32_t: nodes that still fit */
+    Buffer gains;        /* [requests] double: expected tokens that the layer adds */
+    Buffer output;       /* columns of finished trees */
+    Found found, answer; /* of the layer, and of what is asked */
+};
+
+static inline Grown *grown_of(const Draft *draft, int32_t request) { return (Grown *)draft->grown.data + request; }
+
+/* A node of a request; -1: the root. */
+static inline Drafted *drafted(const Grown *grown, int32_t node) { return (Drafted *)grown->nodes.data + 1 + node; }
+
+/* It scores by passes of a model. */
+static inline int by_pass(const DraftPart *part) { return part->kind == BY_MODEL || part->kind == BY_HEAD; }
+
+static inline Fed *fed_of(const Draft *draft, int32_t part, int32_t request) {
+    return (Fed *)draft->fed.data + (int64_t)part * draft->requests + request;
+}
+
+static inline const DraftSource *source_of(const DraftStep *step, int32_t request, int32_t part) {
+    return step->sources + (int64_t)request * step->part_count + part;
+}
+
+/* Score the layer's nodes, `width` candidates of each at most: 0 or an error code. */
+int score_layer(Draft *draft, const DraftStep *step, int32_t width, DraftWork *work);
+
+/* Sort in descending order; of equal keys those of the earlier request, and entry, come first. */
+void rank(Ranked *ranked, int64_t count);
+
+/* How many nodes to draft for a tree of so many. */
+int32_t most_drafted(const DraftRule *rule, int32_t nodes);
+
+/* Choose the layer's children: 0 or an error code. */
+int choose_children(Draft *draft, const DraftStep *step);
+
+/* Choose the nodes that are verified. */
+int choose_kept(Draft *draft, const DraftStep *step);
+
+#endif
