@@ -2,9 +2,9 @@
 
 Prints, per drafter and method, the milliseconds of a step outside the passes of target and drafter, and how many
 functions a step calls, how often, and in how many files of the package; then what one draw of the target at temperature
-1 with top-p takes, and one proposal for other engines, by its own loop and by that of the drafters. Of several steps
-the least is printed beside the median: what others do on the machine only adds to it. A pass leaves nothing of Python
-in the processor's caches: the first call of a function after it is what costs.
+1 with top-p takes, and one proposal for other engines. Of several steps the least is printed beside the median: what
+others do on the machine only adds to it. A pass leaves nothing of Python in the processor's caches: the first call of a
+function after it is what costs.
 """
 
 from __future__ import annotations
@@ -20,21 +20,15 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 import draftree
-from draftree.config import Budget, SamplingParams
+from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine, Handle
 from draftree.engine.speculation import SpeculationParams
 from draftree.integrations.other_engines import Proposer
 from draftree.models.base import LanguageModel, Nodes, prefill
 from draftree.models.loading import load
 from draftree.models.model_files import DEFAULT_MODEL
-from draftree.policies.base import GrowthPolicy
-from draftree.policies.best_paths import OptTree
-from draftree.policies.fixed import StaticTree
-from draftree.request import Request
 from draftree.sampling.warping import Warping, stream_key
-from draftree.text.detokenizer import NoText
 from draftree.text.encoding import user
 
 TEXT = "Repeat this list of words: red, green, blue, red, green, blue, red, green, blue, red, green, blue, red."
@@ -76,12 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             print("  " + "  ".join(sorted(str(path.relative_to(PACKAGE)) for path in files)))
     least, median = _draw(target, args.steps)
     print(f"draw of a node at T = 1, top-p 0.9, {target.capabilities.vocab_size} tokens: {least:.3f} {median:.3f} ms")
-    for shape, nodes, width, policy in (
-        ("tree of 15", 15, None, OptTree(delta=1e-9)),
-        ("chain of 8", 8, 1, StaticTree(width=1, depth=8)),
-    ):
-        own, loop = _proposals(nodes, width, policy)
-        print(f"proposal for other engines, {shape}: {own:.3f} ms, by the drafters' loop {loop:.3f} ms")
+    for shape, nodes, width in (("tree of 15", 15, None), ("chain of 8", 8, 1)):
+        print(f"proposal for other engines, {shape}: {_proposal(nodes, width):.3f} ms")
 
 
 def _decoding(engine: Engine) -> Handle:
@@ -128,24 +118,18 @@ def _draw(target: LanguageModel, count: int) -> tuple[float, float]:
     return min(seconds), statistics.median(seconds)
 
 
-def _proposals(nodes: int, width: int | None, policy: GrowthPolicy) -> tuple[float, float]:
-    """Median milliseconds of ``Proposer`` and of the growth loop, in a text of phrases that grows to 1400 tokens."""
+def _proposal(nodes: int, width: int | None) -> float:
+    """Median milliseconds of ``Proposer``, in a text of phrases that grows to 1400 tokens."""
     draws, text = random.Random(1), list[int]()  # noqa: S311
     phrases = [[draws.randrange(5000) for _ in range(draws.randrange(2, 6))] for _ in range(40)]
     while len(text) < 1400:
         text += draws.choice(phrases)
-    request = Request(text[:1000], SamplingParams(), 400, frozenset(), NoText())
-    source, proposer = NgramSource(), Proposer()
-    source.open(request)
-    drafter, own, loop = TreeDrafter(policy, source), list[float](), list[float]()
+    proposer, took = Proposer(), list[float]()
     for end in range(1000, 1400):
-        request.ids, began = text[:end], time.perf_counter()
-        proposer.propose(request.ids, nodes, width=width)
-        between = time.perf_counter()
-        drafter.propose([request], [Budget(nodes)])
-        own.append(1e3 * (between - began))
-        loop.append(1e3 * (time.perf_counter() - between))
-    return statistics.median(own), statistics.median(loop)
+        began = time.perf_counter()
+        proposer.propose(text[:end], nodes, width=width)
+        took.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(took)
 
 
 if __name__ == "__main__":

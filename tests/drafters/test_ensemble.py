@@ -185,12 +185,11 @@ def decode(
         for part in ensemble.parts:
             part.took = 0.0  # type: ignore[attr-defined]
         tree = made.propose([request], [Budget(8)])[0]
-        if ensemble._scorer is not None:
-            ensemble._scorer.seconds = [part.took for part in ensemble.parts]  # type: ignore[attr-defined]
-        draft = seconds + sum(ensemble.seconds)
+        took = tuple([part.took for part in ensemble.parts])  # type: ignore[attr-defined]
         path, tokens = walked(tree, truth, rng)
         request.ids += tokens
-        made.observe([Outcome(request, tree, path, tokens, len(tokens), StepCost(1, draft, 1.0, 0.0, 0))])
+        cost = StepCost(1, seconds + sum(took), 1.0, 0.0, 0, took)
+        made.observe([Outcome(request, tree, path, tokens, len(tokens), cost)])
         request.stats.steps += 1
 
 
@@ -204,7 +203,7 @@ class TestAuto:
         bad.asked.clear()
         decode(ensemble, {1: 0.8, 3: 0.2}, 400, chosen)
         assert 0 < bad.asked.count(()) <= 43  # a try costs a tenth of a step: 1.1% of the time
-        assert good.asked.count(()) + bad.asked.count(()) == 400
+        assert 390 <= good.asked.count(()) + bad.asked.count(()) < 400  # and some AR passes, to compare with
         text = chosen.report.text()
         assert "drafter bad, now" in text
         assert "drafter good, now on" in text
@@ -218,7 +217,7 @@ class TestAuto:
         one.asked.clear()
         two.asked.clear()
         decode(ensemble, {1: 0.8, 3: 0.2}, 100, chosen)
-        assert one.asked.count(()) == 100
+        assert 95 <= one.asked.count(()) <= 100
         assert not two.asked
 
 

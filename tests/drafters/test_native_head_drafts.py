@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 
 from draftree import Engine, Generation, SamplingParams, Speculation
-from draftree.drafters.draft_model import EagleSource
+from draftree.drafters.draft_model import EagleSource, ModelSource
+from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
+from draftree.drafters.ngram import NgramSource
 from draftree.engine.replay import Replay
 from draftree.models.cost_profile import Grid, measure, profile_of
 from draftree.models.heads.head_folder import load_head
 from draftree.models.native.native_head import NativeHead
 from draftree.models.native.native_model import NativeModel
+from draftree.policies.best_paths import OptTree
 from draftree.policies.methods import METHODS
 from draftree.verify.schemes import SCHEMES
 
@@ -80,6 +83,26 @@ def test_drafts_are_those_of_each_request_alone(params: SamplingParams, kind: st
     expected = counts([alone.generate([prompt], params)[0] for prompt in PROMPTS])
     assert counts(together.generate(PROMPTS, params)) == expected
     assert counts(together.generate(PROMPTS, params)) == expected, "a prefix is kept of the long one"
+
+
+@pytest.mark.parametrize("parts", ["head", "model", "lookup+head", "lookup+model"])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_trees_that_c_grows_are_those_of_the_loop(params: SamplingParams, parts: str, folder: Path) -> None:
+    """Rows go on from step to step, and a constraint of one request rules tokens out of its drafts alone."""
+    grown = []
+    allowed = replace(params, allowed_token_ids=tuple(range(0, 274, 3)))
+    for native in (True, False):
+        model = NativeModel(folder / "target.gguf", threads=2)
+        head = load_head(folder / "own", model)
+        assert isinstance(head, NativeHead)
+        source = ModelSource(model.twin(), 274) if "model" in parts else EagleSource(head, 274)
+        drafter = TreeDrafter(OptTree(0.05), EnsembleSource((NgramSource(1), source)) if "lookup" in parts else source)
+        if not native:
+            drafter._native = None
+        made = Engine(model, Speculation(drafter, 8)).generate(PROMPTS, [params, allowed, params, params])
+        grown.append([(g.token_ids, g.stats.drafted, g.stats.accepted, g.stats.draft_passes) for g in made])
+    assert grown[0] == grown[1]
+    assert any(drafted for _, drafted, _, _ in grown[0])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -10,6 +10,7 @@ A node has one number while a proposal grows: that of the pool (``grow.py``), or
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -176,6 +177,23 @@ class Scorer(ABC):
         """
 
 
+def scored(name: str, scorer: Scorer, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
+    """The candidates of a scorer that messages call ``name``; ConfigError unless there are some for each node."""
+    found = scorer.score(nodes, width)
+    try:
+        fits = len(found) == len(nodes)
+        for tokens, logprobs, entropy, _, _ in found:
+            fits = fits and len(tokens) == len(logprobs) and math.isfinite(entropy + sum(logprobs))
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise ConfigError(
+            f"{name}: score returned {found!r}: return a list with Candidates for each node, as many "
+            "log-probabilities as tokens, and all of them and the entropy finite"
+        )
+    return found
+
+
 class NodeStates:
     """The states of a proposal's nodes.
 
@@ -276,6 +294,11 @@ class DraftSource(ABC):
     def fit(self, request: Request, budget: Budget) -> Budget:
         """The part of a budget that it can draft within; no nodes or no depth: it drafts nothing for this request."""
         return budget
+
+    def limits(self, request: Request, budget: Budget) -> Sequence[float]:
+        """How deep each of its ``parts`` drafts within a budget; 0: not at all."""
+        fit = self.fit(request, budget)
+        return [0 if not fit.nodes else math.inf if fit.depth is None else fit.depth]
 
     @abstractmethod
     def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:

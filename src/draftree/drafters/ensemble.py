@@ -38,7 +38,7 @@ class EnsembleSource(DraftSource):
     def __post_init__(self) -> None:
         self.name, self.sources = "+".join(part.name for part in self.parts), self.parts
         self._enabled: Sequence[bool] = [True] * len(self.parts)
-        self._limits: dict[Request, list[float]] = {}  # how deep each part drafts for the requests of the proposal
+        self._limits: dict[Request, Sequence[float]] = {}  # how deep each part drafts for the requests of the proposal
         self._scorer: _EnsembleScorer | None = None
 
     def enable(self, parts: Sequence[bool]) -> None:
@@ -54,12 +54,14 @@ class EnsembleSource(DraftSource):
         """By the parts that are enabled."""
         return all([part.read(request, most) for part in compress(self.parts, self._enabled)])
 
+    def limits(self, request: Request, budget: Budget) -> Sequence[float]:
+        """Those of its parts; 0 of the disabled ones."""
+        parts = zip(self.parts, self._enabled, strict=True)
+        return [part.limits(request, budget)[0] if enabled else 0 for part, enabled in parts]
+
     def fit(self, request: Request, budget: Budget) -> Budget:
         """What the part with the most room can draft within."""
-        parts = zip(self.parts, self._enabled, strict=True)
-        fits = [part.fit(request, budget) if enabled else Budget(0) for part, enabled in parts]
-        depths = [0 if not f.nodes else math.inf if f.depth is None else f.depth for f in fits]
-        self._limits[request] = depths
+        depths = self._limits[request] = self.limits(request, budget)
         deepest = max(depths)
         return Budget(budget.nodes, budget.depth if deepest == math.inf else int(deepest))
 

@@ -16,12 +16,11 @@ trees stand on.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import compress
 from typing import Any
 
@@ -44,7 +43,9 @@ from .base import (
     Scorer,
     UnscoredNode,
     draw_children,
+    scored,
 )
+from .native_growth import NativeGrowth
 
 
 @dataclass
@@ -71,9 +72,13 @@ class TreeDrafter(Drafter):
         """Seconds of learning since the last proposal."""
         self._plan: Plan | None = None
         """Of the proposal whose outcomes are still to come."""
+        self._native = NativeGrowth.find(self.source, f"drafter {self.name}")
+        self._grown_natively = False  # the last proposal
 
     def prepare(self, target: LanguageModel, prefixes: int = 0) -> None:
         self.source.prepare(target, prefixes)
+        if self._native:
+            self._native.vocab_size = target.capabilities.vocab_size
         call_named(f"policy {type(self.policy).__name__}: prepare", self.policy.prepare, target, self.source.parts)
 
     def open(self, request: Request) -> None:
@@ -90,7 +95,11 @@ class TreeDrafter(Drafter):
         """Plan, grow, and settle; without nodes in the budgets neither policy nor source take part."""
         began, passes = time.perf_counter(), self.source.passes
         trees = [DraftTree.empty() for _ in requests]
-        if any([budget.nodes for budget in budgets]):
+        self._grown_natively = False
+        native = None if drawing.random or not grows_by_rule(type(self.policy)) else self._native
+        if native and native.knows_nothing(requests):
+            self._plan = Plan([Budget(0)] * len(requests))
+        elif any([budget.nodes for budget in budgets]):
             name = f"policy {type(self.policy).__name__}: plan"
             plan = self._plan = call_named(name, self.policy.plan, requests, budgets, other_tokens)
             if not isinstance(plan, Plan) or len(plan.budgets) != len(budgets):
@@ -98,8 +107,15 @@ class TreeDrafter(Drafter):
             if plan.enabled is not None:
                 self.source.enable(plan.enabled)
             if any([budget.nodes for budget in plan.budgets]):
-                trees = self._grown(plan, requests, drawing, reading)
-        self.passes, self.part_seconds = self.source.passes - passes, self.source.seconds
+                rule = self.policy.rule(plan) if native else None
+                if native and rule:
+                    self._grown_natively = True
+                    trees = native.grow(requests, plan.budgets, rule, drawing, plan.enabled, reading)
+                    plan.layers = native.layers
+                else:
+                    trees = self._grown(plan, requests, drawing, reading)
+        self.passes = self.source.passes - passes
+        self.part_seconds = self._native.seconds if self._native and self._grown_natively else self.source.seconds
         self.seconds, self._learning = self._learning + time.perf_counter() - began, 0.0
         return trees
 
@@ -121,7 +137,10 @@ class TreeDrafter(Drafter):
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Notify source and policy."""
         began = time.perf_counter()
-        self.source.observe(outcomes)
+        if self._native and self._grown_natively and self._plan is not None:
+            self._plan.trials = self._native.observe(outcomes)
+        else:
+            self.source.observe(outcomes)
         if self._plan is not None:
             call_named(f"policy {type(self.policy).__name__}: observe", self.policy.observe, self._plan, outcomes)
         self._plan = None
@@ -129,6 +148,17 @@ class TreeDrafter(Drafter):
 
     def close(self, request: Request) -> None:
         self.source.close(request)
+        if self._native:
+            self._native.close(request)
+
+
+@cache
+def grows_by_rule(policy: type[GrowthPolicy]) -> bool:
+    """The class that has the policy's last word on growth has one on ``rule``, too."""
+    for each in policy.__mro__:
+        if vars(each).keys() & {"grow", "pool", "prune", "rule", "width_for"}:
+            return "rule" in vars(each)
+    return False
 
 
 def grow(
@@ -160,7 +190,7 @@ def grow(
     width = _whole(policy, "width_for", max(nodes))
     most, depth = [_whole(policy, "pool", count) if count else 0 for count in nodes], 0
     while unscored:
-        found, requests, numbers = _scored(name, scorer, unscored, width), list[int](), list[int]()
+        found, requests, numbers = scored(name, scorer, unscored, width), list[int](), list[int]()
         if states is not None:
             found = [*map(allowed, found, states.of(unscored))]
         paths, tags = list[float](), list[Any]()
@@ -225,23 +255,6 @@ def _pruned(policy: GrowthPolicy, plan: Plan, pools: Sequence[Pool]) -> Sequence
     ):
         raise ConfigError(f"{name} returned {kept!r}: return for each pool a flag for each node, or None")
     return kept
-
-
-def _scored(name: str, scorer: Scorer, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
-    """The scorer's candidates; ConfigError unless there are some for each node."""
-    scored = scorer.score(nodes, width)
-    try:
-        fits = len(scored) == len(nodes)
-        for tokens, logprobs, entropy, _, _ in scored:
-            fits = fits and len(tokens) == len(logprobs) and math.isfinite(entropy + sum(logprobs))
-    except (TypeError, ValueError):
-        fits = False
-    if not fits:
-        raise ConfigError(
-            f"{name}: score returned {scored!r}: return a list with Candidates for each node, as many "
-            "log-probabilities as tokens, and all of them and the entropy finite"
-        )
-    return scored
 
 
 class _Draft:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter, mul
+from functools import reduce
+from operator import add, itemgetter, mul
 from typing import Annotated
 
 import numpy as np
@@ -62,7 +63,7 @@ def probabilities(matches: Sequence[NgramMatch]) -> dict[int, float]:
     for text, at, length in matches:
         token = text[at]
         votes[token] = votes.get(token, 0.0) + _WEIGHTS[length]
-    total = sum(votes.values()) + _UNSEEN * len(votes)
+    total = reduce(add, votes.values(), 0.0) + _UNSEEN * len(votes)  # as C adds them: sum() is more exact
     ranked = sorted(votes.items(), key=itemgetter(1), reverse=True) if len(votes) > 1 else votes.items()
     return {token: weight / total for token, weight in ranked}
 
@@ -202,12 +203,16 @@ class NgramSource(DraftSource):
     def __post_init__(self) -> None:
         check_fields(self)
         self._indexes: dict[Request, NgramIndex] = {}
+        """Of requests whose trees are not grown by C, which has its own."""
 
-    def open(self, request: Request) -> None:
-        self._indexes[request] = NgramIndex.begun(request.ids, request.prediction, self.shortest)
+    def _index(self, request: Request) -> NgramIndex:
+        if request not in self._indexes:
+            prompt = request.ids[: request.prompt_length]
+            self._indexes[request] = NgramIndex.begun(prompt, request.prediction, self.shortest)
+        return self._indexes[request]
 
     def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        indexes = [self._indexes[r] for r in requests]
+        indexes = [*map(self._index, requests)]
         for index, request in zip(indexes, requests, strict=True):
             index.extend(request.ids[len(index) :])
         return NgramScorer(indexes, requests, drawing)

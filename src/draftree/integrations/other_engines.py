@@ -4,9 +4,8 @@
     tokens, parents = proposer.propose(ids, 16)  # ids: the prompt, and what has been generated
 
 Drafts are continuations of earlier occurrences in the text itself and in a predicted output: what drafter ``lookup``
-knows, by the same index. The tree has the n most probable paths, which of all trees of n nodes has the largest
-expected acceptance length (OPT-Tree, Theorem 3.1). The drafters' growth loop gives the same trees and takes three times
-as long (docs/scale.md), which a batch would wait for once a request: so this is a loop of its own, over the same index.
+knows, in trees that grow as everywhere. They have the n most probable paths, which of all trees of n nodes have the
+largest expected acceptance length (OPT-Tree, Theorem 3.1).
 
 SGLang (0.5.23) finds ``register`` by the entry point group ``sglang.srt.plugins``:
 
@@ -18,33 +17,38 @@ accepted path's keys and values. What it drafts from is replaced here: each requ
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
-from itertools import count, islice
-from math import inf
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..drafters.ngram import LONGEST, NgramIndex, followed, probabilities
+from ..config import MAX_NODES, Budget, SamplingParams
+from ..drafters.grow import TreeDrafter
+from ..drafters.ngram import NgramSource
 from ..errors import ConfigError
+from ..policies.base import MAX_WIDTH, GrowthRule, Plan, descending
+from ..policies.best_paths import OptTree
+from ..request import Request
+from ..text.detokenizer import NoText
 from ..tree import ROOT
 
 
-class _Candidate(NamedTuple):
-    """A node that may come next.
+@dataclass(slots=True)
+class _WidePaths(OptTree):
+    """The most probable paths, with at most ``width`` children of a node."""
 
-    Attributes:
-        order: minus the probability of its path: the least is the best; then the shallowest, then the oldest.
-        parent: number of its parent in the order of drafting.
-    """
+    width: int = MAX_WIDTH
 
-    order: float
-    depth: int
-    age: int
-    parent: int
-    token: int
+    def width_for(self, nodes: int) -> int:
+        return min(nodes, self.width)
+
+    def rule(self, plan: Plan) -> GrowthRule | None:
+        rule = super(_WidePaths, self).rule(plan)
+        return rule and rule._replace(width=min(rule.width, self.width))
 
 
 class Proposer:
@@ -56,7 +60,9 @@ class Proposer:
 
     def __init__(self, prediction: Sequence[int] = ()) -> None:
         self._prediction = list(prediction)
-        self._index: NgramIndex | None = None
+        self._policy = _WidePaths(delta=sys.float_info.min)
+        self._drafter = TreeDrafter(self._policy, NgramSource())
+        self._request: Request | None = None
 
     def propose(
         self, ids: Sequence[int], budget: int, *, width: int | None = None, cost: float = 0.0
@@ -81,40 +87,39 @@ class Proposer:
             ConfigError: a bound is out of range.
         """
         for name, value in (("budget", budget), ("width", width), ("cost", cost)):
-            if value is not None and not 0 <= value < inf:
+            if value is not None and not 0 <= value < math.inf:
                 raise ConfigError(f"{name} is {value}: use a number, 0 or more")
-        own = self._read(list(ids))
-        most = budget if width is None else min(width, budget)
-        drafted = [_Candidate(-1.0, 0, 0, ROOT, ids[-1])]  # the root is the first
-        tails = [list(ids[-LONGEST:])]  # as drafted
-        matches = [own.latest()]
-        ages, candidates, expected = count(), list[_Candidate](), 1.0
-        while True:
-            last, node = drafted[-1], len(drafted) - 1
-            for token, p in islice(probabilities(matches[-1]).items(), most):
-                heappush(candidates, _Candidate(last.order * p, last.depth + 1, next(ages), node, token))
-            if not candidates or node == budget:
-                break
-            best = heappop(candidates)
-            if -best.order <= cost * expected / (1 + cost * node):
-                break
-            expected -= best.order
-            drafted.append(best)
-            tails.append([*tails[best.parent], best.token][-LONGEST:])
-            matches.append(followed(matches[best.parent], best.token) or own.matches(tails[-1]))
-        ranked = sorted(
-            range(1, len(drafted)), key=lambda node: drafted[node].depth
-        )  # those of a level keep their order
-        numbers = {node: number for number, node in enumerate([0, *ranked], start=ROOT)}
-        return [drafted[node].token for node in ranked], [numbers[drafted[node].parent] for node in ranked]
+        self._policy.width = MAX_WIDTH if width is None else width
+        if not width and width is not None:
+            return [], []
+        (tree,) = self._drafter.propose([self._read(list(ids))], [Budget(min(budget, MAX_NODES))])
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        return _paying(tokens, parents, tree.path_logprobs.tolist(), cost) if cost else (tokens, parents)
 
-    def _read(self, ids: list[int]) -> NgramIndex:
-        index = self._index
-        if index is None or ids[: len(index)] != index.text:
-            index = self._index = NgramIndex.begun(ids, self._prediction)
-        else:
-            index.extend(ids[len(index) :])
-        return index
+    def _read(self, ids: list[int]) -> Request:
+        request = self._request
+        if request is None or ids[: len(request.ids)] != request.ids:
+            if request is not None:
+                self._drafter.close(request)
+            made = Request(ids, SamplingParams(), len(ids), frozenset(), NoText(), self._prediction)
+            request = self._request = made
+        request.ids = ids
+        return request
+
+
+def _paying(
+    tokens: Sequence[int], parents: Sequence[int], paths: Sequence[float], cost: float
+) -> tuple[list[int], list[int]]:
+    """The nodes of a tree that pay."""
+    kept, expected = set[int](), 1.0
+    for node in descending(paths):  # a child is no more probable than its parent, and comes behind it
+        if (gain := math.exp(paths[node])) <= cost * expected / (1 + cost * len(kept)):
+            break
+        kept.add(node)
+        expected += gain
+    ranked = sorted(kept)
+    numbers = {node: number for number, node in enumerate([ROOT, *ranked], start=ROOT)}
+    return [tokens[node] for node in ranked], [numbers[parents[node]] for node in ranked]
 
 
 NAME = "DRAFTREE"

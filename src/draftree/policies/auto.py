@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import truediv
 from typing import cast
@@ -23,8 +23,9 @@ from ..models.base import Capabilities, LanguageModel
 from ..models.cost_profile import Profile, profile_of
 from ..request import Outcome, Request
 from ..tree import ROOT
-from .base import NO_CANDIDATES, Child, Frontier, GrowthPolicy, Plan, Pool, SourceInfo
-from .gain import ARPass, AutoSettings, CostModel, Price, Record, Selection, Trust
+from .base import NO_CANDIDATES, Child, Frontier, GrowthPolicy, GrowthRule, PartRule, Plan, Pool, SourceInfo, Trial
+from .gain import AutoSettings, Price, Record, Selection, Trust
+from .live_costs import ARPass, CostModel
 
 MOST_NODES = 512
 """A pass over several requests verifies no more in all, so that looking for how many stays quick."""
@@ -66,6 +67,18 @@ class AutoPlan(Plan):
         while self.size < len(self.best) and -self.best[self.size] > self.least:
             self.size += 1
 
+    def tried(self, request: int, tokens: Sequence[int]) -> Iterator[Trial]:
+        """Walk down what was proposed along the target's tokens; candidates count whether they became nodes or not."""
+        node: int | None = ROOT
+        for token, frontier in zip(tokens, self.proposed, strict=False):
+            numbered = zip(frontier.requests, frontier.nodes, frontier.candidates, strict=True)
+            found = next((candidates for r, n, candidates in numbered if (r, n) == (request, node)), NO_CANDIDATES)
+            if not found.tokens:
+                return
+            yield found.part, found.tokens[0] == token, found.logprobs[0]
+            children = enumerate(zip(frontier.pools[request].parents, frontier.pools[request].tokens, strict=True))
+            node = next((number for number, child in children if child == (node, token)), None)
+
 
 @dataclass
 class AutoTree(GrowthPolicy):
@@ -91,6 +104,7 @@ class AutoTree(GrowthPolicy):
         check_fields(self)
         self._models: list[Capabilities] | None = None
         self._rest = 0  # steps until it is settled anew
+        self._ar: ARPass | None = None  # of the last step that was planned
         self._learn_anew([Record(self.settings, profile=self.drafter)])
 
     def _learn_anew(self, records: Sequence[Record]) -> None:
@@ -128,7 +142,7 @@ class AutoTree(GrowthPolicy):
             return Plan([Budget(0)] * len(requests))
         if self.target is None:
             raise ConfigError("auto has no costs: give its drafter to an Engine, which finds them")
-        ar = ARPass(max([len(request.ids) for request in requests]), len(requests), other_tokens)
+        ar = self._ar = ARPass(max([len(request.ids) for request in requests]), len(requests), other_tokens)
         nodes = [budget.nodes for budget in budgets]
         curve = self._costs.curve(min(sum(nodes), max(*nodes, MOST_NODES)), ar)
         price = self._selection.choose(requests, curve, ar)
@@ -139,10 +153,18 @@ class AutoTree(GrowthPolicy):
         within = budgets if drafts else [Budget(0, budget.depth) for budget in budgets]
         return AutoPlan(within, price.enabled, price=price)
 
+    def rule(self, plan: Plan) -> GrowthRule | None:
+        price = cast(AutoPlan, plan).price
+        pairs = zip(self._trust, price.layers, strict=True)
+        parts = [PartRule(trust.scale, trust.onward, layer) for trust, layer in pairs]
+        curve, tokens = price.curve, price.ar.tokens
+        return GrowthRule(self.width, self.depth, 0.0, curve.seconds, curve.below, price.rate, tokens, parts)
+
     def grow(self, frontier: Frontier) -> list[Child]:
         """Candidates whose path may pay; those that another layer may pay below get children."""
         plan = cast(AutoPlan, frontier.plan)
         plan.proposed.append(frontier)
+        plan.layers += 1
         children, values = list[Child](), list[float]()
         least = max(_SPARE * plan.least, _LEAST)
         for at, found in enumerate(frontier.candidates):
@@ -184,26 +206,19 @@ class AutoTree(GrowthPolicy):
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
         if not isinstance(plan, AutoPlan):
             self._selection.rest()
+            if self._ar is not None and self._ar.batch == len(outcomes):
+                self._costs.learn(0, self._ar, outcomes[0].step.verify)
             self.report.add(0, outcomes, 1.0)
             return
         nodes = sum([len(outcome.tree) for outcome in outcomes])
-        for request, outcome in enumerate(outcomes):
-            self._calibrate(plan, request, outcome.tokens[: outcome.taken])
-        took = self._selection.learn(plan.price, max(1, len(plan.proposed)), nodes, outcomes)
+        trials = plan.trials
+        if trials is None:
+            trials = [t for r, outcome in enumerate(outcomes) for t in plan.tried(r, outcome.tokens[: outcome.taken])]
+        for part, right, logprob in trials:
+            self._trust[part].learn(right, logprob)
+        took = self._selection.learn(plan.price, max(1, plan.layers), nodes, outcomes)
         self._costs.learn(nodes, plan.price.ar, outcomes[0].step.verify)
         self.report.add(nodes, outcomes, took)
-
-    def _calibrate(self, plan: AutoPlan, request: int, tokens: Sequence[int]) -> None:
-        """Walk down what was proposed along the target's tokens; candidates count whether they became nodes or not."""
-        node: int | None = ROOT
-        for token, frontier in zip(tokens, plan.proposed, strict=False):
-            numbered = zip(frontier.requests, frontier.nodes, frontier.candidates, strict=True)
-            found = next((candidates for r, n, candidates in numbered if (r, n) == (request, node)), NO_CANDIDATES)
-            if not found.tokens:
-                return
-            self._trust[found.part].learn(found, token)
-            children = enumerate(zip(frontier.pools[request].parents, frontier.pools[request].tokens, strict=True))
-            node = next((number for number, child in children if child == (node, token)), None)
 
 
 class Report:

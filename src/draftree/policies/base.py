@@ -76,6 +76,11 @@ class Pool(NamedTuple):
     tags: list[Any]
 
 
+Trial = tuple[int, bool, float]
+"""A node's candidates against what followed it in the text: the number of the source that predicted them, whether the
+first of them followed, and its log-probability."""
+
+
 @dataclass(slots=True)
 class Plan:
     """One proposal, from its budgets to its outcomes: a policy that keeps more of it has a subclass of its own.
@@ -84,11 +89,54 @@ class Plan:
         budgets: [B] to draft within; a drafter narrows them to what its source can draft.
         enabled: which of the drafters of ``GrowthPolicy.prepare`` draft; None: all.
         requests: [B] that it is for.
+        layers: that were sought, where C grew the trees by ``GrowthPolicy.rule``.
+        trials: what C found of their outcomes; None: the policy's own methods grew them.
     """
 
     budgets: Sequence[Budget]
     enabled: Sequence[bool] | None = None
     requests: Sequence[Request] = ()
+    layers: int = 0
+    trials: Sequence[Trial] | None = None
+
+
+class PartRule(NamedTuple):
+    """What a rule says of one source.
+
+    Attributes:
+        trust: how often its first candidates are right over how often they should be.
+        onward: how often a first candidate is right below a token that was.
+        layer: seconds of one layer.
+    """
+
+    trust: float = 1.0
+    onward: float = 1.0
+    layer: float = 0.0
+
+
+class GrowthRule(NamedTuple):
+    """A policy as numbers, by which C grows a proposal's trees.
+
+    With ``seconds`` nodes and layers that pay are drafted, as ``AutoTree`` does; without, the most probable paths of
+    each budget, as ``OptTree`` does.
+
+    Attributes:
+        width, depth: most candidates of a node; deepest level.
+        threshold: least gain in expected tokens for one more layer, without ``seconds``.
+        seconds, below: of verifying 0, 1, ... nodes in all, and the largest convex curve nowhere above.
+        rate: tokens a second that the step must yield.
+        tokens: that a step without nodes yields.
+        parts: of each source, by its number in the ensemble; empty: they do not matter.
+    """
+
+    width: int
+    depth: int
+    threshold: float = 0.0
+    seconds: Sequence[float] = ()
+    below: Sequence[float] = ()
+    rate: float = 0.0
+    tokens: float = 0.0
+    parts: Sequence[PartRule] = ()
 
 
 class Frontier(NamedTuple):
@@ -201,6 +249,13 @@ class GrowthPolicy(ABC):
         ``other_tokens``: those that the pass which verifies the trees computes for other requests.
         """
         return Plan(budgets, requests=requests)
+
+    def rule(self, plan: Plan) -> GrowthRule | None:
+        """The numbers by which C grows the same trees as ``grow``, ``pool`` and ``prune``; None: there are none.
+
+        A subclass that overrides one of these, or ``width_for``, and not this one is not grown by C.
+        """
+        return None
 
     def pool(self, nodes: int) -> int:
         """Most nodes to draft for a finished tree of ``nodes``."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..config import MAX_NODES, Budget, Checked, Count
 from ..request import Outcome, Request
-from .base import Child, Frontier, GrowthPolicy, Plan, Pool, best_per_request, highest_in_budget
+from .base import Child, Frontier, GrowthPolicy, GrowthRule, Plan, Pool, best_per_request, highest_in_budget
 
 _DECAY = 0.9
 """Exponential decay of the averages behind the automatic threshold, per step."""
@@ -68,6 +68,9 @@ class OptTree(Checked, BestPaths):
 
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> Plan:
         return _BestSoFar(budgets, best=[[] for _ in budgets])
+
+    def rule(self, plan: Plan) -> GrowthRule | None:
+        return GrowthRule(max([budget.nodes for budget in plan.budgets]), self.depth, self.threshold)
 
     def grow(self, frontier: Frontier) -> list[Child]:
         """Keep the nodes that are among the best n so far; go on where E(A) has gained more than the threshold."""

@@ -8,9 +8,8 @@ credit it drafts; without any it pauses, and is tried again. So what it may lose
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import compress
 from typing import NamedTuple
 
@@ -18,159 +17,7 @@ from ..config import Checked, Count, LearningRate, Positive
 from ..models.cost_profile import Profile
 from ..request import Outcome, Request, StepCost
 from .base import Candidates, SourceInfo
-
-_CONTEXT_STEP = 64
-"""Costs are looked up for contexts rounded to so many tokens."""
-_DRIFT_STEP = 0.02
-"""And for log-ratios rounded to this."""
-_MOST_CURVES, _MOST_COSTS = 256, 4096
-_KEEP_DRIFT, _KEEP_DRAFTED = 0.995, 0.95
-"""Share of what passes have shown that each further one leaves; of passes over drafts what an AR pass leaves: one slow
-pass would keep all others from being drafted."""
-_MOST_DRIFT = math.log(2.0)
-"""A pass that takes more than twice as long beside its profile as others do, or less than half, is clipped."""
-_PROFILE = 0.3
-"""AR passes that the profile counts as."""
-_AR_SHARE = 0.2
-"""Of the square root of the drafted passes so many AR passes are wanted: else nobody knows what drafts cost."""
-
-
-class ARPass(NamedTuple):
-    """A pass without drafts: over ``batch`` requests of up to ``context`` tokens, and ``other_tokens`` of others."""
-
-    context: int
-    batch: int
-    other_tokens: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """That it computes, and as many it yields: one read of a prompt counts as one generated."""
-        return self.batch + self.other_tokens
-
-
-class Curve(NamedTuple):
-    """Seconds of verifying 0, 1, ... N nodes in all.
-
-    Attributes:
-        seconds: [N + 1].
-        below: [N + 1] the largest convex curve that is nowhere above: behind the dents and steps of ``seconds`` larger
-            sizes may pay.
-    """
-
-    seconds: list[float]
-    below: list[float]
-
-
-def remembered(profile: Profile) -> Callable[[float, int, int], float]:
-    """Its ``seconds`` of nodes, context and batch, for contexts rounded down."""
-    kept = lru_cache(_MOST_COSTS)(profile.seconds)
-    return lambda nodes, context, batch: kept(nodes, context // _CONTEXT_STEP * _CONTEXT_STEP, batch)
-
-
-def convex_below(curve: list[float]) -> list[float]:
-    """The largest convex curve that is nowhere above ``curve``."""
-    corners = list[int]()
-    for at in range(len(curve)):
-        while len(corners) > 1:
-            first, middle = corners[-2:]
-            if (curve[middle] - curve[first]) * (at - first) < (curve[at] - curve[first]) * (middle - first):
-                break
-            corners.pop()  # it is on or above the line from the corner before it
-        corners.append(at)
-    found = curve[:1]
-    for left, right in zip(corners, corners[1:], strict=False):
-        slope = (curve[right] - curve[left]) / (right - left)
-        found += [curve[left] + slope * step for step in range(1, right - left + 1)]
-    return found
-
-
-class _Drift:
-    """The fading mean of log-ratios of passes to their profile."""
-
-    def __init__(self) -> None:
-        self.total = self.weight = 0.0
-
-    def add(self, ratio: float) -> None:
-        self.total, self.weight = self.total + ratio, self.weight + 1
-
-    def fade(self, keep: float = _KEEP_DRIFT) -> None:
-        self.total, self.weight = keep * self.total, keep * self.weight
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.weight if self.weight else 0.0
-
-
-_OWN = 2.0
-"""Passes of its size that count as much as the level of all drafted passes."""
-
-
-def _size(tokens: int) -> int:
-    """The class of passes over 1, 2, 3 to 4, 5 to 8, 9 to 16, ... tokens."""
-    return (tokens - 1).bit_length()
-
-
-class CostModel:
-    """A target's seconds by tokens, context and batch: a pass computes no more than the tokens of its requests.
-
-    A profile may have the wrong shape, and repeats one pass; between passes that draft, a pass finds its weights less
-    often in the processor's caches. So what live passes take overrules it: AR passes have their log-ratio to it, and
-    passes over drafted nodes one for each class of sizes, shrunk to that of all of them. A factor common to all
-    (another load on the machine) changes no choice and is left out.
-    """
-
-    def __init__(self, profile: Profile) -> None:
-        self._seconds, self._ar, self._drafted = remembered(profile), _Drift(), _Drift()
-        self._sizes: dict[int, _Drift] = {}
-        self._kept = lru_cache(_MOST_CURVES)(self._curve)
-
-    def curve(self, nodes: int, ar: ARPass) -> Curve:
-        """Of up to ``nodes`` nodes behind about ``context`` tokens, at the speed that AR passes have."""
-        context = ar.context // _CONTEXT_STEP * _CONTEXT_STEP
-        sizes = range(_size(ar.tokens + 1), _size(ar.tokens + nodes) + 1)
-        drifts = tuple([round(self._drift(size) / _DRIFT_STEP) for size in sizes])
-        return self._kept(nodes, ar._replace(context=context), drifts)
-
-    def _curve(self, nodes: int, ar: ARPass, drifts: tuple[int, ...]) -> Curve:
-        first, slower = _size(ar.tokens + 1), [math.exp(drift * _DRIFT_STEP) for drift in drifts]
-        drafted = range(ar.tokens + 1, ar.tokens + nodes + 1)
-        seconds = [self._of(ar.tokens, ar)]
-        seconds += [self._of(tokens, ar) * slower[_size(tokens) - first] for tokens in drafted]
-        return Curve(seconds, convex_below(seconds))
-
-    def _of(self, tokens: int, ar: ARPass) -> float:
-        return self._seconds(tokens / ar.batch, ar.context, ar.batch)
-
-    def _drift(self, size: int) -> float:
-        """Log-ratio of passes over drafted nodes of this class to their profile, less that of AR passes to theirs."""
-        known = min(self._ar.weight, self._drafted.weight)
-        if not known:
-            return 0.0
-        own, common = self._sizes.get(size, _Drift()), self._drafted.mean
-        level = (own.total + _OWN * common) / (own.weight + _OWN)
-        return known / (known + _PROFILE) * (level - self._ar.mean)
-
-    @property
-    def wants_ar(self) -> bool:
-        """An AR pass is to be made now: there were too few of them."""
-        return self._ar.weight < _AR_SHARE * math.sqrt(self._drafted.weight)
-
-    def learn(self, nodes: int, ar: ARPass, measured: float) -> None:
-        """A pass over ``nodes`` nodes in all took ``measured`` seconds; one that mostly reads prompts tells nothing."""
-        if ar.other_tokens > ar.batch:
-            return
-        ratio = math.log(max(measured, 1e-9) / self._of(ar.tokens + nodes, ar))
-        own, other = (self._drafted, self._ar) if nodes else (self._ar, self._drafted)
-        if own.weight or other.weight:
-            level = own.mean if own.weight else other.mean
-            ratio = max(level - _MOST_DRIFT, min(level + _MOST_DRIFT, ratio))
-        self._ar.fade()
-        for drift in (self._drafted, *self._sizes.values()):
-            drift.fade(_KEEP_DRIFT if nodes else _KEEP_DRAFTED)
-        own.add(ratio)
-        if nodes:
-            self._sizes.setdefault(_size(ar.tokens + nodes), _Drift()).add(ratio)
-
+from .live_costs import ARPass, Curve, remembered
 
 LAYER_NODES = 1.5
 """Mean nodes of a drafted layer, whose seconds a draft model's profile gives."""
@@ -265,6 +112,7 @@ class Record:
         self.on, self.steps, self.tokens, self.seconds, self.token = True, 0, 0.0, 0.0, 0.0
         self._scale = 1.0 if profile else settings.text_layer  # seconds of a layer over the profile's, or seconds
         self._pass = remembered(profile) if profile else None
+        self._proposals = 0
         self.drafting, self.texts = Account(settings), Account(settings)
 
     def reading(self, requests: Sequence[Request]) -> float:
@@ -286,8 +134,12 @@ class Record:
     def measure(self, seconds: float, layers: int, layer: float) -> float:
         """Drafting ``layers`` of ``layer`` seconds each took so many; those of them that count."""
         expected = (layers + 1) * layer  # it reads what was committed, too
-        counted = min(_MOST, max(1 / _MOST, seconds / expected))
-        self._scale *= 0.95 + 0.05 * counted
+        self._proposals += 1
+        counted = seconds / expected
+        if self._pass or self._proposals > 1:
+            counted = min(_MOST, max(1 / _MOST, counted))
+        share = max(0.05, 1 / (self._proposals + bool(self._pass)))  # what texts take is an assumption until then
+        self._scale *= 1 - share + share * counted
         return counted * expected
 
 
@@ -398,6 +250,11 @@ class Trust:
         """How often a first candidate is right below a token that was."""
         return self._right / self._trials
 
+    @property
+    def scale(self) -> float:
+        """How much more often candidates are accepted than by their probabilities."""
+        return self._right / self._said
+
     def acceptance(self, found: Candidates) -> list[float]:
         """[K] how probable it is that each of a node's candidates is accepted if the node is.
 
@@ -405,13 +262,13 @@ class Trust:
         """
         if not found.tokens:
             return []
-        scale, (said, *others) = self._right / self._said, map(math.exp, found.logprobs)
+        scale, (said, *others) = self.scale, map(math.exp, found.logprobs)
         first = min(1.0, scale * said)
         rest = min(scale, (1.0 - first) / (1.0 - said)) if said < 1.0 else 0.0
         return [first, *[rest * other for other in others]]
 
-    def learn(self, found: Candidates, token: int) -> None:
-        """What followed a node in the text was this token."""
-        self._right = self._keep * self._right + (found.tokens[0] == token)
-        self._said = self._keep * self._said + math.exp(found.logprobs[0])
+    def learn(self, right: bool, logprob: float) -> None:
+        """The first candidate of a node was right or not, and had this log-probability."""
+        self._right = self._keep * self._right + right
+        self._said = self._keep * self._said + math.exp(logprob)
         self._trials = self._keep * self._trials + 1

@@ -14,7 +14,7 @@ from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.models.cost_profile import Point, Profile
 from draftree.policies.auto import MOST_NODES, AutoPlan, AutoTree
-from draftree.policies.gain import ARPass, CostModel
+from draftree.policies.live_costs import ARPass, CostModel
 from draftree.request import Outcome, StepCost
 from draftree.tree import DraftTree
 

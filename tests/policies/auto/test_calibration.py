@@ -18,7 +18,7 @@ def says(probability: float) -> Candidates:
 def taught(probability: float, true: float, trials: int = 400) -> Trust:
     trust, rng = Trust(AutoSettings(keep=0.98)), Random(1)
     for _ in range(trials):
-        trust.learn(says(probability), 1 if rng.random() < true else 0)
+        trust.learn(rng.random() < true, math.log(probability))
     return trust
 
 

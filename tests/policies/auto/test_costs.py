@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from draftree.models.cost_profile import Point, Profile
-from draftree.policies.gain import ARPass, CostModel, convex_below
+from draftree.policies.live_costs import ARPass, CostModel, convex_below
 
 from .test_policy import ME
 

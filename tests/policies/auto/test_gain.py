@@ -9,7 +9,8 @@ import pytest
 
 from draftree.models.cost_profile import Point, Profile
 from draftree.policies.base import SourceInfo
-from draftree.policies.gain import ARPass, AutoSettings, Curve, Record, Selection, may_pay
+from draftree.policies.gain import AutoSettings, Record, Selection, may_pay
+from draftree.policies.live_costs import ARPass, Curve
 from draftree.request import Outcome, StepCost
 from draftree.tree import DraftTree
 

@@ -1,0 +1,293 @@
+"""Growth of trees by one call of C for all requests of a step (``native/draft.c``), where a policy is a rule.
+
+The trees are those of the loop in ``grow.py``. C scores nodes by the texts of the requests, and by draft models and
+heads of the native engine; a part that it does not know is asked once a layer for all requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import Budget
+from ..errors import CacheError, NotNativeError
+from ..models.base import NO_NODES
+from ..models.native.binding import open_library
+from ..models.native.draft_binding import (
+    BY_CALLER,
+    BY_HEAD,
+    BY_MODEL,
+    BY_TEXT,
+    MOST_DEPTH,
+    MOST_WIDTH,
+    CPart,
+    CWarping,
+    Drafting,
+    GrownColumns,
+    Node,
+    Scored,
+    TextIndex,
+)
+from ..models.native.native_head import NativeHead, NativeHeadRow
+from ..models.native.native_model import NativeModel, NativeRows
+from ..policies.base import GrowthRule, PartRule, Trial
+from ..request import Outcome, Request
+from ..sampling.warping import GOLDEN, mix
+from ..tree import DraftTree, Drawing
+from .base import NOTHING_GROWN, DraftSource, Grown, NodeStates, Scorer, UnscoredNode, scored
+from .draft_model import EagleSource, ModelSource
+from .ngram import LONGEST, NgramSource
+
+_ANY = PartRule()
+
+
+def _kind(part: DraftSource) -> int:
+    """What C scores a source's nodes by; a subclass may score otherwise."""
+    if type(part) is NgramSource:
+        return BY_TEXT
+    if type(part) is ModelSource and type(part.model) is NativeModel:
+        return BY_MODEL
+    if type(part) is EagleSource and type(part.model) is NativeHead:
+        return BY_HEAD
+    return BY_CALLER
+
+
+class NativeGrowth:
+    """What C needs of a drafter's source, and keeps of its requests.
+
+    Args:
+        source: predicts what may follow.
+        name: what messages call it.
+
+    Attributes:
+        vocab_size: tokens of the target, once it is known.
+        layers: that were sought in the last proposal.
+        seconds: what each of the source's parts took of it; none where it is the only one.
+    """
+
+    def __init__(self, source: DraftSource, name: str) -> None:
+        parts = source.parts
+        self._source, self._name = source, name
+        self._order = sorted(range(len(parts)), key=lambda part: parts[part].model is not None)
+        """Number of each part in the ensemble, in the order in which they are tried."""
+        self._parts = [parts[number] for number in self._order]
+        self._kinds = [*map(_kind, self._parts)]
+        self._by_texts = set(self._kinds) == {BY_TEXT}
+        self._drafting = Drafting(self._order, self._scored, self._states_of)
+        self._models: list[tuple[CPart, ModelSource | EagleSource, NativeRows[Any], int]] = []
+        for own, part, kind in zip(self._drafting.parts, self._parts, self._kinds, strict=True):
+            own.kind = kind
+            if (
+                isinstance(part, (ModelSource, EagleSource))
+                and isinstance(part.model, NativeRows)
+                and kind != BY_CALLER
+            ):
+                own.model = part.model.loaded.address
+                self._models.append((own, part, part.model, kind))
+        self._texts: dict[Request, list[TextIndex]] = {}
+        self._placed: list[Request | None] = []
+        """Whose constant numbers each entry of C's requests has."""
+        self._scorers: dict[int, Scorer] = {}
+        """Of parts that C does not know, by their numbers."""
+        self._tokens = list[int]()
+        """By number of the part: how many its model reads at most, about."""
+        self._states = NodeStates(())
+        self._requests: Sequence[Request] = ()
+        self.vocab_size, self.layers, self.seconds = MOST_DEPTH, 0, tuple[float, ...]()
+
+    @classmethod
+    def find(cls, source: DraftSource, name: str) -> NativeGrowth | None:
+        """None: the native engine was not built."""
+        try:
+            open_library()
+        except NotNativeError:
+            return None
+        return cls(source, name)
+
+    def grow(
+        self,
+        requests: Sequence[Request],
+        budgets: Sequence[Budget],
+        rule: GrowthRule,
+        drawing: Drawing,
+        enabled: Sequence[bool] | None,
+        reading: int | None,
+    ) -> list[DraftTree]:
+        """A tree for each request, within its budget.
+
+        Args:
+            enabled: which parts draft; None: all.
+            reading: see ``Drafter.propose``.
+        """
+        drafting, self._requests = self._drafting, requests
+        drafting.make_room(len(requests))
+        self._set_rule(rule, enabled)
+        drafting.coupled = drawing is Drawing.COUPLED
+        self._scorers.clear()
+        self._tokens = [0] * len(self._parts)
+        for at, (request, budget) in enumerate(zip(requests, budgets, strict=True)):
+            self._set_request(at, request, budget, reading)
+        for own, number, kind, part in zip(drafting.parts, self._order, self._kinds, self._parts, strict=True):
+            if kind == BY_CALLER and own.enabled:
+                self._scorers[number] = part.scorer(requests, drawing)
+        if any([request.state for request in requests]):
+            self._states = NodeStates(requests)
+        grown = self._called(len(requests))
+        self.layers = drafting.layers
+        trees = [*map(self._tree, grown)]
+        for number in self._scorers:
+            pairs = zip(trees, grown, strict=True)
+            settled = [Grown(t, g[1][5].tolist()) if g and g[0] == number else NOTHING_GROWN for t, g in pairs]
+            self._source.parts[number].settle(requests, settled)
+        return trees
+
+    def knows_nothing(self, requests: Sequence[Request]) -> bool:
+        """Only texts draft, and what ends those of these requests has never stood in them before."""
+        if not self._by_texts:
+            return False
+        for request in requests:
+            if request.state is not None or any([text.known for text in self._read(request)]):
+                return False
+        return True
+
+    def _set_rule(self, rule: GrowthRule, enabled: Sequence[bool] | None) -> None:
+        own = self._drafting.rule
+        own.width, own.depth, own.threshold, own.rate, own.tokens = (
+            min(rule.width, MOST_WIDTH),
+            min(rule.depth, MOST_DEPTH),
+            rule.threshold,
+            rule.rate,
+            rule.tokens,
+        )
+        self._drafting.set_curves(rule.seconds, rule.below)
+        for number, part in zip(self._order, self._drafting.parts, strict=True):
+            part.enabled = enabled is None or enabled[number]
+            part.outputs = self.vocab_size
+            part.trust, part.onward, part.layer = rule.parts[number] if rule.parts else _ANY
+        for own_part, source, _, _ in self._models:
+            own_part.outputs = source.vocab_size
+
+    def _set_request(self, at: int, request: Request, budget: Budget, reading: int | None) -> None:
+        own, sources = self._drafting.requests[at], self._drafting.sources[at]
+        limits = self._source.limits(request, budget)
+        deepest = max(limits)
+        if reading is not None and budget.nodes and deepest and not self._source.read(request, reading):
+            deepest = 0
+        own.nodes = budget.nodes if deepest else 0
+        own.depth = int(min(budget.nodes if budget.depth is None else budget.depth, deepest))
+        own.position = len(request.ids)
+        texts = self._read(request)
+        if at >= len(self._placed) or self._placed[at] is not request:
+            self._place(at, request)
+        indexes = iter(texts)
+        for number, source, kind, part in zip(self._order, sources, self._kinds, self._parts, strict=True):
+            limit = source.limit = int(min(limits[number], MOST_DEPTH))
+            if kind == BY_TEXT:
+                source.index = next(indexes).index
+            elif kind != BY_CALLER and limit and own.nodes:
+                assert isinstance(part, (ModelSource, EagleSource))  # noqa: S101
+                row = part.opened(request).row
+                source.row = row.number
+                self._tokens[number] += len(request.ids) - row.length + own.nodes
+                source.unread, source.unread_count = texts[0].address, texts[0].count
+                if kind == BY_HEAD:
+                    if request.row is None:
+                        raise CacheError("a draft head reads the target's hidden states: give it a request with a row")
+                    own.target_row = request.row.number
+            else:
+                source.limit = limit if kind == BY_CALLER else 0
+
+    def _read(self, request: Request) -> list[TextIndex]:
+        """Texts of a request, all of it: one for each part that looks tokens up there, or one that is no index."""
+        texts = self._texts.get(request)
+        if texts is None:
+            shortest = [part.shortest for part in self._parts if type(part) is NgramSource]
+            texts = self._texts[request] = [*map(TextIndex, shortest or [0])]
+            if request.prediction:
+                for text in texts:
+                    text.predict([*request.ids[: request.prompt_length][-LONGEST:], *request.prediction])
+        if new := request.ids[texts[0].count :]:
+            for text in texts:
+                text.extend(new)
+        return texts
+
+    def _place(self, at: int, request: Request) -> None:
+        """Fill in what does not change of a request."""
+        own, params = self._drafting.requests[at], request.params
+        self._placed += [None] * (at + 1 - len(self._placed))
+        self._placed[at] = request
+        own.constrained = request.state is not None
+        own.noise = mix(request.seed + GOLDEN)
+        own.warping = CWarping(*params.warping)
+
+    def _called(self, count: int) -> list[GrownColumns | None]:
+        """Call C, whose models no other thread may use meanwhile."""
+        drafting, call = self._drafting, partial(self._drafting.draft, count)
+        for own, part, model, _ in self._models:
+            if own.enabled:
+                call = partial(model.lend, call, self._tokens[self._source.parts.index(part)])
+        try:
+            found = call()
+        finally:
+            if self._models:
+                self._follow(BY_HEAD)
+        for own, part, model, _ in self._models:
+            work = drafting.work[drafting.parts.index(own)]
+            part.own_passes += work.passes
+            model.pass_seconds += 1e-9 * work.nanoseconds
+        if len(self._parts) > 1:
+            took = sorted(zip(self._order, [1e-9 * work.nanoseconds for work in drafting.work], strict=True))
+            self.seconds = tuple([seconds for _, seconds in took])
+        return found
+
+    def _follow(self, wanted: int) -> None:
+        """Let the rows of models of this kind have the lengths that C has given them."""
+        for own, part, model, kind in self._models:
+            if kind != wanted or not own.enabled:
+                continue
+            at = self._drafting.parts.index(own)
+            for request, sources in zip(self._requests, self._drafting.sources, strict=False):
+                if sources[at].limit:
+                    row = part.opened(request).row
+                    row.length, row.parents = model.loaded.length(sources[at].row), NO_NODES
+                    if isinstance(row, NativeHeadRow):
+                        row.last, row.drafted = request.ids[min(row.length, len(request.ids) - 1)], []
+
+    def _tree(self, grown: GrownColumns | None) -> DraftTree:
+        if grown is None:
+            return DraftTree.empty()
+        part, (tokens, parents, depths, paths, entropies, _) = grown
+        return DraftTree(tokens, parents, depths, paths.view(np.float32), entropies.view(np.float32), {}, part)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> list[Trial]:
+        """Commit what was accepted; return what became of candidates."""
+        paths, tokens = list[Sequence[int]](), list[Sequence[int]]()
+        for outcome in outcomes:
+            paths.append(outcome.path)
+            tokens.append(outcome.tokens[: outcome.taken])
+        trials = self._drafting.accept(paths, tokens)
+        if self._models:
+            self._follow(BY_MODEL)
+        for kind, part in zip(self._kinds, self._parts, strict=True):
+            if kind == BY_CALLER:
+                part.observe(outcomes)
+        return trials
+
+    def close(self, request: Request) -> None:
+        """A request has ended."""
+        self._texts.pop(request, None)
+        if request in self._placed:
+            self._placed[self._placed.index(request)] = None
+
+    def _scored(self, part: int, nodes: list[Node], width: int) -> Sequence[Scored]:
+        found = scored(self._name, self._scorers[part], [UnscoredNode(*node) for node in nodes], width)
+        return [(each.tokens, each.logprobs, each.entropy) for each in found]
+
+    def _states_of(self, nodes: list[Node]) -> tuple[Sequence[NDArray[np.uint32] | None], Sequence[int]]:
+        states = self._states.of([UnscoredNode(*node) for node in nodes])
+        forced = [-1 if state is None or state.forced is None else state.forced for state in states]
+        return [None if state is None else state.mask for state in states], forced
