@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from benchmarks.overhead import called
-from draftree.config import Budget, SamplingParams
+from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
@@ -17,7 +17,7 @@ from draftree.models.native.native_model import NativeModel
 from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.text.encoding import Tokenizer
-from draftree.tree import ROOT, DraftTree, Drawing
+from draftree.tree import ROOT, DraftTree
 
 from . import tiny_gguf
 
@@ -55,14 +55,7 @@ class Known(Drafter):
         depths = [1 + node // WIDTH for node in range(WIDTH * DEPTH)]
         return DraftTree.of(tokens, parents, depths, [-1.0] * len(tokens), [1.0] * len(tokens))
 
-    def propose(
-        self,
-        requests: Sequence[Request],
-        budgets: Sequence[Budget],
-        drawing: Drawing = Drawing.COUPLED,
-        other_tokens: int = 0,
-        reading: int | None = None,
-    ) -> list[DraftTree]:
+    def propose(self, requests: Sequence[Request], *_: Any, **__: Any) -> list[DraftTree]:
         return [self._trees[len(request.ids) - request.prompt_length] for request in requests]
 
 

@@ -273,7 +273,11 @@ class GrowthPolicy(ABC):
         """Before any drafting: the model that verifies the trees, and the drafters of their candidates."""
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:  # noqa: B027
-        """Learn from the outcomes of a proposal."""
+        """Learn from the outcomes of a proposal.
+
+        ``plan``: what ``plan`` returned; a bare ``Plan`` of a step in which only texts draft and say nothing, for which
+        it is not called where C grows the trees (``rule``).
+        """
 
 
 def unbounded(name: str, nodes: int, bound: str) -> str | None:
