@@ -27,24 +27,22 @@ from draftree.models.native import native_model
 
 @pytest.fixture(scope="session", autouse=True)
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Measured costs of models go to a folder of the test run, never to the user's, after few passes."""
-    folder = tmp_path_factory.mktemp("profiles")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profile, "profile_folder", lambda: folder)
-        patch.setattr(profile, "SHORT", profile.Grid((1, 2, 4, 16), (64,), (1,), 1))
-        yield
+    """Measured costs of models go to a folder of the test run, never to the user's, after few passes.
 
-
-@pytest.fixture
-def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes that are measured take what a quiet machine's would: tiny models' times are not steady on a busy one."""
+    Passes are made, and take what a quiet machine's would: what the clock says of a tiny model on a busy machine is not
+    steady, and what is not steady is not kept.
+    """
 
     def timed(model: LanguageModel, rows: Sequence[Row], fan: Nodes) -> float:
         time_pass(model, rows, fan)
         return 1e-3 * (1 + 0.1 * len(rows) * len(fan.tokens))
 
-    time_pass = profile._timed
-    monkeypatch.setattr(profile, "_timed", timed)
+    folder, time_pass = tmp_path_factory.mktemp("profiles"), profile._timed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile, "profile_folder", lambda: folder)
+        patch.setattr(profile, "SHORT", profile.Grid((1, 2, 4, 16), (64,), (1,), 1))
+        patch.setattr(profile, "_timed", timed)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -115,7 +115,6 @@ def test_generate_says_why_in_one_line(path: Path, said: list[str], capsys: Capt
     assert ("nothing is drafted" in err) == ("--explain" in said)
 
 
-@pytest.mark.usefixtures("steady")
 def test_info_and_profile(path: Path, cache: None, capsys: Captured) -> None:
     assert run(["info", str(path), "--threads", "1"]) == 0
     out = capsys.readouterr().out

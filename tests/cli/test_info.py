@@ -15,7 +15,6 @@ from draftree.models import cost_profile as profile
 from ..tiny import save_tiny
 
 Captured = pytest.CaptureFixture[str]
-pytestmark = pytest.mark.usefixtures("steady")
 
 SMALL = profile.Grid((1, 2, 4), (4, 8), (1, 2), 1)
 

@@ -124,7 +124,6 @@ def test_a_known_answer_is_drafted_along_as_in_decoding(kind: str, folder: Path)
     assert sum(stats.accepted) == sum(made.stats.accepted)
 
 
-@pytest.mark.usefixtures("steady")
 def test_a_heads_passes_are_measured_as_a_models(folder: Path) -> None:
     head = load_head(folder / "own", NativeModel(folder / "target.gguf"))
     found = measure(head, Grid((1, 2, 4), (8, 32), (1, 2), 1))

@@ -24,6 +24,7 @@ from draftree.models.cost_profile import (
     Point,
     Profile,
     UnsteadyError,
+    _timed,
     load_profile,
     measure,
     measure_and_keep,
@@ -45,6 +46,20 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.models.cost_profile.SHORT", GRID)
 
 
+Time = Callable[[Callable[[], float]], None]
+
+
+@pytest.fixture
+def clock_is(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """Passes take what this clock says."""
+
+    def clock_is(clock: Callable[[], float]) -> None:
+        monkeypatch.setattr("draftree.models.cost_profile._timed", _timed)
+        monkeypatch.setattr("time.perf_counter", clock)
+
+    return clock_is
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Profiles of these tests go to a folder of their own."""
@@ -53,7 +68,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.usefixtures("steady")
 def test_every_batch_context_and_size_is_measured() -> None:
     seen: list[int] = []
     profile = measure(ToyModel(), GRID, seen.append)
@@ -67,7 +81,9 @@ def test_every_batch_context_and_size_is_measured() -> None:
     assert all(seconds > 0 for p in profile.points for seconds in p.seconds)
 
 
-def test_the_fastest_pass_counts_and_the_first_is_not_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_pass_counts_and_the_first_is_not_among_them(
+    monkeypatch: pytest.MonkeyPatch, clock_is: Time
+) -> None:
     clock, model = [0.0], ToyModel()
     # The context, a pass to warm up, then two measurements of two: each behind another of one token, which does not
     # count.
@@ -79,24 +95,21 @@ def test_the_fastest_pass_counts_and_the_first_is_not_among_them(monkeypatch: py
         return extend(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(model, "extend", slow)
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    clock_is(lambda: clock[0])
     assert measure(model, Grid((1,), (5,), (1,), 3)).points[0].seconds == (2.0,)
 
 
-@pytest.mark.usefixtures("steady")
 def test_contexts_that_do_not_fit_are_shortened() -> None:
     profile = measure(ToyModel(max_length=16), Grid((1, 4), (8, 100, 200), (1,), 1))
     assert [p.context for p in profile.points] == [8, 12]
 
 
-@pytest.mark.usefixtures("steady")
 def test_short_models_are_measured_with_fewer_tokens() -> None:
     grid = Grid((1, 4, 8, 12), (64,), (1,), 1)
     assert max(measure_and_keep(ToyModel(max_length=16), grid).points[0].sizes) == 8
     assert measure_and_keep(ToyModel(max_length=2, vocab=4), grid).points[0].sizes == (1,)
 
 
-@pytest.mark.usefixtures("steady")
 def test_no_rows_stay_open() -> None:
     model = ToyModel()
     measure(model, GRID)
@@ -215,7 +228,6 @@ def test_a_falling_curve_is_not_carried_below_zero() -> None:
     assert Profile(ME, (curve(1, 9, 3.0, 2.0, 1.0),)).seconds(1000, 9) == 1.0
 
 
-@pytest.mark.usefixtures("steady")
 def test_a_profile_is_kept_and_read_again(cache: Path) -> None:
     model = ToyModel()
     first = measure_and_keep(model, GRID)
@@ -269,7 +281,7 @@ def test_a_start_without_a_profile_makes_no_pass_and_keeps_nothing(cache: Path) 
     assert not cache.exists()
 
 
-@pytest.mark.usefixtures("short", "steady")
+@pytest.mark.usefixtures("short")
 def test_what_is_measured_in_idle_time_is_kept_and_only_what_was_missed() -> None:
     model, other = Counting(), Counting(seed=1)
     other.capabilities = replace(other.capabilities, name="other")
@@ -287,7 +299,7 @@ def test_what_is_measured_in_idle_time_is_kept_and_only_what_was_missed() -> Non
     assert model.passes == passes  # nothing is missing
 
 
-@pytest.mark.usefixtures("short", "steady")
+@pytest.mark.usefixtures("short")
 def test_an_idle_engine_measures_until_a_request_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ToyModel()
     profile_of(model)
@@ -351,7 +363,6 @@ def test_points_that_cannot_be_are_corrupt(cache: Path, change: dict[str, object
         assert load_profile(model) is None
 
 
-@pytest.mark.usefixtures("steady")
 def test_a_folder_that_cannot_be_written_costs_warnings_only(cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("a file in the way")
@@ -359,7 +370,7 @@ def test_a_folder_that_cannot_be_written_costs_warnings_only(cache: Path) -> Non
         assert measure_and_keep(ToyModel(), GRID).points
 
 
-def test_slow_models_are_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_models_are_measured_in_part(monkeypatch: pytest.MonkeyPatch, clock_is: Time) -> None:
     """A profile took minutes of a model whose passes take seconds: what it would hardly use is left out."""
     clock, model = [0.0], ToyModel()
     extend = model.extend
@@ -369,7 +380,7 @@ def test_slow_models_are_measured_in_part(monkeypatch: pytest.MonkeyPatch) -> No
         return extend(rows, nodes)
 
     monkeypatch.setattr(model, "extend", slow)
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    clock_is(lambda: clock[0])
     profile = measure(model, replace(GRID, batches=(1,), patience=3.0))
     assert [(p.context, p.sizes, p.seconds) for p in profile.points] == [(3, (1, 2), (1, 2)), (9, (1, 2), (1, 2))]
     profile = measure(model, replace(GRID, batches=(1,), patience=0.5))

@@ -71,7 +71,6 @@ def test_a_fit_finds_the_rates_of_passes_that_follow_a_table(overlap: float) -> 
         assert math.isclose(found.seconds(each.can, each.tokens, each.context), each.seconds, rel_tol=0.01)
 
 
-@pytest.mark.usefixtures("steady")
 @pytest.mark.skipif("avx2" not in tiers(), reason="this machine has no AVX2")
 def test_the_command_measures_this_machines_tiers_and_derives_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

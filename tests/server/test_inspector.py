@@ -130,7 +130,6 @@ def test_about_has_the_profile_that_auto_looks_at() -> None:
         assert about["run"] == run and {"auto", "static"} <= set(about["methods"])
 
 
-@pytest.mark.usefixtures("steady")  # what is measured on a busy machine is not kept: it waited for that for ever
 def test_an_idle_server_measures_what_it_started_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("draftree.models.cost_profile.profile_folder", lambda: tmp_path)
     monkeypatch.setattr("draftree.engine.engine._IDLE_SECONDS", 0.01)

@@ -180,7 +180,6 @@ def test_kept_rows_are_used_whole_or_not(load: Loader) -> None:
     assert prefixes.find([*ids, 3], [(ids, live)]).length == len(ids)
 
 
-@pytest.mark.usefixtures("steady")
 def test_passes_over_one_token_are_measured(load: Loader) -> None:
     model = load()
     profile = measure(model, Grid((1, 2, 4), (4, 4000), (1, 2), 2))
