@@ -205,7 +205,7 @@ class AutoTree(GrowthPolicy):
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
         if not isinstance(plan, AutoPlan):
-            self._selection.rest()
+            self._selection.rest(len(outcomes))
             if self._ar is not None and self._ar.batch == len(outcomes):
                 self._costs.learn(0, self._ar, outcomes[0].step.verify)
             self.report.add(0, outcomes, 1.0)

@@ -2,7 +2,9 @@
 
 Tokens and seconds are counted in passes of AR decoding over all requests: a pass yields one token a request. A drafter
 has an account: the tokens of its trees that were accepted, less what drafting and verifying them took. While it has
-credit it drafts; without any it pauses, and is tried again. So what it may lose is bounded (``AutoSettings``).
+credit it drafts; without any it pauses, and is tried again. So what it may lose is bounded (``AutoSettings``). A model
+that must read a prompt first has a second account of that, and reads where what it has lately gained a step pays for it
+in an answer of the usual length.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ CONTEXT = 512
 """Tokens behind which passes are compared before there is any text."""
 _READS = 32
 """Tokens that a model reads beside a proposal; more of a text count as reading it first."""
+_EARNED = 2
+"""Credits that the account of reading prompts holds at most, and owes at most: a prompt may take more than one."""
 _MOST = 4.0
 """A proposal that takes so many times as long as expected, or longer, counts as so many: a stall is no cost."""
 
@@ -34,10 +38,11 @@ class AutoSettings(Checked):
     """What ``auto`` starts with and how fast it learns; docs/how-it-works/auto.md has what chose each number.
 
     Attributes:
-        credit: AR passes that a drafter may lose before it is off, and as many by reading texts for nothing.
+        credit: AR passes that a drafter may lose before it is off, and as many by reading prompts for nothing.
         again: that it may lose each time it is tried again.
         pause, longest: steps until it is tried again, twice as many each time up to the longest. Once it has gained
-            all of its credit, the first pause counts again.
+            all of its credit, the first pause counts again. Reading prompts may lose what one try does, each
+            ``longest`` steps.
         keep: share of what steps have shown that each further one leaves.
         prior: steps that the assumptions before the first one count as.
         onward: of these, how often first candidates are right.
@@ -98,7 +103,8 @@ class Record:
         on: it drafts in the step that was begun last.
         steps, tokens, seconds: how often it drafted, accepted tokens of its trees, what drafting took.
         token: AR passes that drafting and verifying one token took, when that was settled last.
-        drafting, texts: what it may still lose by drafting, and by that and by reading texts.
+        drafting: what it may still lose by drafting.
+        prompts: AR passes that it may still lose by reading prompts and drafting; less than 0: it reads none.
     """
 
     def __init__(
@@ -112,8 +118,8 @@ class Record:
         self.on, self.steps, self.tokens, self.seconds, self.token = True, 0, 0.0, 0.0, 0.0
         self._scale = 1.0 if profile else settings.text_layer  # seconds of a layer over the profile's, or seconds
         self._pass = remembered(profile) if profile else None
-        self._proposals = 0
-        self.drafting, self.texts = Account(settings), Account(settings)
+        self._settings, self._proposals, self._gained, self._trials = settings, 0, 0.0, 0.0
+        self.drafting, self.prompts = Account(settings), settings.credit
 
     def reading(self, requests: Sequence[Request]) -> float:
         """Seconds in which its models read what they have not read of these requests."""
@@ -124,12 +130,32 @@ class Record:
         """Seconds of drafting one layer."""
         return self._scale * (self._pass(LAYER_NODES, ar.context, ar.batch) if self._pass else 1.0)
 
-    def settle(self, reading: float, left: int, curve: Curve, ar: ARPass) -> None:
-        """Decide whether it drafts for requests that have ``left`` tokens to go, if reading their texts comes first."""
+    def settle(self, reading: float, left: float, curve: Curve, ar: ARPass) -> None:
+        """Decide whether it drafts for requests that have about ``left`` tokens to go.
+
+        ``reading``: seconds in which it reads their prompts first.
+        """
         ar_pass, nodes = curve.seconds[0], min(ar.batch, len(curve.below) - 1)
         self.token = (self.layer(ar) + curve.below[nodes] - ar_pass) / ar_pass
-        could = left * (1 - self.token) > reading / ar_pass  # were each first token right
-        self.on = could and not self.drafting.pausing and not (reading and self.texts.pausing)
+        self.on = self.token < 1 and not self.drafting.pausing  # were each first token right, it would pay
+        if self.on and reading:
+            prior = self._settings.prior
+            gain = max(0.0, (prior * (self._settings.onward - self.token) + self._gained) / (prior + self._trials))
+            self.on = self.prompts > 0 and left * gain > (1 + gain) * reading / ar_pass
+
+    def add(self, gained: float, reading: float) -> None:
+        """It drafted in a step that gained so many AR passes beside what reading prompts took."""
+        keep, settings = self._settings.keep, self._settings
+        self._gained, self._trials = keep * self._gained + gained, keep * self._trials + 1
+        self.drafting.add(gained)
+        self.prompts = max(-_EARNED * settings.credit, min(_EARNED * settings.credit, self.prompts + gained - reading))
+
+    def rest(self) -> None:
+        """A step without it is over: it is tried again some day."""
+        keep, settings = self._settings.keep, self._settings
+        self._gained, self._trials = keep * self._gained, keep * self._trials
+        self.drafting.rest()
+        self.prompts = max(self.prompts, min(settings.credit, self.prompts + settings.again / settings.longest))
 
     def measure(self, seconds: float, layers: int, layer: float) -> float:
         """Drafting ``layers`` of ``layer`` seconds each took so many; those of them that count."""
@@ -174,6 +200,8 @@ class Selection:
     def __init__(self, settings: AutoSettings, records: Sequence[Record]) -> None:
         self._settings, self.records = settings, records
         self._tokens = self._passes = settings.prior
+        self._answers = self._written = 0.0  # that were begun, and tokens of all of them
+        self._length = math.inf  # tokens of an answer
 
     @property
     def pace(self) -> float:
@@ -181,13 +209,22 @@ class Selection:
 
     def choose(self, requests: Sequence[Request], curve: Curve, ar: ARPass) -> Price:
         """Settle which drafters draft, and what they cost."""
-        left = max([request.tokens_left for request in requests])
+        self._begin(sum([not request.stats.steps for request in requests]))
+        left = min(self._length, max([request.tokens_left for request in requests]))
         reading = tuple([record.reading(requests) for record in self.records])
         for record, seconds in zip(self.records, reading, strict=True):
             record.settle(seconds, left, curve, ar)
         enabled = tuple([record.on for record in self.records])
         layers = tuple([record.on * record.layer(ar) for record in self.records])
         return Price(ar, curve, ar.tokens * self.pace / curve.seconds[0], enabled, layers, reading)
+
+    def _begin(self, answers: int) -> None:
+        """So many answers begin."""
+        if answers and self._answers:
+            self._length = self._written / self._answers
+        for _ in range(answers):
+            keep = self._settings.keep
+            self._answers, self._written = keep * self._answers + 1, keep * self._written
 
     def learn(self, price: Price, layers: int, nodes: int, outcomes: Sequence[Outcome]) -> float:
         """A step is over; returns the AR passes that it took, at the speed of the profile.
@@ -199,31 +236,27 @@ class Selection:
         for index, (record, drafting) in enumerate(zip(self.records, took, strict=True)):
             own = [outcome for outcome in outcomes if outcome.tree.part == index or not len(outcome.tree)]
             if not price.enabled[index] or not own:
-                record.drafting.rest()
-                record.texts.rest()
+                record.rest()
                 continue
             gained = sum([len(outcome.path[: outcome.taken - 1]) for outcome in own]) / tokens
             shared = max(0.0, verify - ar) * sum([len(outcome.tree) for outcome in own]) / max(1, nodes)
             record.steps, record.tokens = record.steps + 1, record.tokens + gained
             record.seconds += drafting
-            value = gained - (drafting + shared) / ar
-            record.drafting.add(value)
-            record.texts.add(value - price.reading[index] / ar)
-        taken = sum([outcome.taken for outcome in outcomes]) + price.ar.other_tokens
-        passes = (verify + sum(took)) / ar
-        self._learn(taken / tokens, passes)
+            record.add(gained - (drafting + shared) / ar, price.reading[index] / ar)
+        taken, passes = sum([outcome.taken for outcome in outcomes]), (verify + sum(took)) / ar
+        self._learn(taken, (taken + price.ar.other_tokens) / tokens, passes)
         return passes
 
-    def _learn(self, tokens: float, passes: float) -> None:
+    def _learn(self, written: int, tokens: float, passes: float) -> None:
         keep = self._settings.keep
+        self._written += written
         self._tokens, self._passes = keep * self._tokens + tokens, keep * self._passes + passes
 
-    def rest(self) -> None:
-        """A step is over in which nothing could draft."""
+    def rest(self, requests: int) -> None:
+        """A step of so many requests is over in which nothing could draft."""
         for record in self.records:
-            record.drafting.rest()
-            record.texts.rest()
-        self._learn(1.0, 1.0)
+            record.rest()
+        self._learn(requests, 1.0, 1.0)
 
     def _took(self, verify: float, price: Price, layers: int, cost: StepCost) -> list[float]:
         """Seconds of drafting by each drafter: its own, and its part of those of growing and learning."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
+from typing import cast
 
 from draftree.config import Budget
 from draftree.drafters.grow import grow
 from draftree.models.cost_profile import Point, Profile
-from draftree.policies.base import GrowthPolicy
+from draftree.policies.auto import AutoTree
+from draftree.policies.base import GrowthPolicy, SourceInfo
+from draftree.policies.gain import AutoSettings, Record
 from draftree.request import Outcome, StepCost
 from draftree.tree import ROOT, DraftTree
 
@@ -48,6 +52,38 @@ class Kind:
             second = luck < rate + 0.3 * (1 - rate) and rate > 0
             found.append(_RANKS * position if luck < rate else _RANKS * position + 1 if second else -1)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """How long the prompts and answers of one request after the other are.
+
+    Attributes:
+        each: prompt tokens and answer tokens of an answer; they are repeated.
+        limit: tokens that a request allows, at least as many as its answer has.
+        token: AR passes in which a draft model reads a prompt token.
+    """
+
+    each: Sequence[tuple[int, int]]
+    limit: int
+    token: float
+
+
+class Reader:
+    """A drafter whose model reads the prompts of ``Answers``."""
+
+    name = "reader"
+
+    def __init__(self, answers: Answers, layer: float) -> None:
+        self.model, self.models, self.left = self, (self,), {0: 0}
+        sizes, seconds = (1, 2, 10_002), (layer, layer, layer + 10_000 * answers.token)
+        self.costs = Profile(ME, (Point(1, 64, sizes, tuple(PASS * each for each in seconds)),))
+
+    def unread(self, request: object) -> list[tuple[object, int]]:
+        return [(self, self.left[id(request)])]
+
+    def record(self) -> Record:
+        return Record(AutoSettings(), cast(SourceInfo, self), {id(self): self.costs}, self.costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +164,42 @@ def decode(
         at = [before + outcome.taken for before, outcome in zip(at, outcomes, strict=True)]
         steps += 1
     return Decoded(steps, sum(at) / batch, passes)
+
+
+def decode_answers(
+    policy: AutoTree, kind: Kind, shape: Shape, answers: Answers, count: int, seed: int = 0
+) -> tuple[Decoded, int]:
+    """Decode so many answers, one after the other, by a draft model; and how many prompts it has read."""
+    draw, reader, read = Random(seed), Reader(answers, kind.layer), 0
+    policy._learn_anew([reader.record()])
+    steps, tokens, passes = 0, 0, 0.0
+    for number in range(count):
+        prompt, length = answers.each[number % len(answers.each)]
+        request, at, text = Fake(), 0, kind.text(length + NODES, number)
+        request.stats.steps, request.limit = 0, answers.limit
+        reader.left = {id(request): prompt}
+
+        def script(row: int, path: Path, at: int = 0) -> tuple[list[int], list[float], float]:
+            first = _RANKS * (at + len(path))
+            return [*range(first, first + _RANKS)], [math.log(p) for p in SAYS], 1.0
+
+        while at < length:
+            plan, layers, tree, reading = policy.plan([request], [Budget(NODES)]), 0, DraftTree.empty(), 0.0
+            if plan.budgets[0].nodes:
+                scorer = ScriptedScorer(partial(script, at=at))
+                tree, layers = grow(scorer, policy, plan)[0].tree, len(scorer.calls)
+                reading, read = answers.token * reader.left[id(request)], read + (reader.left[id(request)] > 0)
+                reader.left[id(request)] = 0
+            verify, draft = shape(1 + len(tree)), layers * kind.layer + reading
+            passes += verify + draft
+            cost = StepCost(1, PASS * draft * NOISE.factor(draw), PASS * verify * NOISE.factor(draw), 0.0, layers)
+            path = accepted(tree, text[at : at + NODES])
+            gained = text[at : at + len(path) + 1]
+            policy.observe(plan, [Outcome(request, tree, path, gained, len(gained), cost)])
+            request.ids += gained
+            at, steps, request.stats.steps = at + len(gained), steps + 1, request.stats.steps + 1
+        tokens += at
+    return Decoded(steps, tokens, passes), read
 
 
 def accepted(tree: DraftTree, text: Sequence[int]) -> list[int]:

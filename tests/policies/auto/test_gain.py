@@ -121,16 +121,16 @@ def test_a_text_is_read_where_the_tokens_left_may_pay_for_it(left: int, reads: b
     assert record.on is reads
 
 
-def test_texts_are_read_for_nothing_only_as_long_as_there_is_credit() -> None:
+def test_prompts_are_read_for_nothing_only_as_long_as_there_is_credit() -> None:
     record, read = reader(200), 0
-    for _ in range(100):  # each another text, of ten tokens
+    for _ in range(300):  # each before an answer of ten tokens
         record.settle(record.reading([Fake()]), 100, FLAT, ARPass(64, 1))
         read += record.on
         if record.on:
-            record.texts.add(-2.0)
+            record.add(0.0, 2.0)
         for _ in range(10):
-            record.texts.rest()
-    assert 2 <= read <= may_lose(1000, 2.0) / 2.0
+            record.rest()
+    assert 4 <= read <= (SETTINGS.credit + 3000 * SETTINGS.again / SETTINGS.longest) / 2.0 + 1
 
 
 def test_a_models_layers_are_dearer_in_batches_whatever_was_measured_in_one() -> None:

@@ -15,7 +15,7 @@ from draftree.policies.fixed import StaticTree
 from draftree.policies.gain import AutoSettings
 from draftree.request import Request
 
-from .simulated import NOISE, PASS, Decoded, Kind, Noise, Shape, decode, profile
+from .simulated import NOISE, PASS, Answers, Decoded, Kind, Noise, Shape, decode, decode_answers, profile
 from .test_policy import ME
 
 TOKENS = 400
@@ -74,9 +74,10 @@ def may_lose(steps: int) -> float:
     return passes
 
 
-def bounded(found: Decoded) -> bool:
-    """It is no slower than AR decoding, or has lost no more than it may."""
-    return found.ratio >= LEAST or found.lost <= may_lose(found.steps)
+def bounded(found: Decoded, reading: float = 0.0) -> bool:
+    """It is no slower than AR decoding, or has lost no more than it may; ``reading``: of a prompt, in AR passes."""
+    texts = SETTINGS.credit + reading + SETTINGS.again / SETTINGS.longest * found.steps if reading else 0.0
+    return found.ratio >= LEAST or found.lost <= may_lose(found.steps) + texts
 
 
 def cells() -> list[tuple[str, str, str, str, int]]:
@@ -134,3 +135,35 @@ def test_the_same_text_takes_about_as_many_passes_whatever_the_noise(
     runs = [decoded(auto(drafter, shape, wrong), "often", drafter, shape, batch, seed) for seed in range(3)]
     passes = [found.passes for found in runs]
     assert max(passes) <= 1.15 * min(passes), [(found.steps, round(found.passes)) for found in runs]
+
+
+def answered(text: str, each: Sequence[tuple[int, int]], limit: int, count: int = 60) -> tuple[Decoded, int]:
+    """By a draft model: a layer takes 0.15 AR passes, a prompt token 0.03."""
+    shape = SHAPES["flat"]
+    policy = AutoTree(target=profile(shape))
+    return decode_answers(policy, Kind(RATES[text], 0.15), shape, Answers(each, limit, 0.03), count)
+
+
+LONG, SHORT = 600, 40
+"""Tokens of prompts, which a draft model reads in 18 AR passes and in 1.2."""
+
+
+@pytest.mark.parametrize("limit", [64, 4096])
+@pytest.mark.parametrize("length", [10, 30, 60])
+@pytest.mark.parametrize("prompt", [SHORT, 150, LONG])
+@pytest.mark.parametrize("text", ["never", "rarely", "often", "always"])
+def test_what_reading_prompts_loses_is_bounded(text: str, prompt: int, length: int, limit: int) -> None:
+    """Long prompts before short answers took 18 AR passes each, and the next one was read again."""
+    found, _ = answered(text, [(prompt, length)], limit)
+    assert bounded(found, reading=0.03 * prompt), f"{found.ratio:.3f}, {found.lost:.1f} passes lost"
+
+
+@pytest.mark.parametrize(("prompt", "length", "least"), [(SHORT, 30, 1.2), (SHORT, 300, 1.3), (LONG, 300, 1.2)])
+def test_prompts_are_read_before_answers_that_pay_for_it(prompt: int, length: int, least: float) -> None:
+    found, read = answered("often", [(prompt, length)], 4096)
+    assert read == 60 and found.ratio >= least
+
+
+def test_long_prompts_that_are_not_read_keep_no_short_one_from_being_read() -> None:
+    found, read = answered("often", [(LONG, 10), (SHORT, 50)], 64, count=200)
+    assert 85 <= read <= 102 and found.ratio >= 1.15  # the first long one is read, and pauses the next short ones
