@@ -16,7 +16,7 @@ from draftree.engine.speculation import SpeculationParams
 from draftree.models.base import LanguageModel, Nodes
 from draftree.models.translated import TranslatedModel, TranslatedRow
 from draftree.sampling.warping import Warping
-from draftree.scores import Draft, Edit
+from draftree.scores import NO_EDIT, Draft, Edit
 from draftree.text.spelling import Spelling
 from draftree.tree import ROOT
 
@@ -280,3 +280,14 @@ def test_a_constraint_that_allows_what_no_token_stands_for_leaves_a_distribution
     assert scores.draw([0, 1], [3, 4], [Warping(1.0)] * 2, edits).tolist() == [2, 2]
     assert np.isneginf(scores.top([0, 1], 3, edits).logprobs).all()
     assert np.isneginf(scores.top([0, 1], 3, edits, Draft([Warping(0.8)] * 2, [1, 2])).logprobs).all()
+
+
+def test_a_constraint_changes_nothing_beside_it(models: dict[str, LanguageModel]) -> None:
+    """All rows of a pass got as many of the model's tokens as a constrained one needs."""
+    model = TranslatedModel(models["pieces"], models["bytes"])
+    nodes, mask = Nodes.chain([20, 21, 22]), np.full(10, 0x55555555, np.uint32)
+    scores = model.extend([model.open(), model.open()], [nodes, nodes])
+    alone, beside = scores.top([0], 5), scores.top([0, 1], 5, [NO_EDIT, Edit(mask=mask)])
+    assert beside.tokens[0].tolist() != beside.tokens[1].tolist()
+    np.testing.assert_array_equal(beside.tokens[0], alone.tokens[0])
+    np.testing.assert_array_equal(beside.logprobs[0], alone.logprobs[0])

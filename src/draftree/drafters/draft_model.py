@@ -28,7 +28,7 @@ from ..models.protocols import DraftHead
 from ..policies.base import Candidates
 from ..request import Outcome, Request
 from ..sampling.warping import log_sum_exp, stream_key, warp
-from ..scores import Draft, Edit, Scores, Top
+from ..scores import NO_EDIT, Draft, Edit, Scores, Top
 from ..tree import ROOT, DraftDistribution, Drawing
 from .base import DraftSource, Grown, NodeStates, Scorer, UnscoredNode
 
@@ -260,10 +260,11 @@ class ModelScorer(Scorer):
             return None
         every, edits = _mask(vocab, -(-size // 32)), list[Edit]()
         for state in states:
-            own = every
-            if state is not None and (mask := state.mask) is not None:
-                own = every.copy()
-                own[: len(mask)] &= mask[: len(every)]
+            if state is None or (mask := state.mask) is None:
+                edits.append(Edit(mask=every) if size > vocab else NO_EDIT)
+                continue
+            own = every.copy()
+            own[: len(mask)] &= mask[: len(every)]
             edits.append(Edit(mask=own if own.any() else every))
         return edits
 

@@ -342,13 +342,18 @@ class TranslatedScores(Scores):
         count, size = min(count, self._vocab), len(slots)
         tokens, logprobs = np.zeros((size, count), np.int32), np.full((size, count), -np.inf, np.float32)
         entropies = np.zeros(size, np.float32)
-        read = self._inner_top(slots, max(_CANDIDATES if edits is None and draft is None else _MORE, 2 * count))
-        for i, slot in enumerate(slots):
+        masks = [None if edits is None else edits[i].mask for i in range(size)]
+        warped = [draft is not None and draft.warpings[i].temperature > 0 for i in range(size)]
+        fewer, more = (max(most, 2 * count) for most in (_CANDIDATES, _MORE))
+        widths = [fewer if mask is None and not warm else more for mask, warm in zip(masks, warped, strict=True)]
+        read = self._inner_top(slots, max(widths))
+        for i, (slot, mask) in enumerate(zip(slots, masks, strict=True)):
             row, node = self._nodes[slot]
             found = self._expected(row, node)
             if i in read:
-                found, entropies[i] = self._added_up(*read[i][:2], -np.inf if edits else _UNLIKELY), read[i][2]
-            mask = None if edits is None else edits[i].mask
+                own, scores, entropies[i] = read[i]
+                least = _UNLIKELY if mask is None else -np.inf
+                found = self._added_up(own[: widths[i]], scores[: widths[i]], least)
             if mask is not None:
                 allowed = allowed_tokens(mask, self._vocab)[found.tokens]
                 found = found.at(allowed)
