@@ -47,6 +47,7 @@ void draftree_draft_close(Draft *draft) {
     for (int64_t i = 0; i < draft->cells.capacity / (int64_t)sizeof *cells; i++)
         free(cells[i].data);
     free_pass_memory(&draft->pass_memory);
+    free_translations(draft);
     const Buffer *buffers[] = {&draft->grown,       &draft->fed,      &draft->cells, &draft->layer,
                                &draft->masks,       &draft->forced,   &draft->asked, &draft->asked_at,
                                &draft->asked_masks, &draft->children, &draft->best,  &draft->numbers,
@@ -69,7 +70,8 @@ static int check_step(const DraftStep *step) {
     for (int32_t part = 0; part < step->part_count; part++) {
         const DraftPart *own = step->parts + part;
         if (own->kind < BY_TEXT || own->kind > BY_CALLER || (own->kind == BY_CALLER && !step->score) ||
-            (by_pass(own) && !own->model))
+            (own->kind == BY_TRANSLATION && (!own->translation || !step->find_meanings)) ||
+            ((by_pass(own) || own->kind == BY_TRANSLATION) && !own->model))
             return DRAFTREE_BAD_ARGUMENT;
     }
     for (int32_t request = 0; request < step->request_count; request++) {
@@ -108,6 +110,7 @@ static int begin(Draft *draft, const DraftStep *step) {
     if (reserve(&draft->grown, requests, sizeof(Grown)) ||
         reserve(&draft->fed, (int64_t)requests * parts, sizeof(Fed)) ||
         reserve(&draft->cells, (int64_t)requests * parts, sizeof(Buffer)) ||
+        reserve(&draft->read_trees, (int64_t)requests * parts, sizeof(ReadTree)) ||
         reserve(&draft->layer, requests, sizeof(DraftNode)) || reserve(&draft->left, requests, sizeof(int32_t)) ||
         reserve(&draft->gains, requests, sizeof(double)))
         return DRAFTREE_NO_MEMORY;
@@ -208,6 +211,8 @@ static int grow(Draft *draft, const DraftStep *step, DraftWork *work) {
             width = step->rule->width;
         if (step->parts[part].enabled && by_pass(step->parts + part))
             code = begin_models(step, part, fed_of(draft, part, 0));
+        if (step->parts[part].enabled && step->parts[part].kind == BY_TRANSLATION)
+            code = begin_translation(draft, step, part);
     }
     while (draft->layer_count && !code) {
         code = score_layer(draft, step, width, work);
@@ -224,7 +229,9 @@ static int grow(Draft *draft, const DraftStep *step, DraftWork *work) {
 /* ---- finished trees */
 
 /* The nodes of a request that are verified, as columns from `columns` on; returns how many, or an error code. */
-static int32_t finish(const Grown *grown, int32_t *columns) {
+static int32_t finish(const Draft *draft, const DraftStep *step, int32_t request, int32_t *columns) {
+    const Grown *grown = grown_of(draft, request);
+    const int translated = grown->part >= 0 && step->parts[grown->part].kind == BY_TRANSLATION;
     int32_t count = 0, number = 0;
     for (int32_t node = 0; node < grown->count; node++)
         count += drafted(grown, node)->kept;
@@ -242,6 +249,10 @@ static int32_t finish(const Grown *grown, int32_t *columns) {
         memcpy(columns + 3 * count + number, &path, sizeof path);
         memcpy(columns + 4 * count + number, &entropy, sizeof entropy);
         columns[5 * count + number] = node;
+        columns[6 * count + number] = -1;
+        columns[7 * count + number] = 0;
+        if (translated)
+            find_end(draft, grown->part, request, node, columns + 6 * count + number, columns + 7 * count + number);
         own->number = number++;
     }
     return count;
@@ -251,16 +262,16 @@ static int finish_trees(Draft *draft, const DraftStep *step, DraftTree *trees) {
     int64_t nodes = 0;
     for (int32_t request = 0; request < step->request_count; request++)
         nodes += grown_of(draft, request)->count;
-    if (reserve(&draft->output, 6 * nodes, sizeof(int32_t)))
+    if (reserve(&draft->output, 8 * nodes, sizeof(int32_t)))
         return DRAFTREE_NO_MEMORY;
     int32_t *columns = draft->output.data;
     for (int32_t request = 0; request < step->request_count; request++) {
         const Grown *grown = grown_of(draft, request);
-        const int32_t count = finish(grown, columns);
+        const int32_t count = finish(draft, step, request, columns);
         if (count < 0)
             return count;
         trees[request] = (DraftTree){count, count ? grown->part : 0, columns};
-        columns += 6 * (int64_t)count;
+        columns += 8 * (int64_t)count;
     }
     return DRAFTREE_OK;
 }
@@ -320,6 +331,8 @@ static int commit_path(Draft *draft, const DraftStep *step, int32_t request, con
         if (step->parts[part].enabled && by_pass(step->parts + part))
             code = keep_accepted(step, part, request, fed_of(draft, part, request), path,
                                  grown->part == part ? outcome->path_count : 0, &draft->pass_memory);
+        else if (step->parts[part].enabled && step->parts[part].kind == BY_TRANSLATION)
+            code = keep_translated(draft, step, part, request, path, grown->part == part ? outcome->path_count : 0);
     return code;
 }
 

@@ -91,14 +91,16 @@ static int score_asked(Draft *draft, const DraftStep *step, int32_t part, int32_
     const DraftPart *own = step->parts + part;
     const int64_t began = nanoseconds();
     int code = DRAFTREE_OK;
-    if (by_pass(own)) {
-        work[part].passes++;
-        const DraftLayer layer = {part, draft->depth, draft->asked_count, draft->asked.data, draft->asked_masks.data};
-        code = score_by_models(step, &layer, fed_of(draft, part, 0), &draft->pass_memory, &draft->answer.view);
-    } else if (own->kind == BY_CALLER)
+    const DraftLayer layer = {part, draft->depth, draft->asked_count, draft->asked.data, draft->asked_masks.data};
+    work[part].passes += own->model != NULL;
+    if (own->kind == BY_TRANSLATION)
+        code = score_by_translation(draft, step, &layer, &draft->answer.view);
+    else if (own->kind == BY_TEXT)
+        score_by_text(draft, step, part);
+    else if (own->kind == BY_CALLER)
         code = score_by_caller(draft, step, part);
     else
-        score_by_text(draft, step, part);
+        code = score_by_models(step, &layer, fed_of(draft, part, 0), &draft->pass_memory, &draft->answer.view);
     work[part].nanoseconds += nanoseconds() - began;
     return code;
 }

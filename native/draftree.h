@@ -125,7 +125,7 @@ typedef struct {
 } HeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
-#define DRAFTREE_VERSION "9"
+#define DRAFTREE_VERSION "10"
 const char *draftree_version(void);
 
 /* Names of the instruction sets that this CPU runs, separated by spaces, the portable one first. */
@@ -281,22 +281,47 @@ void draftree_ngram_followed(const NgramIndex *index, const NgramMatches *matche
 int32_t draftree_ngram_probabilities(const NgramIndex *index, const NgramMatches *matches, int32_t *tokens,
                                      double *probabilities);
 
+/* ---- what tokens and texts of one vocabulary are in another: a table that the caller fills. It numbers texts, the
+ * empty one is 0. */
+
+typedef struct Translation Translation;
+
+/* What is looked up. FIRST_OF_TOKEN: the target's token that begins what a token of the model's spells; FIRST_OF_TEXT:
+ * that which begins a text; READING: the model's tokens of a text with a token of the target's behind it. What a kind
+ * does not need is 0. */
+enum { FIRST_OF_TOKEN, FIRST_OF_TEXT, READING };
+typedef struct {
+    int32_t kind, text, token;
+} TranslationKey;
+
+int draftree_translation_open(Translation **translation);
+void draftree_translation_close(Translation *translation);
+void draftree_translation_clear(Translation *translation);
+
+/* Put an entry, unless the key has one. found: the token that begins it, -1: there is none; behind: the text behind
+ * that token. Of a READING, ids: [count] the model's tokens; found: the text that was read; behind: the end of it that
+ * these leave unread. */
+int draftree_translation_put(Translation *translation, const TranslationKey *key, int32_t found, int32_t behind,
+                             const int32_t *ids, int32_t count);
+
 /* ---- drafting: the trees of all requests of a step, a pass a layer for all of them
  *
  * A node's number is its index among the nodes that were drafted for its request, layer by layer; -1 is the root, the
  * last token of the request's text. In a finished tree it has another. */
 
-/* What scores nodes: the texts themselves, a model of the target's token ids, a head, the caller. */
-enum { BY_TEXT, BY_MODEL, BY_HEAD, BY_CALLER };
+/* What scores nodes: the texts themselves, a model of the target's token ids, a head, a model of other token ids, the
+ * caller. */
+enum { BY_TEXT, BY_MODEL, BY_HEAD, BY_TRANSLATION, BY_CALLER };
 
 typedef struct {
     int32_t kind;
     int32_t enabled;
-    Model *model;    /* BY_MODEL, BY_HEAD; else NULL */
-    int32_t outputs; /* tokens of the target's vocabulary: what a model scores beyond them is left out */
-    double trust;    /* how often its candidates are right over how often they should be */
-    double onward;   /* how often a first candidate is right below a token that was */
-    double layer;    /* seconds of one layer */
+    Model *model;             /* BY_MODEL, BY_HEAD, BY_TRANSLATION; else NULL */
+    Translation *translation; /* BY_TRANSLATION */
+    int32_t outputs;          /* tokens of the target's vocabulary: what a model scores beyond them is left out */
+    double trust;             /* how often its candidates are right over how often they should be */
+    double onward;            /* how often a first candidate is right below a token that was */
+    double layer;             /* seconds of one layer */
 } DraftPart;
 
 typedef struct {
@@ -313,9 +338,12 @@ typedef struct {
 typedef struct {
     int32_t limit;     /* of the depth to which it drafts; 0: not at all */
     NgramIndex *index; /* BY_TEXT: has read the text */
-    int32_t row;       /* BY_MODEL, BY_HEAD */
+    int32_t row;       /* BY_MODEL, BY_HEAD, BY_TRANSLATION */
     int32_t unread_count;
-    const int32_t *unread; /* the end of the text: what the row has not committed or more, the last token at least */
+    const int32_t *unread; /* the end of the text: what the row has not committed or more, the last token at least;
+                            * BY_TRANSLATION: the model's own tokens of what it has not read, maybe none */
+    int32_t read;          /* BY_TRANSLATION: how many of these are committed: all, or none */
+    int32_t left;          /* BY_TRANSLATION: the text behind them */
 } DraftSource;
 
 typedef struct {
@@ -343,6 +371,9 @@ typedef int (*ScoreNodes)(int32_t part, int32_t count, const DraftNode *nodes, i
  * NULL: any token; and tokens that must come next, -1: none is known. Masks stay valid until draftree_draft returns. */
 typedef int (*FindStates)(int32_t count, const DraftNode *nodes, const uint32_t **masks, int32_t *forced);
 
+/* Put the entries of these keys into a part's translation. */
+typedef int (*FindMeanings)(int32_t part, int32_t count, const TranslationKey *keys);
+
 typedef struct {
     int32_t part_count, request_count;
     int32_t coupled; /* a model's candidates are those of the target's noise, else of the warped distribution alone */
@@ -352,13 +383,15 @@ typedef struct {
     const DraftSource *sources;   /* [request_count][part_count] */
     ScoreNodes score;             /* may be NULL without a part BY_CALLER */
     FindStates find_states;       /* may be NULL where nothing is constrained */
+    FindMeanings find_meanings;   /* may be NULL without a part BY_TRANSLATION */
 } DraftStep;
 
 /* A finished tree. */
 typedef struct {
     int32_t count, part;
-    const int32_t *columns; /* [6][count] tokens, parents, depths; float: path log-probabilities, entropies; int32_t:
-                             * the numbers that nodes had while they grew */
+    const int32_t *columns; /* [8][count] tokens, parents, depths; float: path log-probabilities, entropies; int32_t:
+                             * the numbers that nodes had while they grew; BY_TRANSLATION: how many of the model's
+                             * tokens are read up to the node, -1: it was not scored, and the text behind them */
 } DraftTree;
 
 /* What a part took of a step. */

@@ -1,8 +1,9 @@
-/* What draft.c and draft_rule.c share: proposals while they grow. */
+/* What the files that grow trees share: proposals while they grow. */
 #ifndef DRAFTREE_GROWTH_H
 #define DRAFTREE_GROWTH_H
 
 #include "draft.h"
+#include "translation.h"
 
 /* Memory that grows: zeroed where it is new, and kept from step to step. */
 typedef struct {
@@ -55,6 +56,38 @@ typedef struct {
     Buffer counts, tokens, logprobs, entropies;
 } Found;
 
+/* How far a model of other token ids has read up to a node. */
+typedef struct {
+    int32_t number;   /* of its last token up to there in its row; -1: the last committed one */
+    int32_t depth;    /* its uncommitted tokens up to there; -1: the node was not scored */
+    int32_t own;      /* of these, those of the node itself */
+    int32_t left;     /* the text behind these, not read yet */
+    int32_t expected; /* text that is expected next, so that no pass was made; 0: there was one */
+    double share;     /* log-probability of that */
+    int32_t first_rest, rest_count;
+} ReadNode;
+
+/* What is expected behind a candidate. */
+typedef struct {
+    int32_t token, text;
+    double share;
+} Rest;
+
+/* What such a model has read of a request's tree. */
+typedef struct {
+    int32_t count, rest_count;
+    Buffer nodes; /* [1 + count] ReadNode: the root, then the nodes */
+    Buffer rests; /* [rest_count] Rest */
+} ReadTree;
+
+/* What goes into its passes and comes out of them. */
+typedef struct {
+    Buffer rows, counts, tokens, parents, wanted; /* of the pass */
+    Buffer places;                                /* [nodes of the layer] slot of each, -1: no pass was made for it */
+    Buffer slots, found, logprobs, entropies;     /* of the scores */
+    Buffer missing;                               /* TranslationKey */
+} TranslationMemory;
+
 struct Draft {
     int32_t requests, parts; /* of the proposal whose outcomes are still to come; 0: there is none */
     int32_t depth;           /* of the layer whose nodes are scored, the roots' is 0 */
@@ -63,6 +96,8 @@ struct Draft {
     Buffer grown;               /* [requests] Grown */
     Buffer fed, cells;          /* [parts][requests] Fed, and Buffer of their cells */
     PassMemory pass_memory;
+    Buffer read_trees; /* [parts][requests] ReadTree */
+    TranslationMemory translation_memory;
     Buffer layer;           /* [layer_count] DraftNode */
     Buffer masks, forced;   /* [layer_count] const uint32_t *, int32_t */
     Buffer asked, asked_at; /* [asked_count] DraftNode of the layer that a part scores, and where they are there */
@@ -82,7 +117,7 @@ static inline Grown *grown_of(const Draft *draft, int32_t request) { return (Gro
 /* A node of a request; -1: the root. */
 static inline Drafted *drafted(const Grown *grown, int32_t node) { return (Drafted *)grown->nodes.data + 1 + node; }
 
-/* It scores by passes of a model. */
+/* It scores by passes of a model that reads the target's tokens. */
 static inline int by_pass(const DraftPart *part) { return part->kind == BY_MODEL || part->kind == BY_HEAD; }
 
 static inline Fed *fed_of(const Draft *draft, int32_t part, int32_t request) {
@@ -92,6 +127,18 @@ static inline Fed *fed_of(const Draft *draft, int32_t part, int32_t request) {
 static inline const DraftSource *source_of(const DraftStep *step, int32_t request, int32_t part) {
     return step->sources + (int64_t)request * step->part_count + part;
 }
+
+/* The parts of kind BY_TRANSLATION (draft_translated.c), as begin_models, score_by_models and keep_accepted; and the
+ * end of what they keep. */
+int begin_translation(Draft *draft, const DraftStep *step, int32_t part);
+int score_by_translation(Draft *draft, const DraftStep *step, const DraftLayer *layer, const Candidates *found);
+int keep_translated(Draft *draft, const DraftStep *step, int32_t part, int32_t request, const int32_t *path,
+                    int32_t count);
+void free_translations(Draft *draft);
+
+/* How far such a part has read up to a node: tokens, and the text that is left; not written if the node was not scored.
+ */
+void find_end(const Draft *draft, int32_t part, int32_t request, int32_t node, int32_t *depth, int32_t *left);
 
 /* Score the layer's nodes, `width` candidates of each at most: 0 or an error code. */
 int score_layer(Draft *draft, const DraftStep *step, int32_t width, DraftWork *work);

@@ -1,7 +1,7 @@
 """Growth of trees by one call of C for all requests of a step (``native/draft.c``), where a policy is a rule.
 
-The trees are those of the loop in ``grow.py``. C scores nodes by the texts of the requests, and by draft models and
-heads of the native engine; a part that it does not know is asked once a layer for all requests.
+The trees are those of the loop in ``grow.py``. C scores nodes by the texts of the requests, and by draft models (of any
+vocabulary) and heads of the native engine; a part that it does not know is asked once a layer for all requests.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..models.native.draft_binding import (
     BY_HEAD,
     BY_MODEL,
     BY_TEXT,
+    BY_TRANSLATION,
     MOST_DEPTH,
     MOST_WIDTH,
     CPart,
@@ -34,26 +35,33 @@ from ..models.native.draft_binding import (
 )
 from ..models.native.native_head import NativeHead, NativeHeadRow
 from ..models.native.native_model import NativeModel, NativeRows
+from ..models.native.translations import Key
+from ..models.translated import TranslatedModel
 from ..policies.base import GrowthRule, PartRule, Trial
 from ..request import Outcome, Request
 from ..sampling.warping import GOLDEN, mix
 from ..tree import DraftTree, Drawing
 from .base import NOTHING_GROWN, DraftSource, Grown, NodeStates, Scorer, UnscoredNode, scored
 from .draft_model import EagleSource, ModelSource
+from .native_translation import NativeTranslation
 from .ngram import LONGEST, NgramSource
 
 _ANY = PartRule()
 
 
-def _kind(part: DraftSource) -> int:
-    """What C scores a source's nodes by; a subclass may score otherwise."""
+def _kind(part: DraftSource) -> tuple[int, NativeRows[Any] | None]:
+    """What C scores a source's nodes by, and the model whose passes it makes; a subclass may score otherwise."""
     if type(part) is NgramSource:
-        return BY_TEXT
-    if type(part) is ModelSource and type(part.model) is NativeModel:
-        return BY_MODEL
+        return BY_TEXT, None
     if type(part) is EagleSource and type(part.model) is NativeHead:
-        return BY_HEAD
-    return BY_CALLER
+        return BY_HEAD, part.model
+    if type(part) is ModelSource:
+        model = part.model
+        if type(model) is NativeModel:
+            return BY_MODEL, model
+        if type(model) is TranslatedModel and type(model.inner) is NativeModel:
+            return BY_TRANSLATION, model.inner
+    return BY_CALLER, None
 
 
 class NativeGrowth:
@@ -75,19 +83,23 @@ class NativeGrowth:
         self._order = sorted(range(len(parts)), key=lambda part: parts[part].model is not None)
         """Number of each part in the ensemble, in the order in which they are tried."""
         self._parts = [parts[number] for number in self._order]
-        self._kinds = [*map(_kind, self._parts)]
+        scored_by = [*map(_kind, self._parts)]
+        self._kinds = [kind for kind, _ in scored_by]
         self._by_texts = set(self._kinds) == {BY_TEXT}
-        self._drafting = Drafting(self._order, self._scored, self._states_of)
+        self._drafting = Drafting(self._order, self._scored, self._states_of, self._find_meanings)
         self._models: list[tuple[CPart, ModelSource | EagleSource, NativeRows[Any], int]] = []
-        for own, part, kind in zip(self._drafting.parts, self._parts, self._kinds, strict=True):
+        self._translations: dict[int, NativeTranslation] = {}
+        """By number of the part."""
+        for number, own, part, (kind, model) in zip(
+            self._order, self._drafting.parts, self._parts, scored_by, strict=True
+        ):
             own.kind = kind
-            if (
-                isinstance(part, (ModelSource, EagleSource))
-                and isinstance(part.model, NativeRows)
-                and kind != BY_CALLER
-            ):
-                own.model = part.model.loaded.address
-                self._models.append((own, part, part.model, kind))
+            if isinstance(part, (ModelSource, EagleSource)) and model is not None:
+                own.model = model.loaded.address
+                self._models.append((own, part, model, kind))
+            if isinstance(part, ModelSource) and kind == BY_TRANSLATION:
+                translation = self._translations[number] = NativeTranslation(part)
+                own.translation = translation.pointer
         self._texts: dict[Request, list[TextIndex]] = {}
         self._placed: list[Request | None] = []
         """Whose constant numbers each entry of C's requests has."""
@@ -97,6 +109,7 @@ class NativeGrowth:
         """By number of the part: how many its model reads at most, about."""
         self._states = NodeStates(())
         self._requests: Sequence[Request] = ()
+        self._grown: list[GrownColumns | None] = []
         self.vocab_size, self.layers, self.seconds = MOST_DEPTH, 0, tuple[float, ...]()
 
     @classmethod
@@ -129,6 +142,8 @@ class NativeGrowth:
         drafting.coupled = drawing is Drawing.COUPLED
         self._scorers.clear()
         self._tokens = [0] * len(self._parts)
+        for translation in self._translations.values():
+            translation.begin()
         for at, (request, budget) in enumerate(zip(requests, budgets, strict=True)):
             self._set_request(at, request, budget, reading)
         for own, number, kind, part in zip(drafting.parts, self._order, self._kinds, self._parts, strict=True):
@@ -136,7 +151,7 @@ class NativeGrowth:
                 self._scorers[number] = part.scorer(requests, drawing)
         if any([request.state for request in requests]):
             self._states = NodeStates(requests)
-        grown = self._called(len(requests))
+        grown = self._grown = self._called(len(requests))
         self.layers = drafting.layers
         trees = [*map(self._tree, grown)]
         for number in self._scorers:
@@ -184,10 +199,16 @@ class NativeGrowth:
         if at >= len(self._placed) or self._placed[at] is not request:
             self._place(at, request)
         indexes = iter(texts)
-        for number, source, kind, part in zip(self._order, sources, self._kinds, self._parts, strict=True):
+        for number, own_part, source, kind, part in zip(
+            self._order, self._drafting.parts, sources, self._kinds, self._parts, strict=True
+        ):
             limit = source.limit = int(min(limits[number], MOST_DEPTH))
             if kind == BY_TEXT:
                 source.index = next(indexes).index
+            elif kind == BY_TRANSLATION:
+                source.limit = limit if own.nodes and own_part.enabled else 0
+                if source.limit:
+                    self._tokens[number] += self._translations[number].read(request, source) + 2 * own.nodes
             elif kind != BY_CALLER and limit and own.nodes:
                 assert isinstance(part, (ModelSource, EagleSource))  # noqa: S101
                 row = part.opened(request).row
@@ -257,10 +278,22 @@ class NativeGrowth:
                     if isinstance(row, NativeHeadRow):
                         row.last, row.drafted = request.ids[min(row.length, len(request.ids) - 1)], []
 
+    def _follow_translated(self, outcomes: Sequence[Outcome]) -> None:
+        """Count among the committed tokens of translated rows what C has committed."""
+        for own, _, model, kind in self._models:
+            if kind != BY_TRANSLATION or not own.enabled:
+                continue
+            at = self._drafting.parts.index(own)
+            number, translation = self._order[at], self._translations[self._order[at]]
+            for outcome, grown, sources in zip(outcomes, self._grown, self._drafting.sources, strict=False):
+                if sources[at].limit:
+                    columns = grown[1] if grown is not None and grown[0] == number else None
+                    translation.observe(outcome, columns, model.loaded.length(sources[at].row))
+
     def _tree(self, grown: GrownColumns | None) -> DraftTree:
         if grown is None:
             return DraftTree.empty()
-        part, (tokens, parents, depths, paths, entropies, _) = grown
+        part, (tokens, parents, depths, paths, entropies, *_) = grown
         return DraftTree(tokens, parents, depths, paths.view(np.float32), entropies.view(np.float32), {}, part)
 
     def observe(self, outcomes: Sequence[Outcome]) -> list[Trial]:
@@ -272,6 +305,7 @@ class NativeGrowth:
         trials = self._drafting.accept(paths, tokens)
         if self._models:
             self._follow(BY_MODEL)
+            self._follow_translated(outcomes)
         for kind, part in zip(self._kinds, self._parts, strict=True):
             if kind == BY_CALLER:
                 part.observe(outcomes)
@@ -286,6 +320,9 @@ class NativeGrowth:
     def _scored(self, part: int, nodes: list[Node], width: int) -> Sequence[Scored]:
         found = scored(self._name, self._scorers[part], [UnscoredNode(*node) for node in nodes], width)
         return [(each.tokens, each.logprobs, each.entropy) for each in found]
+
+    def _find_meanings(self, part: int, keys: Sequence[Key]) -> None:
+        self._translations[part].find(keys)
 
     def _states_of(self, nodes: list[Node]) -> tuple[Sequence[NDArray[np.uint32] | None], Sequence[int]]:
         states = self._states.of([UnscoredNode(*node) for node in nodes])

@@ -97,11 +97,11 @@ class TranslatedRow(Row):
                 node = parents[node]
         return sorted(found)
 
-    def add(self, nodes: Sequence[_Node], before: int) -> None:
-        """Count nodes of a path among the committed tokens, in front of which ``inner`` had committed so many."""
-        self.tokens += [node.token for node in nodes]
-        self.ends += [(before + node.depth, node.left) for node in nodes]
-        self.length += len(nodes)
+    def add(self, tokens: Sequence[int], ends: Ends) -> None:
+        """Count more tokens among the committed ones."""
+        self.tokens += tokens
+        self.ends += ends
+        self.length += len(tokens)
 
 
 class _Pass(NamedTuple):
@@ -130,6 +130,10 @@ class TranslatedModel(LanguageModel):
     Args:
         inner: the model; it has a tokenizer.
         target: has a tokenizer.
+
+    Attributes:
+        text: reads the target's tokens as the model's.
+        firsts: the target's tokens that the model's stand for.
     """
 
     def __init__(self, inner: LanguageModel, target: LanguageModel) -> None:
@@ -145,8 +149,8 @@ class TranslatedModel(LanguageModel):
         )
         self._most, self._scores = own.max_length, LastScores()
         self.most_read = self._window = min(WINDOW, self._most // 2)
-        self._text = TextReader(inner.tokenizer, own.vocab_size, target.tokenizer, can.vocab_size)
-        self.firsts = FirstTokens(self._text, own.vocab_size, own.eos_ids, can.eos_ids)
+        self.text = TextReader(inner.tokenizer, own.vocab_size, target.tokenizer, can.vocab_size)
+        self.firsts = FirstTokens(self.text, own.vocab_size, own.eos_ids, can.eos_ids)
 
     @property
     def measured(self) -> LanguageModel:
@@ -224,14 +228,14 @@ class TranslatedModel(LanguageModel):
         else:
             above = row.nodes[parent] if parent < count else found.nodes[parent - count]
         if len(run) == 1 and (rest := row.rests.get(parent, {}).get(run[0])) is not None:
-            found.nodes.append(above._replace(token=run[0], left=above.left + self._text.of(run[0]), rest=rest))
+            found.nodes.append(above._replace(token=run[0], left=above.left + self.text.of(run[0]), rest=rest))
             return None
         if parent == ROOT and not row.nodes and not found.nodes:
-            ids, ends = self._next_text(row, run, hold=not scored)
+            ids, ends = self.next_text(row, run, hold=not scored)
         else:
-            ids, ends = self._text.read(above.left, run, hold=not scored)
-        if row.inner.length + above.depth + len(ids) > self._most:
-            ids, ends = [], self._text.unread(above.left, run)
+            ids, ends = self.text.read(above.left, run, hold=not scored)
+            if row.inner.length + above.depth + len(ids) > self._most:
+                ids, ends = [], self.text.unread(above.left, run)
         first = len(row.inner.parents) + len(found.tokens)
         found.tokens.extend(ids)
         found.parents.extend([above.inner, *range(first, first + len(ids) - 1)][: len(ids)])
@@ -239,14 +243,14 @@ class TranslatedModel(LanguageModel):
             found.nodes.append(_Node(token, first + size - 1 if size else above.inner, above.depth + size, left))
         return len(found.tokens) - 1 if scored and ids else None
 
-    def _next_text(self, row: TranslatedRow, run: Sequence[int], hold: bool) -> tuple[list[int], Ends]:
+    def next_text(self, row: TranslatedRow, run: Sequence[int], hold: bool) -> tuple[list[int], Ends]:
         """What is read of a text's next tokens: all; but if nothing has been read, or they are too many, of its end.
 
         The end of a text that goes on may come yet: nothing is read of it.
         """
         length, left = row.end
         if length and length == row.inner.length and len(run) <= WINDOW:
-            ids, ends = self._text.read(left, run, hold)
+            ids, ends = self.text.read(left, run, hold)
             if length + len(ids) + min(_MARGIN, self._most // 4) <= self._most:
                 return ids, ends
         if row.inner.length:
@@ -256,7 +260,7 @@ class TranslatedModel(LanguageModel):
         if hold:
             return [], [(0, b"")] * len(run)
         before = row.tokens[max(0, row.length + len(run) - self._window) :]
-        ids, ends = self._text.begun([*before, *run][-self._window :], self._window)
+        ids, ends = self.text.begun([*before, *run][-self._window :], self._window)
         ends = ends[max(0, len(ends) - len(run)) :]
         return ids, [(0, b"")] * (len(run) - len(ends)) + ends
 
@@ -265,7 +269,7 @@ class TranslatedModel(LanguageModel):
         own.check_path(path)
         nodes, before = [own.nodes[node] for node in path], own.inner.length
         self.inner.commit(own.inner, own.inner_above([node.inner for node in nodes[-1:]]))
-        own.add(nodes, before)
+        own.add([node.token for node in nodes], [(before + node.depth, node.left) for node in nodes])
         own.nodes, own.rests, own.parents = [], {}, NO_NODES
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
@@ -274,7 +278,7 @@ class TranslatedModel(LanguageModel):
         kept = own.inner_above([node.inner for node in nodes])
         depth = nodes[trunk - 1].depth if trunk else 0
         self.inner.prune(own.inner, kept, depth)
-        own.add(nodes[:trunk], before)
+        own.add([node.token for node in nodes[:trunk]], [(before + node.depth, node.left) for node in nodes[:trunk]])
         numbers = {ROOT: ROOT} | {node: max(ROOT, i - depth) for i, node in enumerate(kept)}
         own.rests = {new: own.rests[node] for new, node in enumerate(keep[trunk:]) if node in own.rests}
         own.nodes = [node._replace(inner=numbers[node.inner], depth=node.depth - depth) for node in nodes[trunk:]]

@@ -161,6 +161,10 @@ class FirstTokens:
             found = self._found[tokens]
         return found
 
+    def of_token(self, token: int) -> int:
+        """The target's token that one of the model's stands for; negative: none."""
+        return int(self.of(np.array([token]))[0])
+
     def behind(self, token: int) -> bytes:
         """What a token spells behind the one that it stands for."""
         return self._behind.get(token, b"")

@@ -120,7 +120,7 @@ class CDrafter:
     def __init__(self, model: NativeModel | NativeHead, outputs: int) -> None:
         self._functions: Any = _Functions.in_dll(ctypes.CDLL(str(binding.LIBRARY)), "drafting")
         self._model, self.rows, self._memory = model, dict[Request, int](), CMemory()
-        self._parts = (CPart * 2)(CPart(), CPart(1, 1, model.loaded.address, outputs))
+        self._parts = (CPart * 2)(CPart(), CPart(1, 1, model.loaded.address, None, outputs))
 
     def begin(self, requests: Sequence[Request], drawing: Drawing) -> None:
         self._requests = list(requests)

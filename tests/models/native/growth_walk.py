@@ -35,11 +35,16 @@ def find_states(nodes: list[Node]) -> tuple[list[NDArray[np.uint32] | None], lis
     return list(masks), [2 if node % 5 == 1 else -1 for _, node, _, _ in nodes]
 
 
+def find_meanings(part: int, keys: object) -> None:
+    """No part translates."""
+    raise AssertionError
+
+
 def walk(memory: Memory) -> list[Any]:
     """Trees and trials of some steps of three requests."""
     draw, found = random.Random(1), list[Any]()  # noqa: S311
     kinds = [BY_TEXT, BY_TEXT, BY_CALLER]
-    drafting = memory.call("open", lambda: Drafting([2, 0, 1], score, find_states))
+    drafting = memory.call("open", lambda: Drafting([2, 0, 1], score, find_states, find_meanings))
     for part, kind in zip(drafting.parts, kinds, strict=True):
         part.kind, part.enabled, part.outputs, part.trust, part.onward, part.layer = kind, 1, 32, 1.1, 0.7, 0.01
     texts = [memory.call("index", lambda n=n: TextIndex(1 + n % 2)) for n in range(2 * REQUESTS)]  # type: ignore[misc]

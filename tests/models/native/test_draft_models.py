@@ -39,3 +39,12 @@ def test_trees_grow_inside_their_memory_and_without_it_there_is_an_error(library
     """What failed is called again, with memory: the trees are those of a walk in which nothing failed."""
     failed = run(sanitizer.runtime(), "growth_walk", str(library))
     assert failed.keys() == {"open", "index", "room", "text", "draft"}
+
+
+def test_drafts_are_translated_inside_their_memory_and_without_it_there_is_an_error(
+    library: Path, tmp_path: Path
+) -> None:
+    """What failed is called again, with memory: the trees are those of a walk in which nothing failed."""
+    found = run(sanitizer.runtime(), "translation_walk", str(library), str(tmp_path))
+    assert found["nodes"] > 100
+    assert found["draft"] > 20, "there was always memory"

@@ -25,7 +25,7 @@ from ...progress import StoppableProgress
 from ..memory import largest_weights, too_large
 from .architecture import Description, Hyperparameters
 
-VERSION = "9"
+VERSION = "10"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
 _FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
 LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")
@@ -107,6 +107,10 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ngram_matches": (None, [_P, _P, _I, _P]),
     "ngram_followed": (None, [_P, _P, _I, _P]),
     "ngram_probabilities": (_I, [_P, _P, _P, _P]),
+    "translation_open": (c_int, [POINTER(_P)]),
+    "translation_close": (None, [_P]),
+    "translation_clear": (None, [_P]),
+    "translation_put": (c_int, [_P, _P, _I, _I, _P, _I]),
     "draft_open": (c_int, [POINTER(_P)]),
     "draft_close": (None, [_P]),
     "draft": (c_int, [_P] * 5),

@@ -29,8 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .binding import check, open_library
+from .translations import Key
 
-BY_TEXT, BY_MODEL, BY_HEAD, BY_CALLER = range(4)
+BY_TEXT, BY_MODEL, BY_HEAD, BY_TRANSLATION, BY_CALLER = range(5)
 """What scores the nodes of a part."""
 MOST_DEPTH, MOST_WIDTH = 2**31 - 1, 2**13
 """Of trees, and most candidates of a node, by C."""
@@ -50,6 +51,7 @@ class CPart(Structure):
         ("kind", c_int32),
         ("enabled", c_int32),
         ("model", c_void_p),
+        ("translation", c_void_p),
         ("outputs", c_int32),
         ("trust", c_double),
         ("onward", c_double),
@@ -80,6 +82,8 @@ class CSource(Structure):
         ("row", c_int32),
         ("unread_count", c_int32),
         ("unread", c_void_p),
+        ("read", c_int32),
+        ("left", c_int32),
     ]
 
 
@@ -130,6 +134,7 @@ class CMatches(Structure):
 
 _ScoreNodes = CFUNCTYPE(c_int32, c_int32, c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p)
 _FindStates = CFUNCTYPE(c_int32, c_int32, c_void_p, c_void_p, c_void_p)
+_FindMeanings = CFUNCTYPE(c_int32, c_int32, c_int32, c_void_p)
 _RAISED = 1
 """What a callback returns to C after an exception."""
 
@@ -147,6 +152,7 @@ class CStep(Structure):
         ("sources", c_void_p),
         ("score", _ScoreNodes),
         ("find_states", _FindStates),
+        ("find_meanings", _FindMeanings),
     ]
 
 
@@ -158,11 +164,14 @@ ScoreNodes = Callable[[int, list[Node], int], Sequence[Scored]]
 """(part, nodes, width) -> what may follow each node, at most ``width`` tokens."""
 FindStates = Callable[[list[Node]], tuple[Sequence[NDArray[np.uint32] | None], Sequence[int]]]
 """Nodes -> for each the mask of what may follow, and the token that must, -1 if none is known."""
+FindMeanings = Callable[[int, Sequence[Key]], None]
+"""(part, keys): puts their entries into the part's translation."""
 
 
 GrownColumns = tuple[int, NDArray[np.int32]]
-"""A finished tree: the part that drafted it; [6, n] columns of ``DraftTree``, of which the last two are float32, and
-the numbers that nodes had while they grew."""
+"""A finished tree: the part that drafted it; [8, n] columns of ``DraftTree``, of which the last two are float32, the
+numbers that nodes had while they grew, and how far a part BY_TRANSLATION has read: tokens of its own, and what is
+left."""
 
 
 class TextIndex:
@@ -227,12 +236,15 @@ class Drafting:
         order: numbers of the parts, by which they are named here, in the order in which they are tried.
         score: scores nodes of parts BY_CALLER.
         find_states: finds what constraints allow.
+        find_meanings: fills the translations of parts BY_TRANSLATION.
     """
 
-    def __init__(self, order: Sequence[int], score: ScoreNodes, find_states: FindStates) -> None:
+    def __init__(
+        self, order: Sequence[int], score: ScoreNodes, find_states: FindStates, find_meanings: FindMeanings
+    ) -> None:
         self._library, self._pointer, self._layers = open_library(), c_void_p(), c_int32()
         check(self._library.draftree_draft_open(byref(self._pointer)))
-        self._score, self._find_states = score, find_states
+        self._score, self._find_states, self._find_meanings = score, find_states, find_meanings
         self._order, parts = order, len(order)
         self._raised: BaseException | None = None
         self._masks: list[Sequence[NDArray[np.uint32] | None]] = []  # as long as C reads them
@@ -250,6 +262,7 @@ class Drafting:
             parts=addressof(self._parts),
             score=_ScoreNodes(self._scored),
             find_states=_FindStates(self._states_found),
+            find_meanings=_FindMeanings(self._meanings_found),
         )
         self.make_room(4)
 
@@ -295,7 +308,7 @@ class Drafting:
         found = list[GrownColumns | None]()
         for tree in self._trees[:count]:
             if nodes := tree.count:
-                columns = np.frombuffer(string_at(tree.columns, 24 * nodes), np.int32).reshape(6, nodes)
+                columns = np.frombuffer(string_at(tree.columns, 32 * nodes), np.int32).reshape(8, nodes)
                 found.append((self._order[tree.part], columns))
             else:
                 found.append(None)
@@ -352,6 +365,15 @@ class Drafting:
             self._masks.append(found)
             _memory(masks, count, np.uint64)[:] = [0 if mask is None else mask.ctypes.data for mask in found]
             _memory(forced, count, np.int32)[:] = tokens
+        except BaseException as error:  # noqa: BLE001 - C hands it on
+            self._raised = error
+            return _RAISED
+        return 0
+
+    def _meanings_found(self, part: int, count: int, keys: int) -> int:
+        try:
+            found = np.frombuffer(string_at(keys, 12 * count), np.int32).reshape(count, 3)
+            self._find_meanings(self._order[part], [(kind, text, token) for kind, text, token in found.tolist()])
         except BaseException as error:  # noqa: BLE001 - C hands it on
             self._raised = error
             return _RAISED
