@@ -14,7 +14,8 @@ import math
 from bisect import insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import truediv
+from functools import reduce
+from operator import add, attrgetter, truediv
 from typing import cast
 
 from ..config import Budget, Count, check_fields
@@ -25,7 +26,7 @@ from ..request import Outcome, Request
 from ..tree import ROOT
 from .base import NO_CANDIDATES, Child, Frontier, GrowthPolicy, GrowthRule, PartRule, Plan, Pool, SourceInfo, Trial
 from .gain import AutoSettings, Price, Record, Selection, Trust
-from .live_costs import ARPass, CostModel
+from .live_costs import CONTEXT_STEP, ARPass, CostModel
 
 MOST_NODES = 512
 """A pass over several requests verifies no more in all, so that looking for how many stays quick."""
@@ -137,19 +138,20 @@ class AutoTree(GrowthPolicy):
 
     def plan(self, requests: Sequence[Request], budgets: Sequence[Budget], other_tokens: int = 0) -> Plan:
         """Look up the costs and choose the drafters; no nodes where drafting cannot win, and while that rests."""
-        if self._rest and all([request.stats.steps for request in requests]):
+        if self._rest and all(map(attrgetter("stats.steps"), requests)):
             self._rest -= 1
             return Plan([Budget(0)] * len(requests))
         if self.target is None:
             raise ConfigError("auto has no costs: give its drafter to an Engine, which finds them")
-        ar = self._ar = ARPass(max([len(request.ids) for request in requests]), len(requests), other_tokens)
-        nodes = [budget.nodes for budget in budgets]
+        longest, batch = max([len(request.ids) for request in requests]), len(requests)
+        ar = self._ar = ARPass(longest // CONTEXT_STEP * CONTEXT_STEP, batch, batch + other_tokens)
+        nodes = [*map(attrgetter("nodes"), budgets)]
         curve = self._costs.curve(min(sum(nodes), max(*nodes, MOST_NODES)), ar)
         price = self._selection.choose(requests, curve, ar)
         self._rest = 0 if any(price.enabled) else _REST - 1
         if self._costs.wants_ar:
             price = price._replace(enabled=(False,) * len(price.enabled))
-        drafts = any(price.enabled) and any([budget.depth != 0 for budget in budgets])
+        drafts = any(price.enabled) and {*map(attrgetter("depth"), budgets)} != {0}
         within = budgets if drafts else [Budget(0, budget.depth) for budget in budgets]
         return AutoPlan(within, price.enabled, price=price)
 
@@ -157,29 +159,27 @@ class AutoTree(GrowthPolicy):
         price = cast(AutoPlan, plan).price
         pairs = zip(self._trust, price.layers, strict=True)
         parts = [PartRule(trust.scale, trust.onward, layer) for trust, layer in pairs]
-        curve, tokens = price.curve, price.ar.tokens
-        return GrowthRule(self.width, self.depth, 0.0, curve.seconds, curve.below, price.rate, tokens, parts)
+        return GrowthRule(self.width, self.depth, 0.0, *price.curve, price.rate, price.ar.tokens, parts)
 
     def grow(self, frontier: Frontier) -> list[Child]:
         """Candidates whose path may pay; those that another layer may pay below get children."""
         plan = cast(AutoPlan, frontier.plan)
         plan.proposed.append(frontier)
         plan.layers += 1
-        children, values = list[Child](), list[float]()
-        least = max(_SPARE * plan.least, _LEAST)
+        children, least = list[Child](), max(_SPARE * plan.least, _LEAST)
         for at, found in enumerate(frontier.candidates):
             above = frontier.tags[at] if frontier.depth else 1.0
             for rank, edge in enumerate(self._trust[found.part].acceptance(found)):
                 if (path := above * edge) > least:
                     children.append(Child(at, rank, False, path))
-                    values.append(path)
                     plan.add(path)
         if frontier.depth + 1 >= self.depth:
             return children
         least, parts = plan.least, [frontier.candidates[child.parent].part for child in children]
-        gains = [self._trust[part].onward * value - least for part, value in zip(parts, values, strict=True)]
-        layer = sum([plan.price.layers[part] for part in set(parts)])
-        if sum([gain for gain in gains if gain > 0]) <= plan.price.rate * layer:
+        gains = [self._trust[part].onward * child.tag - least for part, child in zip(parts, children, strict=True)]
+        # added one after the other, as in C: sum() rounds otherwise where Python is 3.12 or newer
+        layer = reduce(add, [plan.price.layers[part] for part in sorted(set(parts))], 0.0)
+        if reduce(add, [gain for gain in gains if gain > 0], 0.0) <= plan.price.rate * layer:
             return children
         return [child._replace(extend=gain > 0) for child, gain in zip(children, gains, strict=True)]
 
@@ -204,21 +204,21 @@ class AutoTree(GrowthPolicy):
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
-        if not isinstance(plan, AutoPlan):
+        nodes, passes = 0, 1.0
+        if isinstance(plan, AutoPlan):
+            nodes = sum([len(outcome.tree.tokens) for outcome in outcomes])
+            trials = plan.trials
+            if trials is None:
+                numbered = enumerate(outcomes)
+                trials = [t for r, outcome in numbered for t in plan.tried(r, outcome.tokens[: outcome.taken])]
+            for part, trust in enumerate(self._trust):
+                trust.learn(trials, part)
+            passes = self._selection.learn(plan.price, max(1, plan.layers), nodes, outcomes)
+        else:
             self._selection.rest(len(outcomes))
-            if self._ar is not None and self._ar.batch == len(outcomes):
-                self._costs.learn(0, self._ar, outcomes[0].step.verify)
-            self.report.add(0, outcomes, 1.0)
-            return
-        nodes = sum([len(outcome.tree) for outcome in outcomes])
-        trials = plan.trials
-        if trials is None:
-            trials = [t for r, outcome in enumerate(outcomes) for t in plan.tried(r, outcome.tokens[: outcome.taken])]
-        for part, right, logprob in trials:
-            self._trust[part].learn(right, logprob)
-        took = self._selection.learn(plan.price, max(1, plan.layers), nodes, outcomes)
-        self._costs.learn(nodes, plan.price.ar, outcomes[0].step.verify)
-        self.report.add(nodes, outcomes, took)
+        if self._ar is not None and self._ar.batch == len(outcomes):
+            self._costs.learn(nodes, self._ar, outcomes[0].step.verify)
+        self.report.add(nodes, outcomes, passes)
 
 
 class Report:
@@ -228,13 +228,13 @@ class Report:
         selection: the drafters.
         steps, drafted: all steps, and those that verified drafts.
         together: steps and nodes by the number of requests that a step decoded.
-        nodes, tokens: verified nodes, and tokens a request that were gained.
+        tokens: that were gained, a request.
         passes: AR passes that the steps took.
     """
 
     def __init__(self, selection: Selection) -> None:
         self.selection = selection
-        self.steps = self.drafted = self.nodes = 0
+        self.steps = self.drafted = 0
         self.together: dict[int, tuple[int, int]] = {}
         self.tokens = self.passes = 0.0
 
@@ -242,7 +242,6 @@ class Report:
         """One step."""
         self.steps += 1
         self.drafted += nodes > 0
-        self.nodes += nodes
         steps, verified = self.together.get(len(outcomes), (0, 0))
         self.together[len(outcomes)] = steps + 1, verified + nodes
         self.tokens += sum([outcome.taken for outcome in outcomes]) / len(outcomes)
@@ -256,10 +255,11 @@ class Report:
         """A line for people, one for each drafter, and one of steps that decoded several requests."""
         if not self.steps:
             return "auto has not decoded anything yet"
-        nodes, tokens, passes = (total / self.steps for total in (self.nodes, self.tokens, self.passes))
+        nodes = sum([verified for _, verified in self.together.values()])
+        tokens, passes = self.tokens / self.steps, self.passes / self.steps
         lines = [
             f"auto: {tokens:.2f} tokens a step, which costs {passes:.2f} passes of AR decoding; "
-            f"{self.drafted / self.steps:.0%} of {self.steps} steps drafted, {nodes:.1f} tokens a step"
+            f"{self.drafted / self.steps:.0%} of {self.steps} steps drafted, {nodes / self.steps:.1f} tokens a step"
         ]
         for record in self.selection.records:
             each, name = max(1, record.steps), f" {record.source.name}" if record.source else ""

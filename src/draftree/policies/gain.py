@@ -3,23 +3,25 @@
 Tokens and seconds are counted in passes of AR decoding over all requests: a pass yields one token a request. A drafter
 has an account: the tokens of its trees that were accepted, less what drafting and verifying them took. While it has
 credit it drafts; without any it pauses, and is tried again. So what it may lose is bounded (``AutoSettings``). A model
-that must read a prompt first has a second account of that, and reads where what it has lately gained a step pays for it
-in an answer of the usual length.
+that must read a prompt first has a second account of that (``reading``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import compress
+from operator import attrgetter
 from typing import NamedTuple
 
 from ..config import Checked, Count, LearningRate, Positive
 from ..models.cost_profile import Profile
-from ..request import Outcome, Request, StepCost
-from .base import Candidates, SourceInfo
-from .live_costs import ARPass, Curve, remembered
+from ..request import Outcome, Request
+from .base import Candidates, SourceInfo, Trial
+from .live_costs import MOST_COSTS, ARPass, Curve
+from .reading import Answers, PromptAccount
 
 LAYER_NODES = 1.5
 """Mean nodes of a drafted layer, whose seconds a draft model's profile gives."""
@@ -27,8 +29,6 @@ CONTEXT = 512
 """Tokens behind which passes are compared before there is any text."""
 _READS = 32
 """Tokens that a model reads beside a proposal; more of a text count as reading it first."""
-_EARNED = 2
-"""Credits that the account of reading prompts holds at most, and owes at most: a prompt may take more than one."""
 _MOST = 4.0
 """A proposal that takes so many times as long as expected, or longer, counts as so many: a stall is no cost."""
 
@@ -86,10 +86,6 @@ class Account:
             self.balance, self.pausing = settings.again, self._pause
             self._pause = min(2 * self._pause, settings.longest)
 
-    def rest(self) -> None:
-        """A step without it is over."""
-        self.pausing = max(0, self.pausing - 1)
-
 
 class Record:
     """What one drafter has gained and cost.
@@ -101,10 +97,11 @@ class Record:
 
     Attributes:
         on: it drafts in the step that was begun last.
+        layer: seconds of drafting one layer in that step.
+        reading: seconds in which a model reads much of a text first, so that measured ones are not those of layers.
         steps, tokens, seconds: how often it drafted, accepted tokens of its trees, what drafting took.
-        token: AR passes that drafting and verifying one token took, when that was settled last.
         drafting: what it may still lose by drafting.
-        prompts: AR passes that it may still lose by reading prompts and drafting; less than 0: it reads none.
+        prompts: what it may still lose by reading prompts and drafting.
     """
 
     def __init__(
@@ -115,51 +112,40 @@ class Record:
         profile: Profile | None = None,
     ) -> None:
         self.source, self._profiles = source, profiles or {}
-        self.on, self.steps, self.tokens, self.seconds, self.token = True, 0, 0.0, 0.0, 0.0
+        self.on, self.layer, self.reading = True, 0.0, 0.0
+        self.steps, self.tokens, self.seconds = 0, 0.0, 0.0
         self._scale = 1.0 if profile else settings.text_layer  # seconds of a layer over the profile's, or seconds
-        self._pass = remembered(profile) if profile else None
-        self._settings, self._proposals, self._gained, self._trials = settings, 0, 0.0, 0.0
-        self.drafting, self.prompts = Account(settings), settings.credit
+        self._pass = lru_cache(MOST_COSTS)(profile.seconds) if profile else None
+        self._proposals = 0
+        self._onward, allowance = settings.onward, settings.again / settings.longest
+        self.drafting = Account(settings)
+        self.prompts = PromptAccount(settings.credit, allowance, settings.keep, settings.prior)
 
-    def reading(self, requests: Sequence[Request]) -> float:
-        """Seconds in which its models read what they have not read of these requests."""
-        unread = [pair for request in requests if self.source for pair in self.source.unread(request)]
-        return sum([self._profiles[id(model)].seconds(n, n) for model, n in unread if n > _READS])
-
-    def layer(self, ar: ARPass) -> float:
-        """Seconds of drafting one layer."""
-        return self._scale * (self._pass(LAYER_NODES, ar.context, ar.batch) if self._pass else 1.0)
-
-    def settle(self, reading: float, left: float, curve: Curve, ar: ARPass) -> None:
-        """Decide whether it drafts for requests that have about ``left`` tokens to go.
-
-        ``reading``: seconds in which it reads their prompts first.
-        """
+    def settle(self, requests: Sequence[Request], left: float, curve: Curve, ar: ARPass) -> None:
+        """Decide whether it drafts for requests, of which one has about ``left`` tokens to go."""
+        self.reading = 0.0
+        if self.source and self._profiles:
+            for request in requests:
+                for model, tokens in self.source.unread(request):
+                    if tokens > _READS:
+                        self.reading += self._profiles[id(model)].seconds(tokens, tokens)
+        layer = self._scale * (self._pass(LAYER_NODES, ar.context, ar.batch) if self._pass else 1.0)
         ar_pass, nodes = curve.seconds[0], min(ar.batch, len(curve.below) - 1)
-        self.token = (self.layer(ar) + curve.below[nodes] - ar_pass) / ar_pass
-        self.on = self.token < 1 and not self.drafting.pausing  # were each first token right, it would pay
-        if self.on and reading:
-            prior = self._settings.prior
-            gain = max(0.0, (prior * (self._settings.onward - self.token) + self._gained) / (prior + self._trials))
-            self.on = self.prompts > 0 and left * gain > (1 + gain) * reading / ar_pass
-
-    def add(self, gained: float, reading: float) -> None:
-        """It drafted in a step that gained so many AR passes beside what reading prompts took."""
-        keep, settings = self._settings.keep, self._settings
-        self._gained, self._trials = keep * self._gained + gained, keep * self._trials + 1
-        self.drafting.add(gained)
-        self.prompts = max(-_EARNED * settings.credit, min(_EARNED * settings.credit, self.prompts + gained - reading))
+        token = (layer + curve.below[nodes] - ar_pass) / ar_pass  # AR passes that drafting and verifying one take
+        self.on = token < 1 and not self.drafting.pausing  # were each first token right, it would pay
+        if self.on and self.reading:
+            self.on = self.prompts.may_read(self.reading / ar_pass, left, self._onward - token)
+        self.layer = self.on * layer
 
     def rest(self) -> None:
-        """A step without it is over: it is tried again some day."""
-        keep, settings = self._settings.keep, self._settings
-        self._gained, self._trials = keep * self._gained, keep * self._trials
-        self.drafting.rest()
-        self.prompts = max(self.prompts, min(settings.credit, self.prompts + settings.again / settings.longest))
+        """A step without it is over."""
+        if self.drafting.pausing:
+            self.drafting.pausing -= 1
+        self.prompts.rest()
 
-    def measure(self, seconds: float, layers: int, layer: float) -> float:
-        """Drafting ``layers`` of ``layer`` seconds each took so many; those of them that count."""
-        expected = (layers + 1) * layer  # it reads what was committed, too
+    def measure(self, seconds: float, layers: int) -> float:
+        """Drafting so many layers took so many seconds; those of them that count."""
+        expected = (layers + 1) * self.layer  # it reads what was committed, too
         self._proposals += 1
         counted = seconds / expected
         if self._pass or self._proposals > 1:
@@ -178,7 +164,6 @@ class Price(NamedTuple):
         rate: tokens a second that the step must yield.
         enabled: [D] which drafters draft.
         layers: [D] seconds of one layer by each, 0 if it does not draft.
-        reading: [D] seconds in which a model reads much of a text first, so that measured ones are not those of layers.
     """
 
     ar: ARPass
@@ -186,7 +171,6 @@ class Price(NamedTuple):
     rate: float
     enabled: tuple[bool, ...]
     layers: tuple[float, ...]
-    reading: tuple[float, ...]
 
 
 class Selection:
@@ -198,33 +182,18 @@ class Selection:
     """
 
     def __init__(self, settings: AutoSettings, records: Sequence[Record]) -> None:
-        self._settings, self.records = settings, records
+        self._keep, self.records, self.pace = settings.keep, records, 1.0
         self._tokens = self._passes = settings.prior
-        self._answers = self._written = 0.0  # that were begun, and tokens of all of them
-        self._length = math.inf  # tokens of an answer
-
-    @property
-    def pace(self) -> float:
-        return max(1.0, self._tokens / self._passes)
+        self._answers = Answers(settings.keep)
 
     def choose(self, requests: Sequence[Request], curve: Curve, ar: ARPass) -> Price:
         """Settle which drafters draft, and what they cost."""
-        self._begin(sum([not request.stats.steps for request in requests]))
-        left = min(self._length, max([request.tokens_left for request in requests]))
-        reading = tuple([record.reading(requests) for record in self.records])
-        for record, seconds in zip(self.records, reading, strict=True):
-            record.settle(seconds, left, curve, ar)
-        enabled = tuple([record.on for record in self.records])
-        layers = tuple([record.on * record.layer(ar) for record in self.records])
-        return Price(ar, curve, ar.tokens * self.pace / curve.seconds[0], enabled, layers, reading)
-
-    def _begin(self, answers: int) -> None:
-        """So many answers begin."""
-        if answers and self._answers:
-            self._length = self._written / self._answers
-        for _ in range(answers):
-            keep = self._settings.keep
-            self._answers, self._written = keep * self._answers + 1, keep * self._written
+        self._answers.begin([request.stats.steps for request in requests].count(0))
+        left = min(self._answers.length, max([request.tokens_left for request in requests]))
+        for record in self.records:
+            record.settle(requests, left, curve, ar)
+        enabled, layers = zip(*map(attrgetter("on", "layer"), self.records), strict=True)
+        return Price(ar, curve, ar.tokens * self.pace / curve.seconds[0], enabled, layers)
 
     def learn(self, price: Price, layers: int, nodes: int, outcomes: Sequence[Outcome]) -> float:
         """A step is over; returns the AR passes that it took, at the speed of the profile.
@@ -232,25 +201,40 @@ class Selection:
         ``layers``: that drafters made a pass for; ``nodes``: that were verified.
         """
         tokens, ar, verify = price.ar.tokens, price.curve.seconds[0], price.curve.seconds[nodes]
-        took = self._took(verify, price, layers, outcomes[0].step)
-        for index, (record, drafting) in enumerate(zip(self.records, took, strict=True)):
-            own = [outcome for outcome in outcomes if outcome.tree.part == index or not len(outcome.tree)]
-            if not price.enabled[index] or not own:
+        drafters, cost, total = len(self.records), outcomes[0].step, verify
+        gained, drafted, alone, taken = [0] * drafters, [0] * drafters, False, 0
+        for outcome in outcomes:
+            size, part = len(outcome.tree.tokens), outcome.tree.part
+            alone |= not size
+            drafted[part] += size
+            gained[part] += len(outcome.path[: outcome.taken - 1])
+            taken += outcome.taken
+        # what a drafter took: its own seconds, and its part of those of growing and learning
+        own = cost.drafters or [cost.draft / drafters] * drafters
+        busy = [on and seconds > 0 for on, seconds in zip(price.enabled, own, strict=True)]
+        scale, rest = verify / max(cost.verify, 1e-9), max(0.0, cost.draft - sum(own)) / max(1, sum(busy))
+        read = any(map(attrgetter("reading"), compress(self.records, price.enabled)))
+        for number, record in enumerate(self.records):
+            took = 0.0
+            if busy[number]:
+                took = layers * record.layer if read else record.measure((own[number] + rest) * scale, layers)
+                total += took
+            if not price.enabled[number] or not (alone or drafted[number]):
                 record.rest()
                 continue
-            gained = sum([len(outcome.path[: outcome.taken - 1]) for outcome in own]) / tokens
-            shared = max(0.0, verify - ar) * sum([len(outcome.tree) for outcome in own]) / max(1, nodes)
-            record.steps, record.tokens = record.steps + 1, record.tokens + gained
-            record.seconds += drafting
-            record.add(gained - (drafting + shared) / ar, price.reading[index] / ar)
-        taken, passes = sum([outcome.taken for outcome in outcomes]), (verify + sum(took)) / ar
-        self._learn(taken, (taken + price.ar.other_tokens) / tokens, passes)
-        return passes
+            shared = max(0.0, verify - ar) * drafted[number] / max(1, nodes)
+            record.steps, record.tokens = record.steps + 1, record.tokens + gained[number] / tokens
+            record.seconds += took
+            value = gained[number] / tokens - (took + shared) / ar
+            record.drafting.add(value)
+            record.prompts.add(value, record.reading / ar)
+        self._learn(taken, (taken + tokens - price.ar.batch) / tokens, total / ar)
+        return total / ar
 
     def _learn(self, written: int, tokens: float, passes: float) -> None:
-        keep = self._settings.keep
-        self._written += written
-        self._tokens, self._passes = keep * self._tokens + tokens, keep * self._passes + passes
+        self._answers.write(written)
+        self._tokens, self._passes = self._keep * self._tokens + tokens, self._keep * self._passes + passes
+        self.pace = max(1.0, self._tokens / self._passes)
 
     def rest(self, requests: int) -> None:
         """A step of so many requests is over in which nothing could draft."""
@@ -258,35 +242,18 @@ class Selection:
             record.rest()
         self._learn(requests, 1.0, 1.0)
 
-    def _took(self, verify: float, price: Price, layers: int, cost: StepCost) -> list[float]:
-        """Seconds of drafting by each drafter: its own, and its part of those of growing and learning."""
-        own = cost.drafters or [cost.draft / len(self.records)] * len(self.records)
-        busy = [on and seconds > 0 for on, seconds in zip(price.enabled, own, strict=True)]
-        scale, rest = verify / max(cost.verify, 1e-9), max(0.0, cost.draft - sum(own)) / max(1, sum(busy))
-        fresh = any(compress(price.reading, price.enabled))
-        return [
-            at_work and (layers * layer if fresh else record.measure((seconds + rest) * scale, layers, layer))
-            for record, at_work, seconds, layer in zip(self.records, busy, own, price.layers, strict=True)
-        ]
-
 
 class Trust:
-    """How often one drafter's first candidates are right, and how often they should be by their probabilities."""
+    """How often one drafter's first candidates are right, and how often they should be by their probabilities.
+
+    Attributes:
+        onward: how often a first candidate is right below a token that was.
+        scale: how much more often candidates are accepted than by their probabilities.
+    """
 
     def __init__(self, settings: AutoSettings) -> None:
-        self._keep = settings.keep
-        self._trials = settings.prior
+        self._keep, self._trials, self.onward, self.scale = settings.keep, settings.prior, settings.onward, 1.0
         self._right = self._said = settings.onward * self._trials
-
-    @property
-    def onward(self) -> float:
-        """How often a first candidate is right below a token that was."""
-        return self._right / self._trials
-
-    @property
-    def scale(self) -> float:
-        """How much more often candidates are accepted than by their probabilities."""
-        return self._right / self._said
 
     def acceptance(self, found: Candidates) -> list[float]:
         """[K] how probable it is that each of a node's candidates is accepted if the node is.
@@ -300,8 +267,12 @@ class Trust:
         rest = min(scale, (1.0 - first) / (1.0 - said)) if said < 1.0 else 0.0
         return [first, *[rest * other for other in others]]
 
-    def learn(self, right: bool, logprob: float) -> None:
-        """The first candidate of a node was right or not, and had this log-probability."""
-        self._right = self._keep * self._right + right
-        self._said = self._keep * self._said + math.exp(logprob)
-        self._trials = self._keep * self._trials + 1
+    def learn(self, trials: Iterable[Trial], part: int) -> None:
+        """Of these trials, those of the drafter with this number."""
+        keep = self._keep
+        for number, right, logprob in trials:
+            if number == part:
+                self._right = keep * self._right + right
+                self._said = keep * self._said + math.exp(logprob)
+                self._trials = keep * self._trials + 1
+        self.onward, self.scale = self._right / self._trials, self._right / self._said

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from ..models.cost_profile import Profile
 
-_CONTEXT_STEP = 128
-"""Costs are looked up for contexts rounded to so many tokens."""
+CONTEXT_STEP = 128
+"""Costs are looked up for contexts rounded down to so many tokens."""
 _DRIFT_STEP = 0.05
 """And for log-ratios rounded to this."""
-_MOST_CURVES, _MOST_COSTS = 256, 4096
+_MOST_CURVES, MOST_COSTS = 256, 4096
 _KEEP_DRIFT, _KEEP_DRAFTED = 0.995, 0.95
 """Share of what passes have shown that each further one leaves; of passes over drafts what an AR pass leaves: one slow
 pass would keep all others from being drafted."""
@@ -27,16 +26,17 @@ _AR_SHARE = 0.2
 
 
 class ARPass(NamedTuple):
-    """A pass without drafts: over ``batch`` requests of up to ``context`` tokens, and ``other_tokens`` of others."""
+    """A pass without drafts.
+
+    Attributes:
+        context: tokens of the longest request, about.
+        batch: requests.
+        tokens: that it computes, those of prompts included, and as many it yields: one read counts as one generated.
+    """
 
     context: int
     batch: int
-    other_tokens: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """That it computes, and as many it yields: one read of a prompt counts as one generated."""
-        return self.batch + self.other_tokens
+    tokens: int
 
 
 class Curve(NamedTuple):
@@ -50,12 +50,6 @@ class Curve(NamedTuple):
 
     seconds: list[float]
     below: list[float]
-
-
-def remembered(profile: Profile) -> Callable[[float, int, int], float]:
-    """Its ``seconds`` of nodes, context and batch, for contexts rounded down."""
-    kept = lru_cache(_MOST_COSTS)(profile.seconds)
-    return lambda nodes, context, batch: kept(nodes, context // _CONTEXT_STEP * _CONTEXT_STEP, batch)
 
 
 def convex_below(curve: list[float]) -> list[float]:
@@ -90,11 +84,6 @@ _OWN = 2.0
 _UNKNOWN = _Drift()
 
 
-def _size(tokens: int) -> int:
-    """The class of passes over 1, 2, 3 to 4, 5 to 8, 9 to 16, ... tokens."""
-    return (tokens - 1).bit_length()
-
-
 class CostModel:
     """A target's seconds by tokens, context and batch: a pass computes no more than the tokens of its requests.
 
@@ -102,18 +91,19 @@ class CostModel:
     often in the processor's caches. So what live passes take overrules it: AR passes have their log-ratio to it, and
     passes over drafted nodes one for each class of sizes, shrunk to that of all of them. A factor common to all
     (another load on the machine) changes no choice and is left out.
+
+    A class of sizes is the bit length of one less than a pass's tokens: 1, 2, 3 to 4, 5 to 8, 9 to 16, ... tokens.
     """
 
     def __init__(self, profile: Profile) -> None:
-        self._seconds, self._ar, self._drafted = remembered(profile), _Drift(), _Drift()
+        self._seconds = lru_cache(MOST_COSTS)(profile.seconds)
+        self._ar, self._drafted = _Drift(), _Drift()
         self._sizes: dict[int, _Drift] = {}
         self._told, self._kept = lru_cache(_MOST_CURVES)(self._profile_of), lru_cache(_MOST_CURVES)(self._curve)
 
     def curve(self, nodes: int, ar: ARPass) -> Curve:
-        """Of up to ``nodes`` nodes behind about ``context`` tokens, at the speed that AR passes have."""
-        context, tokens = ar.context // _CONTEXT_STEP * _CONTEXT_STEP, ar.tokens
-        drifts = self._drifts(_size(tokens + 1), _size(tokens + nodes))
-        return self._kept(nodes, ar._replace(context=context), drifts)
+        """Of up to ``nodes`` nodes, at the speed that AR passes have."""
+        return self._kept(nodes, ar, self._drifts(ar.tokens.bit_length(), (ar.tokens + nodes - 1).bit_length()))
 
     def _drifts(self, first: int, last: int) -> tuple[int, ...]:
         """Log-ratios of passes over drafted nodes of these classes to their profile, less that of AR passes to theirs.
@@ -131,18 +121,16 @@ class CostModel:
         return tuple(found)
 
     def _profile_of(self, nodes: int, ar: ARPass) -> list[float]:
-        return [self._of(tokens, ar) for tokens in range(ar.tokens, ar.tokens + nodes + 1)]
+        sizes = range(ar.tokens, ar.tokens + nodes + 1)
+        return [self._seconds(tokens / ar.batch, ar.context, ar.batch) for tokens in sizes]
 
     def _curve(self, nodes: int, ar: ARPass, drifts: tuple[int, ...]) -> Curve:
         seconds, begin = self._told(nodes, ar).copy(), 1
-        for size, drift in enumerate(drifts, start=_size(ar.tokens + 1)):
+        for size, drift in enumerate(drifts, start=ar.tokens.bit_length()):
             end, slower = min(nodes, (1 << size) - ar.tokens) + 1, math.exp(drift * _DRIFT_STEP)
             seconds[begin:end] = [slower * second for second in seconds[begin:end]]
             begin = end
         return Curve(seconds, convex_below(seconds))
-
-    def _of(self, tokens: int, ar: ARPass) -> float:
-        return self._seconds(tokens / ar.batch, ar.context, ar.batch)
 
     @property
     def wants_ar(self) -> bool:
@@ -151,10 +139,10 @@ class CostModel:
 
     def learn(self, nodes: int, ar: ARPass, measured: float) -> None:
         """A pass over ``nodes`` nodes in all took ``measured`` seconds; one that mostly reads prompts tells nothing."""
-        if ar.other_tokens > ar.batch:
+        if ar.tokens > 2 * ar.batch:
             return
         tokens = ar.tokens + nodes
-        ratio = math.log(max(measured, 1e-9) / self._of(tokens, ar))
+        ratio = math.log(max(measured, 1e-9) / self._seconds(tokens / ar.batch, ar.context, ar.batch))
         own, other = (self._drafted, self._ar) if nodes else (self._ar, self._drafted)
         if seen := own if own.weight else other if other.weight else None:
             level = seen.total / seen.weight
@@ -163,5 +151,5 @@ class CostModel:
         for drift in (self._drafted, *self._sizes.values()):
             drift.total, drift.weight = keep * drift.total, keep * drift.weight
         self._ar.total, self._ar.weight = _KEEP_DRIFT * self._ar.total, _KEEP_DRIFT * self._ar.weight
-        for drift in (own, self._sizes.setdefault(_size(tokens), _Drift())) if nodes else (own,):
+        for drift in (own, self._sizes.setdefault((tokens - 1).bit_length(), _Drift())) if nodes else (own,):
             drift.total, drift.weight = drift.total + ratio, drift.weight + 1

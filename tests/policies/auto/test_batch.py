@@ -107,12 +107,12 @@ def test_load_that_has_passed_leaves_no_mark() -> None:
 
 def test_a_pass_is_priced_by_its_tokens() -> None:
     costs = CostModel(affine(1.0, 0.5))
-    for ar in (ARPass(64, 1), ARPass(64, 3), ARPass(64, 3, other_tokens=7), ARPass(64, 1)):
+    for ar in (ARPass(64, 1, 1), ARPass(64, 3, 3), ARPass(64, 3, 10), ARPass(64, 1, 1)):
         assert costs.curve(4, ar).seconds == pytest.approx([1.0 + 0.5 * (ar.tokens + n) for n in range(5)])
 
 
 def test_what_ragged_passes_take_is_no_drift() -> None:
-    model, ar = CostModel(affine(1.0, 0.5)), ARPass(64, 3, other_tokens=7)
+    model, ar = CostModel(affine(1.0, 0.5)), ARPass(64, 3, 10)
     for nodes in (0, 5) * 20:
         model.learn(nodes, ar, 1.0 + 0.5 * (ar.tokens + nodes))
     assert model.curve(5, ar).seconds == pytest.approx([1.0 + 0.5 * (ar.tokens + n) for n in range(6)])
@@ -139,7 +139,7 @@ def test_a_plan_is_priced_beside_what_its_engine_computes() -> None:
     drafter = TreeDrafter(policy, ModelSource(ToyModel(), 5))
     drafter.propose([Fake()], [Budget(1, 0)], other_tokens=9)
     assert isinstance(drafter._plan, AutoPlan)
-    assert drafter._plan.price.ar == ARPass(64, 1, 9)
+    assert drafter._plan.price.ar == ARPass(0, 1, 10)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -17,8 +17,7 @@ def says(probability: float) -> Candidates:
 
 def taught(probability: float, true: float, trials: int = 400) -> Trust:
     trust, rng = Trust(AutoSettings(keep=0.98)), Random(1)
-    for _ in range(trials):
-        trust.learn(rng.random() < true, math.log(probability))
+    trust.learn([(0, rng.random() < true, math.log(probability)) for _ in range(trials)], 0)
     return trust
 
 

@@ -12,7 +12,7 @@ from draftree.policies.live_costs import ARPass, CostModel, convex_below
 
 from .test_policy import ME
 
-AR = ARPass(64, 1)
+AR = ARPass(64, 1, 1)
 
 
 def model(*seconds: float) -> CostModel:
@@ -62,7 +62,7 @@ def test_passes_that_mostly_read_prompts_tell_nothing_about_drafts() -> None:
     """A prompt's tokens are dearer than the profile says: AR decoding looked dear beside drafts, and stayed so."""
     costs = model(1.0, 2.0)
     for _ in range(20):
-        costs.learn(0, ARPass(64, 1, other_tokens=100), 500.0)
+        costs.learn(0, ARPass(64, 1, 101), 500.0)
         costs.learn(1, AR, 2.0)
     assert dearer(costs) == pytest.approx(2.0)
 

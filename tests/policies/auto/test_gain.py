@@ -26,7 +26,7 @@ SETTINGS = AutoSettings()
 def step(selection: Selection, accepted: int, seconds: float) -> bool:
     """One step, in which the first drafter took so many AR passes, if it drafted."""
     request = Fake()
-    price = selection.choose([request], FLAT, ARPass(64, 1))
+    price = selection.choose([request], FLAT, ARPass(64, 1, 1))
     on = any(price.enabled)
     tree, path = (chain_tree([1] * 4), list(range(accepted))) if on else (DraftTree.empty(), [])
     tokens = [1] * (len(path) + 1)
@@ -117,17 +117,17 @@ def reader(tokens: int) -> Record:
 @pytest.mark.parametrize(("left", "reads"), [(3, False), (300, True)])
 def test_a_text_is_read_where_the_tokens_left_may_pay_for_it(left: int, reads: bool) -> None:
     record = reader(500)
-    record.settle(record.reading([Fake()]), left, FLAT, ARPass(64, 1))
+    record.settle([Fake()], left, FLAT, ARPass(64, 1, 1))
     assert record.on is reads
 
 
 def test_prompts_are_read_for_nothing_only_as_long_as_there_is_credit() -> None:
     record, read = reader(200), 0
     for _ in range(300):  # each before an answer of ten tokens
-        record.settle(record.reading([Fake()]), 100, FLAT, ARPass(64, 1))
+        record.settle([Fake()], 100, FLAT, ARPass(64, 1, 1))
         read += record.on
         if record.on:
-            record.add(0.0, 2.0)
+            record.prompts.add(0.0, 2.0)
         for _ in range(10):
             record.rest()
     assert 4 <= read <= (SETTINGS.credit + 3000 * SETTINGS.again / SETTINGS.longest) / 2.0 + 1
@@ -135,11 +135,17 @@ def test_prompts_are_read_for_nothing_only_as_long_as_there_is_credit() -> None:
 
 def test_a_models_layers_are_dearer_in_batches_whatever_was_measured_in_one() -> None:
     record = Record(SETTINGS, profile=Profile(ME, tuple(Point(b, 64, (1, 9), (0.01 * b, 0.05 * b)) for b in (1, 8))))
-    before = {batch: record.layer(ARPass(64, batch)) for batch in (1, 8)}
+
+    def layer(batch: int) -> float:
+        record.settle([], 100, Curve([9.0] * 9, [9.0] * 9), ARPass(64, batch, batch))
+        return record.layer
+
+    before = {batch: layer(batch) for batch in (1, 8)}
     for _ in range(200):  # twice as slow as the profile says, in batches of eight
-        record.measure(2 * 2 * before[8], 1, record.layer(ARPass(64, 8)))
+        layer(8)
+        record.measure(2 * 2 * before[8], 1)
     for batch in (1, 8):
-        assert record.layer(ARPass(64, batch)) == pytest.approx(2 * before[batch], rel=0.1)
+        assert layer(batch) == pytest.approx(2 * before[batch], rel=0.1)
 
 
 def test_a_stall_of_the_machine_is_no_cost_of_a_drafter() -> None:
@@ -147,8 +153,8 @@ def test_a_stall_of_the_machine_is_no_cost_of_a_drafter() -> None:
     for _ in range(50):
         step(selection, 2, 0.2)
     step(selection, 2, 100.0)
-    assert selection.records[0].layer(ARPass(64, 1)) < 0.25
     assert step(selection, 2, 0.2)
+    assert selection.records[0].layer < 0.25
 
 
 @pytest.mark.parametrize(
