@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -146,8 +147,7 @@ class Logprobs:
         return [cls(logprob, list(zip(*row, strict=True))) for logprob, row in zip(own, pairs, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """One generated token as it streams.
 
     Attributes:
@@ -162,6 +162,10 @@ class Chunk:
     drafted: bool
     depth: int
     logprobs: Logprobs | None = None
+
+
+_chunk: Callable[[tuple[Any, ...]], Chunk] = partial(tuple.__new__, Chunk)
+"""As ``Chunk._make``, without a call of Python for each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,20 +276,21 @@ class Request:
     def append(self, tokens: Sequence[int], accepted: int, logprobs: Sequence[Logprobs] = ()) -> None:
         """Take one step's tokens, of which the first ``accepted`` were drafted, up to whatever ends the request."""
         self.decodes, first, params = True, len(self.chunks), self.params
+        depths = [*range(1, accepted + 1), *[0] * (len(tokens) - accepted)]
+        scored: Sequence[Logprobs | None] = logprobs or [None] * len(tokens)
         # a criterion sees no token behind a stop string
         for run in [[token] for token in tokens] if params.criteria else [tokens]:
-            start, why = len(self.ids), self._add(run)
+            start, done, why = len(self.ids), len(self.chunks) - first, self._add(run)
             added: list[int | None] = [*self.ids[start:]]
             if why in ("eos", "stop") and not params.include_stop_str_in_output:
                 added[-1] = None
             texts = self._stream.push(added, last=why is not None)
+            end = done + len(texts)
             if self._stream.stopped:
                 del self.ids[start + len(texts) :]
                 why = "stop"
-            for token, text in zip(self.ids[start:], texts, strict=True):
-                depth = len(self.chunks) - first + 1
-                scored, drafted = logprobs[depth - 1] if logprobs else None, depth <= accepted
-                self.chunks.append(Chunk(token, text, drafted, depth if drafted else 0, scored))
+            columns = self.ids[start:], texts, map(bool, depths[done:end]), depths[done:end], scored[done:end]
+            self.chunks += map(_chunk, zip(*columns, strict=True))
             self.finish_reason = why
             if why is not None:
                 return

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import NamedTuple
 
 import numpy as np
@@ -289,7 +290,7 @@ class DraftSource(ABC):
 
         What is left then is read when the request's root is scored.
         """
-        return all([source.read(request, most) for source in self.sources])
+        return all([*map(methodcaller("read", request, most), self.sources)])
 
     def fit(self, request: Request, budget: Budget) -> Budget:
         """The part of a budget that it can draft within; no nodes or no depth: it drafts nothing for this request."""

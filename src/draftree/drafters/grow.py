@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ from .base import (
 )
 from .native_growth import NativeGrowth
 
+_nodes, _own_passes = attrgetter("nodes"), attrgetter("own_passes")
+
 
 @dataclass
 class TreeDrafter(Drafter):
@@ -68,6 +71,10 @@ class TreeDrafter(Drafter):
         self.name = self.name or self.source.name
         self.parts = (self.name,) if len(parts) == 1 else tuple(part.name for part in parts)
         self.learns = self.source.learns
+        self._sources = [self.source]
+        """All of them, down to the parts of its parts."""
+        for source in self._sources:
+            self._sources += source.sources
         self._learning = 0.0
         """Seconds of learning since the last proposal."""
         self._plan: Plan | None = None
@@ -93,20 +100,20 @@ class TreeDrafter(Drafter):
         reading: int | None = None,
     ) -> list[DraftTree]:
         """Plan, grow, and settle; without nodes in the budgets neither policy nor source take part."""
-        began, passes = time.perf_counter(), self.source.passes
-        trees = [DraftTree.empty() for _ in requests]
+        began, passes = time.perf_counter(), sum(map(_own_passes, self._sources))
+        trees = [DraftTree.empty()] * len(requests)
         self._grown_natively = False
         native = None if drawing.random or not grows_by_rule(type(self.policy)) else self._native
         if native and native.knows_nothing(requests):
             self._plan = Plan([Budget(0)] * len(requests))
-        elif any([budget.nodes for budget in budgets]):
+        elif any(map(_nodes, budgets)):
             name = f"policy {type(self.policy).__name__}: plan"
             plan = self._plan = call_named(name, self.policy.plan, requests, budgets, other_tokens)
             if not isinstance(plan, Plan) or len(plan.budgets) != len(budgets):
                 raise ConfigError(f"{name} returned {plan!r}: return a Plan with a budget a request")
             if plan.enabled is not None:
                 self.source.enable(plan.enabled)
-            if any([budget.nodes for budget in plan.budgets]):
+            if any(map(_nodes, plan.budgets)):
                 rule = self.policy.rule(plan) if native else None
                 if native and rule:
                     self._grown_natively = True
@@ -114,7 +121,7 @@ class TreeDrafter(Drafter):
                     plan.layers = native.layers
                 else:
                     trees = self._grown(plan, requests, drawing, reading)
-        self.passes = self.source.passes - passes
+        self.passes = sum(map(_own_passes, self._sources)) - passes
         self.part_seconds = self._native.seconds if self._native and self._grown_natively else self.source.seconds
         self.seconds, self._learning = self._learning + time.perf_counter() - began, 0.0
         return trees

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from ..models.native.draft_binding import (
     BY_TRANSLATION,
     MOST_DEPTH,
     MOST_WIDTH,
-    CPart,
     CWarping,
     Drafting,
     GrownColumns,
@@ -87,18 +87,17 @@ class NativeGrowth:
         self._kinds = [kind for kind, _ in scored_by]
         self._by_texts = set(self._kinds) == {BY_TEXT}
         self._drafting = Drafting(self._order, self._scored, self._states_of, self._find_meanings)
-        self._models: list[tuple[CPart, ModelSource | EagleSource, NativeRows[Any], int]] = []
+        self._models: list[tuple[int, ModelSource | EagleSource, NativeRows[Any], int]] = []
+        """Where each model's part stands in that order, its source, the model, and its kind."""
         self._translations: dict[int, NativeTranslation] = {}
         """By number of the part."""
-        for number, own, part, (kind, model) in zip(
-            self._order, self._drafting.parts, self._parts, scored_by, strict=True
-        ):
+        for at, (own, part, (kind, model)) in enumerate(zip(self._drafting.parts, self._parts, scored_by, strict=True)):
             own.kind = kind
             if isinstance(part, (ModelSource, EagleSource)) and model is not None:
                 own.model = model.loaded.address
-                self._models.append((own, part, model, kind))
+                self._models.append((at, part, model, kind))
             if isinstance(part, ModelSource) and kind == BY_TRANSLATION:
-                translation = self._translations[number] = NativeTranslation(part)
+                translation = self._translations[self._order[at]] = NativeTranslation(part)
                 own.translation = translation.pointer
         self._texts: dict[Request, list[TextIndex]] = {}
         self._placed: list[Request | None] = []
@@ -106,7 +105,7 @@ class NativeGrowth:
         self._scorers: dict[int, Scorer] = {}
         """Of parts that C does not know, by their numbers."""
         self._tokens = list[int]()
-        """By number of the part: how many its model reads at most, about."""
+        """In that order: how many each part's model reads at most, about."""
         self._states = NodeStates(())
         self._requests: Sequence[Request] = ()
         self._grown: list[GrownColumns | None] = []
@@ -149,7 +148,7 @@ class NativeGrowth:
         for own, number, kind, part in zip(drafting.parts, self._order, self._kinds, self._parts, strict=True):
             if kind == BY_CALLER and own.enabled:
                 self._scorers[number] = part.scorer(requests, drawing)
-        if any([request.state for request in requests]):
+        if any(map(attrgetter("state"), requests)):
             self._states = NodeStates(requests)
         grown = self._grown = self._called(len(requests))
         self.layers = drafting.layers
@@ -183,44 +182,46 @@ class NativeGrowth:
             part.enabled = enabled is None or enabled[number]
             part.outputs = self.vocab_size
             part.trust, part.onward, part.layer = rule.parts[number] if rule.parts else _ANY
-        for own_part, source, _, _ in self._models:
-            own_part.outputs = source.vocab_size
+        for at, source, _, _ in self._models:
+            self._drafting.parts[at].outputs = source.vocab_size
 
     def _set_request(self, at: int, request: Request, budget: Budget, reading: int | None) -> None:
         own, sources = self._drafting.requests[at], self._drafting.sources[at]
-        limits = self._source.limits(request, budget)
-        deepest = max(limits)
-        if reading is not None and budget.nodes and deepest and not self._source.read(request, reading):
+        most = min(budget.nodes if budget.depth is None else budget.depth, MOST_DEPTH) if budget.nodes else 0
+        texts, drafting, deepest = self._read(request), list[DraftSource](), 0
+        indexes = iter(texts)
+        for part, kind, source, rule in zip(self._parts, self._kinds, sources, self._drafting.parts, strict=True):
+            if kind == BY_TEXT:
+                source.index, source.limit = next(indexes).index, rule.enabled and most
+            else:
+                source.limit = int(min(part.limits(request, budget)[0], MOST_DEPTH)) if rule.enabled else 0
+                if source.limit:
+                    drafting.append(part)
+            deepest = max(deepest, source.limit)
+        # all of them read, whatever the first ones have left
+        if reading is not None and not all([*map(methodcaller("read", request, reading), drafting)]):
             deepest = 0
-        own.nodes = budget.nodes if deepest else 0
-        own.depth = int(min(budget.nodes if budget.depth is None else budget.depth, deepest))
+        own.nodes, own.depth = budget.nodes if deepest else 0, min(most, deepest)
         own.position = len(request.ids)
-        texts = self._read(request)
         if at >= len(self._placed) or self._placed[at] is not request:
             self._place(at, request)
-        indexes = iter(texts)
-        for number, own_part, source, kind, part in zip(
-            self._order, self._drafting.parts, sources, self._kinds, self._parts, strict=True
-        ):
-            limit = source.limit = int(min(limits[number], MOST_DEPTH))
-            if kind == BY_TEXT:
-                source.index = next(indexes).index
-            elif kind == BY_TRANSLATION:
-                source.limit = limit if own.nodes and own_part.enabled else 0
-                if source.limit:
-                    self._tokens[number] += self._translations[number].read(request, source) + 2 * own.nodes
-            elif kind != BY_CALLER and limit and own.nodes:
-                assert isinstance(part, (ModelSource, EagleSource))  # noqa: S101
-                row = part.opened(request).row
-                source.row = row.number
-                self._tokens[number] += len(request.ids) - row.length + own.nodes
-                source.unread, source.unread_count = texts[0].address, texts[0].count
-                if kind == BY_HEAD:
-                    if request.row is None:
-                        raise CacheError("a draft head reads the target's hidden states: give it a request with a row")
-                    own.target_row = request.row.number
-            else:
-                source.limit = limit if kind == BY_CALLER else 0
+        for at, part, _, kind in self._models:
+            source = sources[at]
+            if not own.nodes:
+                source.limit = 0
+            if not source.limit:
+                continue
+            if kind == BY_TRANSLATION:
+                self._tokens[at] += self._translations[self._order[at]].read(request, source) + 2 * own.nodes
+                continue
+            row = part.opened(request).row
+            source.row = row.number
+            self._tokens[at] += len(request.ids) - row.length + own.nodes
+            source.unread, source.unread_count = texts[0].address, texts[0].count
+            if kind == BY_HEAD:
+                if request.row is None:
+                    raise CacheError("a draft head reads the target's hidden states: give it a request with a row")
+                own.target_row = request.row.number
 
     def _read(self, request: Request) -> list[TextIndex]:
         """Texts of a request, all of it: one for each part that looks tokens up there, or one that is no index."""
@@ -248,29 +249,29 @@ class NativeGrowth:
     def _called(self, count: int) -> list[GrownColumns | None]:
         """Call C, whose models no other thread may use meanwhile."""
         drafting, call = self._drafting, partial(self._drafting.draft, count)
-        for own, part, model, _ in self._models:
-            if own.enabled:
-                call = partial(model.lend, call, self._tokens[self._source.parts.index(part)])
+        for at, _, model, _ in self._models:
+            if drafting.parts[at].enabled:
+                call = partial(model.lend, call, self._tokens[at])
         try:
             found = call()
         finally:
             if self._models:
                 self._follow(BY_HEAD)
-        for own, part, model, _ in self._models:
-            work = drafting.work[drafting.parts.index(own)]
-            part.own_passes += work.passes
-            model.pass_seconds += 1e-9 * work.nanoseconds
+        for at, part, model, _ in self._models:
+            part.own_passes += drafting.work[at].passes
+            model.pass_seconds += 1e-9 * drafting.work[at].nanoseconds
         if len(self._parts) > 1:
-            took = sorted(zip(self._order, [1e-9 * work.nanoseconds for work in drafting.work], strict=True))
-            self.seconds = tuple([seconds for _, seconds in took])
+            seconds = [0.0] * len(self._parts)
+            for number, work in zip(self._order, drafting.work, strict=True):
+                seconds[number] = 1e-9 * work.nanoseconds
+            self.seconds = tuple(seconds)
         return found
 
     def _follow(self, wanted: int) -> None:
         """Let the rows of models of this kind have the lengths that C has given them."""
-        for own, part, model, kind in self._models:
-            if kind != wanted or not own.enabled:
+        for at, part, model, kind in self._models:
+            if kind != wanted or not self._drafting.parts[at].enabled:
                 continue
-            at = self._drafting.parts.index(own)
             for request, sources in zip(self._requests, self._drafting.sources, strict=False):
                 if sources[at].limit:
                     row = part.opened(request).row
@@ -280,10 +281,9 @@ class NativeGrowth:
 
     def _follow_translated(self, outcomes: Sequence[Outcome]) -> None:
         """Count among the committed tokens of translated rows what C has committed."""
-        for own, _, model, kind in self._models:
-            if kind != BY_TRANSLATION or not own.enabled:
+        for at, _, model, kind in self._models:
+            if kind != BY_TRANSLATION or not self._drafting.parts[at].enabled:
                 continue
-            at = self._drafting.parts.index(own)
             number, translation = self._order[at], self._translations[self._order[at]]
             for outcome, grown, sources in zip(outcomes, self._grown, self._drafting.sources, strict=False):
                 if sources[at].limit:

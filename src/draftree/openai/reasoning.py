@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from ..request import Chunk
 from ..text.encoding import THINK_TAGS
@@ -69,7 +68,7 @@ class ThoughtParser:
                 return
             self._thought = self._blank = True
             self.tokens = len(waiting) - 1
-            chunk = replace(chunk, token=-1, text=text)
+            chunk = chunk._replace(token=-1, text=text)
         if not self._thought:
             yield from self._answer(chunk)
             return
@@ -88,11 +87,11 @@ class ThoughtParser:
             yield Parsed(said, thought=True)
         if closed:
             self._thought = False
-            yield from self._answer(replace(chunk, token=-1, text=behind))
+            yield from self._answer(chunk._replace(token=-1, text=behind))
 
     def _answer(self, chunk: Chunk) -> list[Parsed]:
         if self._blank:
-            chunk = replace(chunk, text=chunk.text.lstrip())
+            chunk = chunk._replace(text=chunk.text.lstrip())
             self._blank = not self._text(chunk)
         if self._inner is not None:
             return self._inner.push(chunk)

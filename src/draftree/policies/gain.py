@@ -113,7 +113,7 @@ class Record:
     ) -> None:
         self.source, self._profiles = source, profiles or {}
         self.on, self.layer, self.reading = True, 0.0, 0.0
-        self.steps, self.tokens, self.seconds = 0, 0.0, 0.0
+        self.steps, self.tokens, self.seconds, self.token = 0, 0.0, 0.0, 0.0
         self._scale = 1.0 if profile else settings.text_layer  # seconds of a layer over the profile's, or seconds
         self._pass = lru_cache(MOST_COSTS)(profile.seconds) if profile else None
         self._proposals = 0

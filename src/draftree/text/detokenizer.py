@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import filterfalse
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from .encoding import Tokenizer
 
@@ -76,6 +76,17 @@ class PieceDecoder(ABC):
             self.piece(token)
         text = b"".join(map((self._plain if skip_special_tokens else self._bytes).__getitem__, token_ids))
         return text[self._prefixed and text.startswith(b" ") :].decode(errors="replace")
+
+    def texts(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> list[str] | None:
+        """Each token's part of a text that goes on with them; None: one begins or ends inside a character."""
+        for token in filterfalse(self._pieces.__contains__, token_ids):
+            self.piece(token)
+        try:
+            return [
+                *map(bytes.decode, map((self._plain if skip_special_tokens else self._bytes).__getitem__, token_ids))
+            ]
+        except UnicodeDecodeError:
+            return None
 
     def piece(self, token: int) -> Piece:
         """A token's piece, empty beyond the vocabulary: output layers may have more tokens."""
@@ -178,11 +189,18 @@ class Detokenizer:
         # Cleaning up would change text that has been given out.
         decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         self._decode = cast(Callable[[list[int]], str], decode)
+        self._texts = (
+            partial(tokenizer.texts, skip_special_tokens=skip_special_tokens)
+            if isinstance(tokenizer, PieceDecoder) and not stop
+            else None
+        )
         self._stop, self._min_tokens, self._include_stop = [StopString(s) for s in stop], min_tokens, include_stop
         self._passed = 0  # tokens
         # Decoding is not a concatenation (leading spaces), so each piece is the difference of two decodings.
         self._window = self._tail(list(context[-_WINDOW:]))
-        self._shown = len(self._decode(self._window).rstrip(_INCOMPLETE))
+        text = self._decode(self._window)
+        self._shown = len(text.rstrip(_INCOMPLETE))
+        self._incomplete = self._shown < len(text)  # what comes next may belong to a character that has begun
         self._held = ""
 
     def _tail(self, tokens: list[int]) -> list[int]:
@@ -196,6 +214,12 @@ class Detokenizer:
                 return tokens[-count:]
         return tokens[-_WINDOW:]
 
+    def _shorten(self, cut: int) -> None:
+        """Keep a long window's end, of which ``cut`` characters are held back."""
+        if len(self._window) > _WINDOW:
+            self._window = self._tail(self._window)
+            self._shown = max(len(self._decode(self._window)) - cut, 0)
+
     def push(self, tokens: Sequence[int | None], last: bool) -> list[str]:
         """Text that became final with each token, up to the one with which the text has stopped.
 
@@ -203,6 +227,15 @@ class Detokenizer:
             tokens: None: one without text, which ends the text.
             last: all that is held back comes with the last of them.
         """
+        # where the window shows nothing, a space in front of the next token may not be the text's own
+        if self._texts and self._shown and not (self._incomplete or last):
+            ids: Any = tokens  # None comes last
+            texts = self._texts(ids)
+            if texts is not None and _INCOMPLETE not in (text := "".join(texts)):
+                self._window += ids
+                self._shown += len(text)
+                self._shorten(0)
+                return texts
         given, final = list[str](), len(tokens) if last else 0
         for count, token in enumerate(tokens, start=1):
             if token is not None:
@@ -213,9 +246,8 @@ class Detokenizer:
             if not cut or len(self._window) > 2 * _WINDOW:  # so many bytes are no character
                 self._held += text[self._shown : len(text) - cut]
                 self._shown = len(text) - cut
-                if len(self._window) > _WINDOW:
-                    self._window = self._tail(self._window)
-                    self._shown = max(len(self._decode(self._window)) - cut, 0)
+                self._shorten(cut)
+            self._incomplete = cut > 0
             found, kept, new = list[tuple[int, int]](), 0, self._held[before:]
             for each in self._stop if self._passed > self._min_tokens else ():
                 if end := each.find(new):

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .binding import check, open_library
+from .binding import address, check, open_library
 from .translations import Key
 
 BY_TEXT, BY_MODEL, BY_HEAD, BY_TRANSLATION, BY_CALLER = range(5)
@@ -287,7 +287,8 @@ class Drafting:
         if seconds is not self._curve:
             self._curve, self._curves = seconds, np.array([seconds, below], np.float64)
             rule.sizes = len(seconds)
-            rule.seconds, rule.below = (row.ctypes.data if len(seconds) else None for row in self._curves)
+            rule.seconds = address(self._curves) if len(seconds) else None
+            rule.below = address(self._curves[1]) if len(seconds) else None
 
     def draft(self, count: int) -> list[GrownColumns | None]:
         """Grow the trees of the first ``count`` requests; None: it has no nodes.
