@@ -100,6 +100,7 @@ class Record:
         layer: seconds of drafting one layer in that step.
         reading: seconds in which a model reads much of a text first, so that measured ones are not those of layers.
         steps, tokens, seconds: how often it drafted, accepted tokens of its trees, what drafting took.
+        token: AR passes that drafting and verifying one token took, when that was settled last.
         drafting: what it may still lose by drafting.
         prompts: what it may still lose by reading prompts and drafting.
     """
@@ -131,10 +132,10 @@ class Record:
                         self.reading += self._profiles[id(model)].seconds(tokens, tokens)
         layer = self._scale * (self._pass(LAYER_NODES, ar.context, ar.batch) if self._pass else 1.0)
         ar_pass, nodes = curve.seconds[0], min(ar.batch, len(curve.below) - 1)
-        token = (layer + curve.below[nodes] - ar_pass) / ar_pass  # AR passes that drafting and verifying one take
-        self.on = token < 1 and not self.drafting.pausing  # were each first token right, it would pay
+        self.token = (layer + curve.below[nodes] - ar_pass) / ar_pass
+        self.on = self.token < 1 and not self.drafting.pausing  # were each first token right, it would pay
         if self.on and self.reading:
-            self.on = self.prompts.may_read(self.reading / ar_pass, left, self._onward - token)
+            self.on = self.prompts.may_read(self.reading / ar_pass, left, self._onward - self.token)
         self.layer = self.on * layer
 
     def rest(self) -> None:
