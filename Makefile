@@ -46,7 +46,7 @@ PAIR ?= $(if $(wildcard out/pair),out/pair)
 PAPERS := $(VENV)/bin/python -m benchmarks.papers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test fmt docs cross clean results results-quick
+.PHONY: help setup demo check test fmt docs wheels clean results results-quick
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s  %s\n", $$1, $$2}'
@@ -95,9 +95,16 @@ fmt: setup ## fix what ruff can fix, then format
 	$(VENV)/bin/ruff format
 	$(VENV)/bin/clang-format -i $(C_FILES)
 
-cross: setup ## build the native engine for other systems with zig (100 MB): does it compile and link there?
+wheels: setup ## build what an index gets into dist: wheels for each system with zig (100 MB), data packages, the sdist
 	$(VENV)/bin/python -m pip install --quiet $(call pin,ziglang)
-	CFLAGS=-Werror $(VENV)/bin/python native/build.py --cross
+	rm -rf dist
+	for target in $$($(VENV)/bin/python native/build.py --targets); do \
+		CFLAGS=-Werror DRAFTREE_TARGET=$$target $(VENV)/bin/python -m hatchling build -d dist -t wheel || exit; done
+	$(VENV)/bin/python -m hatchling build -d dist -t sdist
+	for folder in packages/*; do \
+		(cd $$folder && $(CURDIR)/$(VENV)/bin/python -m hatchling build -d $(CURDIR)/dist -t wheel) || exit; done
+	$(VENV)/bin/twine check --strict dist/*
+	ls -l dist
 
 docs: setup ## build the documentation site, the commands' help included, into out/site
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build

@@ -1,11 +1,12 @@
 """Build the native engine: the C files of this folder make one library, beside the module that loads it.
 
     python native/build.py            for this machine, into src/draftree/models/native
-    python native/build.py --cross    for others, with zig, into build/native: whether it compiles and links there
     python native/build.py --needs    print what must be installed first, if anything
+    python native/build.py --targets  print the systems that wheels are made for
 
-The compiler is $CC or cc, or zig (the package ziglang) where there is none that knows our instruction sets. $CFLAGS are
-added. This is also the build hook of the wheel.
+The compiler is $CC or cc, or zig (the package ziglang) where there is none that knows our instruction sets; CC=zig
+takes zig anyway. $CFLAGS are added. This is also the build hook of the wheel: with $DRAFTREE_TARGET, one of the
+targets, zig makes it for that system.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -49,10 +51,23 @@ AGAIN = {"linear_avx2.c": (*_AVX2, "-mavxvnni", "-DAVX_VNNI")}
 """Files that are compiled a second time, with these flags."""
 
 ZIG = "ziglang==0.17.1"
+_WAY_OUT = f"install a C compiler (CC=NAME takes it), or build with zig: pip install {ZIG}, and set CC=zig"
 ZIG_WHEELS = ("x86_64", "AMD64", "aarch64", "arm64", "ARM64")
-CROSS = ("aarch64-linux-gnu.2.17", "aarch64-macos", "x86_64-windows-gnu", "x86_64-linux-musl")
-_GLIBC = "2.17"
-"""That a library made by zig needs."""
+WHEELS = {
+    "x86_64-linux-gnu.2.17": "manylinux_2_17_x86_64",
+    "aarch64-linux-gnu.2.17": "manylinux_2_17_aarch64",
+    "x86_64-linux-musl": "musllinux_1_2_x86_64",
+    "aarch64-linux-musl": "musllinux_1_2_aarch64",
+    "aarch64-macos.11.0": "macosx_11_0_arm64",
+    "x86_64-macos.11.0": "macosx_11_0_x86_64",
+    "x86_64-windows-gnu": "win_amd64",
+    "aarch64-windows-gnu": "win_arm64",
+}
+"""zig's target -> the platform of the wheel for it."""
+_GLIBC = 17
+"""Of glibc 2.x: the oldest that a wheel is made for, and what a library made by zig needs."""
+_OF_EVERY_LINUX = {f"lib{name}" for name in ("c.so.6", "m.so.6", "pthread.so.0", "dl.so.2", "rt.so.1", "gcc_s.so.1")}
+"""Libraries that a manylinux wheel may need (PEP 600)."""
 
 
 class BuildError(Exception):
@@ -81,7 +96,7 @@ class Unit(NamedTuple):
 def _zig(target: str) -> Compiler:
     """For zig's ``target``; without one it would compile for the very CPU that it runs on."""
     machine, system, *_ = target.split("-")
-    return Compiler((sys.executable, "-m", "ziglang", "cc", "-target", target), machine, system)
+    return Compiler((sys.executable, "-m", "ziglang", "cc", "-target", target), machine, system.partition(".")[0])
 
 
 def find_compiler() -> Compiler | None:
@@ -94,7 +109,7 @@ def find_compiler() -> Compiler | None:
         return found
     if importlib.util.find_spec("ziglang") is None:
         return None
-    library = f"-gnu.{_GLIBC}" if platform.libc_ver()[0] == "glibc" else "-musl"
+    library = f"-gnu.2.{_GLIBC}" if platform.libc_ver()[0] == "glibc" else "-musl"
     return _zig(f"{machine}-{system}{ {'linux': library, 'windows': '-gnu'}.get(system, '') }")
 
 
@@ -138,7 +153,7 @@ def build(folder: Path = INSTALLED, compiler: Compiler | None = None) -> Path:
     """
     compiler = compiler or find_compiler()
     if compiler is None:
-        raise BuildError(f"no C compiler: install one, or pip install {ZIG}")
+        raise BuildError(f"no C compiler knows this machine's instruction sets: {_WAY_OUT}")
     name = {"macos": "libdraftree.dylib", "windows": "draftree.dll"}.get(compiler.system, "libdraftree.so")
     return link(folder / name, compiler, units(compiler), "-shared")
 
@@ -150,17 +165,17 @@ def link(output: Path, compiler: Compiler, sources: Sequence[Unit], *flags: str)
         flags: of the linker; "-shared" makes a library.
     """
     position = () if compiler.system == "windows" else ("-fPIC",)
-    common = (*FLAGS, *position, *shlex.split(os.environ.get("CFLAGS", "")))
+    common = (*FLAGS, *(("-g0",) if compiler.zig else ()), *position, *shlex.split(os.environ.get("CFLAGS", "")))
     headers = b"".join(path.read_bytes() for path in sorted(SOURCES.rglob("*.h")))
     OBJECTS.mkdir(parents=True, exist_ok=True)
 
     def compile_unit(unit: Unit) -> str:
-        command = [*compiler.command, *common, *unit.flags, "-c", str(unit.source)]
+        command = [*compiler.command, *common, *unit.flags]
         what = "\0".join(word for word in command if not word.startswith("-W"))  # warnings change no code
         content = hashlib.sha256(what.encode() + unit.source.read_bytes() + headers).hexdigest()
         compiled = OBJECTS / f"{unit.source.stem}-{content[:16]}.o"
         if not compiled.exists():
-            _make(command, compiled)
+            _make([*command, "-c", str(unit.source)], compiled)
         return str(compiled)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -169,7 +184,9 @@ def link(output: Path, compiler: Compiler, sources: Sequence[Unit], *flags: str)
         raise BuildError(f"no C files in {SOURCES}")
     output.parent.mkdir(parents=True, exist_ok=True)
     whole = ("-Wl,-z,defs", "-lpthread", "-lm") if compiler.system == "linux" else ()  # others complain by themselves
-    _make([*compiler.command, *flags, *compiled, *whole], output)
+    named = (f"-Wl,-install_name,@rpath/{output.name}",) if compiler.system == "macos" and "-shared" in flags else ()
+    bare = ("-Wl,-s",) if compiler.zig else ()
+    _make([*compiler.command, *flags, *compiled, *whole, *named, *bare], output)
     return output
 
 
@@ -179,41 +196,74 @@ def _make(command: Sequence[str], output: Path) -> None:
         part = Path(folder, output.name)
         done = subprocess.run([*command, "-o", str(part)], check=False, capture_output=True, text=True)  # noqa: S603 - the user's compiler
         if done.returncode:
-            raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr or done.stdout}")
+            raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr or done.stdout}\n{_WAY_OUT}")
         part.replace(output)
 
 
 def needs() -> list[str]:
     """Requirements of a build on this machine."""
-    return [] if find_compiler() or platform.machine() not in ZIG_WHEELS else [ZIG]
+    zig = os.environ.get("DRAFTREE_TARGET") or find_compiler() is None
+    return [ZIG] if zig and platform.machine() in ZIG_WHEELS else []
+
+
+def wheel_platform(library: Path) -> str:
+    """The platform of the wheel with a library for this machine; on Linux by the glibc and the libraries that it needs.
+
+    Raises:
+        BuildError: no index takes such a wheel.
+    """
+    own = next((each for each in platform_tags() if not each.startswith("linux")), None)
+    if own is None:
+        raise BuildError(f"no index takes a wheel for a Linux of neither glibc nor musl: {_WAY_OUT}")
+    if not own.startswith("manylinux"):
+        return own
+    content = library.read_bytes()
+    needed = {name.decode() for name in re.findall(rb"\0(lib[\w+-]+\.so[.\d]*)(?=\0)", content)}
+    if others := sorted(needed - _OF_EVERY_LINUX - {library.name}):
+        what = f"no index takes a wheel whose {library.name} needs {', '.join(others)}"
+        raise BuildError(f"{what}: leave them out of CFLAGS, or set CC=zig")
+    glibc = max([_GLIBC, *map(int, re.findall(rb"\0GLIBC_2\.(\d+)", content))])
+    return f"manylinux_2_{glibc}_{own.split('_', 3)[3]}"
 
 
 class NativeBuildHook(BuildHookInterface[Any]):
-    """Puts the library into the wheel, which is one for this platform then; without a library it is one for all."""
+    """Puts the library into the wheel, which is one for a single platform; without a library there is none."""
 
     def dependencies(self) -> list[str]:
         return needs()
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        compiler = find_compiler()
+        target = os.environ.get("DRAFTREE_TARGET")
         try:
-            library = build(compiler=compiler)
+            if target:
+                library, tag = build_for(target), WHEELS[target]
+                build_data["force_include"][str(library)] = f"draftree/models/native/{library.name}"
+            else:
+                library = build()
+                tag = wheel_platform(library)
+                build_data["artifacts"].append(f"/{library.relative_to(ROOT).as_posix()}")
         except BuildError as error:
-            self.app.display_warning(f"draftree is installed without its native engine: {error}")
-            return
-        oldest = compiler is not None and compiler.command[-1].endswith(_GLIBC)
-        manylinux = f"manylinux_{_GLIBC.replace('.', '_')}_{platform.machine()}"
-        build_data["artifacts"].append(f"/{library.relative_to(ROOT).as_posix()}")
+            self.app.abort(f"draftree's native engine cannot be built: {error}")
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{manylinux if oldest else next(iter(platform_tags()))}"
+        build_data["tag"] = f"py3-none-{tag}"
+
+
+def build_for(target: str) -> Path:
+    """Make the library for zig's ``target``.
+
+    Raises:
+        BuildError: it is none of ``WHEELS``, or zig fails.
+    """
+    if target not in WHEELS:
+        raise BuildError(f"DRAFTREE_TARGET is {target!r}: choose from {', '.join(WHEELS)}")
+    return build(OBJECTS / target, _zig(target))
 
 
 def main(arguments: Sequence[str]) -> None:
     if arguments == ["--needs"]:
         sys.stdout.write("".join(f"{each}\n" for each in needs()))
-    elif arguments == ["--cross"]:
-        for target in CROSS:
-            sys.stdout.write(f"{build(OBJECTS / target, _zig(target)).relative_to(ROOT)}\n")
+    elif arguments == ["--targets"]:
+        sys.stdout.write("".join(f"{each}\n" for each in WHEELS))
     elif arguments:
         sys.exit(f"unknown arguments {shlex.join(arguments)}\n\n{__doc__}")
     else:

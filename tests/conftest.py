@@ -24,6 +24,8 @@ from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.llama import llama_model
 from draftree.models.native import native_model
 
+ROOT = Path(__file__).parents[1]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -54,19 +56,24 @@ def threads() -> Iterator[None]:
         yield
 
 
-def build_wheel(folder: Path, **environment: str) -> Path:
-    """The wheel of this repository."""
-    script = "import hatchling.build, sys; hatchling.build.build_wheel(sys.argv[1])"
-    command = [sys.executable, "-c", script, str(folder)]
-    root = Path(__file__).parents[1]
-    subprocess.run(command, cwd=root, check=True, capture_output=True, env={**os.environ, **environment})  # noqa: S603 - our own build
-    return next(folder.glob("*.whl"))
+def build_distribution(kind: str, folder: Path, project: Path = ROOT, **environment: str) -> Path:
+    """A project's wheel or sdist, made in a folder.
+
+    Args:
+        kind: "wheel" or "sdist".
+    """
+    before = set(folder.iterdir())
+    script = f"import hatchling.build, sys; hatchling.build.build_{kind}(sys.argv[1])"
+    command, env = [sys.executable, "-c", script, str(folder)], {**os.environ, **environment}
+    subprocess.run(command, cwd=project, check=True, capture_output=True, text=True, env=env)  # noqa: S603 - our own build
+    (made,) = set(folder.iterdir()) - before
+    return made
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that a C compiler makes."""
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    return build_distribution("wheel", tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(autouse=True)

@@ -44,7 +44,7 @@ OF_OTHERS = {
 }
 """Expressions that are not ours."""
 OPTIONS_OF_OTHERS = {
-    *("--no-deps", "--apply_chat_template", "--model", "--model_args", "--tasks"),  # pip, lm-eval
+    *("--no-deps", "--find-links", "--apply_chat_template", "--model", "--model_args", "--tasks"),  # pip, lm-eval
     *(
         "--speculative-algorithm",
         "--speculative-num-draft-tokens",

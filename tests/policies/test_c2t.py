@@ -17,8 +17,9 @@ from draftree.drafters.registry import DrafterSpec, check_made_for, load_drafter
 from draftree.engine.engine import Engine, load_engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError, DraftreeWarning
+from draftree.models.data_packages import PACKAGE
 from draftree.models.heads.eagle_network import save_head
-from draftree.models.heads.head_folder import SHIPPED, find_head, load_head
+from draftree.models.heads.head_folder import find_head, load_head
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.inspection import fingerprint
 from draftree.models.loading import BACKENDS, load
@@ -251,7 +252,7 @@ def test_names_do_not_matter_where_weights_are_the_same() -> None:
 def test_the_shipped_classifiers_belong_to_the_shipped_head(name: str) -> None:
     """They once were of the head before it."""
     made_for = read_classifier(name).made_for
-    head = find_head(SHIPPED / "smollm2")
+    head = find_head(PACKAGE / "heads" / "smollm2")
     assert head is not None
     assert made_for.drafter_weights == fingerprint(head.network(head.arrays(None))[0].parameters())
     assert (made_for.target, made_for.drafter) == ("smollm2", "head")

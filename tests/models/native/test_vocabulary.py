@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from draftree.errors import DraftreeWarning, ModelFileError, NotNativeError, PromptError
+from draftree.models.data_packages import shipped
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.llama.library import open_library
 from draftree.models.llama.llama_model import LlamaModel
@@ -99,10 +99,7 @@ def same_vocabulary(pair: Pair) -> None:
 
 
 def real() -> Pair:
-    module, _, file = EMBEDDED[DEFAULT_MODEL]
-    spec = importlib.util.find_spec(module)
-    assert spec is not None and spec.origin is not None
-    path = Path(spec.origin).parent / file
+    (path,) = shipped(EMBEDDED[DEFAULT_MODEL])
     return read(path), read_by_llama(path)
 
 

@@ -35,6 +35,7 @@ from ...errors import (
     needs_extra,
 )
 from ..base import FINAL_STATE, FeatureSpec, LanguageModel
+from ..data_packages import shipped
 from ..native.native_head import NativeHead
 from ..native.native_model import NativeModel
 from ..protocols import DraftHead, FeatureModel, feature_model
@@ -59,8 +60,8 @@ if TYPE_CHECKING:
     from .eagle_model import HeadModel
     from .eagle_network import EagleNetwork
 
-SHIPPED = Path(__file__).parents[2] / "heads"
-"""Folder of the heads that come with the package."""
+SHIPPED = "heads/*/"
+"""Folders of the heads that come with draftree, in its checkout or its data packages."""
 EAGLE3, EAGLE = "eagle3", "eagle"
 KINDS = {EAGLE3: "EAGLE-3", EAGLE: "EAGLE-1, EAGLE-2 or HASS"}
 """Kind of head -> its name for users."""
@@ -370,7 +371,7 @@ def shipped_for(target: LanguageModel) -> Path | None:
     """
     try:
         given = feature_model(target)
-        heads = [head for folder in sorted(SHIPPED.glob("*/")) if (head := find_head(folder))]
+        heads = [head for folder in shipped(SHIPPED) if (head := find_head(folder))]
         return next((head.folder for head in heads if not head.mismatch(given)), None)
     except (AttributeError, NotImplementedError, UnsupportedModelError):  # it has embeddings of its own kind, or none
         return None

@@ -1,4 +1,4 @@
-"""Heads on the hub for targets that none comes for: the formats of ``head_folder``, each for one target."""
+"""Heads for targets that none is installed for, in a data package or on the hub, each for one target."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ class PublishedHead(NamedTuple):
     """A head, and the target that it was made for.
 
     Attributes:
-        name: on the hub.
+        name: of the data package, or on the hub.
         target: name of the target.
         architecture, hidden_size, layers, vocab_size: of the target, in a GGUF file's words.
+        use: how to draft with it.
     """
 
     name: str
@@ -23,9 +24,12 @@ class PublishedHead(NamedTuple):
     hidden_size: int
     layers: int
     vocab_size: int
+    use: str = "download it and give --drafter FOLDER"
 
 
+_CODER = "pip install 'draftree[coder-head]'"
 PUBLISHED = (
+    PublishedHead("draftree-coder-head", "Qwen2.5-Coder-1.5B-Instruct", "qwen2", 1536, 28, 151936, _CODER),
     PublishedHead("AngelSlim/Qwen3-4B_eagle3", "Qwen3-4B", "qwen3", 2560, 36, 151936),
     PublishedHead("AngelSlim/Qwen3-8B_eagle3", "Qwen3-8B", "qwen3", 4096, 36, 151936),
     PublishedHead(
@@ -44,4 +48,4 @@ def published_for(target: LanguageModel) -> PublishedHead | None:
     can = target.capabilities
     architecture = can.architecture.lower().removesuffix("forcausallm")
     sizes = (architecture, target.hidden_size, target.layers, can.vocab_size)
-    return next((head for head in PUBLISHED if head[2:] == sizes), None)
+    return next((head for head in PUBLISHED if head[2:6] == sizes), None)

@@ -1,0 +1,1 @@
+"""Files alone: the default model of draftree, and its draft head."""
