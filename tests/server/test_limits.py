@@ -6,7 +6,6 @@ import http.client
 import json
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import EngineRequest, Observer
 from draftree.request import Outcome
 
-from .running import HEAD, NAME, TEXT, fetched, posted, running, slow_target
+from .running import HEAD, NAME, TEXT, fetched, posted, running, slow_target, until
 
 
 def test_keys_open_all_but_health_and_metrics() -> None:
@@ -62,20 +61,15 @@ def test_a_client_that_leaves_the_queue_is_counted() -> None:
         request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
         with socket.create_connection((host, int(port))) as first:
             first.sendall(request)
-            served.get_busy()
+            scheduler = served.engine.scheduler
+            until(lambda: len(scheduler.running) == 1)  # before that it is the first one that waits
             with socket.create_connection((host, int(port))) as second:
                 second.sendall(request)
-                while not served.engine.scheduler.waiting:
-                    time.sleep(0.001)
-            while served.engine.scheduler.waiting:
-                time.sleep(0.001)
-            assert len(served.engine.scheduler.running) == 1
+                until(lambda: len(scheduler.waiting) == 1)
+            until(lambda: not scheduler.waiting)
+            assert len(scheduler.running) == 1
             counted = 'draftree:requests_total{finish_reason="cancelled"} 1.0'
-            for _ in range(100):  # it is counted a moment later
-                if counted in (page := fetched(served, "/metrics")[1]):
-                    break
-                time.sleep(0.02)
-            assert counted in page
+            until(lambda: counted in fetched(served, "/metrics")[1])
 
 
 def test_a_long_body_is_refused_before_it_is_read() -> None:
