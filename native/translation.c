@@ -23,8 +23,7 @@ static uint64_t packed(const TranslationKey *key) {
 }
 
 static int64_t place_of(const Translation *translation, uint64_t key) {
-    uint64_t place = key * 0x9E3779B97F4A7C15u;
-    place ^= place >> 32;
+    uint64_t place = mixed(key);
     for (;; place++) {
         const Meaning *entry = &translation->entries[place & (uint64_t)(translation->capacity - 1)];
         if (!entry->key || entry->key == key)
@@ -135,10 +134,10 @@ int32_t add_up(Translated *found, int32_t count) {
         double sum = 0;
         for (; i < count && found[i].token == best.token; i++)
             sum += exp(found[i].value);
-        const double total = fmin(fmax(log(sum + LEAST), best.value), 0);
+        const double total = fmax(log(sum + LEAST), best.value);
         found[sums] = best;
         found[sums].share = best.value - total;
-        found[sums++].value = total;
+        found[sums++].value = fmin(total, 0);
     }
     sort(found, sums, by_value);
     return sums;

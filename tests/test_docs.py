@@ -83,6 +83,7 @@ def test_the_readme_has_every_room_and_none_that_is_gone() -> None:
     named = set(re.findall(r"\b([a-z_]+)/", tree)) - {
         "src",
         "draftree",
+        "packages",
         "native",
         "benchmarks",
         "tests",

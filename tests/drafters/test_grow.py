@@ -267,5 +267,5 @@ def test_a_policy_that_keeps_more_than_the_budget_is_refused() -> None:
         def pool(self, nodes: int) -> int:
             return 9
 
-    with pytest.raises(ConfigError, match="the policy kept 4 nodes of 3"):
-        trees_of(ScriptedScorer(even([-0.5])), Greedy(1, 4), [Budget(3, 9)])
+    with pytest.raises(ConfigError, match="the policy kept 6 nodes of 3"):
+        trees_of(ScriptedScorer(even([-0.5, -0.6])), Greedy(2, 2), [Budget(3, 9)])

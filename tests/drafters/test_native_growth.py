@@ -27,6 +27,7 @@ from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
 from draftree.request import Outcome, Request, StepCost
 from draftree.sampling.constraint import ConstraintState
+from draftree.sampling.warping import GOLDEN, mix
 from draftree.text.detokenizer import NoText
 from draftree.tree import ROOT, DraftTree, Drawing
 
@@ -103,7 +104,7 @@ class Rules(ConstraintState):
 
 def requests_of(draw: random.Random) -> list[Request]:
     made = []
-    for _ in range(draw.choice([1, 1, 2, 4])):
+    for _ in range(draw.choice([1, 1, 2, 4, 20])):
         alphabet = draw.choice([2, 4, VOCAB])
         ids = [draw.randrange(alphabet) for _ in range(draw.randrange(1, 60))]
         prediction = [draw.randrange(alphabet) for _ in range(draw.choice([0, 0, 20]))]
@@ -169,15 +170,16 @@ class Pair:
                 drafter.open(request)
 
     def differs(self) -> bool:
-        """Make a step: whether the two come to different trees, or learn something else of them."""
+        """Make a step of some requests: whether the two come to different trees, or learn something else of them."""
         draw = self.draw
-        budgets = [Budget(draw.choice([0, 1, 4, 12, 12]), draw.choice([None, None, 0, 1, 3])) for _ in self.requests]
-        own, expected = (drafter.propose(self.requests, budgets) for drafter in self.drafters)
+        requests = self.requests[: draw.randrange(len(self.requests)) + 1]
+        budgets = [Budget(draw.choice([0, 1, 4, 12, 12]), draw.choice([None, None, 0, 1, 3])) for _ in requests]
+        own, expected = (drafter.propose(requests, budgets) for drafter in self.drafters)
         if any(differ(one, other) for one, other in zip(own, expected, strict=True)):
             return True
         self.nodes += sum(map(len, own))
         outcomes = []
-        for request, tree in zip(self.requests, expected, strict=True):
+        for request, tree in zip(requests, expected, strict=True):
             path, tokens = walk(tree, draw)
             outcomes.append(Outcome(request, tree, path, tokens, len(tokens), StepCost(1, 0.01, 1.0, 0.0, 0)))
             request.ids += tokens
@@ -277,6 +279,18 @@ def test_what_a_scorer_raises_comes_out_and_the_next_step_is_as_ever(error: bool
         drafter.propose([request], [Budget(12)])
     expected = TreeDrafter(OptTree(1e-9), Toy("toy", 3, None)).propose([request], [Budget(12)])
     assert not differ(drafter.propose([request], [Budget(12)])[0], expected[0])
+
+
+def test_requests_keep_their_warping_and_noise_where_more_come() -> None:
+    """The ninth request beside eight took both from all of them."""
+    drafter = TreeDrafter(OptTree(1e-9), NgramSource())
+    params = [SamplingParams(temperature=0.5 + number, seed=number) for number in range(20)]
+    requests = [Request([1, 2, 3] * 9, each, 99, frozenset(), NoText()) for each in params]
+    for count in (1, 8, 9, 20, 3, 20):
+        drafter.propose(requests[:count], [Budget(4)] * count)
+        assert drafter._native is not None
+        found = [(own.warping.temperature, own.noise) for own in drafter._native._drafting.requests[:count]]
+        assert found == [(0.5 + number, mix(number + GOLDEN)) for number in range(count)]
 
 
 def python_calls(drafter: TreeDrafter, request: Request) -> int:

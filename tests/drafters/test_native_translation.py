@@ -182,5 +182,14 @@ def test_another_translation_would_be_noticed(
 
 
 def test_what_is_forgotten_is_found_again(models: dict[str, LanguageModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, forgotten = translations.Translation.number, 0
+
+    def counted(self: translations.Translation, text: bytes) -> int:
+        nonlocal forgotten
+        forgotten += len(self._texts) == 1
+        return numbers(self, text)
+
     monkeypatch.setattr(translations, "_MOST", 20)
+    monkeypatch.setattr(translations.Translation, "number", counted)
     assert not differing(models, range(12))[0]
+    assert forgotten > 3 * 12, "more than once of each seed"

@@ -190,7 +190,8 @@ def grow(
     """
     budgets, trees = plan.budgets, [_Draft() for _ in plan.budgets]
     pools, nodes = [tree.pool for tree in trees], [budget.nodes for budget in budgets]
-    limits = [budget.nodes if budget.depth is None else budget.depth for budget in budgets]
+    # the nodes that stay hang together, so a tree is no deeper than it has nodes
+    limits = [b.nodes if b.depth is None else min(b.nodes, b.depth) for b in budgets]
     unscored = [UnscoredNode(b, ROOT, ROOT, 0) for b in range(len(budgets)) if nodes[b] and limits[b]]
     if not unscored:
         return [NOTHING_GROWN] * len(budgets)

@@ -187,7 +187,7 @@ class NativeGrowth:
 
     def _set_request(self, at: int, request: Request, budget: Budget, reading: int | None) -> None:
         own, sources = self._drafting.requests[at], self._drafting.sources[at]
-        most = min(budget.nodes if budget.depth is None else budget.depth, MOST_DEPTH) if budget.nodes else 0
+        most = min(budget.nodes, MOST_DEPTH if budget.depth is None else budget.depth)
         texts, drafting, deepest = self._read(request), list[DraftSource](), 0
         indexes = iter(texts)
         for part, kind, source, rule in zip(self._parts, self._kinds, sources, self._drafting.parts, strict=True):
@@ -202,7 +202,7 @@ class NativeGrowth:
         if reading is not None and not all([*map(methodcaller("read", request, reading), drafting)]):
             deepest = 0
         own.nodes, own.depth = budget.nodes if deepest else 0, min(most, deepest)
-        own.position = len(request.ids)
+        own.position, own.constrained = len(request.ids), request.state is not None
         if at >= len(self._placed) or self._placed[at] is not request:
             self._place(at, request)
         for at, part, _, kind in self._models:
@@ -242,7 +242,6 @@ class NativeGrowth:
         own, params = self._drafting.requests[at], request.params
         self._placed += [None] * (at + 1 - len(self._placed))
         self._placed[at] = request
-        own.constrained = request.state is not None
         own.noise = mix(request.seed + GOLDEN)
         own.warping = CWarping(*params.warping)
 
@@ -302,10 +301,12 @@ class NativeGrowth:
         for outcome in outcomes:
             paths.append(outcome.path)
             tokens.append(outcome.tokens[: outcome.taken])
-        trials = self._drafting.accept(paths, tokens)
-        if self._models:
-            self._follow(BY_MODEL)
-            self._follow_translated(outcomes)
+        try:
+            trials = self._drafting.accept(paths, tokens)
+        finally:  # what fails has committed some rows
+            if self._models:
+                self._follow(BY_MODEL)
+                self._follow_translated(outcomes)
         for kind, part in zip(self._kinds, self._parts, strict=True):
             if kind == BY_CALLER:
                 part.observe(outcomes)
@@ -316,6 +317,8 @@ class NativeGrowth:
         self._texts.pop(request, None)
         if request in self._placed:
             self._placed[self._placed.index(request)] = None
+        for translation in self._translations.values():
+            translation.close(request)
 
     def _scored(self, part: int, nodes: list[Node], width: int) -> Sequence[Scored]:
         found = scored(self._name, self._scorers[part], [UnscoredNode(*node) for node in nodes], width)

@@ -71,6 +71,10 @@ class NativeTranslation(Translation):
         source.read, source.left = ends[-1][0], self.number(ends[-1][1])
         return len(ids)
 
+    def close(self, request: Request) -> None:
+        """A request has ended."""
+        self._begun.pop(request, None)
+
     def observe(self, outcome: Outcome, columns: NDArray[np.int32] | None, length: int) -> None:
         """Follow what C has committed.
 

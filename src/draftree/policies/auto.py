@@ -204,8 +204,9 @@ class AutoTree(GrowthPolicy):
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
         """Learn from every candidate that was put to the test, drafted to be verified or not."""
-        nodes, passes = 0, 1.0
+        nodes, passes, ar = 0, 1.0, self._ar
         if isinstance(plan, AutoPlan):
+            ar = plan.price.ar
             nodes = sum([len(outcome.tree.tokens) for outcome in outcomes])
             trials = plan.trials
             if trials is None:
@@ -216,8 +217,8 @@ class AutoTree(GrowthPolicy):
             passes = self._selection.learn(plan.price, max(1, plan.layers), nodes, outcomes)
         else:
             self._selection.rest(len(outcomes))
-        if self._ar is not None and self._ar.batch == len(outcomes):
-            self._costs.learn(nodes, self._ar, outcomes[0].step.verify)
+        if ar is not None and ar.batch == len(outcomes):
+            self._costs.learn(nodes, ar, outcomes[0].step.verify)
         self.report.add(nodes, outcomes, passes)
 
 

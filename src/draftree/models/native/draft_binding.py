@@ -271,12 +271,13 @@ class Drafting:
             self._library.draftree_draft_close(pointer)
 
     def make_room(self, count: int) -> None:
-        """Have so many requests, or more."""
+        """Have so many requests, or more; those that were there stay as they are."""
         if count <= len(self.requests):
             return
-        parts, count = len(self.parts), 2 * count
+        before, parts, count = self.requests, len(self.parts), 2 * count
         self._requests, self._sources = (CRequest * count)(), (CSource * (count * parts))()
         self._trees, self._outcomes = (CTree * count)(), (COutcome * count)()
+        self._requests[: len(before)] = before
         self.requests, sources = list(self._requests), list(self._sources)
         self.sources = [sources[at : at + parts] for at in range(0, count * parts, parts)]
         self._step.requests, self._step.sources = addressof(self._requests), addressof(self._sources)
