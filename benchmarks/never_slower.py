@@ -5,8 +5,9 @@
 
 A cell is a drafter, a temperature, a kind of text and a number of requests. Its pairs decode as many other prompts
 together, by AR decoding and by the drafter with ``auto``, each first in turn, both in a new engine that has decoded
-nothing before; the reading of prompts counts. They come from the prompt sets (``docs/bench.md``). A cell whose interval
-ends below 0.98 is decoded again on other prompts of its kind; where that one does too, the command ends with 1.
+nothing before; the reading of prompts counts. What a process does once, such as taking memory, does not. They come from
+the prompt sets (``docs/bench.md``). A cell whose interval ends below 0.98 is decoded again on other prompts of its
+kind; where that one does too, the command ends with 1.
 Each pair is a line of OUT.jsonl; the same command goes on where it was stopped.
 """
 
@@ -171,8 +172,11 @@ def measure(
     pairs: Pairs, cell: Cell, half: int, groups: Sequence[Sequence[list[int]]], decode: Decode, done: Callable[[], None]
 ) -> Interval:
     """The ratio of a cell on half of its prompts, of which what is missing is decoded; ``done`` is called a pair."""
+    missing = [number for number in range(len(groups)) if (cell, half, number) not in pairs]
+    if missing:
+        decode(cell, groups[missing[0]], False)  # not counted: the first one touches the memory of so many rows
     for number, prompts in enumerate(groups):
-        if (cell, half, number) not in pairs:
+        if number in missing:
             first = number % 2 == 1
             found = {drafts: decode(cell, prompts, drafts) for drafts in (first, not first)}
             pairs.add(cell, half, number, found[False], found[True])
