@@ -9,7 +9,7 @@ from pathlib import Path
 from draftree.bench.entries import AR, Entry, entries
 from draftree.bench.results import BINS, AnswerRecord, Parts, RunFolder, StepColumns, Turn
 
-MACHINE = {"processor": "abacus", "cores": 2, "threads": 2, "accelerator": None, "system": "Linux"}
+MACHINE = {"processor": "abacus", "cores": 2, "system": "Linux"}
 
 
 def turn(gained: Sequence[int], seconds: float, *, nodes: int = 4, drafts: bool = True) -> Turn:

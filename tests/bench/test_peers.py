@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.bench import contestants
+from draftree.bench import transformers_peer
 from draftree.bench.contestants import EngineContestant, Models
 from draftree.bench.entries import LLAMA_CPP, Entry, entries
 from draftree.bench.results import AnswerRecord, Parts
@@ -70,7 +70,7 @@ def test_models_are_loaded_once(model: str, monkeypatch: pytest.MonkeyPatch) -> 
         count[0] += 1
         return load(*what, **options)
 
-    monkeypatch.setattr(contestants, "load_stock", counted)
+    monkeypatch.setattr(transformers_peer, "load_stock", counted)
     models = Models(model)
     for entry in entries(["peer:hf-generate", "peer:hf-prompt-lookup"], ["lookup"], [0.0], 4)[1:]:
         models.contestant(entry)

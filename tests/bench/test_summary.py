@@ -77,7 +77,7 @@ def test_the_report_has_the_tables_of_all_runs_and_where_they_were_measured(tmp_
     assert run(["report", str(tmp_path), str(tmp_path / "a")]) == 0
     printed = capsys.readouterr().out
     assert [line for line in printed.splitlines() if line.startswith("## ")] == ["## Run a", "## Run b", "## Run a"]
-    assert printed.count("abacus, 2 cores, 2 threads; draftree 0, commit 0abc; 2026-01-01") == 3
+    assert printed.count("abacus, 2 cores; draftree 0, commit 0abc; 2026-01-01") == 3
     assert "\n| opt-tree:delta=0.2 " in printed
 
 

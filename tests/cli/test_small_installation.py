@@ -49,6 +49,8 @@ RUNS = {
     "chat --target tiny.gguf --max-tokens 4": "4 tokens",
     "batch in.jsonl out.jsonl --target tiny.gguf": "1 lines answered",
     "profile tiny.gguf": "milliseconds",
+    "bench --target tiny.gguf --suite in.jsonl --out run --methods opt-tree,beams:width=2 --max-tokens 4": "opt-tree",
+    "report run": "Speed-up",
     "serve --help": "Serve a model",
 }
 """What each of these prints."""
@@ -61,7 +63,7 @@ REFUSED = {
     "generate the --target tiny.gguf --drafter folder": "folder on backend transformers needs torch",
     "generate the --target tiny.gguf --drafter pickled": "the pickle pickled/pytorch_model.bin needs torch",
     "info folder": "folder on backend transformers needs torch",
-    "bench --target tiny.gguf --out run": "draftree bench needs",
+    "bench --target tiny.gguf --suite in.jsonl --out peers --methods peer:hf-generate": "peer:hf-generate needs torch",
     "train head --out head": "draftree train needs torch",
     "calibrate --target tiny.gguf": "draftree calibrate needs torch",
 }

@@ -1,19 +1,15 @@
-"""What takes part in a benchmark, loaded: our engines, beams, llama.cpp, and transformers' own decoding."""
+"""What takes part in a benchmark, loaded: our engines, beams, llama.cpp, and transformers (``transformers_peer``)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
 
 from ..beams.beam_engine import BeamEngine, Hypothesis, load_beam_source
 from ..beams.forest import BeamParams
@@ -23,14 +19,17 @@ from ..drafters.grow import TreeDrafter
 from ..drafters.registry import NONE, DrafterSpec, is_model, load_draft_model
 from ..engine.engine import Engine
 from ..engine.speculation import Observer
+from ..errors import needs_extra
 from ..models.base import LanguageModel
-from ..models.huggingface.hf_loading import load_stock
 from ..models.loading import ModelOptions, load
 from ..request import Generation, Outcome, Stats
 from ..text.encoding import Tokenizer
 from ..tree import ROOT
 from .entries import LLAMA_CPP, Entry
 from .results import BINS, Parts, StepColumns, Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LOOKUP_TOKENS = 10
 """Tokens that transformers' prompt lookup proposes (the value of its documentation's example)."""
@@ -127,61 +126,11 @@ class BeamContestant:
         return replace(turn, layers=layers, drafted_layers=drafted, accepted_widths=answer.accepted_widths)
 
 
-class _FirstTokens(BaseStreamer):
-    """Notes when the first tokens come, and how many; the first call gives the prompt."""
-
-    def __init__(self) -> None:
-        self.calls, self.at, self.count = 0, 0.0, 1
-
-    def put(self, value: Tensor) -> None:
-        self.calls += 1
-        if self.calls == 2:
-            self.at, self.count = time.perf_counter(), value.numel()
-
-    def end(self) -> None: ...
-
-
-class TransformersPeer:
-    """transformers' ``generate`` with these options; with beams the time of the first token is unknown."""
-
-    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer | None, **options: Any) -> None:
-        self._model, self._tokenizer, self._options = model, tokenizer, options
-        self._generate: Callable[..., Tensor] = cast(Any, model).generate
+class Contestant(Protocol):
+    """Decodes one prompt after the other."""
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
-        """Answer one prompt; passes of the target are counted, the prefill's too."""
-        ids = torch.tensor([prompt], device=self._model.device)
-        sampling: dict[str, Any] = {"do_sample": params.temperature > 0}
-        if params.temperature:
-            sampling |= {name: getattr(params, name) for name in ("temperature", "top_k", "top_p")}
-        first, passes = _FirstTokens(), 0
-        streaming = {} if "num_beams" in self._options else {"streamer": first}
-
-        def count(*_: object) -> None:
-            nonlocal passes
-            passes += 1
-
-        handle = self._model.register_forward_hook(count)
-        with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
-            torch.manual_seed(params.seed or 0)
-            began = time.perf_counter()
-            made = self._generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=params.max_tokens,
-                **streaming,
-                **sampling,
-                **self._options,
-            )
-            out = made[0, len(prompt) :].tolist()
-            ended = time.perf_counter()
-        handle.remove()
-        parts = Parts(ended - began, prefill=first.at - began if first.calls > 1 else None)
-        text = "" if self._tokenizer is None else str(self._tokenizer.decode(out, skip_special_tokens=True))
-        return Turn(len(prompt), out, text, None, parts, passes, first=first.count)
-
-
-Contestant = EngineContestant | BeamContestant | TransformersPeer
+        """Answer one prompt, given as token ids; ``params.seed`` is set."""
 
 
 class Models:
@@ -214,6 +163,8 @@ class Models:
         if entry.peer == LLAMA_CPP:
             chosen = ModelOptions({**self._options, "backend": LLAMA_CPP})
             return EngineContestant(entry, load(self._name, **chosen), None)
+        with needs_extra("torch", entry.label):
+            from .transformers_peer import TransformersPeer
         model, tokenizer = self._stocked(self._name)
         options: dict[str, Any] = {}
         if entry.peer == "hf-prompt-lookup":
@@ -225,11 +176,6 @@ class Models:
         return TransformersPeer(model, tokenizer, **options)
 
     def _stock(self, name: str) -> tuple[PreTrainedModel, Tokenizer | None]:
-        """A checkpoint by transformers, whose generation config says how text ends and nothing else.
+        from .transformers_peer import load_peer
 
-        Its own may penalise repetition or truncate the distribution, and ``generate`` falls back on it.
-        """
-        model, tokenizer = load_stock(name, dtype=self._options.get("dtype"), device=self._options.get("device"))
-        ends = ("bos_token_id", "eos_token_id", "pad_token_id")
-        model.generation_config = GenerationConfig(**{end: getattr(model.generation_config, end) for end in ends})
-        return model, tokenizer
+        return load_peer(name, dtype=self._options.get("dtype"), device=self._options.get("device"))

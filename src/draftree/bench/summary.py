@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from ..artifacts import user_path
 from ..errors import ConfigError
@@ -41,9 +41,8 @@ class Interval:
 def interval(values: Sequence[float], draws: int = DRAWS) -> Interval:
     """Arithmetic mean of ``values``, one for each prompt and at least one, and its percentile interval; repeatable."""
     n = len(values)
-    sample = torch.tensor(values, dtype=torch.float64)
-    chosen = torch.randint(n, (draws, n), generator=torch.Generator().manual_seed(0))
-    means = sample[chosen].mean(1).sort().values
+    chosen = np.random.default_rng(0).integers(n, size=(draws, n))
+    means = np.sort(np.asarray(values, np.float64)[chosen].mean(1))
     return Interval(sum(values) / n, float(means[draws // 40]), float(means[-draws // 40]))
 
 
@@ -317,13 +316,13 @@ def _described(run: LoadedRun) -> str:
     c, machine = run.config, run.config["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in c["versions"].items())
     options = [f"{name}={c[name]}" for name in ModelOptions.__annotations__ if c.get(name) is not None]
-    accelerator = f", {machine['accelerator']}" if machine["accelerator"] else ""
-    ran = read_summary(run.path).get("ran")
-    engine = f"{ran['threads']} threads, {ran['engine']}, {ran['tier']}" if ran else f"{machine['threads']} threads"
+    ran = read_summary(run.path).get("ran") or {}
+    parts = [f"{ran['threads']} threads", ran["engine"], ran["tier"], ran["accelerator"]] if ran else []
+    engine = "".join(f", {part}" for part in parts if part)
     return (
         f"{c['prompts']} prompts of {run.suite}, answers of up to {c['max_tokens']} tokens; "
         f"target {' '.join([c['target'], *options])}, drafters {', '.join(c['drafters'])}, node budget "
-        f"{c['nodes'] or 'the default'} unless the method sets one. {machine['processor']}, {machine['cores']} cores, "
-        f"{engine}{accelerator}; {versions}, commit {c.get('commit') or 'unknown'}; "
+        f"{c['nodes'] or 'the default'} unless the method sets one. {machine['processor']}, {machine['cores']} cores"
+        f"{engine}; {versions}, commit {c.get('commit') or 'unknown'}; "
         f"{c['date'][:10]}."
     )

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,7 +100,7 @@ def bench(
         **asdict(compute),
         "machine": machine(),
         "commit": commit(),
-        "versions": {name: version(name) for name in ("draftree", "torch", "transformers")},
+        "versions": {name: version(name) for name in ("draftree", "torch", "transformers") if find_spec(name)},
         "command": shlex.join(["draftree", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -115,7 +116,7 @@ def bench(
             with progress_reporter("decoding", plan.answers, len(folder.records)) as notify:
                 decode(plan, models(), folder, notify)
             can = models().target.capabilities
-            ran = {"engine": can.engine, "tier": can.tier, "threads": can.threads}
+            ran = {name: getattr(can, name) for name in ("engine", "tier", "threads", "accelerator")}
         verdicts, differences = compare(folder.records, plan, read_differences(folder.path), lambda: models().target)
         table = tabulate(folder.records, plan.entries, verdicts)
         folder.write_summary(
@@ -146,15 +147,11 @@ def _digest(value: object) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What decodes: processor, cores that this process may use, threads, accelerator."""
-    import torch
-
+    """What decodes: processor, cores that this process may use, system."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "processor": processor(),
         "cores": cores,
-        "threads": torch.get_num_threads(),
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
     }
 

@@ -1,0 +1,82 @@
+"""transformers' own decoding as a contestant."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from ..config import SamplingParams
+from ..models.huggingface.hf_loading import load_stock
+from ..text.encoding import Tokenizer
+from .results import Parts, Turn
+
+
+def load_peer(name: str, *, dtype: str | None, device: str | None) -> tuple[PreTrainedModel, Tokenizer | None]:
+    """A checkpoint by transformers, whose generation config says how text ends and nothing else.
+
+    Its own may penalise repetition or truncate the distribution, and ``generate`` falls back on it.
+    """
+    model, tokenizer = load_stock(name, dtype=dtype, device=device)
+    ends = ("bos_token_id", "eos_token_id", "pad_token_id")
+    model.generation_config = GenerationConfig(**{end: getattr(model.generation_config, end) for end in ends})
+    return model, tokenizer
+
+
+class _FirstTokens(BaseStreamer):
+    """Notes when the first tokens come, and how many; the first call gives the prompt."""
+
+    def __init__(self) -> None:
+        self.calls, self.at, self.count = 0, 0.0, 1
+
+    def put(self, value: Tensor) -> None:
+        self.calls += 1
+        if self.calls == 2:
+            self.at, self.count = time.perf_counter(), value.numel()
+
+    def end(self) -> None: ...
+
+
+class TransformersPeer:
+    """transformers' ``generate`` with these options; with beams the time of the first token is unknown."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer | None, **options: Any) -> None:
+        self._model, self._tokenizer, self._options = model, tokenizer, options
+        self._generate: Callable[..., Tensor] = cast(Any, model).generate
+
+    def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
+        """Answer one prompt; passes of the target are counted, the prefill's too."""
+        ids = torch.tensor([prompt], device=self._model.device)
+        sampling: dict[str, Any] = {"do_sample": params.temperature > 0}
+        if params.temperature:
+            sampling |= {name: getattr(params, name) for name in ("temperature", "top_k", "top_p")}
+        first, passes = _FirstTokens(), 0
+        streaming = {} if "num_beams" in self._options else {"streamer": first}
+
+        def count(*_: object) -> None:
+            nonlocal passes
+            passes += 1
+
+        handle = self._model.register_forward_hook(count)
+        with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
+            torch.manual_seed(params.seed or 0)
+            began = time.perf_counter()
+            made = self._generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=params.max_tokens,
+                **streaming,
+                **sampling,
+                **self._options,
+            )
+            out = made[0, len(prompt) :].tolist()
+            ended = time.perf_counter()
+        handle.remove()
+        parts = Parts(ended - began, prefill=first.at - began if first.calls > 1 else None)
+        text = "" if self._tokenizer is None else str(self._tokenizer.decode(out, skip_special_tokens=True))
+        return Turn(len(prompt), out, text, None, parts, passes, first=first.count)
