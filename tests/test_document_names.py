@@ -44,7 +44,8 @@ OF_OTHERS = {
 }
 """Expressions that are not ours."""
 OPTIONS_OF_OTHERS = {
-    *("--no-deps", "--find-links", "--apply_chat_template", "--model", "--model_args", "--tasks"),  # pip, lm-eval
+    *("--no-deps", "--find-links", "--python", "--apply_chat_template"),  # pip, uv, lm-eval
+    *("--model", "--model_args", "--tasks"),  # lm-eval
     *(
         "--speculative-algorithm",
         "--speculative-num-draft-tokens",

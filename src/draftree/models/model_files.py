@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from ..artifacts import check_regular, user_path
 from ..errors import ModelFileError, UnknownNameError, needs_extra
-from .data_packages import install_command, shipped
+from ..installation import install_data
+from .data_packages import shipped
 
 DEFAULT_MODEL = "smollm2"
 EMBEDDED = {DEFAULT_MODEL: "SmolLM2-135M-Instruct.Q4_1.gguf"}
@@ -42,7 +43,7 @@ def gguf_path(name: str) -> Path | None:
 def _embedded(name: str) -> Path:
     if found := shipped(EMBEDDED[name]):
         return found[0]
-    raise UnknownNameError(f"model {name!r} is not installed: {install_command()}, or name another model")
+    raise UnknownNameError(f"model {name!r} is not installed: {install_data(name)}, or name another model")
 
 
 def checkpoint(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ...installation import install_data
 from ..base import LanguageModel
 from ..protocols import FeatureModel
 
@@ -15,7 +16,7 @@ class PublishedHead(NamedTuple):
         name: of the data package, or on the hub.
         target: name of the target.
         architecture, hidden_size, layers, vocab_size: of the target, in a GGUF file's words.
-        use: how to draft with it.
+        package: the data package that has it (``installation.install_data``); "": it is on the hub.
     """
 
     name: str
@@ -24,12 +25,16 @@ class PublishedHead(NamedTuple):
     hidden_size: int
     layers: int
     vocab_size: int
-    use: str = "download it and give --drafter FOLDER"
+    package: str = ""
+
+    @property
+    def use(self) -> str:
+        """How to draft with it."""
+        return install_data(self.package) if self.package else "download it and give --drafter FOLDER"
 
 
-_CODER = "pip install 'draftree[coder-head]'"
 PUBLISHED = (
-    PublishedHead("draftree-coder-head", "Qwen2.5-Coder-1.5B-Instruct", "qwen2", 1536, 28, 151936, _CODER),
+    PublishedHead("draftree-coder-head", "Qwen2.5-Coder-1.5B-Instruct", "qwen2", 1536, 28, 151936, "coder-head"),
     PublishedHead("AngelSlim/Qwen3-4B_eagle3", "Qwen3-4B", "qwen3", 2560, 36, 151936),
     PublishedHead("AngelSlim/Qwen3-8B_eagle3", "Qwen3-8B", "qwen3", 4096, 36, 151936),
     PublishedHead(

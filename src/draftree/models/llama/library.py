@@ -22,6 +22,7 @@ from gguf.constants import Keys
 from numpy.typing import NDArray
 
 from ...errors import CacheError, ConfigError, DraftreeError, ModelFileError, RunError, UnsupportedModelError
+from ...installation import install_command
 from ...progress import StoppableProgress, loading_reporter
 from ..gguf.gguf_checks import check_header, check_weights
 from ..gguf.gguf_file import GGUFHeader
@@ -177,7 +178,7 @@ class Library:
         return said[0] if said else "it gives no reason"
 
 
-_WAY_OUT = f"pip install xllamacpp=={XLLAMACPP}, or use backend 'transformers'"
+_WAY_OUT = f"{install_command(f'xllamacpp=={XLLAMACPP}')}, or use backend 'transformers'"
 
 
 def has_library() -> bool:
