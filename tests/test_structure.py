@@ -10,7 +10,7 @@ import draftree
 
 PACKAGE = Path(draftree.__file__).parent
 FLOORS = [
-    ["errors", "installation", "progress", "artifacts", "tree", "sandbox"],
+    ["errors", "installation", "importing", "progress", "artifacts", "tree", "sandbox"],
     ["text"],
     ["config", "sampling", "scores"],
     ["models"],

@@ -140,7 +140,7 @@ BAD = {
     "draftree_test_none:Mine": "No module named 'draftree_test_none'",
     "draftree_test_mine.inner:Mine": "No module named 'draftree_test_mine.inner'",
     "./draftree_test_mine.py:Mine": "importing ./draftree_test_mine.py raised",
-    ":Mine": "importing raised ValueError: Empty module name: write MODULE:POLICY",
+    ":Mine": "importing raised ValueError: Empty module name: write MODULE:NAME",
     "draftree_test_raises:Mine": "importing draftree_test_raises raised ZeroDivisionError: division by zero",
     "draftree_test_ends:Mine": "importing draftree_test_ends raised SystemExit",
     "draftree_test_syntax:Mine": "importing draftree_test_syntax raised SyntaxError",

@@ -366,7 +366,7 @@ def beam_drafter(name: str | DrafterSpec | LanguageModel) -> DrafterSpec:
     spec = DrafterSpec.parse(name)
     if str(spec) == AUTO:
         return DrafterSpec.parse(NONE)
-    if str(spec) not in (NONE, SELF) and isinstance(spec.sources[0], str) and not is_model(spec):
+    if str(spec) not in (NONE, SELF) and not isinstance(spec.sources[0], LanguageModel) and not is_model(spec):
         raise ConfigError(f"drafter {spec} {_ONE_SEQUENCE}")
     return spec
 

@@ -16,7 +16,7 @@ from ..beams.forest import BeamParams
 from ..config import SamplingParams
 from ..drafters.base import DraftSource
 from ..drafters.grow import TreeDrafter
-from ..drafters.registry import NONE, DrafterSpec, is_model, load_draft_model
+from ..drafters.registry import NONE, DrafterSpec, is_model, load_draft_model, read_drafter
 from ..engine.engine import Engine
 from ..engine.speculation import Observer
 from ..errors import needs_extra
@@ -46,7 +46,7 @@ class _Collector(Observer):
 class EngineContestant:
     """One of our engines; without a drafter it decodes autoregressively."""
 
-    def __init__(self, entry: Entry, target: LanguageModel, drafter: str | LanguageModel | None) -> None:
+    def __init__(self, entry: Entry, target: LanguageModel, drafter: str | DrafterSpec | LanguageModel | None) -> None:
         self._collector = _Collector()
         speculation = None if drafter is None else entry.speculation(drafter)
         self.engine = Engine(target, speculation, observers=[self._collector])
@@ -155,9 +155,10 @@ class Models:
             return BeamContestant(self.target, source, entry.beams)
         return EngineContestant(entry, self.target, drafter)
 
-    def drafter(self, name: str) -> str | LanguageModel:
+    def drafter(self, name: str) -> str | DrafterSpec | LanguageModel:
         """What a drafter's name stands for. Models are shared: one contestant decodes at a time."""
-        return self._draft_model(name) if is_model(DrafterSpec.parse(name)) else name
+        found = read_drafter(name)
+        return self._draft_model(name) if is_model(DrafterSpec.parse(found)) else found
 
     def _peer(self, entry: Entry) -> Contestant:
         if entry.peer == LLAMA_CPP:

@@ -16,13 +16,14 @@ from typing import Any
 from ..beams.beam_engine import beam_drafter
 from ..beams.forest import BeamParams
 from ..config import MAX_NODES, SamplingParams
-from ..drafters.registry import NONE, DrafterSpec, is_model
+from ..drafters.registry import NONE, DrafterSpec, is_model, read_drafter
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, UnknownNameError
+from ..importing import module_file
 from ..models.base import LanguageModel
 from ..policies.base import node_budget, read_number
-from ..policies.methods import Method, find_policy, read_method
-from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme
+from ..policies.methods import find_policy, read_method
+from ..verify.schemes import DEFAULT_SCHEME, Match, Scheme, find_scheme, read_scheme
 
 AR = "ar"
 """Autoregressive decoding, as results and command lines call it."""
@@ -49,9 +50,10 @@ class Entry:
     Attributes:
         label: its name in results; no other has it.
         method: a method's name (``read_method``), ``AR``, ``BEAMS``, or "peer:" and a peer's name.
-        drafter: a drafter's name; None for AR decoding and peers without a model of their own.
+        drafter: a drafter's name (``read_drafter``); None for AR decoding and peers without a model of their own.
         settings: of the method.
         nodes: node budget.
+        verify: a scheme's name (``read_scheme``).
         candidates: of verification match (``CANDIDATES``); None: the scheme's own.
     """
 
@@ -85,16 +87,22 @@ class Entry:
         if self.beams is not None:
             return False
         if self.temperature == 0:
-            return not find_scheme(self.verify).lossy
-        return not self.is_peer and isinstance(find_scheme(self.verify), Match)
+            return not self.scheme.lossy
+        return not self.is_peer and isinstance(self.scheme, Match)
+
+    @property
+    def scheme(self) -> Scheme:
+        """What verifies its trees; one of a user is made anew."""
+        return find_scheme(read_scheme(self.verify))
 
     @property
     def files(self) -> list[str]:
-        """Names of what it may read: its settings' values, and its method's module."""
-        method = None if self.is_peer else read_method(self.method)
-        return [*self.settings.values(), *([method.file] if isinstance(method, Method) else [])]
+        """Names of what it may read: its settings' values, and the modules that its names have imported."""
+        drafter = DrafterSpec.parse(self.drafter or NONE)
+        modules = map(module_file, (self.method, self.verify, *map(str, drafter.sources)))
+        return [*self.settings.values(), *filter(None, modules)]
 
-    def speculation(self, drafter: str | LanguageModel) -> SpeculationParams:
+    def speculation(self, drafter: str | DrafterSpec | LanguageModel) -> SpeculationParams:
         """How it drafts and verifies.
 
         Raises:
@@ -104,7 +112,7 @@ class Entry:
             drafter=drafter,
             method=find_policy(read_method(self.method), self.settings),
             nodes=self.nodes,
-            verification=self.verify,
+            verification=read_scheme(self.verify),
             candidates=self.candidates,
         )
 
@@ -177,19 +185,20 @@ def _method(text: str, label: str, drafter: str, nodes: int | None, candidates: 
     if (own := settings.pop("nodes", None)) is not None:
         nodes = read_number(int, f"method {text!r}: nodes", own, f"use a whole number from 1 to {MAX_NODES}")
     verify = settings.pop("verify", DEFAULT_SCHEME)
-    if str(DrafterSpec.parse(drafter)) == NONE:
+    read = read_drafter(drafter)
+    if str(DrafterSpec.parse(read)) == NONE:
         raise ConfigError("drafter 'none' is AR decoding ('ar'), which takes part anyway: leave it out")
-    candidates = settings.pop("candidates", candidates if isinstance(find_scheme(verify), Match) else None)
+    candidates = settings.pop("candidates", candidates if isinstance(find_scheme(read_scheme(verify)), Match) else None)
     nodes = node_budget(find_policy(read_method(name), settings), nodes)
     entry = Entry(label, name, drafter, 0.0, settings, nodes, verify, candidates)
-    entry.speculation(drafter)  # checks that they go together
+    entry.speculation(read)  # checks that they go together
     return entry
 
 
 def _beams(text: str) -> Entry:
     _, settings = named_settings(text)
     drafter = settings.pop("drafter", NONE)
-    beam_drafter(drafter)
+    beam_drafter(read_drafter(drafter))
     return Entry(text, BEAMS, None if drafter == NONE else drafter, 0.0, settings)
 
 
@@ -199,7 +208,7 @@ def _peer(text: str, drafters: Sequence[str]) -> Entry:
         raise UnknownNameError(f"no peer {name!r}: choose from {', '.join(PEER + peer for peer in PEERS)}")
     if wrong := next((key for key in settings if key not in PEERS[name]), None):
         raise ConfigError(f"{PEER}{name} has no setting {wrong!r}: choose from {', '.join(PEERS[name]) or 'none'}")
-    models = [d for d in drafters if is_model(DrafterSpec.parse(d))] if name == "hf-assisted" else [None]
+    models = [d for d in drafters if is_model(DrafterSpec.parse(read_drafter(d)))] if name == "hf-assisted" else [None]
     if not models:
         raise ConfigError(f"{text} needs a draft model: name one in --drafters, or leave this peer out")
     return Entry(text, PEER + name, models[0], 0.0, settings)

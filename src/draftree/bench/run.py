@@ -15,7 +15,6 @@ from ..errors import PromptError
 from ..models.base import STOCK, LanguageModel
 from ..progress import complain
 from ..text.encoding import Prompt, encode
-from ..verify.schemes import find_scheme
 from .contestants import Contestant, Models
 from .entries import AR, Entry
 from .results import AnswerRecord, RunFolder, Turn, read_summary
@@ -205,7 +204,7 @@ def _difference(
     assert found is not None  # noqa: S101 - the turn is one that differs
     if entry.beams is not None:
         verdict = BEAMS
-    elif find_scheme(entry.verify).lossy:
+    elif entry.scheme.lossy:
         verdict = LOSSY
     elif not entry.draws_as_ar:
         verdict = OTHER_DRAW

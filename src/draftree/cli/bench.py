@@ -51,7 +51,7 @@ class BenchOptions(Checked):
         "With commas: METHOD, METHOD:KEY=VALUE (nodes, verify, candidates, settings), MODULE:POLICY, or peer:NAME.",
         DEFAULT_METHOD,
     )
-    drafters: str = option("With commas; each method runs with each.", DEFAULT_DRAFTER)
+    drafters: str = option("With commas, named as for generate; each method runs with each.", DEFAULT_DRAFTER)
     temperature: str = option("One or more, with commas; 0 is greedy.", "0", metavar="T")
     max_tokens: Count = option("Most tokens of an answer.", 128, metavar="N")
     seed: Seed = option("Of sampled answers.", 11, metavar="S")

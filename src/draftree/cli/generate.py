@@ -75,7 +75,7 @@ def generate(
     compute: ComputeOptions,
 ) -> None:
     """Answer one prompt, with the target's exact output."""
-    method, verify = str(speculation.method), str(speculation.verification)
+    method, verify = str(speculation.method), speculation.scheme.name
     schema = None if options.json_schema is None else read_json(options.json_schema, "--json-schema")
     if options.explain and (method != DEFAULT_METHOD or str(speculation.spec) == NONE):
         what = f"method {method}" if method != DEFAULT_METHOD else "drafter none"

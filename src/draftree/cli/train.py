@@ -15,7 +15,7 @@ from annotated_types import Ge, Interval
 from ..artifacts import LARGEST_DATA, locked, new_file, own_folder, read_bytes, user_path
 from ..config import Checked, check_fields, option
 from ..drafters.grow import TreeDrafter
-from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter, provenance
+from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter, provenance, read_drafter
 from ..errors import ConfigError, RunError
 from ..models.base import FINAL_STATE
 from ..models.model_files import DEFAULT_MODEL
@@ -232,7 +232,7 @@ def _drafting(name: str) -> DrafterSpec:
     Raises:
         ConfigError: it is none.
     """
-    spec = DrafterSpec.parse(name)
+    spec = DrafterSpec.parse(read_drafter(name))
     if str(spec) == NONE:
         raise ConfigError("drafter none drafts nothing: name lookup, a head, a draft model or an ensemble")
     return spec

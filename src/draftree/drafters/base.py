@@ -239,7 +239,7 @@ class DraftSource(ABC):
     """Predicts what may follow, and keeps what state that takes for each request.
 
     Attributes:
-        name: what people call it.
+        name: what people call it; by default the class's.
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
         own_passes: of its own model so far.
         sources: that it is made of: the parts of an ensemble, A and B of a cascade.
@@ -251,6 +251,10 @@ class DraftSource(ABC):
     own_passes: int = 0
     sources: tuple[DraftSource, ...] = ()
     model: LanguageModel | None = None
+
+    def __init_subclass__(cls) -> None:
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
 
     @property
     def parts(self) -> tuple[DraftSource, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from ..artifacts import is_path, user_path
 from ..config import typed
 from ..errors import ConfigError, DraftreeWarning, UnknownNameError
+from ..importing import Imported, import_named, is_imported
 from ..models.base import LanguageModel
 from ..models.cost_profile import profile_of
 from ..models.heads.head_folder import find_head, load_head, shipped_for, shipped_head
@@ -54,16 +55,24 @@ _LOOP: Mapping[str, Callable[[str], Any]] = {
 """Settings of ``LoopBack``, and how they are read."""
 
 
+Part = str | LanguageModel | Imported[DraftSource]
+"""What drafts, alone or beside others: a name of ``SOURCES``, a folder or a model; a loaded model; code of a user."""
+
+
+def _name(part: Part) -> str:
+    return part.capabilities.name if isinstance(part, LanguageModel) else str(part)
+
+
 @dataclass(frozen=True, slots=True)
 class StageSpec:
     """One stage of a cascade, or a whole drafter that is no cascade.
 
     Attributes:
-        sources: names of ``registry.SOURCES``, folders and models, or one loaded model; several are an ensemble.
+        sources: several are an ensemble; a loaded model is the only one.
         settings: as written.
     """
 
-    sources: tuple[str | LanguageModel, ...]
+    sources: tuple[Part, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -81,7 +90,7 @@ class StageSpec:
     @property
     def name(self) -> str:
         """Without the settings."""
-        return "+".join(s if isinstance(s, str) else s.capabilities.name for s in self.sources)
+        return "+".join(map(_name, self.sources))
 
     def __str__(self) -> str:
         return ":".join([self.name, *(f"{key}={value}" for key, value in self.settings.items())])
@@ -153,13 +162,32 @@ class DrafterSpec:
         return len(self.stages) > 1
 
     @property
-    def sources(self) -> tuple[str | LanguageModel, ...]:
+    def sources(self) -> tuple[Part, ...]:
         """The sources of all stages."""
         return tuple(source for stage in self.stages for source in stage.sources)
 
 
 def _sources(text: str) -> tuple[str, ...]:
     return (text.strip(),) if is_path(text) else tuple(part.strip() for part in text.split("+"))
+
+
+def read_drafter(text: str) -> str | DrafterSpec:
+    """The drafter that a command line names: each part MODULE:NAME of it is imported, unless it is a path.
+
+    The attribute returns a ``DraftSource`` when it is called with the target, or is one, which is copied.
+
+    Raises:
+        InputError: a module cannot be imported, has no such attribute, or the text cannot be a drafter.
+    """
+    spec = DrafterSpec.parse(text)
+    stages = [replace(stage, sources=tuple(map(_imported, stage.sources))) for stage in spec.stages]
+    return text if (*stages,) == spec.stages else DrafterSpec((*stages,))
+
+
+def _imported(part: Part) -> Part:
+    if not isinstance(part, str) or not is_imported(part) or is_path(part):
+        return part
+    return import_named("drafter", part, DraftSource)  # type: ignore[type-abstract]
 
 
 def is_head(name: str) -> bool:
@@ -208,6 +236,7 @@ DRAFTERS = {
 COMPOSED = {
     "FOLDER": "a draft head that 'draftree train head' wrote",
     "MODEL": "any model; one of another vocabulary drafts text",
+    "MODULE:NAME": "your own: a function, or a class, that makes a DraftSource for the target",
     "A+B": "an ensemble: A drafts a tree where it is sure of the next token, else B",
     "A>B": "a cascade: A proposes to B, which verifies and corrects that (settings: A:method=M, "
     "B:tau=H:pending=N:rejected=on|end)",
@@ -300,9 +329,11 @@ def _loaded(name: str, target: LanguageModel) -> LanguageModel:
     return load_head(user_path(name), target) if is_head(name) else load_draft_model(name, target)
 
 
-def _source(name: str | LanguageModel, target: LanguageModel) -> DraftSource:
-    """The source of one name, or of a loaded model."""
+def _source(name: Part, target: LanguageModel) -> DraftSource:
+    """The source of one part."""
     made: DraftSource | LanguageModel
+    if isinstance(name, Imported):
+        return name.make(target)
     if not isinstance(name, str):
         made = fitted(name, target)
     else:

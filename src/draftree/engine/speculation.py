@@ -12,13 +12,13 @@ from weakref import WeakSet
 
 from ..config import check_fields, key_values, option, typed
 from ..drafters.base import Drafter
-from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter
+from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter, read_drafter
 from ..errors import ConfigError, DraftreeWarning, call_named
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import DEFAULT_METHOD, Method, find_policy, read_method
 from ..request import Outcome, Request
-from ..verify.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, find_scheme
+from ..verify.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, find_scheme, read_scheme
 
 _KEPT = 32
 """Speculations by name that an engine keeps made; of more, those that were last used."""
@@ -37,8 +37,9 @@ class SpeculationParams:
 
     drafter: str | DrafterSpec | LanguageModel = option(
         "What drafts: auto (the best that is there for the target), lookup, head, a draft head's folder, any model, "
-        "none, self, or several: A+B joins, A>B lets B verify A.",
+        "none, self, MODULE:DRAFTER, your own, or several: A+B joins, A>B lets B verify A.",
         DEFAULT_DRAFTER,
+        read=read_drafter,
     )
     method: str | Method | GrowthPolicy = option(
         "How trees grow: one that 'draftree methods' lists, or MODULE:POLICY, your own.",
@@ -52,9 +53,10 @@ class SpeculationParams:
         "Most drafted tokens in one step's tree; the method's own bound by default, mostly 31.", metavar="N"
     )
     verification: str | Scheme = option(
-        "How trees are verified; 'draftree methods' lists the schemes.",
+        "How trees are verified: a scheme that 'draftree methods' lists, or MODULE:SCHEME, your own.",
         DEFAULT_SCHEME,
         name="--verify",
+        read=read_scheme,
     )
     candidates: str | None = option(
         "At a temperature, under match: coupled ranks drafts knowing the target's noise (the default), plain by the "

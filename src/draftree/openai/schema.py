@@ -342,13 +342,16 @@ class Sampled(Sent):
             return None
         # A method of its own has its own settings.
         changed: dict[str, Any] = {} if chosen.method is None else {"settings": None, "nodes": None}
+        sent = chosen.model_dump(exclude_none=True)
+        if chosen.drafter == str(default.spec):  # as it is: a request loads and imports nothing
+            del sent["drafter"]
         if chosen.verification is not None:
             changed["candidates"] = None
         if chosen.nodes is not None and chosen.nodes > most:
             said = f"draftree.nodes is {chosen.nodes}: use at most {most}, or start the server with --nodes-limit"
             raise FieldError("draftree.nodes", said)
         try:
-            return replace(default, **changed | chosen.model_dump(exclude_none=True)).within(most)
+            return replace(default, **changed | sent).within(most)
         except InputError as error:
             raise FieldError("draftree", str(error)) from None
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from ..config import DEFAULT_NODES, MAX_NODES
-from ..errors import ConfigError, UnknownNameError, call_named, first_line, unknown_name
+from ..errors import ConfigError, unknown_name
+from ..importing import import_named
 from .auto import AutoTree
 from .base import GrowthPolicy, read_number
 from .best_paths import Eagle2Tree, OptTree
@@ -80,7 +75,6 @@ class Method:
         paper: where it is from; "ours" is an answer.
         use: when it is the right one.
         settings: names and defaults, whose types the values take; empty text where one must be given.
-        file: that it was imported from; empty: it is one of ``METHODS``.
     """
 
     name: str
@@ -89,7 +83,6 @@ class Method:
     paper: str
     use: str
     settings: Settings = field(default_factory=dict)
-    file: str = ""
 
     def __str__(self) -> str:
         return self.name
@@ -274,45 +267,18 @@ def find_method(name: str) -> Method:
 
 
 def read_method(text: str) -> str | Method:
-    """The method that a command line names: MODULE:ATTRIBUTE is imported, another text is the name of a method.
+    """The method that a command line names: MODULE:NAME is imported, another text is the name of a method.
 
-    The module lies in the working folder or is installed. The attribute is a policy, which is copied wherever it is
-    used, or returns one when it is called; its arguments with a number or a text as default are the settings.
+    The attribute is a policy, which is copied wherever it is used, or returns one when it is called; its arguments
+    with a number or a text as default are the settings.
 
     Raises:
         UnknownNameError: there is no such attribute.
         ConfigError: the module cannot be imported.
     """
-    name, sign, attribute = text.partition(":")
-    if not sign:
+    if ":" not in text:
         return text
-    if name in METHODS:
+    if text.partition(":")[0] in METHODS:
         raise ConfigError(f"method {text!r} has a setting without a value: write it as KEY=VALUE")
-    if (folder := os.getcwd()) not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        module = import_module(name)
-    except (Exception, SystemExit) as error:
-        raised = f"{type(error).__name__}: {first_line(error)}"
-        way_out = f"write MODULE:POLICY of a module in {folder} or an installed one"
-        raise ConfigError(f"method {text!r}: importing {name} raised {raised}: {way_out}") from error
-    file = getattr(module, "__file__", None) or name
-    if (found := getattr(module, attribute, None)) is None:
-        raise UnknownNameError(f"method {text!r}: {file} has no {attribute!r}")
-    settings = dict[str, int | float | str]()
-    if not isinstance(found, GrowthPolicy):
-        with suppress(TypeError, ValueError):  # of what cannot be called, or is built in
-            defaults = {p.name: p.default for p in inspect.signature(found).parameters.values()}
-            settings = {key: value for key, value in defaults.items() if type(value) in (int, float, str)}
-    return Method(text, "", partial(_policy, text, found), "", "", settings, file)
-
-
-def _policy(text: str, found: GrowthPolicy | Callable[..., object], /, **settings: object) -> GrowthPolicy:
-    """A copy of a user's policy, or what a call returns; ConfigError unless that is a policy."""
-    name = f"method {text!r}"
-    policy = (
-        call_named(name, deepcopy, found) if isinstance(found, GrowthPolicy) else call_named(name, found, **settings)
-    )
-    if not isinstance(policy, GrowthPolicy):
-        raise ConfigError(f"method {text!r} returned {policy!r}: return a GrowthPolicy")
-    return policy
+    found = import_named("method", text, GrowthPolicy)  # type: ignore[type-abstract]
+    return Method(text, "", found.make, "", "", found.settings)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from ..config import Checked
 from ..errors import ConfigError, call_named, check_tokens, unknown_name
+from ..importing import import_named
 from ..policies.base import GrowthPolicy
 from ..sampling.draws import Draws, draw_at
 from ..sampling.warping import largest, softmax
@@ -409,3 +410,16 @@ def find_scheme(scheme: str | Scheme, candidates: str | None = None) -> Scheme:
     if scheme not in SCHEMES:
         raise unknown_name("verification", scheme, SCHEMES)
     return SCHEMES[scheme]
+
+
+def read_scheme(text: str) -> str | Scheme:
+    """The scheme that a command line names: MODULE:NAME is imported, another text is the name of a scheme.
+
+    The attribute is a scheme, which is copied, or returns one when it is called without arguments.
+
+    Raises:
+        UnknownNameError: there is no such attribute.
+        ConfigError: the module cannot be imported, or no scheme is returned.
+        RunError: the call raised.
+    """
+    return import_named("verification", text, Scheme).make() if ":" in text else text  # type: ignore[type-abstract]
