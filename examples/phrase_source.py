@@ -1,11 +1,12 @@
 """A drafter of one's own: it drafts what a text that answers quote, such as a manual, has after the last two tokens.
 
-python examples/phrase_source.py MANUAL.txt "How is it installed?"
+draftree generate "Repeat the class PhraseBook." --drafter lookup+examples.phrase_source:of_this_file --show-trees
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import draftree
 
@@ -46,13 +47,16 @@ class Phrases(draftree.Scorer):
         return scored
 
 
+def of_this_file(target: draftree.LanguageModel) -> PhraseBook:
+    """Made for a target, whose tokens the text is split into."""
+    assert target.tokenizer is not None  # noqa: S101 - drafts are its tokens
+    return PhraseBook(target.tokenizer.encode(Path(__file__).read_text()))  # or a manual
+
+
 if __name__ == "__main__":
     target = draftree.load("smollm2")
-    assert target.tokenizer is not None  # noqa: S101 - this model has one
-    with open(__file__) as file:  # or a manual
-        manual = file.read()
-    drafter = draftree.TreeDrafter(draftree.StaticTree(width=2, depth=4), PhraseBook(target.tokenizer.encode(manual)))
+    drafter = draftree.TreeDrafter(draftree.StaticTree(width=2, depth=4), of_this_file(target))
     engine = draftree.Engine(target, draftree.Speculation(drafter, nodes=8))
-    question = draftree.user(f"{manual}\n\nRepeat the class PhraseBook.")
+    question = draftree.user(f"{Path(__file__).read_text()}\n\nRepeat the class PhraseBook.")
     answer = engine.generate([question], draftree.SamplingParams(max_tokens=100))[0]
     print(answer.text, f"\n{answer.stats.mal:.2f} tokens a pass of the target")

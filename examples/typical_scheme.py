@@ -1,6 +1,6 @@
 """A verification scheme of one's own: typical acceptance (Cai et al. 2024, *Medusa*), which changes texts.
 
-python examples/typical_scheme.py
+draftree generate "Write a story." --method static --verify examples.typical_scheme:Typical --temperature 0.7
 """
 
 import math

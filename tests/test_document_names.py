@@ -269,7 +269,7 @@ def test_a_made_up_option_is_found() -> None:
 # Methods and drafters with settings.
 
 _NAMES = "|".join([BEAMS, PEER + r"[\w.-]+", *sorted(METHODS, key=len, reverse=True)])
-_METHOD = re.compile(rf"(?<![\w:@>=-])(?:{_NAMES})(?::[a-z]+=[^\s:,`'\"|@]+)+")
+_METHOD = re.compile(rf"(?<![\w:@>=-])(?:{_NAMES})(?::[a-z]+=[^\s:,`'\"|@]+(?::[A-Z]\w*)?)+")
 _CASCADE = re.compile(r"(?<=['`,])[\w.:=+-]+>[\w.:=+-]+(?=['`,])")
 
 
@@ -290,8 +290,8 @@ def wrong_specifications(text: str) -> list[str]:
 
 
 def _read_method(text: str) -> None:
-    """As ``draftree bench`` reads it, but for files: they are the reader's."""
-    text = re.sub(r":(classifier|tree)=[^:]*\.json", "", text)
+    """As ``draftree bench`` reads it, but for files and modules: they are the reader's."""
+    text = re.sub(r":(classifier|tree)=[^:]*\.json|:verify=\w+:[A-Z]\w*", "", text)
     if text != "sequoia" and not text.startswith("sequoia:"):
         entries([text], ["x.gguf"], [0.0 if text.startswith(PEER) else 1.0])
 

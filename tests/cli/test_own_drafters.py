@@ -154,7 +154,7 @@ def test_they_take_part_in_a_benchmark_that_goes_on_with_the_same_file_alone(
 
 def test_lines_of_a_batch_are_drafted_for_by_it(model: str, folder: Path) -> None:
     (folder / "in.jsonl").write_text('{"custom_id": "0", "prompt": "a b a b a b", "max_tokens": 12}\n')
-    texts = []
+    texts = list[str]()
     for drafter in (f"lookup+{OWN}", "none"):
         assert run(["batch", "in.jsonl", f"{len(texts)}.jsonl", "--target", model, "--drafter", drafter]) == 0
         (line,) = (folder / f"{len(texts)}.jsonl").read_text().splitlines()
@@ -191,10 +191,12 @@ def test_what_is_none_is_refused_in_one_line(flag: str, name: str, said: str, mo
     assert line.startswith("draftree: ")
 
 
+@pytest.mark.parametrize("command", ["generate a --target not-loaded", "serve not-loaded", "batch in.jsonl out.jsonl"])
 @pytest.mark.parametrize("flag", ["--drafter", "--verify"])
-def test_no_model_is_loaded_before_the_import(flag: str, capsys: Captured) -> None:
-    assert run(["generate", "a b", "--target", "not-loaded", flag, "draftree_test_none:Mine"]) == 2
-    assert "draftree_test_none" in capsys.readouterr().err
+def test_no_model_is_loaded_before_the_import(flag: str, command: str, capsys: Captured) -> None:
+    assert run([*command.split(), flag, "draftree_test_none:Mine"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "importing draftree_test_none raised" in line
 
 
 def test_beams_are_drafted_by_models_alone(model: str, capsys: Captured) -> None:

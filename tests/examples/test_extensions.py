@@ -217,3 +217,17 @@ def test_the_policy_is_named_on_the_command_line(
     assert run([*words, "--set", "width=3", "--max-tokens", "24", "--json", "--compare"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ar"]["same_tokens"] and report["stats"]["mal"] > 1.5
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("flags", ["--drafter lookup+phrase_source:of_this_file", "--verify typical_scheme:Typical"])
+def test_so_are_the_drafter_and_the_scheme(
+    flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(TOP / "examples")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    words = ["generate", "Repeat: for b, node, parent, token in nodes:", "--method", "static", *flags.split()]
+    assert flags in PAGE and run([*words, "--max-tokens", "24", "--json", "--compare"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["stats"]["mal"] > 1.1
+    assert report["lossy"] != report["ar"]["same_tokens"]

@@ -46,7 +46,7 @@ def test_a_client_names_what_the_server_was_started_with_and_imports_nothing(alo
             assert status == 200, found
             texts.add(found["choices"][0]["text"])
         assert len(texts) == 1
-        assert len(sys.modules[NAME].made_for) == 2  # type: ignore[attr-defined]
+        assert len(sys.modules[NAME].made_for) == 2
         for chosen in (
             {"drafter": f"{OTHER}:made"},
             {"drafter": f"lookup+{OTHER}:made"},
