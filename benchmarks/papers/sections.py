@@ -192,8 +192,8 @@ def _where(run: LoadedRun) -> str:
     """Machine, versions and commit of a run."""
     machine, versions = run.config["machine"], run.config["versions"].items()
     ran = read_summary(run.path).get("ran")
-    engine = f"{ran['threads']} threads, {ran['engine']}, {ran['tier']}" if ran else f"{machine['threads']} threads"
-    computer = f"{machine['processor']}, {machine['cores']} cores, {engine}"
+    engine = [f"{ran['threads']} threads", ran["engine"], ran["tier"]] if ran else []
+    computer = ", ".join([machine["processor"], f"{machine['cores']} cores", *engine])
     return f"{computer}; {', '.join(f'{n} {v}' for n, v in versions)}; commit {run.config.get('commit')}"
 
 
