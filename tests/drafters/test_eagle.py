@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from draftree.drafters.ngram import NgramSource
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import CacheError
-from draftree.models.base import prefill
+from draftree.models.base import Row, prefill
 from draftree.models.heads.eagle_model import HeadModel
 from draftree.models.heads.eagle_network import HeadPasses
 from draftree.models.huggingface.cache import feature_row
@@ -21,6 +23,7 @@ from draftree.models.huggingface.hf_model import HFModel
 from draftree.policies.auto import AutoTree
 from draftree.policies.methods import METHODS
 from draftree.request import Request
+from draftree.scores import Scores
 from draftree.text.detokenizer import NoText
 from draftree.verify.schemes import SCHEMES, find_scheme
 
@@ -71,6 +74,32 @@ def test_a_head_that_has_rested_catches_up(target: HFModel) -> None:
     assert min(accepted[:2] + accepted[5:]) > 2
     assert accepted[2:5] == [0] * 3
     assert request.output_ids == Engine(target).generate(PROMPTS[:1], params)[0].token_ids[: len(request.output_ids)]
+
+
+def test_what_a_head_has_yet_to_read_is_known_before_it_drafts(
+    target: HFModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for nothing, so that ``auto`` let it read prompts before answers that could not pay for it."""
+    head = trained(target)
+    source, read = EagleSource(head, VOCAB), list[int]()
+    ensemble = EnsembleSource((NgramSource(shortest=6), source))
+    own = head.read
+
+    def noted(rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
+        read.append(len(texts[0]))
+        return own(rows, texts, targets)
+
+    monkeypatch.setattr(head, "read", noted)
+    made = Engine(target, Speculation(TreeDrafter(policy("chain"), ensemble), 4))
+    request, expected = begun(made.stepper, made.request(PROMPTS[0], SamplingParams(max_tokens=40))), []
+    for step in range(8):
+        enabled = not 2 <= step < 5
+        ensemble.enable([True, enabled])
+        if enabled:
+            expected += [count for _, count in source.unread(request)]
+        made.stepper.step([request])
+    made.stepper.close(request)
+    assert read == expected and expected[0] >= len(PROMPTS[0]) - 1 and max(expected[1:]) >= 4
 
 
 def test_a_head_that_knows_the_text_is_accepted(target: HFModel) -> None:

@@ -97,6 +97,14 @@ class RowSource(DraftSource):
             self._states[request] = State(self._prefixes.find(request.ids))
         return self._states[request]
 
+    def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
+        """All but what it has committed, and one: the last token is fed as the root, or a head reads no first one."""
+        state = self._states.get(request)
+        if len(request.ids) >= self.model.capabilities.max_length:
+            return []  # it never will
+        count = len(request.ids) - 1 - (state.row.length if state else 0)
+        return [(self.model, min(count, self.model.most_read or count))]
+
     def close(self, request: Request) -> None:
         if request in self._states:
             row = self._states.pop(request).row
@@ -135,14 +143,6 @@ class ModelSource(RowSource):
         self.extend([row], [Nodes.chain(request.ids[row.length : row.length + most], 0)])
         self.model.commit(row, range(most))
         return False
-
-    def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
-        """All but what it has committed, and the last token, which is fed as the root."""
-        state = self._states.get(request)
-        if len(request.ids) >= self.model.capabilities.max_length:
-            return []  # it never will
-        count = len(request.ids) - 1 - (state.row.length if state else 0)
-        return [(self.model, min(count, self.model.most_read or count))]
 
     def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
         """Drop what a failed step may have left behind; a new request's prompt is fed when its root is scored."""

@@ -46,7 +46,8 @@ class AutoSettings(Checked):
         keep: share of what steps have shown that each further one leaves.
         prior: steps that the assumptions before the first one count as.
         onward: of these, how often first candidates are right.
-        text_layer: seconds of a layer that texts give, before any is measured.
+        text_layer, model_layer: seconds of a layer that texts give, and of one beside its model's pass in a loop of its
+            own, before any is measured.
     """
 
     credit: Positive = 4.0
@@ -57,6 +58,7 @@ class AutoSettings(Checked):
     prior: Positive = 10.0
     onward: LearningRate = 0.6
     text_layer: Positive = 1e-4
+    model_layer: Positive = 5e-4
 
 
 def may_pay(target: Profile, drafter: Profile) -> bool:
@@ -73,17 +75,18 @@ class Account:
         pausing: steps until it is tried again; 0: it may draft.
     """
 
-    def __init__(self, settings: AutoSettings) -> None:
-        self._settings, self.balance, self.pausing, self._pause = settings, settings.credit, 0, settings.pause
+    def __init__(self, settings: AutoSettings, share: float) -> None:
+        self._settings, self._share, self.pausing, self._pause = settings, share, 0, settings.pause
+        self.balance = share * settings.credit
 
     def add(self, passes: float) -> None:
         """A step gained so many AR passes, or lost them."""
-        settings = self._settings
-        self.balance = min(settings.credit, self.balance + passes)
-        if self.balance == settings.credit:
+        settings, credit = self._settings, self._share * self._settings.credit
+        self.balance = min(credit, self.balance + passes)
+        if self.balance == credit:
             self._pause = settings.pause
         elif self.balance <= 0:
-            self.balance, self.pausing = settings.again, self._pause
+            self.balance, self.pausing = self._share * settings.again, self._pause
             self._pause = min(2 * self._pause, settings.longest)
 
 
@@ -100,9 +103,10 @@ class Record:
         layer: seconds of drafting one layer in that step.
         reading: seconds in which a model reads much of a text first, so that measured ones are not those of layers.
         steps, tokens, seconds: how often it drafted, accepted tokens of its trees, what drafting took.
-        token: AR passes that drafting and verifying one token took, when that was settled last.
-        drafting: what it may still lose by drafting.
-        prompts: what it may still lose by reading prompts and drafting.
+        token: what drafting and verifying a token of each request takes over what an AR pass takes for as many tokens,
+            when that was settled last.
+        drafting: what it may still lose by drafting for about as many requests as it was settled for last.
+        prompts: what it may still lose by reading prompts and drafting for as many.
     """
 
     def __init__(
@@ -115,12 +119,18 @@ class Record:
         self.source, self._profiles = source, profiles or {}
         self.on, self.layer, self.reading = True, 0.0, 0.0
         self.steps, self.tokens, self.seconds, self.token = 0, 0.0, 0.0, 0.0
-        self._scale = 1.0 if profile else settings.text_layer  # seconds of a layer over the profile's, or seconds
+        self._scale = 1.0  # seconds of a layer over what is assumed
+        self._beside = settings.model_layer if profile else settings.text_layer
         self._pass = lru_cache(MOST_COSTS)(profile.seconds) if profile else None
         self._proposals = 0
-        self._onward, allowance = settings.onward, settings.again / settings.longest
-        self.drafting = Account(settings)
-        self.prompts = PromptAccount(settings.credit, allowance, settings.keep, settings.prior)
+        self._settings, self._accounts = settings, dict[int, tuple[Account, PromptAccount]]()
+        self.drafting, self.prompts = self._account(0)
+
+    def _account(self, size: int) -> tuple[Account, PromptAccount]:
+        """Where ``2 ** size`` requests decode: a step of theirs shows as much as that many steps of one."""
+        settings, share = self._settings, 0.5 ** (size / 2)
+        credit, allowance = share * settings.credit, share * settings.again / settings.longest
+        return Account(settings, share), PromptAccount(credit, allowance, settings.keep, settings.prior)
 
     def settle(self, requests: Sequence[Request], left: float, curve: Curve, ar: ARPass) -> None:
         """Decide whether it drafts for requests, of which one has about ``left`` tokens to go."""
@@ -130,12 +140,16 @@ class Record:
                 for model, tokens in self.source.unread(request):
                     if tokens > _READS:
                         self.reading += self._profiles[id(model)].seconds(tokens, tokens)
-        layer = self._scale * (self._pass(LAYER_NODES, ar.context, ar.batch) if self._pass else 1.0)
+        layer = self._beside + (self._pass(LAYER_NODES, ar.context, ar.batch) if self._pass else 0.0)
+        layer *= self._scale
         ar_pass, nodes = curve.seconds[0], min(ar.batch, len(curve.below) - 1)
-        self.token = (layer + curve.below[nodes] - ar_pass) / ar_pass
+        self.token = (layer + curve.below[nodes] - ar_pass) / ar_pass * ar.tokens / nodes
+        if (size := (ar.batch - 1).bit_length()) not in self._accounts:
+            self._accounts[size] = self._account(size)
+        self.drafting, self.prompts = self._accounts[size]
         self.on = self.token < 1 and not self.drafting.pausing  # were each first token right, it would pay
         if self.on and self.reading:
-            self.on = self.prompts.may_read(self.reading / ar_pass, left, self._onward - self.token)
+            self.on = self.prompts.may_read(self.reading / ar_pass, left, self._settings.onward - self.token)
         self.layer = self.on * layer
 
     def rest(self) -> None:

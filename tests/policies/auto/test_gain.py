@@ -133,6 +133,41 @@ def test_prompts_are_read_for_nothing_only_as_long_as_there_is_credit() -> None:
     assert 4 <= read <= (SETTINGS.credit + 3000 * SETTINGS.again / SETTINGS.longest) / 2.0 + 1
 
 
+def test_beside_prompts_of_others_a_drafted_token_gains_less() -> None:
+    """It was compared with the whole pass, of which it is one token in eight."""
+    record = layer(0.3)
+    for prompt, drafts in ((0, True), (7, False), (0, True)):
+        record.settle([Fake()], 100, FLAT, ARPass(64, 1, 1 + prompt))
+        assert record.on is drafts
+
+
+def test_where_some_requests_gain_says_nothing_of_where_many_lose() -> None:
+    """What a drafter gained beside one request was lost anew whenever eight came."""
+    record, steps = layer(0.3), {1: 0, 8: 0}
+    for _ in range(20):
+        for batch, gains in ((1, 0.5), (8, -0.3)):
+            for _ in range(50):
+                record.settle([], 100, FLAT, ARPass(64, batch, batch))
+                steps[batch] += record.on
+                record.drafting.add(gains) if record.on else record.rest()
+    most = SETTINGS.credit / 8**0.5 + 1000 / SETTINGS.longest + 5
+    assert steps[1] == 1000 and 5 <= steps[8] * 0.3 <= most
+
+
+def test_the_more_requests_decode_the_less_a_drafter_may_lose() -> None:
+    def lost(batch: int) -> float:
+        record, passes = layer(0.3), 0.0
+        for _ in range(SETTINGS.pause):
+            record.settle([], 100, FLAT, ARPass(64, batch, batch))
+            passes += 0.1 * record.on
+            if record.on:
+                record.drafting.add(-0.1)
+        return passes
+
+    found = [lost(batch) for batch in (1, 2, 4, 8, 16)]
+    assert found == sorted(found, reverse=True) and found[3] < SETTINGS.credit / 2
+
+
 def test_a_models_layers_are_dearer_in_batches_whatever_was_measured_in_one() -> None:
     record = Record(SETTINGS, profile=Profile(ME, tuple(Point(b, 64, (1, 9), (0.01 * b, 0.05 * b)) for b in (1, 8))))
 
