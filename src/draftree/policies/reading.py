@@ -31,7 +31,10 @@ class Answers:
 
 
 class PromptAccount:
-    """What one drafter gains a step, and what it may still lose by reading prompts.
+    """What one drafter gains a step, and what it may still lose by reading prompts: by long ones and short ones apart.
+
+    Where a long prompt was read for nothing, a short one may still pay: prompts that take at most 1, 2, 4, ...
+    AR passes to read have a balance each, to which the steps until another prompt count.
 
     Args:
         credit: AR passes that it may lose at first.
@@ -41,8 +44,8 @@ class PromptAccount:
     """
 
     def __init__(self, credit: float, allowance: float, keep: float, prior: float) -> None:
-        self._balance = self._credit = credit
-        self._allowance, self._keep, self._prior = allowance, keep, prior
+        self._credit, self._allowance, self._keep, self._prior = credit, allowance, keep, prior
+        self._balances, self._size = dict[int, float](), 0
         self._gained = self._steps = 0.0
 
     def may_read(self, reading: float, left: float, assumed: float) -> bool:
@@ -50,16 +53,21 @@ class PromptAccount:
 
         ``assumed``: AR passes that a step gains, before any has shown it.
         """
+        self._size = max(0, math.ceil(math.log2(reading)))
         gain = max(0.0, (self._prior * assumed + self._gained) / (self._prior + self._steps))
         return self._balance > 0 and left * gain > (1 + gain) * reading
+
+    @property
+    def _balance(self) -> float:
+        return self._balances.get(self._size, self._credit)
 
     def add(self, gained: float, reading: float) -> None:
         """It drafted in a step that gained so many AR passes, beside what reading took."""
         self._gained, self._steps = self._keep * self._gained + gained, self._keep * self._steps + 1
         most = _EARNED * self._credit
-        self._balance = max(-most, min(most, self._balance + gained - reading))
+        self._balances[self._size] = max(-most, min(most, self._balance + gained - reading))
 
     def rest(self) -> None:
         """A step without it is over: what is assumed counts again, in the end."""
         self._gained, self._steps = self._keep * self._gained, self._keep * self._steps
-        self._balance = max(self._balance, min(self._credit, self._balance + self._allowance))
+        self._balances[self._size] = max(self._balance, min(self._credit, self._balance + self._allowance))
