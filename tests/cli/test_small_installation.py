@@ -56,7 +56,10 @@ RUNS = {
 """What each of these prints."""
 KINDS = ("eagle", "eagle3")
 REFUSED = {
-    "generate the --target some/model": "some/model on backend transformers needs torch",
+    "generate the --target some/model": "no model 'some/model': not a known name (smollm2)",
+    "generate the --target nonsuch": "no model 'nonsuch': not a known name (smollm2), not a folder",
+    "generate the --target tiny.gguf --drafter nonsuch": "no drafter 'nonsuch': not one of auto, lookup, head, self",
+    "generate the --target tiny.gguf --drafter lookup+nonsuch": "no drafter 'nonsuch'",
     "generate the --target folder": "folder on backend transformers needs torch",
     "generate the --target tiny.gguf --backend transformers": "tiny.gguf on backend transformers needs torch",
     "generate the --target smolm2": "did you mean smollm2?",
@@ -103,7 +106,8 @@ def test_what_needs_torch_names_the_extra(found: dict[str, tuple[int, str]], com
     code, text = found[command]
     assert (code, text.count("\n")) == (2, 1), text
     assert REFUSED[command] in text
-    assert "needs" not in REFUSED[command] or "pip install 'draftree[torch]'" in text
+    assert "needs" not in text or "pip install 'draftree[torch]'" in text
+    assert "nonsuch" not in command or "no model 'nonsuch'" in text
 
 
 def test_help_loads_no_command() -> None:

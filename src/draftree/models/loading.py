@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 from ..config import Count, typed
-from ..errors import ConfigError, DraftreeWarning, MissingPackageError, NotNativeError, NoTreesError, needs_extra
+from ..errors import (
+    ConfigError,
+    DraftreeWarning,
+    MissingPackageError,
+    NotNativeError,
+    NoTreesError,
+    UnknownNameError,
+    needs_extra,
+)
+from ..installation import install_command
 from .base import LanguageModel
 from .llama.library import has_library
 from .model_files import DEFAULT_MODEL, checkpoint, gguf_path
@@ -143,11 +152,19 @@ def load_huggingface(name: str, **options: str) -> LanguageModel:
 
     Raises:
         MissingPackageError: torch or transformers is missing.
+        UnknownNameError: nothing of that name is here, and without torch it cannot be a hub id.
     """
-    if gguf_path(name) is None:
-        checkpoint(name)  # a name that is no model's is an error with or without torch
-    with needs_extra("torch", f"{name} on backend transformers"):
-        from .huggingface import hf_loading
+    local = gguf_path(name) is not None or Path(checkpoint(name)).is_dir()
+    try:
+        with needs_extra("torch", f"{name} on backend transformers"):
+            from .huggingface import hf_loading
+    except MissingPackageError:
+        if local:
+            raise
+        raise UnknownNameError(
+            f"no model {name!r}: not a known name ({DEFAULT_MODEL}), not a folder or .gguf file, and a hub id needs "
+            f"torch: {install_command('draftree[torch]')}"
+        ) from None
     return hf_loading.load_huggingface(name, **options)
 
 
