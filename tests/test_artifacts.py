@@ -105,7 +105,7 @@ COMMANDS = (
     "generate a --target MODEL --drafter lookup --method sequoia --set tree=BAD",
     "generate a --target MODEL --drafter lookup --method c2t --set classifier=BAD",
     "generate a --target MODEL --drafter lookup --trace BAD",
-    "chat --target BAD",
+    "chat BAD",
     "info BAD",
     "profile BAD",
     "calibrate --target MODEL --drafter lookup --prompts BAD --out OUT",

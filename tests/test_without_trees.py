@@ -140,7 +140,7 @@ def test_chat_goes_on_from_its_row(path: Path, capsys: Captured, monkeypatch: py
         return found
 
     monkeypatch.setattr("builtins.input", line)
-    assert run(["chat", "--target", str(path), "--max-tokens", "6", "--threads", "1"]) == 0
+    assert run(["chat", str(path), "--max-tokens", "6", "--threads", "1"]) == 0
     assert capsys.readouterr().err.count("decodes without drafts") == 1
 
 

@@ -167,7 +167,8 @@ def test_a_prompt_file_that_is_none_is_one_line(
 
 @pytest.mark.parametrize("what", ["generate", "chat"])
 def test_a_tree_of_other_models_is_refused(what: str, model: str, tmp_path: Path, capsys: Captured) -> None:
-    question = [what, *(["the cat"] if what == "generate" else []), "--target", model, "--method", "sequoia"]
+    question = ["generate", "the cat", "--target", model] if what == "generate" else ["chat", model]
+    question += ["--method", "sequoia"]
     tree = save_tree(tmp_path / "tree.json", "elsewhere/tiny", "self")
     capsys.readouterr()
     assert run([*question, "--set", f"tree={tree}", "--drafter", "lookup"]) == 2

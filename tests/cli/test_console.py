@@ -83,7 +83,7 @@ def test_a_line_of_a_chat_that_is_no_text_costs_only_itself(
     """An invalid byte lost all lines that had been read with it; where the locale lets bytes through, the chat template
     was blamed for it."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n\xff\xfe\nthe hat\n"), "utf-8"))
-    assert _main(monkeypatch, "chat", "--target", model, "--max-tokens", "3", "--drafter", "none") == 0
+    assert _main(monkeypatch, "chat", model, "--max-tokens", "3", "--drafter", "none") == 0
     said = capsys.readouterr().err
     assert said.count("3 tokens in") == 2
     assert [line for line in said.splitlines() if line.startswith("draftree:")] == [

@@ -257,7 +257,7 @@ def test_chat_remembers_and_resets_the_conversation(
 ) -> None:
     def talk(*lines: str) -> list[str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
-        assert run(["chat", "--target", model, "--max-tokens", "6"]) == 0
+        assert run(["chat", model, "--max-tokens", "6"]) == 0
         return capsys.readouterr().out.splitlines()
 
     assert len(talk("the cat", "", "the cat", "/exit", "the hat")) == 2
@@ -270,7 +270,7 @@ def test_chat_goes_on_after_a_line_that_does_not_fit(
     model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(["cat " * MAX_LENGTH, "the cat"])))
-    assert run(["chat", "--target", model, "--max-tokens", "6"]) == 0
+    assert run(["chat", model, "--max-tokens", "6"]) == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 1
     assert "shorten" in printed.err

@@ -19,7 +19,7 @@ Captured = pytest.CaptureFixture[str]
 _NOWHERE = "./nowhere"
 _BASES = {
     "generate": "generate cat --target {model}",
-    "chat": "chat --target {model}",
+    "chat": "chat {model}",
     "batch": "batch suite.jsonl out.jsonl --target {model}",
     "serve": "serve {model}",
     "bench": "bench --suite suite.jsonl --out b --methods chain --target {model}",

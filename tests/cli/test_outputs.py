@@ -45,7 +45,7 @@ OUTPUTS = [
         Output(f"{words} --trace OUT")
         for words in (
             f"generate hello --target {NOWHERE}",
-            f"chat --target {NOWHERE}",
+            f"chat {NOWHERE}",
             f"batch SOURCE NEW --target {NOWHERE}",
             f"serve {NOWHERE} --port 0",
         )

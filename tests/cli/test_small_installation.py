@@ -46,7 +46,7 @@ RUNS = {
     "generate the --target tiny.gguf --max-tokens 8 --drafter head-eagle --method opt-tree --nodes 4": "head-eagle",
     "generate the --target tiny.gguf --max-tokens 8 --drafter lookup+head-eagle3 --temperature 1": "head-eagle3",
     "info head-eagle3": "EAGLE-3",
-    "chat --target tiny.gguf --max-tokens 4": "4 tokens",
+    "chat tiny.gguf --max-tokens 4": "4 tokens",
     "batch in.jsonl out.jsonl --target tiny.gguf": "1 lines answered",
     "profile tiny.gguf": "milliseconds",
     "bench --target tiny.gguf --suite in.jsonl --out run --methods opt-tree,beams:width=2 --max-tokens 4": "opt-tree",

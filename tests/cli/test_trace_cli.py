@@ -51,7 +51,7 @@ def test_show_prints_a_trace_as_a_page(model: str, tmp_path: Path, capsys: Captu
 
 def test_chat_traces_each_answer(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("the cat\nthe hat"))
-    assert run(["chat", "--target", model, "--max-tokens", "6", "--trace", str(tmp_path / "t.jsonl")]) == 0
+    assert run(["chat", model, "--max-tokens", "6", "--trace", str(tmp_path / "t.jsonl")]) == 0
     assert [r["kind"] for r in _records(tmp_path / "t.jsonl")].count("end") == 2
 
 

@@ -89,7 +89,7 @@ def with_code(folder: Path, marker: Path, needed: str = "") -> Path:
 COMMANDS: dict[str, list[str]] = {
     "generate": ["generate", "a", "--json", "--target", "MODEL"],
     "draft": ["generate", "a", "--json", "--target", "GOOD", "--drafter", "MODEL"],
-    "chat": ["chat", "--target", "MODEL"],
+    "chat": ["chat", "MODEL"],
     "info": ["info", "MODEL"],
     "profile": ["profile", "MODEL"],
     "calibrate": ["calibrate", "--prompts", "PROMPTS", "--out", "OUT", "--target", "MODEL"],

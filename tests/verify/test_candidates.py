@@ -178,12 +178,12 @@ def test_candidates_that_cannot_be_are_refused(scheme: str, kind: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["generate", "x", "--beams", "2"],
-        ["generate", "x", "--verify", "multi-round"],
-        ["chat", "--verify", "top1-residual"],
+        ["generate", "x", "--beams", "2", "--target", "./never-loaded"],
+        ["generate", "x", "--verify", "multi-round", "--target", "./never-loaded"],
+        ["chat", "./never-loaded", "--verify", "top1-residual"],
     ],
 )
 def test_commands_refuse_them_in_a_line(command: list[str]) -> None:
-    found = CliRunner().invoke(app, [*command, "--target", "./never-loaded", "--candidates", "plain"])
+    found = CliRunner().invoke(app, [*command, "--candidates", "plain"])
     assert isinstance(found.exception, ConfigError)
     assert "candidates" in str(found.exception)

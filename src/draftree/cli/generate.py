@@ -30,7 +30,16 @@ from ..verify.schemes import Match
 from . import console as show
 from .console import read_file, read_json, read_prompt, run
 from .interrupt import on_interrupt
-from .options import ComputeOptions, SpeculationOptions, Target, TemplateOptions, TraceOptions, given, with_options
+from .options import (
+    ComputeOptions,
+    Model,
+    SpeculationOptions,
+    Target,
+    TemplateOptions,
+    TraceOptions,
+    given,
+    with_options,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,18 +227,18 @@ def _raised() -> None:
 def chat(
     *,
     context: typer.Context,
-    target: Target = DEFAULT_MODEL,
+    model: Model = DEFAULT_MODEL,
     speculation: SpeculationOptions,
     params: SamplingParams,
     trace: TraceOptions,
     template: TemplateOptions,
     compute: ComputeOptions,
 ) -> None:
-    """Talk to the target: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer or it."""
+    """Talk to a model: /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C ends an answer or it."""
     observers = trace.observers(context, str(speculation.method))
     # A turn reads what is new in it: the row of the turn before is kept.
     engine = Engine(
-        template.given_to(compute.load(target)),
+        template.given_to(compute.load(model)),
         speculation,
         observers=observers,
         scheduling=SchedulerParams(rows=1, prefixes=1),

@@ -27,7 +27,7 @@ from .option_groups import GroupedCommand
 
 COMMANDS = {
     "generate": ("generate", "Answer one prompt, with the target's exact output."),
-    "chat": ("generate", "Talk to the target."),
+    "chat": ("generate", "Talk to a model."),
     "batch": ("serve", "Answer a file of requests, many at a time."),
     "serve": ("serve", "Serve a model over HTTP as OpenAI's API does."),
     "info": ("info", "Print what a model can do, or what a draft head is for."),

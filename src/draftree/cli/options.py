@@ -200,6 +200,7 @@ class SpeculationOptions(SpeculationParams):
 
 NAMES = "smollm2, a folder, a .gguf file, hf.co/ORG/NAME:QUANTISATION or a hub id"
 """How a model is named, for help."""
+Model = Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{NAMES}.")]
 Target = Annotated[str, typer.Option(help=f"Model whose output you want: {NAMES}.")]
 Drafter = Annotated[str, typer.Option(help="What drafts, named as for generate.")]
 

@@ -27,7 +27,7 @@ from ..openai.batches import QUEUE, Answering, BatchOutput, batch_lines
 from ..progress import err, progress_reporter
 from .console import read_file
 from .interrupt import GO_ON, on_interrupt
-from .options import NAMES, ComputeOptions, SpeculationOptions, Target, TemplateOptions, TraceOptions, with_options
+from .options import ComputeOptions, Model, SpeculationOptions, Target, TemplateOptions, TraceOptions, with_options
 
 KEY = "DRAFTREE_API_KEY"
 """Environment variable with a key."""
@@ -108,7 +108,7 @@ class ServerOptions:
 def serve(
     *,
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help=f"{NAMES}.")] = DEFAULT_MODEL,
+    model: Model = DEFAULT_MODEL,
     server: ServerOptions,
     speculation: SpeculationParams,
     scheduling: SchedulerParams,
