@@ -8,34 +8,7 @@ C_FILES := $(wildcard native/*.[ch] native/*/*.[ch])
 # The pin of package $(1), such as torch==2.13.0.
 pin = $(shell grep '^$(1)==' constraints.txt)
 
-ifndef DEMO_PROMPT
-define DEMO_PROMPT
-Here is some Python code:
-
-```python
-def area(width, height):
-    """The area of a rectangle."""
-    return width * height
-
-
-def perimeter(width, height):
-    """The perimeter of a rectangle."""
-    return 2 * (width + height)
-
-
-def diagonal(width, height):
-    """The diagonal of a rectangle."""
-    return (width ** 2 + height ** 2) ** 0.5
-
-
-def is_square(width, height):
-    """Whether a rectangle is a square."""
-    return width == height
-```
-
-Write the same code again and add type hints.
-endef
-endif
+DEMO_PROMPT ?= Write a Python function is_even(n).
 export DEMO_PROMPT
 
 # Where runs go, and the folder of Qwen2.5-Coder's two GGUF files, if they are there; DRAFTREE_DATA names that of prompt
@@ -78,7 +51,7 @@ $(ENGINE): $(SMALL) $(wildcard native/*)
 	@touch $@
 
 demo: $(ENGINE) ## show the trees of an answer's first steps, then compare: make demo DEMO_PROMPT="..."
-	$(VENV)/bin/draftree generate "$$DEMO_PROMPT" --show-trees --max-tokens 16
+	$(VENV)/bin/draftree generate "$$DEMO_PROMPT" --method opt-tree --nodes 6 --show-trees --max-tokens 16
 	$(VENV)/bin/draftree generate "$$DEMO_PROMPT" --compare --max-tokens 160
 
 check: setup ## lint, formatting and types
