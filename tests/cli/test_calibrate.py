@@ -200,3 +200,10 @@ def test_a_corrupt_tree_is_refused_before_any_model(tmp_path: Path, capsys: Capt
     assert run(["generate", "the cat", "--target", "./nowhere", "--method", "sequoia", "--set", f"tree={tree}"]) == 2
     said = complaint(capsys)
     assert "is not JSON" in said and "give a file that 'draftree calibrate' wrote" in said
+
+
+def test_without_prompts_those_that_ship_are_measured(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "tree.json"
+    asked = ["calibrate", "--out", str(out), "--target", model, "--drafter", "self", "--max-tokens", "6", "--raw"]
+    assert run([*asked, "--depth", "2", "--nodes", "4"]) == 0
+    assert 2 <= read_tree(str(out)).prompts <= 20

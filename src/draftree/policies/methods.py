@@ -183,7 +183,7 @@ _METHODS = (
         "B(H) children at entropy H: 1 below SURE, 2 below UNSURE, else ceil(SLOPE x H) up to WIDTH; DEPTH levels",
         partial(_by_entropy, EntropyTree),
         "Gunjur & Waitz",
-        f"width by entropy; on a CPU --nodes 4; the paper's, which is large, is --nodes {MAX_NODES}",
+        f"width by entropy; on a CPU --nodes 4; the paper's large trees: --nodes {MAX_NODES}",
         BY_ENTROPY,
     ),
     Method(
