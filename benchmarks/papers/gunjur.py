@@ -9,6 +9,7 @@ from typing import Any
 from draftree.bench.entries import Entry
 from draftree.bench.results import AnswerRecord
 from draftree.bench.summary import ALL, Interval, LoadedRun, interval, paired, ratio_text
+from draftree.config import MAX_NODES
 
 from ..quality.answers import read_scores
 from .plan import MOVED
@@ -93,7 +94,8 @@ def _figure2(runs: Runs) -> Section | None:
             rows.append([f"{run.path.name}: {method} ({name})", theirs, faster, *speeds(f), depth])
     header = ["run: method", "the paper, over the chain", "over the chain", *SPEEDS, "depth"]
     text = (
-        "Speed after the prompt, paired by prompt. `dynamic-width` has no node budget. Prompts are MBPP's test tasks; "
+        "Speed after the prompt, paired by prompt. `dynamic-width` and `dynamic-width-depth` have no node budget, as "
+        f"in the paper: `--nodes {MAX_NODES}`, their default when this was run. Prompts are MBPP's test tasks; "
         "in `programs-coder` answers are to explain first: the paper's HumanEval is answered by a copy of the prompt."
     )
     return Section("Figure 2: speed over a chain of 4", [text], Grid(header, rows), runs=found) if found else None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from draftree.bench.entries import AR, LLAMA_CPP, PEER, Entry
 from draftree.bench.summary import ALL, Interval, LoadedRun, MethodFigures, markdown, number, paired, ratio_text
+from draftree.config import DEFAULT_NODES, MAX_NODES
 
 from ..rivals import HEADER
 from .plan import CODER, SMOLLM2
@@ -17,6 +18,10 @@ TEXTS = {"who": "all kinds (Spec-Bench)", "who-humaneval": "code (HumanEval)", "
 TEXTS["who-edits"] = "edits of a given text"
 WHO = tuple(f"{name}-{models}" for models in (SMOLLM2, CODER) for name in TEXTS)
 OWN = ("auto", "opt-tree", "eagle2", "dynamic-width", "c2t")
+UNBOUNDED = (
+    f"`dynamic-width` and `dynamic-width-depth` had no node budget, as in the paper (`--nodes {MAX_NODES}`); "
+    f"by default they have {DEFAULT_NODES}."
+)
 PAGES = "papers"
 """Folder of the chapters, beside the page."""
 
@@ -99,10 +104,10 @@ def verdicts(chapters: Sequence[Chapter], runs: Runs) -> list[str]:
 def every(runs: Runs) -> list[str]:
     """Each method, scheme and kind of drafter on real prompts."""
     parts = list[str]()
-    for name, title in (
-        ("every-smollm2", "Every method"),
-        ("schemes-smollm2", "Every verification scheme, at T = 1"),
-        ("drafters-smollm2", "Every kind of drafter"),
+    for name, title, note in (
+        ("every-smollm2", "Every method", UNBOUNDED),
+        ("schemes-smollm2", "Every verification scheme, at T = 1", ""),
+        ("drafters-smollm2", "Every kind of drafter", ""),
     ):
         if (run := runs.get(name)) is not None:
             rows = []
@@ -112,7 +117,7 @@ def every(runs: Runs) -> list[str]:
                 label = entry.label if len(run.config["drafters"]) > 1 or ":verify" in entry.label else shown(entry)
                 rows.append([label, *speeds(f), equal])
             header = ["contestant", *SPEEDS, "share of ids equal to AR's"]
-            parts += [f"## {title}", markdown(header, rows), sources([run])]
+            parts += filter(None, [f"## {title}", markdown(header, rows), note, sources([run])])
     return parts
 
 

@@ -331,12 +331,3 @@ def test_the_entry_of_a_line_says_who_it_was(model: str, suite: str, tmp_path: P
     assert run(_asked(model, suite, tmp_path / "out", methods="chain")) == 0
     chain = next(r for r in read_results(tmp_path / "out") if r.method == "chain")
     assert (chain.drafter, chain.temperature) == ("self", 0.0)
-
-
-def test_a_method_without_a_bound_says_so_before_it_starts(suite: str, tmp_path: Path, capsys: Captured) -> None:
-    """A run of ``dynamic-width`` took 136 minutes where all others took seconds, and nothing had said why."""
-    methods = "auto,dynamic-width,dynamic-width-depth:nodes=9,dynamic-width-budget"
-    assert run(_asked("./nowhere", suite, tmp_path / "out", methods=methods)) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert "dynamic-width has no node budget: " in first and "dynamic-width:nodes=31" in first
-    assert "./nowhere" in second

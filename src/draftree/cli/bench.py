@@ -29,14 +29,13 @@ from ..bench.run import RunPlan, compare, decode, fitting, read_differences
 from ..bench.suites import SUITES, choose, load_suite
 from ..bench.summary import READING, load_runs, overview, tabulate
 from ..bench.summary import report as of_run
-from ..config import DEFAULT_NODES, Checked, Count, NodeCount, SamplingParams, Seed, TopP, Whole, option
+from ..config import Checked, Count, NodeCount, SamplingParams, Seed, TopP, Whole, option
 from ..drafters.registry import DEFAULT_DRAFTER
 from ..errors import ConfigError
 from ..models.cost_profile import processor
 from ..models.model_files import DEFAULT_MODEL
-from ..policies.base import unbounded
 from ..policies.methods import DEFAULT_METHOD
-from ..progress import complain, err, out, progress_reporter
+from ..progress import err, out, progress_reporter
 from .interrupt import GO_ON, on_interrupt
 from .options import ComputeOptions, Target, with_options
 
@@ -83,9 +82,6 @@ def bench(
         raise ConfigError(f"--temperature is {options.temperature!r}: use numbers with commas, such as 0,0.8") from None
     drafters = split_names(options.drafters)
     contestants = entries(split_names(options.methods), drafters, temperatures, options.nodes, options.candidates)
-    for entry in contestants:
-        if note := unbounded(entry.label, entry.nodes, f"{entry.label}:nodes={DEFAULT_NODES}"):
-            complain(note)
     chosen = choose(load_suite(suite, data=options.data), limit=options.limit)
     items = [replace(item, turns=item.turns[: options.turns]) for item in chosen]
     config = {
