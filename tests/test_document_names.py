@@ -203,8 +203,8 @@ def _fields(model: Any) -> set[str]:
 
 def wrong_fields(text: str) -> list[str]:
     """What the paragraphs on parameters name that no body has as a field, and no refused field is called."""
-    begin = text.index("**Parameters**")
-    paragraphs = text[begin : text.index("**Chat templates**", begin)]
+    begin = text.index("\n### Parameters\n")
+    paragraphs = text[begin : text.index("\n### Chat templates\n", begin)]
     bodies = (chat_api.ChatRequest, schema.CompletionRequest, responses_api.ResponsesRequest)
     known = (
         set().union(*map(_fields, bodies))
