@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: what clients send."""
+"""Bodies of ``POST /v1/chat/completions`` and ``/tokenize``."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Prediction(Body):
 
 
 class ChatRequest(WithTools):
-    """``/v1/chat/completions``."""
+    """The body of ``POST /v1/chat/completions``: a conversation to answer."""
 
     prefix = "chatcmpl-"
     messages: Annotated[Many[Message], Field(min_length=1)]

@@ -30,13 +30,13 @@ class ReasoningOptions(Fields):
 
 
 class TextOptions(Body):
-    """What the text must look like."""
+    """The format of the text."""
 
     format: ResponseFormat = ResponseFormat()
 
 
 class ResponsesRequest(WithTools):
-    """``/v1/responses``."""
+    """The body of ``POST /v1/responses``: a conversation to answer, without stored state."""
 
     prefix = "resp_"
     n: Literal[1] = 1
@@ -94,13 +94,13 @@ _AWAY = {
     "previous_response_id": "send its input and output in input: nothing is stored here",
     "conversation": "send its items in input: nothing is stored here",
 }
-"""Fields that are refused -> the way out."""
+"""Unsupported fields -> the way out that the error names."""
 _NULL = "completed_at error incomplete_details previous_response_id usage".split()
-"""Fields of a response that say nothing before its end, or nothing at all here."""
+"""Fields of a response that are null before its end, or always."""
 _SENT = ("max_tool_calls prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier user").split()
-"""Fields of a response that are as they were sent."""
+"""Fields of a request that a response repeats."""
 _DRAWN = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
-"""Fields that are the engine's."""
+"""Fields of a response that come from ``SamplingParams``."""
 
 
 class ResponseBuilder:
@@ -311,6 +311,6 @@ class ResponseBuilder:
 def answer_builder(
     key: str, model: str, choices: Choices, requests: Sequence[Request]
 ) -> CompletionBuilder | ResponseBuilder:
-    """What makes the bodies of an answer."""
+    """The builder of an answer's bodies, by its endpoint."""
     kind = ResponseBuilder if isinstance(choices.body, ResponsesRequest) else CompletionBuilder
     return kind(key, model, choices, requests)

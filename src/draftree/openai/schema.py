@@ -1,6 +1,6 @@
-"""What clients send, in OpenAI's words, and what it means here.
+"""Bodies of requests in OpenAI's format, and the engine's settings that they stand for.
 
-A field that would change the answer and is not supported is refused by name; others that we do not know are ignored.
+A field that would change the answer and is not supported raises by its name; unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Many = Annotated[list[T], Field(fail_fast=True)]
 _MOST_CHARACTERS = 1 << 14
 """Of stop strings, or of bad words, all together: steps of everybody look for them."""
 _MOST_ENTRIES = 1 << 14
-"""Of an object: each may be wrong."""
+"""Most entries of an object that a client sends; each is checked."""
 
 
 def _short(texts: str | list[str]) -> str | list[str]:
@@ -61,11 +61,11 @@ Few = BeforeValidator(_few)
 Texts = Annotated[Many[str], Field(max_length=1024), AfterValidator(_short)]
 TokenIds = Many[Whole]
 _TOKENS = 16
-"""Of a completion that does not say how many, as of OpenAI's."""
+"""Token limit of a completion without one, as in OpenAI's API."""
 
 
 class Fields(BaseModel):
-    """A JSON object, in which null is as if the field were left out; of a required one it is an error."""
+    """A JSON object. null means a missing field; a required field that is null is an error."""
 
     model_config = ConfigDict(strict=True)
 
@@ -79,7 +79,7 @@ class Fields(BaseModel):
 
 
 class Body(Fields):
-    """What a client sends, or a part of it; what it has beside the fields is kept."""
+    """The body of a request or a part of it; extra fields are kept."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -90,13 +90,13 @@ class Body(Fields):
 
 
 class Sent(Body):
-    """The whole of what a client sends."""
+    """The whole body of a request."""
 
     _check_values = model_validator(mode="before")(check_values)
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Errors of the engine that come meanwhile name fields as the client does."""
+        """Rename the fields of the engine's errors to those of the body."""
         try:
             yield
         except FieldError as error:
@@ -111,7 +111,7 @@ _CLIENTS = {"prompt": ("messages", "input"), "max_tokens": ("max_output_tokens",
 
 
 class Speculative(Fields):
-    """How one request is drafted for: what is not there is as the server was started."""
+    """How one request is drafted for; a missing field has the server's own setting."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -123,7 +123,7 @@ class Speculative(Fields):
 
 
 class StructuredOutputs(Fields):
-    """What the answer must look like, by vLLM's names: one of the fields."""
+    """A constraint of the answer by vLLM's names; exactly one field is set."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -188,14 +188,14 @@ class ResponseFormat(NamedSchema):
 
 
 class StreamOptions(Body):
-    """What a stream has beside text."""
+    """What a stream contains besides text."""
 
     include_usage: bool = False
     include_trace: bool = False
 
 
 class Sampled(Sent):
-    """What all endpoints take that generate.
+    """Fields that all generating endpoints share.
 
     Attributes:
         prefix: of the ids of answers.
@@ -301,7 +301,7 @@ class Sampled(Sent):
 
     @property
     def traced(self) -> bool:
-        """The stream has the lines of a trace beside tokens."""
+        """Whether the stream contains trace lines besides tokens."""
         return self.stream and self.stream_options is not None and self.stream_options.include_trace
 
     def params(self, choice: int, room: int) -> SamplingParams:
@@ -357,11 +357,11 @@ class Sampled(Sent):
 
 
 _ENGINES = {field.name for field in fields(SamplingParams)} & Sampled.model_fields.keys()
-"""Fields of bodies by the engine's names."""
+"""Names that bodies and ``SamplingParams`` share."""
 
 
 class CompletionRequest(Sampled):
-    """``/v1/completions``."""
+    """The body of ``POST /v1/completions``: texts to continue."""
 
     prefix = "cmpl-"
     prompt: str | Many[str] | Many[int] | Many[Many[int]]

@@ -217,12 +217,12 @@ class DataRecipe:
 
 
 def seed_of(number: int, seed: int) -> int:
-    """Of response ``number``."""
+    """The seed of response ``number``."""
     return (seed + number) % 2**63
 
 
 def temperature_of(number: int, prompts: int) -> float:
-    """Of response ``number`` to so many prompts."""
+    """The temperature of response ``number``, if there are ``prompts`` prompts."""
     again, prompt = divmod(number, prompts)
     return AGAIN[(prompt + again) % len(AGAIN)] if again else TEMPERATURES[prompt % len(TEMPERATURES)]
 
