@@ -140,6 +140,12 @@ draftree generate "Like $(cat area.py)" --drafter x.gguf+head
     assert missing_files(page) == ["prompts.txt", "file.py", "questions.jsonl", "area.py", "x.gguf"]
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_prompts_of_examples_have_answers(document: Path) -> None:
+    """Pasted as it stood, the prompt "..." was answered by 8,161 empty tokens."""
+    assert [words for words in _commands(document.read_text()) if "..." in words] == []
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "docs/choosing.md"])
 def test_a_newcomer_needs_no_published_suite(name: str) -> None:
     suites = [words[words.index("--suite") + 1] for words in _commands((ROOT / name).read_text()) if "--suite" in words]
