@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers loads: no test needs a download, and a refusal takes no time
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # before torch: threads that spin for long hold up a busy machine
@@ -23,6 +24,9 @@ from draftree.models import cost_profile as profile
 from draftree.models.base import LanguageModel, Nodes, Row
 from draftree.models.llama import llama_model
 from draftree.models.native import native_model
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is slow, and no test is wrong for it
+settings.load_profile("untimed")
 
 ROOT = Path(__file__).parents[1]
 

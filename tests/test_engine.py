@@ -425,12 +425,11 @@ def test_the_cache_of_a_batch_is_reserved_exactly() -> None:
 
 
 def test_an_unbounded_tree_reserves_little_and_ends_with_the_context() -> None:
-    """B(H) has no node budget of its own: the cache grows for large trees, and none goes beyond the model's context."""
+    """Without a node budget the cache grows for large trees, and none goes beyond the model's context."""
     model, kept = target(), len(PROMPTS[0])
     prompt = (PROMPTS[0] * 20)[: MAX_LENGTH - 8]
     plain = Engine(target()).generate([prompt], SamplingParams(ignore_eos=True))[0].token_ids
-    engine = Engine(model, Speculation(drafter("relative", model, policy("dynamic-width"))))
-    assert engine.speculation.nodes == MAX_NODES
+    engine = Engine(model, Speculation(drafter("relative", model, policy("dynamic-width")), MAX_NODES))
     request = opened(engine, PROMPTS[0], SamplingParams(max_tokens=10))
     assert model.cache.placement.slots < 400 + kept
     engine.stepper.close(request)
@@ -441,6 +440,5 @@ def test_an_unbounded_tree_reserves_little_and_ends_with_the_context() -> None:
 
 def test_a_node_budget_that_is_given_goes_before_the_methods_own() -> None:
     model = target()
-    for nodes, want in ((None, MAX_NODES), (9, 9)):
+    for nodes, want in ((None, DEFAULT_NODES), (9, 9)):
         assert Engine(model, Speculation(drafter("relative", model, EntropyTree()), nodes)).speculation.nodes == want
-    assert Engine(model, Speculation(drafter("relative", model, StaticTree()))).speculation.nodes == DEFAULT_NODES

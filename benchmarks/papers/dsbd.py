@@ -120,9 +120,9 @@ def _pareto(runs: Runs, suite: str, title: str) -> Section | None:
         axes.legend()
         axes.set_ylim(-1, 101)
     text = (
-        "Points are contestants, lines the Pareto fronts of those of one kind; beams that drafted no layer are beam "
-        "sampling, whatever drafter they had. The paper: the front of DSBD lies above "
-        "beam sampling's; at equal quality it is 1.5 to 1.9 times faster and takes 1.8 to 2.5 times less energy."
+        "Points are contestants, lines the Pareto front of each kind. Beams that drafted no layer count as beam "
+        "sampling. The paper: DSBD's front lies above beam sampling's. Here the prompts are too few to tell fronts "
+        "apart."
     )
     grid = Grid(["kind", "contestant", MEASURES[suite], "tokens/s", "MAL"], rows)
     if len({scores[e.label] for own in kinds.values() for e in own}) == 1:
@@ -154,8 +154,8 @@ def _table1(runs: Runs) -> Section | None:
     own = [(what, e) for what, entries in _sampled(run).items() for e in entries]
     rows = [[what, _shown(e), *_cells(run.table[e.label][ALL])] for what, e in own]
     text = (
-        "The paper, Llama-2-13B: SpecInfer 21.8 tokens/s, W = 5 beams 12.1, DSBD 16.5; its scores are a judge model's, "
-        "which is not run here."
+        "The paper, Llama-2-13B: SpecInfer 21.8 tokens/s, W = 5 beams 12.1, DSBD 16.5. A judge model gives its scores; "
+        "none is run here."
     )
     return Section("Table 1: MT-Bench", [text], Grid(["kind", "contestant", "tokens/s", "MAL"], rows), runs=[run])
 
@@ -172,8 +172,8 @@ def _table2(runs: Runs) -> Section | None:
                 rows.append([f"{run.suite}: {what}", _shown(e), *cells, theirs])
     grid = Grid(["suite: kind", "contestant", "right", "tokens/s", "MAL", "the paper: right, tokens/s"], rows)
     text = (
-        "Contestants that keep one beam in the cache; DSBD then goes on with its best beam after each pass. "
-        "`speculative` is the paper's: 3 drawn tokens, accepted or refused by their probabilities (`multi-round`)."
+        "Contestants that keep one beam in the cache: DSBD continues with its best beam after each pass. "
+        "`speculative` drafts 3 sampled tokens and verifies by `multi-round`, as in the paper."
     )
     return Section("Table 2: one cache", [text], grid, runs=found) if rows else None
 
@@ -196,9 +196,9 @@ def _settings(runs: Runs) -> Section | None:
         own = [_percent(scores.get(e.label)), *_cells(run.table[e.label][ALL])]
         rows.append([str(beams.width), *settings, *own, over])
     text = (
-        "Spider, settings of the paper: W_S drafted beams in each of 3 layers, of which as many go on as are accepted "
-        "with probability t, at least W_min. The paper: t and W_min set how often a layer is accepted, and so the "
-        "speed; beam sampling has converged at a width of 4."
+        "Spider: W_S draft beams in each of 3 layers, of which as many go on as are accepted with probability t, at "
+        "least W_min. The paper: t and W_min decide how often a layer is accepted, and so the speed; beam sampling has "
+        "converged at a width of 4."
     )
     header = ["W_S", "t", "W_min", "right", "tokens/s", "MAL", "over beam sampling of W_S beams"]
     return Section("The width's settings", [text], Grid(header, rows), runs=[run])
@@ -225,10 +225,9 @@ def _quality(runs: Runs) -> Section | None:
             cells += [*_cells(run.table[e.label][ALL]), "" if cpu is None else f"{cpu:.3f}", over]
             rows.append([f"{run.path.name}: {_shown(e)}", *cells])
     text = (
-        "Share of right answers (Spider: execution accuracy; HumanEval: pass@1, in a sandbox; GSM8K: the number) with "
-        "its interval over prompts, beside what they cost. There is no energy counter: CPU s is seconds of processor "
-        "time, of all threads, a token, prompts included. `verify=relaxed` is lossy; W_S and the most of W_L are 3 and "
-        "5. Sampled at T = 0.7: plain, with top-k 10, and with top-p 0.9."
+        "Share of right answers (Spider: execution accuracy; HumanEval: pass@1, in a sandbox; GSM8K: the number) and "
+        "cost. CPU s is processor time a token, of all threads, prompts included. `verify=relaxed` is lossy. Sampled "
+        "at T = 0.7; `top-k` runs have top-k 10, `top-p` runs top-p 0.9."
     )
     header = ["run: contestant", "right", "tokens", "tokens/s", "MAL", "CPU s", "over beam sampling of 5 beams"]
     return Section("Quality, and its cost", [text], Grid(header, rows), runs=found) if rows else None
@@ -248,8 +247,8 @@ def _widths(runs: Runs) -> Section | None:
                 mean = f"{sum(layers) / len(layers):.2f}"
                 rows.append([f"{run.path.name}: {_shown(e)}", str(len(layers)), mean, *shares])
     text = (
-        "How many drafted beams survive the verification of a layer: the mean, and the share of layers with 0 to 5. "
-        "W_L is at most the beams that still run; a layer that accepts fewer than W_L is the last of its pass."
+        "Draft beams that are accepted in a verified layer: the mean, and the share of layers with 0 to 5. W_L is at "
+        "most the number of running beams; a layer that accepts fewer ends its pass."
     )
     grid = Grid(["run: contestant", "layers", "mean", *map(str, range(6))], rows)
     return Section("Accepted widths", [text], grid, runs=found) if rows else None
@@ -277,7 +276,7 @@ def _verdict(runs: Runs) -> Verdict | None:
 
 def _found(runs: Runs) -> str | None:
     parts = [f"{found.text()} in `{name}`" for name, found in _speedups(runs).items()]
-    return f"With 5 beams DSBD makes {', '.join(parts)} of beam sampling's speed, prompts included." if parts else None
+    return f"With 5 beams DSBD has {', '.join(parts)} of beam sampling's speed, prompts included." if parts else None
 
 
 def _shown(entry: Entry) -> str:
@@ -290,14 +289,14 @@ CHAPTER = Chapter(
     "dsbd",
     "Dynamic-Width Speculative Beam Decoding (DSBD)",
     "1.5 to 1.9 times the speed of beam sampling and 1.8 to 2.5 times less energy at equal quality (Figures 4 and 5; "
-    "Llama-2-13B with Llama-68M). This machine has no energy counter: CPU seconds stand in its place, under *Quality*.",
+    "Llama-2-13B with Llama-68M; [how it works](../how-it-works/beams.md)). This machine has no energy counter; "
+    "*Quality* has processor time instead.",
     _found,
     _verdict,
-    "A forest of up to 10 draft beams and 3 layers is a pass over 31 tokens, which takes several passes over one on "
-    "two cores, and each of the 0.5B's passes takes a third of one of the target's; on their GPU a pass over 31 tokens "
-    "takes about as long as over one. Layers are accepted as in the paper: MAL is above 3. SQuAD's answers have four "
-    "tokens here, so that the draft model's reading of the prompt is not repaid. *Quality* has 5 draft beams a layer, "
-    "as many as beams, and answers of up to hundreds of tokens.",
+    "The long answers of HumanEval and GSM8K are the best evidence: there DSBD is faster. Answers of SQuAD have four "
+    "tokens, which do not repay the draft model's reading of the prompt. A forest of 10 draft beams and 3 layers is "
+    "a pass over 31 tokens. On two cores it takes several passes over one token, on the paper's GPU about one, and a "
+    "pass of the 0.5B takes a third of one of the target's.",
     (
         Part("figure-4", [RUNS["squad"]], _figure4),
         Part("figure-5", [RUNS["spider"]], _figure5),

@@ -8,15 +8,25 @@ from collections.abc import Sequence
 
 from draftree.bench.entries import AR, LLAMA_CPP, PEER, Entry
 from draftree.bench.summary import ALL, Interval, LoadedRun, MethodFigures, markdown, number, paired, ratio_text
+from draftree.config import DEFAULT_NODES, MAX_NODES
 
 from ..rivals import HEADER
 from .plan import CODER, SMOLLM2
-from .sections import MODELS, SPEEDS, Chapter, Runs, made_of, of, shown, sources, speeds, without_folders
+from .sections import SPEEDS, Chapter, Runs, about, document, made_of, of, shown, sources, speeds, without_folders
 
 TEXTS = {"who": "all kinds (Spec-Bench)", "who-humaneval": "code (HumanEval)", "who-gsm8k": "sums (GSM8K)"}
 TEXTS["who-edits"] = "edits of a given text"
 WHO = tuple(f"{name}-{models}" for models in (SMOLLM2, CODER) for name in TEXTS)
 OWN = ("auto", "opt-tree", "eagle2", "dynamic-width", "c2t")
+UNBOUNDED = (
+    f"`dynamic-width` and `dynamic-width-depth` had no node budget, as in the paper (`--nodes {MAX_NODES}`); "
+    f"by default they have {DEFAULT_NODES}."
+)
+OPENING = (
+    "This page has the speed of draftree's default on two models and four kinds of text, beside AR decoding, the "
+    "papers' methods and other systems. It also has the verdict on each paper's claim, and one run of every method, "
+    "verification scheme and kind of drafter."
+)
 PAGES = "papers"
 """Folder of the chapters, beside the page."""
 
@@ -57,52 +67,57 @@ def who(runs: Runs) -> list[str]:
     header = ["model, text", "llama.cpp", "AR", "`auto`", "over AR", "with the prompt", "over llama.cpp"]
     return [
         "## What to use",
-        f"{MODELS} Tokens a second of decoding, greedy, and the speed of `auto`, the default, over AR decoding and "
-        "over llama.cpp's: the prompt's reading left out, and in one column with it. Ratios are geometric means paired "
-        "by prompt, with 95% intervals over prompts.",
+        "Tokens a second of greedy decoding after the prompt, and the speed of `auto`, the default, over AR decoding "
+        "and over llama.cpp; one column counts the prompt too. Ratios are geometric means paired by prompt, with 95% "
+        "intervals over prompts.",
         markdown(header, rates),
-        "Over AR decoding, the papers' methods with 4 nodes (`c2t` and `opt-tree` with all levels that these allow):",
+        "Speed over AR decoding of `auto` and of the papers' methods with 4 nodes:",
         markdown(["model, text", *(f"`{method}`" for method in OWN)], methods),
         sources(found),
     ]
 
 
 def systems(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Other systems on the same prompts and cores."""
+    """Other systems on the same prompts and cores, a table for each model and suite."""
     if not rows:
         return []
-    return [
+    parts = [
         "## Beside other systems",
-        "Tokens a second after the prompt, greedy, each system in a process of its own on the same two cores "
-        "(`python -m benchmarks.rivals`, [how](bench.md)). *Text as plain*: the share of prompts whose text is that of "
-        "the system's own decoding without drafts.",
-        markdown(HEADER, rows),
+        "Tokens a second of greedy decoding after the prompt, each system in a process of its own on the same two "
+        "cores (`python -m benchmarks.rivals`, [how](bench.md)). *Text as plain* counts the prompts whose text is "
+        "that of the system's own decoding without drafts.",
     ]
+    for model, suite in dict.fromkeys((row[0], row[1]) for row in rows):
+        own = [row[2:] for row in rows if (row[0], row[1]) == (model, suite)]
+        kept = [at for at, column in enumerate(zip(*own, strict=True)) if any(column)]
+        header, *cells = ([row[at] for at in kept] for row in (HEADER[2:], *own))
+        parts += [f"{model}, {suite} tokens:", markdown(header, cells)]
+    return parts
 
 
 ELSEWHERE = (
-    "On a GPU: [an NVIDIA H100](scale.md#gpus). Behind a server, beside llama.cpp's: [measurements]"
-    "(measurements.md#the-server)."
+    "[An NVIDIA H100](scale.md#gpus) and [the server beside llama.cpp's](measurements.md#the-server) have pages of "
+    "their own."
 )
 
 
 def verdicts(chapters: Sequence[Chapter], runs: Runs) -> list[str]:
-    """A row a paper, and what was found below them."""
-    rows, found = list[list[str]](), list[str]()
-    for chapter in chapters:
-        if verdict := chapter.verdict(runs):
-            rows.append([f"[{chapter.title}]({PAGES}/{chapter.name}.md)", str(verdict)])
-            found.append(f"- **{chapter.title}**: {chapter.found(runs)}")
-    return ["## The papers' claims", markdown(["paper", "its claim"], rows), "\n".join(found)] if rows else []
+    """Each paper's verdict, and what was found."""
+    found = [
+        f"- [{chapter.title}]({PAGES}/{chapter.name}.md): **{verdict}**. {chapter.found(runs)}"
+        for chapter in chapters
+        if (verdict := chapter.verdict(runs))
+    ]
+    return ["## The papers' claims", "\n".join(found)] if found else []
 
 
 def every(runs: Runs) -> list[str]:
     """Each method, scheme and kind of drafter on real prompts."""
     parts = list[str]()
-    for name, title in (
-        ("every-smollm2", "Every method"),
-        ("schemes-smollm2", "Every verification scheme, at T = 1"),
-        ("drafters-smollm2", "Every kind of drafter"),
+    for name, title, note in (
+        ("every-smollm2", "Every method", UNBOUNDED),
+        ("schemes-smollm2", "Every verification scheme, at T = 1", ""),
+        ("drafters-smollm2", "Every kind of drafter", ""),
     ):
         if (run := runs.get(name)) is not None:
             rows = []
@@ -112,7 +127,7 @@ def every(runs: Runs) -> list[str]:
                 label = entry.label if len(run.config["drafters"]) > 1 or ":verify" in entry.label else shown(entry)
                 rows.append([label, *speeds(f), equal])
             header = ["contestant", *SPEEDS, "share of ids equal to AR's"]
-            parts += [f"## {title}", markdown(header, rows), sources([run])]
+            parts += filter(None, [f"## {title}", markdown(header, rows), note, sources([run])])
     return parts
 
 
@@ -125,6 +140,8 @@ def page(chapters: Sequence[Chapter], runs: Runs, rivals: Sequence[Sequence[str]
     own = of(runs, (*WHO, "every-smollm2", "schemes-smollm2", "drafters-smollm2"))
     parts = [
         "# Results",
+        OPENING,
+        *about(own),
         *who(runs),
         *systems(rivals),
         ELSEWHERE,
@@ -132,7 +149,7 @@ def page(chapters: Sequence[Chapter], runs: Runs, rivals: Sequence[Sequence[str]
         *every(runs),
         *made_of(own),
     ]
-    return "\n\n".join(parts) + "\n"
+    return document(parts)
 
 
 def digests(runs: Runs) -> str:

@@ -15,6 +15,7 @@ from draftree.bench.entries import split_names
 from draftree.bench.results import read_summary
 from draftree.bench.suites import data_folder
 from draftree.bench.summary import ALL, load_runs
+from draftree.config import MAX_NODES
 from draftree.errors import ConfigError, RunError
 from draftree.models.model_files import DEFAULT_MODEL
 from draftree.progress import err
@@ -31,7 +32,11 @@ WHO = (
     "peer:llama.cpp"
 )
 """What users choose from: ours, the papers' methods at a size that pays on two cores, and llama.cpp."""
-DYNAMIC = "chain,static,early-stop,naive-width,dynamic-width,dynamic-width-budget,dynamic-width-depth"
+DYNAMIC = (
+    f"chain,static,early-stop,naive-width,dynamic-width:nodes={MAX_NODES},dynamic-width-budget,"
+    f"dynamic-width-depth:nodes={MAX_NODES}"
+)
+"""The paper's methods; two of them without a node budget, as there."""
 MOVED = ("sure=0.1", "sure=0.3", "unsure=0.5", "unsure=2", "slope=2", "slope=6")
 """Settings of B(H), one moved at a time."""
 STEPS = ",".join(("dynamic-width-budget", *(f"dynamic-width-budget:{setting}" for setting in MOVED)))
@@ -92,8 +97,9 @@ QUALITY = ",".join(
 )
 """What may change answers, or keep better ones: the lossy scheme, beam sampling, and DSBD with W_S 3 and 5."""
 EVERY = (
-    "auto,chain,early-stop,naive-width,static,binary,eagle,sequoia:tree={sequoia}-25.json:nodes=25,dynamic-width,"
-    "dynamic-width-budget,dynamic-width-depth,opt-tree,eagle2,hsddw,c2t"
+    "auto,chain,early-stop,naive-width,static,binary,eagle,sequoia:tree={sequoia}-25.json:nodes=25,"
+    f"dynamic-width:nodes={MAX_NODES},dynamic-width-budget,dynamic-width-depth:nodes={MAX_NODES},opt-tree,eagle2,hsddw,"
+    "c2t"
 )
 SCHEMES = (
     "chain,static,chain:verify=multi-round,static:verify=multi-round,static:verify=multi-round-replacement,"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -15,7 +16,9 @@ from draftree.errors import unknown_name
 Runs = Mapping[str, LoadedRun]
 """Name of a folder -> its run: a figure is drawn from the run that it names, and from no other."""
 ENOUGH = 30
-"""Cases; a figure from fewer says so."""
+"""Prompts of a run; a page names those of its runs that have fewer."""
+_WIDTH = 100
+"""Columns of a line of prose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +147,28 @@ FIGURES = "figures"
 """Folder of the figures, beside the chapters."""
 
 
+OPENING = (
+    "This page compares the paper's claim with what draftree measures on two CPU cores. It repeats the paper's tables "
+    "and figures with two small models."
+)
+MODELS = (
+    "**smollm2** is SmolLM2-135M-Instruct (Q4_1), **coder** is Qwen2.5-Coder-1.5B-Instruct (Q4_K_M). Both run on the "
+    "native engine with the draft heads that ship; in some runs Qwen2.5-Coder-0.5B-Instruct is the coder's draft model."
+)
+
+
 def to_markdown(chapter: Chapter, runs: Runs) -> tuple[str, dict[str, str]] | None:
     """A chapter, and the figures in it: name -> SVG. None where none of its runs is there."""
     sections = [made for part in chapter.parts if (made := part.make(runs)) is not None]
     if not sections:
         return None
+    used = {name for part in chapter.parts for name in part.runs}
+    own = [run for name, run in runs.items() if name in used]
     drawn, verdict = dict[str, str](), chapter.verdict(runs)
-    parts = [f"# {chapter.title}"]
+    parts = [f"# {chapter.title}", OPENING]
     if verdict:
         parts.append(f"**Verdict: {verdict}.** {chapter.found(runs)}")
-    parts += ["## The claim", chapter.claim]
+    parts += ["## The claim", chapter.claim, *about(own)]
     for made in sections:
         parts += [f"## {made.title}", *made.text]
         if made.grid:
@@ -161,40 +176,69 @@ def to_markdown(chapter: Chapter, runs: Runs) -> tuple[str, dict[str, str]] | No
         if made.figure:
             drawn[made.figure[0]] = made.figure[1]
             parts.append(f"![{made.title}]({FIGURES}/{made.figure[0]}.svg)")
-        parts.append(sources(made.runs))
-    used = {name for part in chapter.parts for name in part.runs}
-    parts += ["## Why it differs", chapter.why, *made_of([run for name, run in runs.items() if name in used])]
-    return "\n\n".join(parts) + "\n", drawn
+        if unnamed := [run for run in made.runs if run.path.name not in _shown_text(made)]:
+            parts.append(sources(unnamed))
+    parts += ["## Why it differs", chapter.why, *made_of(own)]
+    return document(parts), drawn
+
+
+def document(parts: Sequence[str]) -> str:
+    """Paragraphs, lists, tables, headings and commands as one text, whose prose is wrapped."""
+    return "\n\n".join(part if re.match(r"[#|!>]|    ", part) else wrapped(part) for part in parts) + "\n"
+
+
+def wrapped(text: str) -> str:
+    """Prose in lines of ``_WIDTH`` columns, a list's items each for itself; code, links and intervals stay whole."""
+    whole = re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)|\S+ \[[\d., -]+\]", lambda found: found[0].replace(" ", "\0"), text)
+    lines = [
+        textwrap.fill(
+            line,
+            _WIDTH,
+            subsequent_indent="  " if line.startswith("- ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in whole.splitlines()
+    ]
+    return "\n".join(lines).replace("\0", " ")
+
+
+def _shown_text(made: Section) -> str:
+    """What a section shows, but for its figure."""
+    return "\n".join((*made.text, *(cell for row in (made.grid.rows if made.grid else ()) for cell in row)))
+
+
+def about(runs: Sequence[LoadedRun]) -> list[str]:
+    """The models of runs, and which runs have few prompts."""
+    few = [f"{run.config['prompts']} in `{run.path.name}`" for run in runs if run.config["prompts"] < ENOUGH]
+    return [MODELS, *([f"Runs of few prompts, whose figures are rough: {', '.join(few)}."] if few else [])]
 
 
 def made_of(runs: Sequence[LoadedRun]) -> list[str]:
-    """Models, machine, versions and commands of the runs."""
+    """Machine, versions and commands of the runs."""
     if not runs:
         return []
     parts = [
         "## The runs",
-        f"{MODELS} All of it was decoded by the clock, each prompt by all contestants in turn, so that what else the "
-        "machine does meets all of them. `make results` makes what is missing.",
+        "Each prompt is decoded by all contestants in turn, so other load on the machine affects all of them. `make "
+        "results` makes runs that are missing.",
     ]
     for where in dict.fromkeys(map(_where, runs)):
-        own = [run for run in runs if _where(run) == where]
-        parts += [f"{where}:", "\n".join(f"    {without_folders(run.config['command'])}" for run in own)]
+        parts.append(f"{where}:")
+        there = [run for run in runs if _where(run) == where]
+        for commit in dict.fromkeys(run.config.get("commit") for run in there):
+            commands = [run.config["command"] for run in there if run.config.get("commit") == commit]
+            parts += [f"Commit {commit}:", "\n".join(f"    {without_folders(command)}" for command in commands)]
     return parts
 
 
-MODELS = (
-    "**SmolLM2** is SmolLM2-135M-Instruct in Q4_1, **coder** Qwen2.5-Coder-1.5B-Instruct in Q4_K_M, both on the native "
-    "engine with the draft heads that ship, or the coder with Qwen2.5-Coder-0.5B-Instruct as its draft model."
-)
-
-
 def _where(run: LoadedRun) -> str:
-    """Machine, versions and commit of a run."""
+    """Machine and versions of a run."""
     machine, versions = run.config["machine"], run.config["versions"].items()
     ran = read_summary(run.path).get("ran")
     engine = [f"{ran['threads']} threads", ran["engine"], ran["tier"]] if ran else []
     computer = ", ".join([machine["processor"], f"{machine['cores']} cores", *engine])
-    return f"{computer}; {', '.join(f'{n} {v}' for n, v in versions)}; commit {run.config.get('commit')}"
+    return f"{computer}; {', '.join(f'{n} {v}' for n, v in versions)}"
 
 
 def without_folders(text: str) -> str:
@@ -203,8 +247,5 @@ def without_folders(text: str) -> str:
 
 
 def sources(runs: Sequence[LoadedRun]) -> str:
-    """Which runs a section is from, and whether they have few cases."""
-    named = ", ".join(f"`{run.path.name}`" for run in runs)
-    few = [f"{run.config['prompts']} in `{run.path.name}`" for run in runs if run.config["prompts"] < ENOUGH]
-    text = f"From {named}."
-    return f"{text} Few prompts: {', '.join(few)}." if few else text
+    """Which runs a section is from."""
+    return f"From {', '.join(f'`{run.path.name}`' for run in runs)}."

@@ -81,5 +81,5 @@ def test_a_name_of_nothing_is_an_error() -> None:
 
 
 def test_without_a_node_budget_each_method_has_its_own() -> None:
-    made = entries(["dynamic-width", "dynamic-width-budget", "dynamic-width:nodes=31"], ["lookup"], [0.0])
-    assert [entry.nodes for entry in made[1:]] == [MAX_NODES, 31, 31]
+    made = entries(["dynamic-width", "dynamic-width-budget", f"dynamic-width:nodes={MAX_NODES}"], ["lookup"], [0.0])
+    assert [entry.nodes for entry in made[1:]] == [31, 31, MAX_NODES]

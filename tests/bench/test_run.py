@@ -333,10 +333,28 @@ def test_the_entry_of_a_line_says_who_it_was(model: str, suite: str, tmp_path: P
     assert (chain.drafter, chain.temperature) == ("self", 0.0)
 
 
-def test_a_method_without_a_bound_says_so_before_it_starts(suite: str, tmp_path: Path, capsys: Captured) -> None:
-    """A run of ``dynamic-width`` took 136 minutes where all others took seconds, and nothing had said why."""
-    methods = "auto,dynamic-width,dynamic-width-depth:nodes=9,dynamic-width-budget"
-    assert run(_asked("./nowhere", suite, tmp_path / "out", methods=methods)) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert "dynamic-width has no node budget: " in first and "dynamic-width:nodes=31" in first
-    assert "./nowhere" in second
+def test_without_a_suite_and_a_folder_it_runs_on_what_ships_and_goes_on_in_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    model = str(save_tiny(tmp_path / "model"))
+    monkeypatch.chdir(tmp_path)
+    asked = ["bench", "--target", model, "--drafters", "self", "--methods", "chain", "--max-tokens", "3", "--limit"]
+    assert run([*asked, "2"]) == 0
+    (folder,) = Path("runs").iterdir()
+    assert {r.category for r in read_results(folder)} == {"chat", "writing"}
+    written = (folder / "results.jsonl").read_bytes()
+    assert run([*asked, "2"]) == 0
+    assert (folder / "results.jsonl").read_bytes() == written and [*Path("runs").iterdir()] == [folder]
+    assert run([*asked, "1"]) == 0
+    assert len([*Path("runs").iterdir()]) == 2
+    assert f"draftree report {folder}" in capsys.readouterr().err
+
+
+@pytest.mark.real
+def test_bench_alone_is_a_whole_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["bench", "--max-tokens", "6"]) == 0
+    (folder,) = Path("runs").iterdir()
+    rows = _summary(folder)["methods"]
+    assert {*rows} == {"ar", "auto"} and rows["auto"]["all"]["prompts"] == 20
+    assert rows["auto"]["all"]["ids_equal"] == 1.0

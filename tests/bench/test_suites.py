@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from draftree.bench.suites import SUITES, Item, choose, load_suite
+from draftree.bench.suites import STARTER, SUITES, Item, choose, load_suite
 from draftree.errors import PromptError, UnknownNameError
 
 QUESTION = {"question_id": 81, "category": "writing", "turns": ["Write a poem.", "Now shorter."]}
@@ -169,8 +170,20 @@ def test_the_data_folder_is_named_by_the_environment(data: str, monkeypatch: pyt
     assert load_suite("gsm8k")[0].reference == "1200"
 
 
+def test_the_suite_that_ships_is_twenty_prompts_of_ten_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no data folder, and few of its answers copy their prompts, where drafts gain most."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DRAFTREE_DATA", raising=False)
+    items = load_suite(STARTER)
+    kinds = Counter(item.category for item in items)
+    assert len(items) == 20 and len(kinds) == 10 and {*kinds.values()} == {2}
+    assert kinds["edit"] + kinds["extraction"] == 4
+    assert [item.category for item in choose(items, limit=10)] == [*kinds]
+    assert len({item.turns for item in items}) == 20 and max(len(item.turns[0]) for item in items) < 1000
+
+
 def test_an_unknown_suite_lists_them() -> None:
-    with pytest.raises(UnknownNameError, match="spec-bench, mt-bench"):
+    with pytest.raises(UnknownNameError, match="starter, spec-bench, mt-bench"):
         load_suite("spec")
 
 

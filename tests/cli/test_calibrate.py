@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from draftree.bench.suites import STARTER_FILE
 from draftree.cli import train as command
 from draftree.cli.main import run
 from draftree.policies.fixed import read_tree
@@ -201,3 +202,20 @@ def test_a_corrupt_tree_is_refused_before_any_model(tmp_path: Path, capsys: Capt
     assert run(["generate", "the cat", "--target", "./nowhere", "--method", "sequoia", "--set", f"tree={tree}"]) == 2
     said = complaint(capsys)
     assert "is not JSON" in said and "give a file that 'draftree calibrate' wrote" in said
+
+
+def test_without_prompts_those_that_ship_are_measured(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[str]()
+
+    def read(name: str) -> list[str]:
+        seen.append(name)
+        return read_prompts(name)
+
+    monkeypatch.setattr(command, "read_prompts", read)
+    out = tmp_path / "tree.json"
+    asked = ["calibrate", "--out", str(out), "--target", model, "--drafter", "self", "--max-tokens", "6", "--raw"]
+    assert run([*asked, "--depth", "2", "--nodes", "4"]) == 0
+    assert seen == [str(STARTER_FILE)] and len(read_prompts(seen[0])) == 20
+    assert read_tree(str(out)).prompts >= 1

@@ -224,7 +224,7 @@ def test_methods_prints_the_settings_of_one_of_them(capsys: Captured) -> None:
     assert [line for line in out.splitlines() if line.startswith("--set ")] == [
         f"--set {key}={value}" for key, value in METHODS["dynamic-width"].settings.items()
     ]
-    assert "nodes: 4096" in out
+    assert "nodes: 31" in out
     assert run(["methods", "dynamic-with"]) == 2
     assert "did you mean dynamic-width?" in capsys.readouterr().err
 
@@ -403,11 +403,3 @@ def test_ctrl_c_is_one_line_and_no_success(capsys: Captured, monkeypatch: pytest
     monkeypatch.setattr("draftree.cli.options.load", interrupted)
     assert run(["generate", "the cat"]) == 130
     assert capsys.readouterr().err == "draftree: interrupted\n"
-
-
-@pytest.mark.parametrize(("more", "notes"), [((), 1), (("--nodes", "9"), 0)])
-def test_a_method_without_a_bound_says_so_before_it_starts(more: tuple[str, ...], notes: int, capsys: Captured) -> None:
-    assert run(["generate", "a", "--target", "./nowhere", "--method", "dynamic-width-depth", *more]) == 2
-    *noted, _ = capsys.readouterr().err.splitlines()
-    assert len(noted) == notes
-    assert all("dynamic-width-depth has no node budget: " in note and "--nodes 31" in note for note in noted)

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from draftree.beams.forest import BeamParams
 from draftree.cli.main import app
-from draftree.cli.options import ComputeOptions, SpeculationOptions, TraceOptions, flag_of, with_options
+from draftree.cli.options import ComputeOptions, TraceOptions, flag_of, with_options
 from draftree.config import SamplingParams, option
+from draftree.engine.speculation import SpeculationParams
 from draftree.errors import ConfigError
 
 
@@ -63,5 +64,5 @@ def test_a_value_that_is_no_choice_is_named() -> None:
 
 def test_generate_has_every_option_of_its_dataclasses() -> None:
     shown = CliRunner().invoke(app, ["generate", "--help"]).output
-    for kind in (SpeculationOptions, SamplingParams, TraceOptions, BeamParams, ComputeOptions):
+    for kind in (SpeculationParams, SamplingParams, TraceOptions, BeamParams, ComputeOptions):
         assert all(f"  {flag_of(f)} " in shown for f in fields(kind) if "help" in f.metadata)

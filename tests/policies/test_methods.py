@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from draftree.config import DEFAULT_NODES, Budget
+from draftree.config import DEFAULT_NODES, MAX_NODES, Budget
 from draftree.drafters.grow import grow
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.base import GrowthPolicy
@@ -28,6 +28,32 @@ def test_every_method_drafts_with_its_defaults(name: str) -> None:
     scorer = ScriptedScorer(lambda row, path: (range(7), [-0.5] * 7, 0.5))
     tree = grow(scorer, policy, policy.plan([request_of(1)], [Budget(12)]))[0].tree
     assert 4 <= len(tree) <= 12
+
+
+MOST = 64
+"""Nodes of a step that a newcomer may wait for: a pass over so many tokens costs about ten of one on two cores."""
+
+
+def widest(name: str, nodes: int, entropy: float) -> int:
+    """Nodes that a method drafts with its default settings where every node has many candidates."""
+    policy = find_policy(name)
+    scorer = ScriptedScorer(lambda row, path: (range(64), [-0.05 - 0.05 * rank for rank in range(64)], entropy))
+    return len(grow(scorer, policy, policy.plan([request_of(1)], [Budget(nodes)]))[0].tree)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_drafts_few_nodes_a_step_by_default(name: str) -> None:
+    """``dynamic-width`` drafted 5,234 nodes and took 84 s for 12 tokens."""
+    nodes = METHODS[name].nodes
+    assert nodes <= MOST
+    if name not in ("auto", "sequoia"):  # which need the costs of a machine, and a file
+        assert max(widest(name, nodes, entropy) for entropy in (0.01, 0.5, 1.7, 5.0)) <= nodes
+
+
+@pytest.mark.parametrize("name", ["dynamic-width", "dynamic-width-depth"])
+def test_the_papers_setting_is_there_by_its_budget(name: str) -> None:
+    assert widest(name, MAX_NODES, 1.7) > 1000
+    assert f"--nodes {MAX_NODES}" in METHODS[name].use
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 opt-tree    opt-tree:nodes=16:candidates=plain    static:verify=relaxed    my_module:MyPolicy:width=3
 ar    peer:hf-generate
-beams:width=4:drafter=y.gguf    peer:hf-beam-search:width=4
+beams:width=4:drafter=my-draft.gguf    peer:hf-beam-search:width=4
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -169,6 +170,13 @@ FORMAT = "draftree-bench"
 VERSION = 2
 _UNCOMPARED = ("command", "date")
 """What a run that goes on may have otherwise."""
+
+
+def folder_of(config: Mapping[str, Any]) -> Path:
+    """Where a run is kept for which no folder is named: the same command finds it again, another has another one."""
+    compared = {key: value for key, value in config.items() if key not in _UNCOMPARED}
+    digest = hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()[:8]
+    return Path("runs", f"{Path(config['suite']).stem}-{digest}")
 
 
 class RunFolder:

@@ -119,6 +119,9 @@ Parse = Callable[..., Iterator[Item]]
 """(row, its number) -> items."""
 _BAD_ROW = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
 DATA = "DRAFTREE_DATA"
+STARTER = "starter"
+"""The suite that ships: 20 prompts of ten kinds, two each, of which four have answers that copy much of the prompt."""
+STARTER_FILE = Path(__file__).with_name("starter.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,7 @@ def load_suite(name: str, *, data: str | None = None) -> list[Item]:
     """All prompts of a suite.
 
     Args:
-        name: one of ``SUITES``, or a file of JSON lines (``own``).
+        name: ``STARTER``, one of ``SUITES``, or a file of JSON lines (``own``).
         data: the folder that holds suites (``data_folder``).
 
     Raises:
@@ -174,9 +177,10 @@ def load_suite(name: str, *, data: str | None = None) -> list[Item]:
             )
         parse = partial(spider, schemas=_schemas(folder)) if suite.parse is spider else suite.parse
     else:
-        path = user_path(name)
+        path = STARTER_FILE if name == STARTER else user_path(name)
         if not path.is_file():
-            raise UnknownNameError(f"no suite {name!r}: choose from {', '.join(SUITES)}, or name a file of JSON lines")
+            suites = ", ".join((STARTER, *SUITES))
+            raise UnknownNameError(f"no suite {name!r}: choose from {suites}, or name a file of JSON lines")
     items = _parsed(path, parse)
     key, count = Counter(item.id for item in items).most_common(1)[0]
     if count > 1:  # their results could not be distinguished

@@ -17,6 +17,7 @@ from ..drafters.registry import AUTO, LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engine.replay import first_difference
 from ..engine.scheduler import SchedulerParams
+from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, InputError
 from ..models.llama.library import has_library
 from ..models.loading import load_llama
@@ -30,16 +31,7 @@ from ..verify.schemes import Match
 from . import console as show
 from .console import read_file, read_json, read_prompt, run
 from .interrupt import on_interrupt
-from .options import (
-    ComputeOptions,
-    Model,
-    SpeculationOptions,
-    Target,
-    TemplateOptions,
-    TraceOptions,
-    given,
-    with_options,
-)
+from .options import ComputeOptions, Model, Target, TemplateOptions, TraceOptions, given, with_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +67,7 @@ def generate(
     context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
     target: Target = DEFAULT_MODEL,
-    speculation: SpeculationOptions,
+    speculation: SpeculationParams,
     params: SamplingParams,
     options: AnswerOptions,
     trace: TraceOptions,
@@ -144,7 +136,7 @@ def generate(
         write(json.dumps(report, ensure_ascii=False) + "\n")
 
 
-def _reading_predictions(speculation: SpeculationOptions) -> SpeculationOptions:
+def _reading_predictions(speculation: SpeculationParams) -> SpeculationParams:
     """With a drafter that drafts from predictions: lookup, unless another is named.
 
     Raises:
@@ -228,7 +220,7 @@ def chat(
     *,
     context: typer.Context,
     model: Model = DEFAULT_MODEL,
-    speculation: SpeculationOptions,
+    speculation: SpeculationParams,
     params: SamplingParams,
     trace: TraceOptions,
     template: TemplateOptions,

@@ -11,13 +11,11 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 import typer
 
-from ..config import DEFAULT_NODES, Checked, Count, option
-from ..engine.speculation import Observer, SpeculationParams
+from ..config import Checked, Count, option
+from ..engine.speculation import Observer
 from ..errors import ConfigError, FieldError
 from ..models.base import LanguageModel
 from ..models.loading import ModelOptions, load
-from ..policies.base import unbounded
-from ..progress import complain
 from ..text.encoding import Conversation, check_variables, render, user
 from .console import read_file
 
@@ -186,16 +184,6 @@ class TemplateOptions:
             model.tokenizer.chat_template = read_file(self.chat_template, "--chat-template")
             render(model.tokenizer, Conversation(user("?"), variables=self.variables or {}))
         return model
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationOptions(SpeculationParams):
-    """As on the command line: a tree without a bound is said to be one."""
-
-    def __post_init__(self) -> None:
-        SpeculationParams.__post_init__(self)
-        if note := unbounded(str(self.method), self.budget, f"--nodes {DEFAULT_NODES}"):
-            complain(note)
 
 
 NAMES = "smollm2, a folder, a .gguf file, hf.co/ORG/NAME:QUANTISATION or a hub id"

@@ -27,7 +27,7 @@ from ..openai.batches import QUEUE, Answering, BatchOutput, batch_lines
 from ..progress import err, progress_reporter
 from .console import read_file
 from .interrupt import GO_ON, on_interrupt
-from .options import ComputeOptions, Model, SpeculationOptions, Target, TemplateOptions, TraceOptions, with_options
+from .options import ComputeOptions, Model, Target, TemplateOptions, TraceOptions, with_options
 
 KEY = "DRAFTREE_API_KEY"
 """Environment variable with a key."""
@@ -226,7 +226,7 @@ def batch(
     out: Annotated[str, typer.Argument(metavar="OUT.jsonl", help="Where the answers go.")],
     target: Target = DEFAULT_MODEL,
     name: Annotated[str | None, typer.Option(help="What bodies call the model; its own name by default.")] = None,
-    speculation: SpeculationOptions,
+    speculation: SpeculationParams,
     scheduling: SchedulerParams,
     trace: TraceOptions,
     template: TemplateOptions,

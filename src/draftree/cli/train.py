@@ -13,6 +13,7 @@ import typer
 from annotated_types import Ge, Interval
 
 from ..artifacts import LARGEST_DATA, locked, new_file, own_folder, read_bytes, user_path
+from ..bench.suites import STARTER_FILE
 from ..config import Checked, check_fields, option
 from ..drafters.grow import TreeDrafter
 from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter, provenance, read_drafter
@@ -87,6 +88,17 @@ class PromptOptions:
             digest = hashlib.sha256(read_bytes(user_path(name), LARGEST_DATA)).hexdigest()
             files.append(PromptFile(Path(name).name, len(prompts[-1]), digest, licence))
         return shuffled(prompts, self.seed), files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationPrompts(PromptOptions):
+    """The files of prompts that a tree is calibrated on: those of the suite that ships, if none is named."""
+
+    prompts: tuple[str, ...] = option(
+        "Prompts like yours: one a line, .jsonl or .csv; may be repeated. By default 20 that come with draftree.",
+        (str(STARTER_FILE),),
+        metavar="FILE",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +269,7 @@ def _report_classifier(found: Classifier, figures: ClassifierFigures, path: Path
 def calibrate(
     *,
     context: typer.Context,
-    source: PromptOptions,
+    source: CalibrationPrompts,
     out: Annotated[str, typer.Option(metavar="FILE", help="Where to write the tree.")],
     target: Target = DEFAULT_MODEL,
     drafter: Drafter = DEFAULT_DRAFTER,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from weakref import WeakSet
 
-from ..config import check_fields, key_values, option, typed
+from ..config import DEFAULT_NODES, MAX_NODES, check_fields, key_values, option, typed
 from ..drafters.base import Drafter
 from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter, read_drafter
 from ..errors import ConfigError, DraftreeWarning, call_named
@@ -50,7 +50,7 @@ class SpeculationParams:
         "A setting of the method; may be repeated.", name="--set", metavar="KEY=VALUE", read=key_values
     )
     nodes: int | None = option(
-        "Most drafted tokens in one step's tree; the method's own bound by default, mostly 31.", metavar="N"
+        f"Most drafted tokens in one step's tree; {DEFAULT_NODES} by default, {MAX_NODES} at most.", metavar="N"
     )
     verification: str | Scheme = option(
         "How trees are verified: a scheme that 'draftree methods' lists, or MODULE:SCHEME, your own.",

@@ -327,7 +327,7 @@ class Sampled(Sent):
         """How it is drafted for; None: as the server was started. A predicted output is drafted from by ``lookup``.
 
         Args:
-            most: drafted tokens of a step's tree; methods without a bound of their own get this one.
+            most: drafted tokens of a step's tree; methods whose own bound is larger get this one.
 
         Raises:
             FieldError: the names do not go together, or name a drafter that is not loaded, or nodes are too many.

@@ -11,7 +11,7 @@ import numpy as np
 from annotated_types import Interval
 from numpy.typing import NDArray
 
-from ..config import DEFAULT_NODES, MAX_NODES, Budget, NodeCount, check_type
+from ..config import DEFAULT_NODES, Budget, NodeCount, check_type
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..request import Outcome, Request
@@ -278,20 +278,6 @@ class GrowthPolicy(ABC):
         ``plan``: what ``plan`` returned; a bare ``Plan`` of a step in which only texts draft and say nothing, for which
         it is not called where C grows the trees (``rule``).
         """
-
-
-def unbounded(name: str, nodes: int, bound: str) -> str | None:
-    """What to know of a method with this node budget before it starts, if anything.
-
-    Args:
-        bound: how to give it another budget.
-    """
-    if nodes < MAX_NODES:
-        return None
-    return (
-        f"{name} has no node budget: a step may draft {MAX_NODES} tokens, and take minutes; bound it with {bound}, or "
-        "take dynamic-width-budget"
-    )
 
 
 def node_budget(policy: GrowthPolicy | None, nodes: int | None) -> int:

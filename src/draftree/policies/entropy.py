@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from annotated_types import Ge
 
-from ..config import DEFAULT_NODES, MAX_NODES, Checked, Count, Entropy, NodeCount
+from ..config import MAX_NODES, Checked, Count, Entropy, NodeCount
 from ..errors import ConfigError, call_named
 from ..request import Outcome, Request
 from .base import Child, Frontier, GrowthPolicy, Plan, Width, descending, read_number
@@ -54,8 +54,8 @@ class BranchingSteps(Checked):
 class EntropyTree(Checked, GrowthPolicy):
     """Each node gets as many children as a function of its entropy gives, as deep as another one allows.
 
-    The paper bounds width and depth and leaves the number of nodes open (Section 5): without a node budget the tree
-    grows to ``MAX_NODES``.
+    The paper bounds width and depth and leaves the number of nodes open (Section 5): with a budget of ``MAX_NODES`` the
+    tree is the paper's, which may have thousands of nodes.
 
     Attributes:
         width_of: entropy -> number of children; the paper's B(H) by default.
@@ -63,8 +63,6 @@ class EntropyTree(Checked, GrowthPolicy):
         width: most children of a node, an upper bound of ``width_of``.
         depth: deepest level, an upper bound of ``depth_of``.
     """
-
-    default_nodes = MAX_NODES
 
     width_of: EntropyFunction = BranchingSteps()
     depth_of: EntropyFunction | None = None
@@ -106,8 +104,6 @@ class BudgetTree(EntropyTree):
     Where width functions give each node a child or more, the tree reaches ``depth`` (or uses one node a level, where
     the budget is smaller), and is the tree without a budget if that fits.
     """
-
-    default_nodes = DEFAULT_NODES
 
     def children(self, frontier: Frontier) -> list[int]:
         """[F] numbers of children, within each request's share of this level."""

@@ -183,7 +183,7 @@ _METHODS = (
         "B(H) children at entropy H: 1 below SURE, 2 below UNSURE, else ceil(SLOPE x H) up to WIDTH; DEPTH levels",
         partial(_by_entropy, EntropyTree),
         "Gunjur & Waitz",
-        "the paper's setting, without a node budget; on a CPU add --nodes 4",
+        f"width by entropy; on a CPU --nodes 4; the paper's large trees: --nodes {MAX_NODES}",
         BY_ENTROPY,
     ),
     Method(
@@ -200,7 +200,7 @@ _METHODS = (
         "dynamic-width, and no children at all where the entropy exceeds STOP nats",
         partial(_by_entropy, EntropyTree),
         "Gunjur & Waitz",
-        "the same, shallower where the drafter is unsure; add --nodes on a CPU",
+        f"the same, shallower where the drafter is unsure; the paper's is --nodes {MAX_NODES}",
         {**BY_ENTROPY, "depth": 8, "stop": 1.75},
     ),
     Method(
