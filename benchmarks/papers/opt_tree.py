@@ -194,8 +194,10 @@ def _sweep(
     position: Callable[[Entry], float | None],
     base: int | None = None,
     methods: Sequence[str] = ("opt-tree",),
+    *,
+    table: bool = True,
 ) -> Part:
-    """MAL and speed of methods along one of their settings."""
+    """MAL and speed of methods along one of their settings, drawn and as a table."""
 
     def make(runs: Runs) -> Section | None:
         found, rows = of(runs, names), list[list[str]]()
@@ -220,7 +222,7 @@ def _sweep(
             for axes in (left, right):
                 if base:
                     axes.set_xscale("log", base=base)
-        grid = Grid([f"run: {axis}", *SPEEDS, "a drafted layer"], rows)
+        grid = Grid([f"run: {axis}", *SPEEDS, "a drafted layer"], rows) if table else None
         return Section(title, [text], grid, (figure, made.svg), runs=found)
 
     return Part(figure.replace("opt-tree", "figure"), names, make)
@@ -347,6 +349,7 @@ CHAPTER = Chapter(
             "opt-tree-9",
             "temperature",
             lambda e: e.temperature,
+            table=False,
         ),
         Part("figure-10", MAIN, _figure10),
         Part("figure-11", MAIN, _figure11),
