@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import agreement, confidence, dsbd, gunjur, page, sections
+from benchmarks.papers import agreement, confidence, dsbd, gunjur
 from benchmarks.papers.__main__ import CHAPTERS, build, main, needed, runs_of
 from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
 from benchmarks.papers.gunjur import over, wasted
@@ -27,7 +27,6 @@ from draftree.policies.c2t import DEFAULT, SHIPPED
 from ..bench.runs import full_run, record, save, turn
 from ..pairs import save_tree
 
-DOCS = Path(__file__).parents[2] / "docs"
 BEAMS = (
     "chain,static:verify=multi-round-replacement,beams:width=2:drafter=none,beams:width=4:drafter=none,"
     "beams:width=2:drafter=self,beams:width=4:drafter=self,beams:width=4:single=yes:drafter=self"
@@ -123,20 +122,6 @@ def test_every_chapter_opens_with_verdict_finding_claim_and_reason(folder: Path)
         assert chapter.found(runs) and chapter.verdict(runs) and chapter.claim and chapter.why
         assert chapter.found({}) is None and chapter.verdict({}) is None
         assert all(part.make({}) is None for part in chapter.parts)
-
-
-def test_published_pages_have_the_prose_of_the_report() -> None:
-    """Pages are made of runs that not everybody has, so their prose could be edited in one of two places."""
-
-    def lacks(name: str, *prose: str) -> list[str]:
-        published = " ".join((DOCS / name).read_text().split())
-        return [text for text in prose if " ".join(text.split()) not in published]
-
-    assert lacks("results.md", page.OPENING, sections.MODELS, page.UNBOUNDED, page.ELSEWHERE) == []
-    for chapter in CHAPTERS:
-        own = (sections.OPENING, sections.MODELS, chapter.claim, chapter.why)
-        assert lacks(f"papers/{chapter.name}.md", *own) == []
-    assert lacks("papers/c2t.md", confidence.HEAD.read_text(), "No such sentence.") == ["No such sentence."]
 
 
 def test_a_report_names_no_folder_of_the_machine() -> None:
