@@ -243,14 +243,13 @@ def _widths(runs: Runs) -> Section | None:
     for run in found:
         for e in run.named("beams"):
             if layers := accepted(run.by_method[e.label]):
-                shares = [f"{layers.count(width) / len(layers):.0%}" for width in range(6)]
                 mean = f"{sum(layers) / len(layers):.2f}"
-                rows.append([f"{run.path.name}: {_shown(e)}", str(len(layers)), mean, *shares])
+                rows.append([f"{run.path.name}: {_shown(e)}", str(len(layers)), mean])
     text = (
-        "Draft beams that are accepted in a verified layer: the mean, and the share of layers with 0 to 5. W_L is at "
-        "most the number of running beams; a layer that accepts fewer ends its pass."
+        "Mean number of draft beams that are accepted in a verified layer. W_L is at most the number of running "
+        "beams; a layer that accepts fewer ends its pass."
     )
-    grid = Grid(["run: contestant", "layers", "mean", *map(str, range(6))], rows)
+    grid = Grid(["run: contestant", "layers", "mean"], rows)
     return Section("Accepted widths", [text], grid, runs=found) if rows else None
 
 

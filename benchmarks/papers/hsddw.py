@@ -16,9 +16,7 @@ def _variant(entry: Entry) -> str:
     """How the paper calls it."""
     drafter = entry.drafter or ""
     first = "head" if drafter.startswith("head>") else "lookup"
-    rule = (
-        "no loop-back" if ONCE in drafter else "ends at a rejection, as published" if ENDING in drafter else "goes on"
-    )
+    rule = "no loop-back" if ONCE in drafter else "ends, as published" if ENDING in drafter else "goes on"
     return f"{first}, {rule}"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import agreement, confidence, dsbd, gunjur, page, sections
+from benchmarks.papers import agreement, confidence, dsbd, gunjur
 from benchmarks.papers.__main__ import CHAPTERS, build, main, needed, runs_of
 from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
 from benchmarks.papers.gunjur import over, wasted
@@ -27,7 +27,6 @@ from draftree.policies.c2t import DEFAULT, SHIPPED
 from ..bench.runs import full_run, record, save, turn
 from ..pairs import save_tree
 
-DOCS = Path(__file__).parents[2] / "docs"
 BEAMS = (
     "chain,static:verify=multi-round-replacement,beams:width=2:drafter=none,beams:width=4:drafter=none,"
     "beams:width=2:drafter=self,beams:width=4:drafter=self,beams:width=4:single=yes:drafter=self"
@@ -123,20 +122,6 @@ def test_every_chapter_opens_with_verdict_finding_claim_and_reason(folder: Path)
         assert chapter.found(runs) and chapter.verdict(runs) and chapter.claim and chapter.why
         assert chapter.found({}) is None and chapter.verdict({}) is None
         assert all(part.make({}) is None for part in chapter.parts)
-
-
-def test_published_pages_have_the_prose_of_the_report() -> None:
-    """Pages are made of runs that not everybody has, so their prose could be edited in one of two places."""
-
-    def lacks(name: str, *prose: str) -> list[str]:
-        published = " ".join((DOCS / name).read_text().split())
-        return [text for text in prose if " ".join(text.split()) not in published]
-
-    assert lacks("results.md", page.OPENING, sections.MODELS, page.UNBOUNDED, page.ELSEWHERE) == []
-    for chapter in CHAPTERS:
-        own = (sections.OPENING, sections.MODELS, chapter.claim, chapter.why)
-        assert lacks(f"papers/{chapter.name}.md", *own) == []
-    assert lacks("papers/c2t.md", confidence.HEAD.read_text(), "No such sentence.") == ["No such sentence."]
 
 
 def test_a_report_names_no_folder_of_the_machine() -> None:
@@ -281,11 +266,11 @@ def test_processor_time_that_was_not_recorded_is_not_zero(tmp_path: Path) -> Non
     assert dsbd.cpu_a_token([run.records[0]]) == pytest.approx(2.0)
 
 
-def test_accepted_widths_are_shares_of_verified_layers(tmp_path: Path) -> None:
+def test_accepted_widths_are_means_over_verified_layers(tmp_path: Path) -> None:
     run = stored(tmp_path, the_run("spider-widths-coder"))
     rows = rows_of(part(dsbd.CHAPTER, "widths").make({run.path.name: run}))
     assert {name.partition(": ")[2] for name in rows} == {e.label for e in run.entries if e.beams and e.drafter}
-    assert {tuple(row) for row in rows.values()} == {("12", "2.00", "25%", "0%", "25%", "50%", "0%", "0%")}
+    assert {tuple(row) for row in rows.values()} == {("12", "2.00")}
 
 
 def test_the_claim_is_looked_at_in_long_answers_too(tmp_path: Path) -> None:
