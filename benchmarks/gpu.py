@@ -14,8 +14,7 @@ weights made on the device. ``exactness``: greedy answers that differ between th
 float32; then, in ``--dtype``, the places of greedy answers where the two highest logits are closer than the logits of
 passes over 1 and over 16 tokens, and those where the choice differs: what lossless decoding can change in 16 bits.
 ``attention``: one layer's over a tree, by PyTorch's SDPA and as passes make it, as graphs where there are any.
-``compile``: passes of the stock forward with parts of it fused by ``torch.compile``. ``layers``: milliseconds of a
-proposal of the head, with a round trip a layer and with its layers drafted ahead. ``batches``: tokens a second of 1,
+``compile``: passes of the stock forward with parts of it fused by ``torch.compile``. ``batches``: tokens a second of 1,
 8 and 32 requests (``benchmarks.serving``). ``native``: the native engine on its CPUs (``benchmarks.native``).
 """
 
@@ -37,7 +36,7 @@ import transformers
 from draftree.artifacts import make_folder, write_whole
 from draftree.models.model_files import DEFAULT_MODEL
 
-from .gpu_parts import SHAPES, TINY, Options, attention, compiled, exactness, kernels, layers, passes, shape
+from .gpu_parts import SHAPES, TINY, Options, attention, compiled, exactness, kernels, passes, shape
 
 BATCHES = (1, 8, 32)
 
@@ -48,10 +47,9 @@ MEASURED: dict[str, Callable[[Options], Iterator[str]]] = {
     "attention": attention,
     "kernels": kernels,
     "compile": compiled,
-    "layers": layers,
 }
 """Parts that are made here; others are commands."""
-PARTS = tuple("tests layers methods passes kernels batches exactness 8b native attention compile 1b 135m".split())
+PARTS = tuple("tests methods passes kernels batches exactness 8b native attention compile 1b 135m".split())
 """The most valuable ones first."""
 
 

@@ -6,11 +6,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -19,17 +17,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from draftree.config import SamplingParams
-from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
-from draftree.engine.speculation import Speculation
 from draftree.models.base import LanguageModel, Nodes, prefill
-from draftree.models.heads.ahead import Demand
 from draftree.models.huggingface.attention import attend_as_one
 from draftree.models.huggingface.hf_loading import load_stock
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import RUNNERS, additive, cuda_graph
 from draftree.models.loading import load
-from draftree.policies.best_paths import OptTree
 from draftree.text.encoding import encode, user
 from draftree.tree import ROOT, ancestors
 
@@ -301,27 +295,3 @@ def kernels(options: Options) -> Iterator[str]:
             yield f"{dtype}, {size:2} tokens: {launched:.0f} kernels, {sum(times.values()) / 1e3:.2f} ms"
             for key in sorted(times, key=lambda k: -times[k])[:6]:
                 yield f"    {times[key]:6.0f} us  {key[:100]}"
-
-
-def layers(options: Options) -> Iterator[str]:
-    """What a proposal of a draft head takes, with a round trip a layer and with its layers drafted ahead."""
-    texts = questions(options.prompts, options.suite)
-    for ahead in (False, True):
-        target = options.model("graph", options.dtype)
-        drafter = load_drafter(options.drafter, target, OptTree(delta=0.05))
-        engine, seconds, depths = Engine(target, Speculation(drafter, 16)), list[float](), list[int]()
-        with nullcontext() if ahead else patch.object(Demand, "begin", return_value=(0, 1)):
-            for text in texts:
-                params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
-                request = engine.request(encode(target.tokenizer, user(text)), params)
-                engine.stepper.open_row(request)
-                engine.stepper.step([request])
-                while request.finish_reason is None:
-                    (outcome,) = engine.stepper.step([request])
-                    seconds.append(drafter.seconds)
-                    depths.append(int(outcome.tree.depths.max(initial=0)))
-        how = "layers drafted ahead" if ahead else "a round trip a layer"
-        yield (
-            f"{options.dtype}, {how}: {1e3 * statistics.median(seconds):.2f} ms a proposal, "
-            f"{statistics.mean(depths):.2f} layers, {len(seconds)} steps"
-        )

@@ -242,7 +242,7 @@ def test_masks_are_those_of_each_bit(vocab: int, seed: int, named: bool) -> None
     allowed = open_[entries]
     want = np.where(allowed, logits[0], np.float32(-np.inf)) if allowed.any() else logits[0]
     rows, edits = torch.from_numpy(logits), [Edit(mask=mask), Edit()]
-    found: list[Scores] = [HeadScores(lambda: (rows, torch.from_numpy(entries).expand(2, -1)), [2])]
+    found: list[Scores] = [HeadScores(rows, torch.from_numpy(entries).expand(2, -1), [2])]
     if not named:
         found += [NumpyScores(logits, [2]), TorchScores(rows, [2])]
     for scores in found:

@@ -17,7 +17,6 @@ from draftree.models.base import Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.scores import NumpyScores, Scores
 
-from ..published import KINDS, saved
 from ..tiny import save_tiny, tiny
 
 
@@ -47,15 +46,12 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ("passes", r"(?s)GB/s.*float32.*eager .*T\(32\)/T\(1\).*graph .*of the memory bandwidth"),
         ("attention", r"(\n(Smol|Llama)[^\n]* SDPA [0-9.]+, passes [0-9.]+; ([0-9]e-0[6-9]|0e[+]00)){12}\n"),
         ("kernels", r"(?s)float32, +1 tokens: [1-9][0-9]* kernels.* us .*bfloat16, 16 tokens: "),
-        ("layers", r"bfloat16, a round trip a layer: [0-9.]+ ms a .*\nbfloat16, layers drafted ahead: [0-9.]+ ms .*\n"),
         ("8b", r"(?s)GB/s.*bfloat16.*eager .*graph "),
     ],
 )
 def test_a_part_prints_its_figures(
-    part: str, said: str, settings: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    part: str, said: str, settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if part == "layers":
-        settings = [*settings, "--drafter", str(saved(KINDS["eagle3"], tmp_path))]
     gpu.main(["OUT", *settings, "--only", part])
     assert re.search(said, capsys.readouterr().out)
 
@@ -129,4 +125,4 @@ def test_near_ties_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gpu.main(["OUT", "pases"])
-    assert "pases is no part: choose from tests, layers" in capsys.readouterr().err
+    assert "pases is no part: choose from tests, methods" in capsys.readouterr().err

@@ -60,7 +60,7 @@ def scores_of(kind: str, rows: Tensor) -> Scores:
     """Scores of [W, V] logits: of a head that has its tokens the other way round."""
     if kind == "head":
         ids = torch.arange(rows.shape[1] - 1, -1, -1).expand(len(rows), -1)
-        return HeadScores(lambda: (rows.flip(1), ids), [len(rows)])
+        return HeadScores(rows.flip(1), ids, [len(rows)])
     return TorchScores(rows, [len(rows)]) if kind == "torch" else NumpyScores(rows.numpy(), [len(rows)])
 
 

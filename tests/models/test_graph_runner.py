@@ -168,7 +168,7 @@ class Frozen:
 def _tensors(made: Made) -> list[Tensor]:
     """What it has computed; ids that are the head's own vocabulary stay where they are."""
     ids = None if made.ids is None or made.ids._is_view() else made.ids
-    return [tensor for tensor in (made.states, made.logits, ids, made.best, made.chosen) if tensor is not None]
+    return [tensor for tensor in (made.states, made.logits, ids, made.best) if tensor is not None]
 
 
 def _set(placement: Placement, to: Placement) -> None:

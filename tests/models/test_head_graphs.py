@@ -179,7 +179,7 @@ def test_candidates_that_are_found_in_a_pass_are_those_of_its_logits(kind: str, 
     head, rows = both.heads[1], [graph for _, graph in both.rows]
     scores = head.extend(rows, [Nodes.of([3, 9, 11], [ROOT] * 3), Nodes.of([7, 5], [ROOT] * 2)])
     assert isinstance(scores, HeadScores) and scores._best is not None
-    found = HeadScores(lambda: (scores.tensor, scores.ids), [3, 2])
+    found = HeadScores(scores.tensor, scores.ids, [3, 2])
     most = scores._best.shape[1] // 2
     mask = np.full(-(-VOCAB // 32), 0x0F0F0F0F, np.uint32)
     drafts = [Draft([Warping(temperature)] * 5, [3, 1, 4, 1, 5]) for temperature in (0.0, 0.7)]

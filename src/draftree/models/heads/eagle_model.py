@@ -22,11 +22,10 @@ from ...tree import ROOT
 from ..base import NO_NODES, STOCK, FeatureSpec, LanguageModel, Nodes, Row
 from ..huggingface.cache import Rows, bytes_of, feature_row
 from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
-from ..huggingface.pass_inputs import BEFORE, NOTHING_FURTHER, PREFIX, Further, Longs, on_device
-from ..huggingface.runner import GRAPH, NO_CHOICE, NO_FEATURES, Made, Pass, runner_of
+from ..huggingface.pass_inputs import BEFORE, NOTHING_FURTHER, Further, Longs, on_device
+from ..huggingface.runner import GRAPH, Made, Pass, runner_of
 from ..huggingface.torch_scores import HeadScores
 from ..protocols import FeatureModel, feature_model
-from .ahead import MOST_NODES, NOTHING_NEW, Ahead, Demand, Drafted, ask
 from .eagle_network import EagleNetwork, HeadPasses
 
 _BEST = 16
@@ -42,14 +41,12 @@ class HeadRow(Row):
         scored: [1, H] state of the last committed token from which its logits are computed.
         further: [K - D] tokens of its draft vocabulary that are not in the head's own.
         known: [V] bool, which tokens are in either.
-        ahead: what is drafted ahead; ``predicted`` has the last committed token's alone then.
     """
 
     predicted: Tensor
     scored: Tensor
     further: Longs
     known: NDArray[np.bool_]
-    ahead: Ahead | None = None
 
 
 class HeadModel(LanguageModel):
@@ -63,8 +60,7 @@ class HeadModel(LanguageModel):
         layers: "network", the trained part, and "output", its output layer, or the target's for the vocabulary.
         capabilities: as the target's, whose tokens it takes.
         cache_bytes: memory that its cache may use (``holds``); by default half of what was free at load.
-        pass_seconds: wall-clock seconds inside its passes so far (on an accelerator, of launching them,
-            but those that are drafted ahead are waited for).
+        pass_seconds: wall-clock seconds inside its passes so far (on an accelerator, of launching them).
 
     Raises:
         UnsupportedModelError: the target's hidden states cannot be read.
@@ -99,7 +95,7 @@ class HeadModel(LanguageModel):
         self._passes = HeadPasses(network, output, self.vocabulary, self._target, best)
         self._runner = runner_of(can.runner, self._passes)
         self._rows: Rows[HeadRow] = Rows()
-        self._scores, self._demand = LastScores(), Demand()
+        self._scores = LastScores()
         self.cache_bytes, self.pass_seconds = free_bytes(can.device) // 2, 0.0
 
     @property
@@ -149,12 +145,6 @@ class HeadModel(LanguageModel):
         ]
         return self.advance([*map(self.own, rows)], texts, features)
 
-    def _begin(self) -> None:
-        """A pass begins, or takes what is drafted ahead."""
-        last = self._scores.last
-        self._demand.drawn |= isinstance(last, HeadScores) and not last.sufficed
-        self._scores.expire()
-
     def _kept(self, scores: HeadScores, began: float) -> HeadScores:
         self.pass_seconds += time.perf_counter() - began
         return self._scores.keep(scores)
@@ -177,37 +167,22 @@ class HeadModel(LanguageModel):
             after each row's last token; -inf beyond its draft vocabulary.
         """
         began = time.perf_counter()
-        self._begin()
+        self._scores.expire()
         for row in rows:
             self.commit(row, [])
         fresh, found = [b for b, text in enumerate(texts) if len(text)], None
-        longest = max(row.length + len(text) for row, text in zip(rows, texts, strict=True))
-        layers, width = self._demand.begin(self._passes.best if len(fresh) == len(rows) else 0, self._room(longest))
         if fresh:
             own, new = [rows[b] for b in fresh], [Nodes.chain(texts[b], 1) for b in fresh]
             for row, text in zip(own, new, strict=True):
                 self._learn(row, text)
             states = self.fused(torch.cat([features[b] for b in fresh]))
-            found = self._append(own, new, states, choice=(len(rows), 1, width) if layers else NO_CHOICE)
+            found = self._append(own, new, states)
             for row, text in zip(own, new, strict=True):
                 self.commit(row, range(len(text.tokens)))
         if found is None or len(fresh) < len(rows):
             every = np.arange(len(rows))
             found = self._scored(rows, torch.cat([row.scored for row in rows]), every, every)
-        counts = [1] * len(rows)
-        if not layers:
-            return self._kept(_scores(found, counts), began)
-        drafted, roots = self._draft_ahead(rows, found, layers, width), np.arange(len(rows))
-        for number, row in enumerate(rows):
-            row.ahead = Ahead(drafted, number)
-        return self._kept(self._scores_ahead(rows, drafted, roots, counts), began)
-
-    def _room(self, length: int) -> int:
-        """Nodes of a row behind so many tokens for which the cache need not grow: where it does, graphs are lost."""
-        slots, room = max(self._rows.cache.placement.slots, self._runner.slots(length)), MOST_NODES
-        while room and self._runner.slots(length + room) > slots:
-            room //= 2
-        return room
+        return self._kept(_scores(found, [1] * len(rows)), began)
 
     @torch.inference_mode()
     def _scored(self, rows: Sequence[HeadRow], states: Tensor, places: Longs, which: Longs) -> Made:
@@ -216,41 +191,6 @@ class HeadModel(LanguageModel):
         tokens, room, at, own = on_device(self.capabilities.device, *further, places, which)
         return self._passes.scored(states.index_select(0, at), tokens, room.view(further.places.shape), own)
 
-    def _draft_ahead(self, rows: Sequence[HeadRow], found: Made, layers: int, width: int) -> Drafted:
-        """Passes over nodes that follow the most probable paths, layer by layer, before the host knows their tokens.
-
-        Args:
-            found: by the pass over the roots, which has chosen the first layer.
-        """
-        assert found.best is not None  # noqa: S101
-        states, best = [torch.cat([row.predicted for row in rows])], [found.best.clone()]
-        further = self._further(self._placed())
-        for layer in range(layers):
-            parent = (layer - 1) * width if layer else ROOT  # any of the layer above: it gives positions alone
-            grown, inputs = self._rows.place(rows, [Nodes.of([0] * width, [parent] * width)] * len(rows))
-            inputs.table[PREFIX] = np.repeat([row.length for row in rows], width)
-            choice = len(rows), width, width
-            step = Pass(replace(inputs, further=further), NO_FEATURES, found.states, found.chosen, choice)
-            found = self._runner.forward(step, self._rows.cache)
-            assert found.states is not None and found.best is not None  # noqa: S101
-            states.append(found.states.clone())  # the next pass writes over what this one has made
-            best.append(found.best.clone())
-            for row, parents in zip(rows, grown, strict=True):
-                row.parents = parents
-        for row in rows:
-            row.parents = NO_NODES
-        return Drafted(states, best, width)
-
-    def _scores_ahead(
-        self, rows: Sequence[HeadRow], drafted: Drafted, places: Longs, counts: Sequence[int]
-    ) -> HeadScores:
-        def found() -> tuple[Tensor, Tensor]:
-            made = self._scored(rows, drafted.states, places, np.repeat(np.arange(len(rows)), counts))
-            assert made.ids is not None  # noqa: S101
-            return made.logits, made.ids
-
-        return HeadScores(found, counts, drafted.best[torch.from_numpy(places)])
-
     @torch.inference_mode()
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``).
@@ -258,45 +198,23 @@ class HeadModel(LanguageModel):
         They read what was predicted before them, and zeros in rows that are empty: to measure passes.
         """
         began = time.perf_counter()
-        self._begin()
+        self._scores.expire()
         own = [self.own(row) for row in rows]
         if any(row.length for row in own):
-            places = ask([row.ahead for row in own], nodes)
-            self._demand.add(nodes, there=places is not None)
-            if places is not None and own[0].ahead is not None:
-                for row, new in zip(own, nodes, strict=True):
-                    row.parents = np.append(row.parents, new.parents)
-                counts = [new.scored for new in nodes]
-                return self._kept(self._scores_ahead(own, own[0].ahead.drafted, places, counts), began)
             found = self._append_below(own, nodes)
         else:
             found = self._append(own, nodes, self._zeros(sum(len(new.tokens) for new in nodes), self.network.sizes[0]))
         return self._kept(_scores(found, [new.scored for new in nodes]), began)
 
     def _append_below(self, rows: Sequence[HeadRow], nodes: Sequence[Nodes]) -> Made:
-        """Append nodes to each row, whose parents' states are predicted; what was asked of nodes ahead comes again."""
+        """Append nodes to each row, whose parents' states are predicted."""
         for row, new in zip(rows, nodes, strict=True):
             if (new.parents >= len(row.parents)).any():
                 raise CacheError("the parent of a node comes with it: its hidden state is not predicted yet")
-        former = [(row.ahead, row.parents) for row in rows]
-        every, before, states, size = list[Nodes](), list[Longs](), dict[int, tuple[int, Tensor]](), 0
-        for row, new in zip(rows, nodes, strict=True):
-            held, above, ahead = row.predicted, new.parents.astype(np.int64) + 1, row.ahead
-            if ahead is not None:
-                new = ahead.asked_and(new, row.parents)
-                held, above = ahead.drafted.states, ahead.above(new.parents)
-                row.ahead, row.parents = None, NO_NODES
-            if id(held) not in states:
-                states[id(held)] = size, held
-                size += len(held)
-            every.append(new)
-            before.append(above + states[id(held)][0])
-        try:
-            return self._append(rows, every, torch.cat([own for _, own in states.values()]), np.concatenate(before))
-        except BaseException:
-            for row, (ahead, parents) in zip(rows, former, strict=True):
-                row.ahead, row.parents = ahead, parents
-            raise
+        ends = np.cumsum([0, *(len(row.predicted) for row in rows)])
+        before = [end + new.parents.astype(np.int64) + 1 for end, new in zip(ends, nodes, strict=False)]
+        states = torch.cat([row.predicted for row in rows])
+        return self._append(rows, nodes, states, np.concatenate(before))
 
     def _append(
         self,
@@ -304,19 +222,17 @@ class HeadModel(LanguageModel):
         nodes: Sequence[Nodes],
         states: Tensor,
         before: Longs | None = None,
-        choice: tuple[int, int, int] = NO_CHOICE,
     ) -> Made:
         """Append nodes to each row in one pass.
 
         Args:
             states: [P, H].
             before: [T] which of them is that of the token before each node; None: they come in the order of the nodes.
-            choice: as of ``Pass``.
         """
         grown, inputs = self._rows.place(rows, nodes)
         inputs.table[BEFORE] = np.arange(inputs.count) if before is None else before
         inputs = replace(inputs, further=self._further(self._placed()))
-        found = self._runner.forward(Pass(inputs, states=states, choice=choice), self._rows.cache)
+        found = self._runner.forward(Pass(inputs, states=states), self._rows.cache)
         assert found.states is not None  # noqa: S101
         for row, parents, part in zip(rows, grown, found.states.split([len(new.tokens) for new in nodes]), strict=True):
             row.parents, row.predicted = parents, torch.cat([row.predicted, part])
@@ -342,21 +258,11 @@ class HeadModel(LanguageModel):
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
         own = self.own(row)
-        if len(path):
-            self._settle(own)
-        own.ahead = None
         self._rows.commit(own, path)
         last = path[-1] if len(path) else ROOT
         if last != ROOT:
             own.scored = own.predicted[last + 1 : last + 2]
         own.predicted = own.predicted[last + 1 : last + 2]
-
-    def _settle(self, row: HeadRow) -> None:
-        """Let a pass over what has been asked for replace what was drafted ahead."""
-        if row.ahead is not None and row.ahead.asked:
-            self._scores.expire()
-            self._append_below([row], [NOTHING_NEW])
-        row.ahead = None
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Commit a path (``LanguageModel.prune``): no drafted node outlives a proposal.
@@ -378,7 +284,7 @@ class HeadModel(LanguageModel):
         own = self.own(row)
         if length not in (None, own.length):
             raise CacheError(f"cannot fork {length} tokens of a row of {own.length} in a head: read them again")
-        other = replace(own, parents=NO_NODES, predicted=own.predicted[:1], known=own.known.copy(), ahead=None)
+        other = replace(own, parents=NO_NODES, predicted=own.predicted[:1], known=own.known.copy())
         self._rows.fork(own, other)
         return other
 
@@ -390,9 +296,8 @@ class HeadModel(LanguageModel):
 
 def _scores(found: Made, counts: Sequence[int]) -> HeadScores:
     """Scores of what a pass has found, ``counts`` of each row."""
-    logits, ids = found.logits, found.ids
-    assert ids is not None  # noqa: S101
-    return HeadScores(lambda: (logits, ids), counts, found.best)
+    assert found.ids is not None  # noqa: S101
+    return HeadScores(found.logits, found.ids, counts, found.best)
 
 
 def output_for(target: FeatureModel, vocabulary: Tensor) -> nn.Linear:

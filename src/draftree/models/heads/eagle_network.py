@@ -33,7 +33,7 @@ from ..huggingface.attention import attend_as_one
 from ..huggingface.cache import TreeCache, packed, padded
 from ..huggingface.inspection import torch_dtype
 from ..huggingface.pass_inputs import Longs, on_device
-from ..huggingface.runner import NO_CHOICE, DevicePass, EagerRunner, Made
+from ..huggingface.runner import DevicePass, EagerRunner, Made
 from ..huggingface.torch_scores import ranked
 from ..native.native_head import rope_of
 from ..protocols import FeatureModel
@@ -197,7 +197,7 @@ class HeadPasses(EagerRunner):
         output: its output layer, or the target's for the vocabulary.
         vocabulary: [D] int64 tokens of ``output``.
         target: whose embeddings it reads where it has none of its own, and whose output layer further tokens have.
-        best: how many of the most probable tokens are found with the logits; 0: none, and no pass chooses nodes.
+        best: how many of the most probable tokens are found with the logits; 0: none.
     """
 
     def __init__(
@@ -225,13 +225,7 @@ class HeadPasses(EagerRunner):
             states = block.finish(states, found.flatten(2))
         own, predicted = step.inputs, network.predicted(states)[0]
         wanted, rows = (each.index_select(0, own.wanted) for each in (predicted, own.rows))
-        made = self.scored(wanted, own.further, own.places, rows)
-        if step.choice == NO_CHOICE:
-            return replace(made, states=predicted)
-        assert made.best is not None  # noqa: S101
-        nodes = torch.stack((tokens, own.before), dim=1).index_select(0, own.wanted).to(made.best.dtype)
-        chosen = own.best_below(made.best, *step.choice)
-        return replace(made, states=predicted, best=torch.cat((made.best, nodes), dim=1), chosen=chosen)
+        return replace(self.scored(wanted, own.further, own.places, rows), states=predicted)
 
     def scored(self, states: Tensor, further: Tensor, places: Tensor, rows: Tensor) -> Made:
         """Logits after [W, H] states, each over its row's draft vocabulary.

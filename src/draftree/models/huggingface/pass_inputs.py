@@ -20,7 +20,7 @@ GRAIN = 64
 """Slots are allotted in multiples of this."""
 _WORD = 64
 """Bits of a number."""
-POSITION, ROW, SLOT, COLUMN, PREFIX, TOKEN, BEFORE, PATH, SEEN = range(9)
+POSITION, ROW, SLOT, COLUMN, PREFIX, TOKEN, BEFORE, SEEN = range(8)
 """Lines of ``PassInputs.table``."""
 
 
@@ -122,8 +122,8 @@ class PassInputs:
 
     Attributes:
         table: [SEEN + words, T] int64, of each token: its position; its row among the B, slot and column of
-            [B, width]; how many of its row's first slots it attends to; its id; of a draft head, which state it reads
-            and the bits of its path log-probability (float64); and from line ``SEEN`` on bits, of which bit j % 64 of
+            [B, width]; how many of its row's first slots it attends to; its id; of a draft head, which state it reads;
+            and from line ``SEEN`` on bits, of which bit j % 64 of
             line j // 64 is set where it attends to the slot j behind those first ones. The last line is zero.
         wanted: [W] of which tokens the logits are wanted.
         is_causal: one row that was empty reads a chain.
@@ -208,7 +208,6 @@ class DeviceInputs:
         tokens, positions: [T].
         before: [T] which states a draft head reads.
         rows: [T] the row of each token among the B.
-        chosen: [4, T] lines ``TOKEN`` to ``SEEN``, what is known of a node that the pass before has chosen.
         wanted: [W] of which tokens the logits are wanted.
         further, places: [U] and [B, X] (``Further``).
         index, sources: as the placement's.
@@ -222,28 +221,7 @@ class DeviceInputs:
         self.sources = parts[4] if len(parts[4]) else None
         self.tokens, self.positions, self.before = table[TOKEN], table[POSITION], table[BEFORE]
         self.rows, self.index = table[ROW], table[ROW : COLUMN + 1]
-        self.chosen, self._prefix, self._bits = table[TOKEN : SEEN + 1], table[PREFIX], table[SEEN:]
-
-    def best_below(self, best: Tensor, rows: int, nodes: int, width: int) -> Tensor:
-        """The next layer's nodes: in each row the most probable paths below its ``nodes`` wanted ones.
-
-        Args:
-            best: [W, 2k + 1] what may follow the wanted tokens (``HeadScores``); k is at least ``width``.
-
-        Returns:
-            [4, rows x width] for ``chosen``.
-        """
-        count, wanted = best.shape[1] // 2, self.wanted[: rows * nodes]
-        ids, logprobs = best[: rows * nodes, :count].reshape(rows, -1), best[: rows * nodes, count:-1].double()
-        paths = self.chosen[PATH - TOKEN].index_select(0, wanted).view(torch.float64)
-        found = (paths[:, None] + logprobs).view(rows, -1).topk(width)
-        above = wanted.view(rows, nodes).gather(1, found.indices // count)
-        # numbers among the uncommitted nodes; -1 is the last committed token, which sees none of them
-        last = (self.index[1] - self._prefix).index_select(0, wanted).view(rows, nodes)[:, -1:]
-        own = last + torch.arange(1, width + 1, device=last.device)
-        seen = self._bits[0].index_select(0, above.flatten()).view(rows, width) | (1 << own)
-        tokens, bits = ids.gather(1, found.indices).long(), found.values.view(torch.int64)
-        return torch.stack([tokens, above, bits, seen]).flatten(1)
+        self._prefix, self._bits = table[PREFIX], table[SEEN:]
 
     def mask(self) -> Tensor:
         """[B, 1, width, S] bool, the slots that each token attends to; padding attends as the first token does."""

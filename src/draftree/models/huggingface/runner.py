@@ -33,7 +33,7 @@ def exclusive(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M,
     return one_thread(torch.inference_mode()(method))
 
 
-NO_FEATURES, NO_CHOICE = FeatureSpec(), (0, 0, 0)
+NO_FEATURES = FeatureSpec()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,11 @@ class Pass:
         inputs: its new tokens.
         features: which hidden states are wanted, of all tokens.
         states: [P, H] of a draft head: line ``BEFORE`` of the inputs' table has which of them each token reads.
-        chosen: [4, T] what the pass before has chosen (``DeviceInputs``): the host does not know its tokens.
-        choice: rows, last nodes of each, and nodes to choose below these, of a draft head that chooses; else
-            ``NO_CHOICE``.
     """
 
     inputs: PassInputs
     features: FeatureSpec = NO_FEATURES
     states: Tensor | None = None
-    chosen: Tensor | None = None
-    choice: tuple[int, int, int] = NO_CHOICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +58,12 @@ class DevicePass:
     Attributes:
         states: [T, H] of a draft head: what it reads of the token before each.
         is_causal: attention needs no mask.
-        choice: as the pass's.
     """
 
     inputs: DeviceInputs
     features: FeatureSpec
     states: Tensor | None
     is_causal: bool
-    choice: tuple[int, int, int] = NO_CHOICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +75,18 @@ class Made:
         logits: [W, V].
         ids: of a draft head [W, V] the tokens of the logits.
         best: of a draft head [W, 2k + 1], as of ``HeadScores``; None: they are not looked for in the pass.
-        chosen: [4, rows x width] the nodes that it has chosen.
     """
 
     states: Tensor | None
     logits: Tensor
     ids: Tensor | None = None
     best: Tensor | None = None
-    chosen: Tensor | None = None
 
     def first(self, tokens: int, wanted: int) -> Made:
         """Of so many tokens, and of so many wanted ones."""
         states = None if self.states is None else self.states[:tokens]
         ids, best = (None if each is None else each[:wanted] for each in (self.ids, self.best))
-        return Made(states, self.logits[:wanted], ids, best, self.chosen)
+        return Made(states, self.logits[:wanted], ids, best)
 
 
 class EagerRunner(ABC):
@@ -198,13 +189,11 @@ class GraphRunner:
             self._inputs[shape] = DeviceInputs(numbers, shape), kept
         inputs, states = self._inputs[shape]
         inputs.numbers.copy_(staged(own.filled(shape), self._eager.device), non_blocking=True)
-        if step.chosen is not None:
-            inputs.chosen[:, :total].copy_(step.chosen)
         if states is not None and step.states is not None:
             torch.index_select(step.states, 0, inputs.before[:total], out=states[:total])
         at.width, at.end, at.index, at.sources = width, slots, inputs.index, inputs.sources
-        filled = DevicePass(inputs, step.features, states, is_causal=False, choice=step.choice)
-        key = *shape, at.first, *step.choice, *step.features.layers
+        filled = DevicePass(inputs, step.features, states, is_causal=False)
+        key = *shape, at.first, *step.features.layers
         made = self._replayed(key, lambda: self._eager.make(filled, cache), cache)
         return made.first(total, len(own.wanted))
 

@@ -5,7 +5,7 @@ Noise and warping are those of ``sampling``, on rows of tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby, repeat
 
@@ -128,9 +128,9 @@ class TorchScores(Scores):
         tensor: [W, V] logits by slot, on any device; they are not changed.
     """
 
-    def __init__(self, tensor: Tensor | None, counts: Sequence[int]) -> None:
+    def __init__(self, tensor: Tensor, counts: Sequence[int]) -> None:
         super().__init__(counts)
-        self._tensor = tensor
+        self._tensor: Tensor | None = tensor
 
     def expire(self) -> None:
         super().expire()
@@ -244,35 +244,25 @@ class HeadScores(TorchScores):
     """Scores over the draft vocabulary of each row; of an edit only the mask counts.
 
     Args:
-        found: gives [W, K] logits by slot and [W, K] int64 their tokens, once something asks for them.
+        tensor: [W, K] logits by slot.
+        ids: [W, K] int64 their tokens.
         best: [W, 2k + 1] the most probable tokens, their log-probabilities and the entropy; None: not known yet.
-
-    Attributes:
-        sufficed: ``best`` has had all that was asked for.
     """
 
-    def __init__(
-        self, found: Callable[[], tuple[Tensor, Tensor]], counts: Sequence[int], best: Tensor | None = None
-    ) -> None:
-        super().__init__(None, counts)
-        self._found: Callable[[], tuple[Tensor, Tensor]] | None = found
-        self._ids: Tensor | None = None
-        self._best, self.sufficed = best, True
+    def __init__(self, tensor: Tensor, ids: Tensor, counts: Sequence[int], best: Tensor | None = None) -> None:
+        super().__init__(tensor, counts)
+        self._ids: Tensor | None = ids
+        self._best = best
 
     def expire(self) -> None:
         super().expire()
-        self._found = self._ids = self._best = None
-
-    @property
-    def tensor(self) -> Tensor:
-        if self._found is not None and self._tensor is None:
-            self._tensor, self._ids = self._found()
-        return super().tensor
+        self._ids = self._best = None
 
     @property
     def ids(self) -> Tensor:
         """[W, K] int64 the tokens of the logits by slot."""
-        assert self.tensor is not None and self._ids is not None  # noqa: S101
+        self.check()
+        assert self._ids is not None  # noqa: S101
         return self._ids
 
     @torch.inference_mode()
@@ -281,7 +271,6 @@ class HeadScores(TorchScores):
         warped = draft is not None and any(own.temperature for own in draft.warpings)
         masked = any(one.mask is not None for one in edits or ())
         if warped or masked or self._best is None or count > self._best.shape[1] // 2:
-            self.sufficed = False
             return super().top(slots, count, edits, draft)
         ids, logprobs, entropies = _top_of(self._at(self._best, slots))
         return Top(ids[:, :count], logprobs[:, :count], entropies)
