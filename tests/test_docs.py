@@ -167,6 +167,12 @@ def test_the_answer_by_the_schema_of_the_quickstart_is_whole_json(
     assert answer.keys() == json.loads(schema)["properties"].keys()
 
 
+def test_the_changelog_is_short() -> None:
+    """A merge kept the lines of all versions beside those that had replaced them."""
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 110
+
+
 def test_the_readme_fits_a_terminal() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert [line for line in lines if len(line) > 100] == []

@@ -83,7 +83,8 @@ _ONE_SEQUENCE = "drafts one sequence, not beams: use a draft model or none"
 class BeamEngine:
     """Decodes prompts with beams, drafted or not.
 
-    Searched beams are those of beam search, sampled ones follow the distribution of beam sampling, whatever drafts.
+    Drafts change no result: searched beams are those of beam search, sampled ones follow beam sampling's
+    distribution.
 
     Attributes:
         target: the model whose beams are given.

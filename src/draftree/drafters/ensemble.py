@@ -47,7 +47,7 @@ class EnsembleSource(DraftSource):
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """Of scoring, by each part."""
+        """[parts] seconds that each part took to score nodes in the last step."""
         return tuple(self._scorer.seconds) if self._scorer else ()
 
     def read(self, request: Request, most: int) -> bool:

@@ -128,7 +128,6 @@ class NgramIndex:
 
     @property
     def text(self) -> list[int]:
-        """The one that grows."""
         return self._text[self._begin :]
 
     def latest(self) -> list[NgramMatch]:

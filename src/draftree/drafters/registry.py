@@ -89,7 +89,7 @@ class StageSpec:
 
     @property
     def name(self) -> str:
-        """Without the settings."""
+        """The name of the drafter, without its settings."""
         return "+".join(map(_name, self.sources))
 
     def __str__(self) -> str:
@@ -158,7 +158,7 @@ class DrafterSpec:
 
     @property
     def is_cascade(self) -> bool:
-        """It has several stages."""
+        """Whether the drafter is a cascade."""
         return len(self.stages) > 1
 
     @property

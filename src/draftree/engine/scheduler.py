@@ -94,7 +94,8 @@ class NodeShare:
     Attributes:
         longest: the most time that a step may take, as a multiple of a step without drafts; None: any.
         margin: share of ``longest`` that is aimed at: steps vary, and a request that comes waits for the end of one.
-        growth: that a new measurement of a step without drafts may add to the last: a stall is no cost.
+        growth: most seconds, as a share of the last measurement, that a new one of a step without drafts may add;
+            it keeps a stall of the machine from counting.
         renewal: steps with drafts after which one without is measured anew.
         size: tokens of the next step.
     """

@@ -188,8 +188,8 @@ class Grid:
         batches: rows a pass.
         repeats: passes of each kind in the two measurements of a curve, after one to warm up; the fastest counts, for
             other work only adds.
-        patience: seconds; sizes whose pass takes longer are left out, but the first, and so are contexts, but the
-            first, that take ``_READING`` times as long to read.
+        patience: seconds. Sizes whose pass takes longer are left out, and contexts that take ``_READING`` times as
+            long to read. The first size and the first context are always measured.
     """
 
     sizes: tuple[int, ...]

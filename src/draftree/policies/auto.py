@@ -63,7 +63,7 @@ class AutoPlan(Plan):
         return self.price.rate * (below[self.size + 1] - below[self.size])
 
     def add(self, value: float) -> None:
-        """A node was drafted."""
+        """Count a drafted node that is accepted with probability ``value``."""
         insort(self.best, -value)
         while self.size < len(self.best) and -self.best[self.size] > self.least:
             self.size += 1
@@ -240,7 +240,7 @@ class Report:
         self.tokens = self.passes = 0.0
 
     def add(self, nodes: int, outcomes: Sequence[Outcome], passes: float) -> None:
-        """One step."""
+        """Count a step that verified ``nodes`` nodes and took ``passes`` AR passes."""
         self.steps += 1
         self.drafted += nodes > 0
         steps, verified = self.together.get(len(outcomes), (0, 0))

@@ -184,7 +184,7 @@ class Threshold:
         return self._least if self.start is None else self.start
 
     def learn(self, outcome: Outcome) -> None:
-        """Update tau by an outcome; the token behind which a request ended within its tree was not rejected."""
+        """Update tau by an outcome. Where a request ends inside its tree, no token was rejected."""
         if len(outcome.tree) and self._least == math.inf:
             self._least = float(outcome.tree.entropies.min())
         if outcome.taken == len(outcome.tokens) and (entropy := outcome.rejected_entropy) is not None:

@@ -30,7 +30,7 @@ CONTEXT = 512
 _READS = 32
 """Tokens that a model reads beside a proposal; more of a text count as reading it first."""
 _MOST = 4.0
-"""A proposal that takes so many times as long as expected, or longer, counts as so many: a stall is no cost."""
+"""A proposal counts as at most so many times its expected seconds, so that a stall of the machine is no cost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,14 @@ class Answers:
         self._keep, self.length, self._begun, self._written = keep, math.inf, 0.0, 0.0
 
     def begin(self, answers: int) -> None:
-        """So many begin."""
+        """Count so many new answers; ``length`` is that of the earlier ones."""
         if answers and self._begun:
             self.length = self._written / self._begun
         for _ in range(answers):
             self._begun, self._written = self._keep * self._begun + 1, self._keep * self._written
 
     def write(self, tokens: int) -> None:
-        """A step of so many tokens is over."""
+        """Count the tokens of a step."""
         self._written += tokens
 
 

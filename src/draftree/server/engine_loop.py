@@ -122,7 +122,7 @@ class EngineLoop:
 
     @property
     def alive(self) -> bool:
-        """It makes steps."""
+        """Whether its thread makes steps."""
         return self._started.is_set() and self._thread.is_alive() and self.failure is None
 
     def check(self) -> None:

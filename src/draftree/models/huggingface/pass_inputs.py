@@ -166,12 +166,12 @@ class PassInputs:
 
     @property
     def count(self) -> int:
-        """T."""
+        """Nodes of the pass, T."""
         return len(self.table[TOKEN])
 
     @property
     def words(self) -> int:
-        """Lines of bits."""
+        """Lines of ``table`` that hold the mask's bits."""
         return len(self.table) - SEEN
 
     def filled(self, shape: Shape) -> Longs:
