@@ -53,9 +53,9 @@ def test_the_module_is_the_command(model: str, capsys: Captured, monkeypatch: py
 
 def test_closed_standard_input_is_empty(model: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ``<&-``, as of a daemon, reading the prompt or a line of a chat was a traceback."""
-    for arguments, code in ((["generate", "-"], 2), (["chat"], 0)):
+    for arguments, code in ((["generate", "-", "--target", model], 2), (["chat", model], 0)):
         monkeypatch.setattr(sys, "stdin", None)
-        assert _main(monkeypatch, *arguments, "--target", model) == code
+        assert _main(monkeypatch, *arguments) == code
         sys.stdin.close()
     assert capsys.readouterr().out == ""
 

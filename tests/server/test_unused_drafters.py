@@ -46,7 +46,7 @@ def test_a_drafter_that_costs_more_than_it_gains_is_named_once_with_its_figure(
         engine.generate([[first, 1]], SamplingParams(max_tokens=60))
     (record,) = caplog.records
     line = record.getMessage()
-    assert "drafter small" in line and "takes 1501.00 passes of the target" in line and "--drafter none" in line
+    assert "drafter small" in line and "takes 1501.50 passes of the target" in line and "--drafter none" in line
 
 
 def test_one_that_has_drafted_meanwhile_is_not_named(policy: AutoTree, caplog: pytest.LogCaptureFixture) -> None:
