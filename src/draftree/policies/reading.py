@@ -55,19 +55,16 @@ class PromptAccount:
         """
         self._size = max(0, math.ceil(math.log2(reading)))
         gain = max(0.0, (self._prior * assumed + self._gained) / (self._prior + self._steps))
-        return self._balance > 0 and left * gain > (1 + gain) * reading
-
-    @property
-    def _balance(self) -> float:
-        return self._balances.get(self._size, self._credit)
+        return self._balances.get(self._size, self._credit) > 0 and left * gain > (1 + gain) * reading
 
     def add(self, gained: float, reading: float) -> None:
         """It drafted in a step that gained so many AR passes, beside what reading took."""
         self._gained, self._steps = self._keep * self._gained + gained, self._keep * self._steps + 1
-        most = _EARNED * self._credit
-        self._balances[self._size] = max(-most, min(most, self._balance + gained - reading))
+        most, balance = _EARNED * self._credit, self._balances.get(self._size, self._credit)
+        self._balances[self._size] = max(-most, min(most, balance + gained - reading))
 
     def rest(self) -> None:
         """A step without it is over: what is assumed counts again, in the end."""
         self._gained, self._steps = self._keep * self._gained, self._keep * self._steps
-        self._balances[self._size] = max(self._balance, min(self._credit, self._balance + self._allowance))
+        balance = self._balances.get(self._size, self._credit)
+        self._balances[self._size] = max(balance, min(self._credit, balance + self._allowance))
