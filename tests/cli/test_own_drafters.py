@@ -14,6 +14,7 @@ from draftree.cli.main import run
 from draftree.drafters.registry import DrafterSpec, read_drafter
 
 from .. import tiny_gguf
+from .test_own_methods import with_modules
 
 Captured = pytest.CaptureFixture[str]
 MINE = """
@@ -74,13 +75,7 @@ MODULES = {NAME: MINE, "draftree_test_raises": "1 / 0"}
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with modules."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name, text in MODULES.items():
-        (tmp_path / f"{name}.py").write_text(text)
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return tmp_path
+    return with_modules(MODULES, tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,15 +61,19 @@ MODULES = {
 }
 
 
+def with_modules(modules: Mapping[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write modules into a folder, which is the working folder from now on; none of them is imported yet."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with modules."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name, text in MODULES.items():
-        (tmp_path / f"{name}.py").write_text(text)
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return tmp_path
+    return with_modules(MODULES, tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")
