@@ -26,7 +26,7 @@ from draftree.integrations.hf_generate import custom_generate
 from draftree.policies.base import Child, Frontier, GrowthPolicy
 from draftree.policies.fixed import StaticTree
 from draftree.sampling.warping import gumbel_noise, stream_key, warp
-from draftree.verify.schemes import DEFAULT_SCHEME, find_scheme
+from draftree.verify.schemes import CANDIDATES, DEFAULT_SCHEME, Match, find_scheme
 
 from ..heads import random_head
 from ..pairs import begun, costs, endless, target
@@ -153,6 +153,19 @@ def test_the_command_line_chooses_and_reports_them(folder: Path, tmp_path: Path)
         run = json.loads(file.read_text().splitlines()[0])
         assert run["candidates"] == reports[kind]["candidates"] == kind
     assert reports["plain"]["token_ids"] == reports["coupled"]["token_ids"]
+
+
+@pytest.mark.parametrize("kind", CANDIDATES)
+def test_a_scheme_of_ones_own_keeps_its_class_and_gets_the_candidates(kind: str) -> None:
+    """Match itself took its place."""
+
+    class Own(Match):
+        name = "own"
+
+    own, before = Own(), Own().drawing
+    found = find_scheme(own, kind)
+    assert type(found) is Own and found.drawing is CANDIDATES[kind]
+    assert own.drawing is before and find_scheme(DEFAULT_SCHEME).drawing is Match().drawing
 
 
 # refusals, before anything is loaded

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from operator import index
@@ -404,7 +405,9 @@ def find_scheme(scheme: str | Scheme, candidates: str | None = None) -> Scheme:
                 f"candidates are {candidates!r} but those of verification {found.name} are always {found.candidates}: "
                 "leave candidates out, or use verification match"
             )
-        return Match(candidates)
+        chosen = copy(found)  # it may be a user's own
+        chosen.drawing = Match(candidates).drawing
+        return chosen
     if isinstance(scheme, Scheme):
         return scheme
     if scheme not in SCHEMES:
