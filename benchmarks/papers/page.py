@@ -102,9 +102,9 @@ ELSEWHERE = (
 
 
 def verdicts(chapters: Sequence[Chapter], runs: Runs) -> list[str]:
-    """Each paper's verdict, and what was found."""
+    """Each paper's verdict; its chapter has the figures."""
     found = [
-        f"- [{chapter.title}]({PAGES}/{chapter.name}.md): **{verdict}**. {chapter.found(runs)}"
+        f"- [{chapter.title}]({PAGES}/{chapter.name}.md): **{verdict}**"
         for chapter in chapters
         if (verdict := chapter.verdict(runs))
     ]

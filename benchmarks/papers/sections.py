@@ -147,10 +147,7 @@ FIGURES = "figures"
 """Folder of the figures, beside the chapters."""
 
 
-OPENING = (
-    "This page compares the paper's claim with what draftree measures on two CPU cores. It repeats the paper's tables "
-    "and figures with two small models."
-)
+OPENING = "This page repeats the paper's tables and figures with two small models on two CPU cores."
 MODELS = (
     "**smollm2** is SmolLM2-135M-Instruct (Q4_1), **coder** is Qwen2.5-Coder-1.5B-Instruct (Q4_K_M). Both run on the "
     "native engine with the draft heads that ship; in some runs Qwen2.5-Coder-0.5B-Instruct is the coder's draft model."
@@ -220,8 +217,7 @@ def made_of(runs: Sequence[LoadedRun]) -> list[str]:
         return []
     parts = [
         "## The runs",
-        "Each prompt is decoded by all contestants in turn, so other load on the machine affects all of them. `make "
-        "results` makes runs that are missing.",
+        "All contestants decode each prompt in turn. `make results` makes missing runs.",
     ]
     for where in dict.fromkeys(map(_where, runs)):
         parts.append(f"{where}:")
