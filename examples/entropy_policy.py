@@ -1,6 +1,6 @@
 """A growth policy of one's own: a node gets the more children, the less sure the drafter is of what follows it.
 
-draftree generate "Count to ten, twice." --method examples.entropy_policy:ByEntropy --set width=3 --show-trees
+draftree generate "Name the capital of France." --method examples.entropy_policy:ByEntropy --set width=3 --show-trees
 """
 
 from dataclasses import dataclass

@@ -213,7 +213,7 @@ def test_the_policy_is_named_on_the_command_line(
 ) -> None:
     monkeypatch.chdir(TOP / "examples")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    words = ["generate", "Count to ten, twice.", "--drafter", "head", "--method", "entropy_policy:ByEntropy"]
+    words = ["generate", "Name the capital of France.", "--drafter", "head", "--method", "entropy_policy:ByEntropy"]
     assert run([*words, "--set", "width=3", "--max-tokens", "24", "--json", "--compare"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ar"]["same_tokens"] and report["stats"]["mal"] > 1.5
