@@ -46,14 +46,7 @@ OF_OTHERS = {
 OPTIONS_OF_OTHERS = {
     *("--no-deps", "--find-links", "--python", "--apply_chat_template"),  # pip, uv, lm-eval
     *("--model", "--model_args", "--tasks"),  # lm-eval
-    *(
-        "--speculative-algorithm",
-        "--speculative-num-draft-tokens",
-        "--model-path",
-        "--attention-backend",
-        "--page-size",
-    ),
-    *("--porcelain", "--nproc-per-node"),  # git, torchrun; those before are SGLang's
+    *("--porcelain", "--nproc-per-node"),  # git, torchrun
 }
 WORDS_OF_OTHERS = {
     *("LogitsProcessor", "streamer", "langchain"),  # transformers and clients
