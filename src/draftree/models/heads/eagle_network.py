@@ -35,9 +35,20 @@ from ..huggingface.inspection import torch_dtype
 from ..huggingface.pass_inputs import Longs, on_device
 from ..huggingface.runner import DevicePass, EagerRunner, Made
 from ..huggingface.torch_scores import ranked
-from ..native.native_head import rope_of
 from ..protocols import FeatureModel
-from .head_format import CONFIG, PACKED, SAMPLE, WEIGHTS, Array, EagleConfig, HeadArrays, modules, sample, tensor_shapes
+from .head_format import (
+    CONFIG,
+    PACKED,
+    SAMPLE,
+    WEIGHTS,
+    Array,
+    EagleConfig,
+    HeadArrays,
+    modules,
+    rope_of,
+    sample,
+    tensor_shapes,
+)
 
 Weights = Mapping[str, Array]
 """Of a network, by the names of its parameters."""

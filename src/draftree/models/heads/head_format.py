@@ -21,6 +21,7 @@ from ...artifacts import check_regular, read_bytes
 from ...errors import ConfigError, needs_extra
 from ..base import FeatureSpec
 from ..protocols import FeatureModel
+from ..rope import frequencies, yarn, yarn_magnitude
 
 Array = NDArray[Any]
 
@@ -147,6 +148,26 @@ class EagleConfig:
         rope.setdefault("rope_type", rope.pop("type", "default"))
         rope.setdefault("rope_theta", self.rope_theta or _THETA)
         return rope
+
+
+def rope_of(config: EagleConfig) -> tuple[NDArray[np.float64], float]:
+    """[D / 2] frequencies of rotary positions, and the magnitude of rotated vectors, as transformers computes them."""
+    rope = config.rope
+    plain = frequencies(float(rope["rope_theta"]), config.head_size)
+    factor, kind = float(rope.get("factor") or 1.0), rope["rope_type"]
+    trained = int(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
+    if kind == "linear":
+        return plain / factor, 1.0
+    if kind == "llama3":
+        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        turns = trained * plain / (2 * math.pi)
+        share = np.clip((turns - low) / (high - low), 0, 1)  # 1: as it is, 0: slowed down
+        return share * plain + (1 - share) * plain / factor, 1.0
+    if kind == "yarn":
+        betas = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
+        magnitude = float(rope.get("attention_factor") or yarn_magnitude(factor))
+        return yarn(plain, float(rope["rope_theta"]), trained, factor, *betas), magnitude
+    return plain, 1.0
 
 
 def _is_positive(value: object) -> bool:

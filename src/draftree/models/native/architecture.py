@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ..gguf.gguf_file import GGUFHeader
 from ..gguf.metadata import damaged
+from ..rope import frequencies, yarn, yarn_magnitude
 from .header_reader import ABSENT, WINDOW_PATTERN, HeaderReader, Place, unsupported
-from .rope import frequencies, scaled_frequencies
 
 LAYER_TENSORS = (
     "attn_norm.weight",
@@ -41,6 +41,8 @@ _EXTRA = {*_BIASES, *_OUTPUT_BIAS, *_HEAD_NORMS, *_POST_NORMS}
 """That Llama's layers lack."""
 
 _LARGEST_HEAD = 256
+_SAME_MAGNITUDE = 1e-3
+"""How far magnitudes differ that are the same, one written in a few digits."""
 PLACE = np.dtype([("offset", "i8"), ("format", "i4"), ("rows", "i4"), ("columns", "i4")], align=True)
 """``TensorPlace`` of the C interface."""
 
@@ -274,7 +276,7 @@ def _ropes(
     file: HeaderReader, family: Family, size: int, local: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.int32], tuple[float, float]]:
     """[tables, size / 2] frequencies, [layers] which of them a layer has, and the magnitudes of what each rotates."""
-    scaled, magnitude = scaled_frequencies(file, size)
+    scaled, magnitude = _scaled_frequencies(file, size)
     if every := family.unrotated_every:
         other, layers = np.zeros_like(scaled), np.arange(len(local)) % every == every - 1
     elif family.rotates_windows and local.any():
@@ -285,6 +287,43 @@ def _ropes(
     else:
         return scaled[None], np.zeros(len(local), dtype=np.int32), (magnitude, magnitude)
     return np.stack([scaled, other]), layers.astype(np.int32), (magnitude, 1.0)
+
+
+def _scaled_frequencies(file: HeaderReader, size: int) -> tuple[NDArray[np.float64], float]:
+    """Frequencies as a file scales them to long contexts, and the magnitude of rotated vectors.
+
+    By a factor for each: Llama 3 (``rope_freqs``), LongRoPE (arXiv 2402.13753); by one for all, "linear"; YaRN (arXiv
+    2309.00071, section 3.2): by one for those that turn seldom within the context that was trained on.
+    """
+    base = file.real(Keys.Rope.FREQ_BASE, 10000.0)
+    if base <= 1:
+        raise damaged(file.header.path, f"the base of its rope frequencies is {base}")
+    plain, magnitude = frequencies(base, size), file.real(Keys.Rope.SCALING_ATTN_FACTOR, 1.0)
+    trained = file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, file.number(Keys.LLM.CONTEXT_LENGTH))
+    if file.has("rope_factors_long.weight"):
+        names = ("rope_factors_short.weight", "rope_factors_long.weight")
+        both = [file.vector(name) for name in names]  # both count as read
+        long = file.number(Keys.LLM.CONTEXT_LENGTH) > trained
+        divisors = both[long]
+    else:
+        divisors = file.vector("rope_freqs.weight") if file.has("rope_freqs.weight") else np.ones_like(plain)
+    if len(divisors) != len(plain):
+        raise damaged(file.header.path, f"it has {len(divisors)} factors for {len(plain)} rope frequencies")
+    plain = plain / divisors
+    factor = file.real(Keys.Rope.SCALING_FACTOR, 1.0)
+    kind = file.metadata.text(Keys.Rope.SCALING_TYPE)
+    if kind in ("none", "longrope") or factor == 1:
+        return plain, magnitude
+    if kind in (None, "linear"):
+        return plain / factor, magnitude
+    if kind != "yarn":
+        raise unsupported(file.header, f"rope scaling {kind!r}")
+    betas = (file.real(Keys.Rope.SCALING_YARN_BETA_FAST, 32.0), file.real(Keys.Rope.SCALING_YARN_BETA_SLOW, 1.0))
+    magnitude *= yarn_magnitude(factor) / yarn_magnitude(factor, file.real(Keys.Rope.SCALING_YARN_LOG_MUL, 0.0))
+    stated = file.real(Keys.Rope.SCALING_YARN_ATTN_FACTOR, magnitude)
+    if abs(stated / magnitude - 1) > _SAME_MAGNITUDE:
+        raise unsupported(file.header, f"a magnitude of {stated} by YaRN")
+    return yarn(plain, base, trained, factor, *betas), magnitude
 
 
 def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters) -> NDArray[np.void]:

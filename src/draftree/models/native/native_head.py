@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from ...errors import UnsupportedModelError
 from ...scores import Draft, Edit, Edits, Scores, Slots, Top, allowed_tokens
 from ..base import NO_NODES, FeatureSpec, Nodes, Row, exclusive
-from ..heads.head_format import Array, EagleConfig, HeadArrays
+from ..heads.head_format import Array, HeadArrays, rope_of
 from .architecture import PLACE, Hyperparameters
 from .head_binding import LAST_STATE, MOST_FEATURES, NO_STATE, CHead, HeadDescription, LoadedHead
 from .header_reader import ABSENT, Place
 from .native_model import NativeModel, NativeRow, NativeRows, NativeScores
-from .rope import frequencies, yarn, yarn_magnitude
 
 FORMAT = Format.Q8_0
 """What the matrices of a head are packed in; rows of the target's output layer stay as they are."""
@@ -83,19 +82,44 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
     Raises:
         UnsupportedModelError: the engine does not know its activation, or reads fewer hidden states.
     """
-    config, weights, own = arrays.config, _Weights(packed), arrays.tensors
+    config, weights, tensors = arrays.config, _Weights(packed), arrays.tensors
+    frequencies, magnitude = rope_of(config)
+    numbers = _hyperparameters(name, arrays, target, magnitude)
+    head = _c_head(name, arrays, target)
+    output = weights.place(tensors.get("lm_head.weight"))  # else the target's rows
+    norms = [tensors[key] for key in tensors if key.startswith(("input_norm.", "fc_norm."))]
+    layers = [
+        [weights.place(tensors.get(f"layers.{i}.{part}")) for part in _LAYER] for i in range(config.num_hidden_layers)
+    ]
+    of_head = tensors.get("fc.weight"), tensors.get("fc.bias"), np.concatenate(norms) if norms else None
+    head_places = [*map(weights.place, (*of_head, tensors.get("layers.0.hidden_norm.weight")))]
+    norm, multiplied = weights.place(tensors.get("norm.weight")), (weights.numbers, weights.bytes)
+    if head.learns:
+        block, size = GGML_QUANT_SIZES[Format(target.loaded.output_format)]
+        learned = len(arrays.ids) * config.hidden_size
+        multiplied = multiplied[0] + learned, multiplied[1] + learned // block * size
+    embeddings = weights.embeddings(tensors.get("embed_tokens.weight"))  # which a pass looks up only
+    return HeadDescription(
+        hyperparameters=numbers,
+        head=head,
+        rope_frequencies=frequencies,
+        layer_tensors=np.array(layers, PLACE),
+        model_tensors=np.array([embeddings, norm, output], PLACE),
+        head_tensors=np.array(head_places, PLACE),
+        weights=np.concatenate(weights.pieces),
+        tokens=arrays.ids.astype(np.int32),
+        multiplied=multiplied,
+    )
+
+
+def _hyperparameters(name: str, arrays: HeadArrays, target: NativeModel, magnitude: float) -> Hyperparameters:
+    config = arrays.config
     if (activation := _ACTIVATIONS.get(config.hidden_act)) is None:
         raise UnsupportedModelError(
             f"the native engine does not know hidden_act {config.hidden_act!r} of {name}: use backend 'transformers', "
             "or drafter 'lookup'"
         )
-    if (count := len(arrays.features.layers)) > MOST_FEATURES:
-        raise UnsupportedModelError(
-            f"the native engine reads {MOST_FEATURES} hidden states for a head, and {name} reads {count}: use backend "
-            "'transformers', or drafter 'lookup'"
-        )
-    ropes, magnitude = rope_of(config)
-    numbers = Hyperparameters(
+    return Hyperparameters(
         vocabulary=len(arrays.ids),
         hidden=config.hidden_size,
         layers=config.num_hidden_layers,
@@ -112,61 +136,27 @@ def describe_head(name: str, arrays: HeadArrays, target: NativeModel, packed: Fo
         embedding_scale=config.embedding_scale,
         attention_scale=1 / math.sqrt(config.head_size),
         rope_magnitude=magnitude,
-        logit_scale=config.logit_scale * (1.0 if "lm_head.weight" in own else target.loaded.logit_scale),
+        logit_scale=config.logit_scale * (1.0 if "lm_head.weight" in arrays.tensors else target.loaded.logit_scale),
     )
-    head = CHead(
+
+
+def _c_head(name: str, arrays: HeadArrays, target: NativeModel) -> CHead:
+    """What differs from a decoder-only model."""
+    config, layers = arrays.config, arrays.features.layers
+    if len(layers) > MOST_FEATURES:
+        raise UnsupportedModelError(
+            f"the native engine reads {MOST_FEATURES} hidden states for a head, and {name} reads {len(layers)}: use "
+            "backend 'transformers', or drafter 'lookup'"
+        )
+    return CHead(
         fuses_states=arrays.fuses_states,
-        features=len(arrays.features.layers),
-        places=(c_int32 * MOST_FEATURES)(*map(target.tracked.layers.index, arrays.features.layers)),
+        features=len(layers),
+        places=(c_int32 * MOST_FEATURES)(*map(target.tracked.layers.index, layers)),
         norms_features_apart=config.fc_norm,
         norms_residual=config.norm_before_residual,
         norms_state=config.norm_output,
-        learns="lm_head.weight" not in own,
+        learns="lm_head.weight" not in arrays.tensors,
     )
-    output = weights.place(own.get("lm_head.weight"))  # else the target's rows
-    norms = [own[name] for name in own if name.startswith(("input_norm.", "fc_norm."))]
-    layers = [
-        [weights.place(own.get(f"layers.{i}.{name}")) for name in _LAYER] for i in range(config.num_hidden_layers)
-    ]
-    of_head = own.get("fc.weight"), own.get("fc.bias"), np.concatenate(norms) if norms else None
-    head_places = [*map(weights.place, (*of_head, own.get("layers.0.hidden_norm.weight")))]
-    norm, multiplied = weights.place(own.get("norm.weight")), (weights.numbers, weights.bytes)
-    if head.learns:
-        block, size = GGML_QUANT_SIZES[Format(target.loaded.output_format)]
-        learned = len(arrays.ids) * config.hidden_size
-        multiplied = multiplied[0] + learned, multiplied[1] + learned // block * size
-    embeddings = weights.embeddings(own.get("embed_tokens.weight"))  # which a pass looks up only
-    return HeadDescription(
-        hyperparameters=numbers,
-        head=head,
-        rope_frequencies=ropes,
-        layer_tensors=np.array(layers, PLACE),
-        model_tensors=np.array([embeddings, norm, output], PLACE),
-        head_tensors=np.array(head_places, PLACE),
-        weights=np.concatenate(weights.pieces),
-        tokens=arrays.ids.astype(np.int32),
-        multiplied=multiplied,
-    )
-
-
-def rope_of(config: EagleConfig) -> tuple[NDArray[np.float64], float]:
-    """[D / 2] frequencies of rotary positions, and the magnitude of rotated vectors, as transformers computes them."""
-    rope = config.rope
-    plain = frequencies(float(rope["rope_theta"]), config.head_size)
-    factor, kind = float(rope.get("factor") or 1.0), rope["rope_type"]
-    trained = int(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
-    if kind == "linear":
-        return plain / factor, 1.0
-    if kind == "llama3":
-        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        turns = trained * plain / (2 * math.pi)
-        share = np.clip((turns - low) / (high - low), 0, 1)  # 1: as it is, 0: slowed down
-        return share * plain + (1 - share) * plain / factor, 1.0
-    if kind == "yarn":
-        betas = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
-        magnitude = float(rope.get("attention_factor") or yarn_magnitude(factor))
-        return yarn(plain, float(rope["rope_theta"]), trained, factor, *betas), magnitude
-    return plain, 1.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
