@@ -169,13 +169,13 @@ def test_trees_and_rows_are_those_of_python(models: dict[str, LanguageModel], mo
 
 @pytest.mark.parametrize(
     ("constant", "value"),
-    [("_CANDIDATES", 1), ("_MORE", 1), ("_UNLIKELY", -3.0), ("_LEAST", 0.01), ("_NOTHING_FOUND", None)],
+    [("_CANDIDATES", 1), ("_MORE", 1), ("_UNLIKELY", -3.0), ("_LEAST", 0.01), ("_NOTHING_PREDICTED", None)],
 )
 def test_another_translation_would_be_noticed(
     models: dict[str, LanguageModel], constant: str, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if value is None:  # what is expected is not
-        monkeypatch.setattr(translated.TranslatedScores, "_expected", lambda *_: translated._NOTHING_FOUND)
+        monkeypatch.setattr(translated.TranslatedScores, "_expected", lambda *_: translated._NOTHING_PREDICTED)
     else:
         monkeypatch.setattr(translated, constant, value)
     assert any(differing(models, range(seed, seed + 1))[0] for seed in range(24))

@@ -33,7 +33,7 @@ def response(target: HFModel, ids: list[int], prompt: int) -> Response:
     row = prefill(target, ids)
     features = feature_row(row).last_features()[:-1].clone()
     target.close(row)
-    return Response(0, 0.0, prompt, torch.tensor(ids), features, feature_row(row).kept)
+    return Response(0, 0.0, prompt, torch.tensor(ids), features, feature_row(row).tracked)
 
 
 def made(kind: str, target: HFModel, folder: Path) -> HeadModel:
@@ -46,7 +46,7 @@ def made(kind: str, target: HFModel, folder: Path) -> HeadModel:
 def test_unrolled_steps_equal_drafting(kind: str, target: HFModel, tmp_path: Path) -> None:
     head = made(kind, target, tmp_path)
     learned = response(target, LONG, prompt=5)
-    features = feature_part(learned.kept, learned.features, head.features)
+    features = feature_part(learned.tracked, learned.features, head.features)
     batch = Batch.of([response(target, LONG[3:9], prompt=2), learned], torch.device("cpu"), head.features)
     predicted = unrolled(head.network, target.embeddings(torch.arange(VOCAB)), batch, STEPS)
     for root in range(5, 9):
@@ -63,12 +63,12 @@ def test_the_truth_is_the_hidden_state_of_the_position_itself(target: HFModel) -
     learned = response(target, LONG, prompt=5)
     batch = Batch.of([learned], torch.device("cpu"))
     at = batch.at[batch.valid]
-    final = feature_part(learned.kept, learned.features, FINAL_STATE)
+    final = feature_part(learned.tracked, learned.features, FINAL_STATE)
     assert torch.equal(batch.truth[batch.valid], final[4:])
     assert torch.equal(batch.tokens[0, at], learned.tokens[4:-1])
     assert torch.equal(batch.features[0, at], final[3:-1])
     two = Batch.of([learned], torch.device("cpu"), FeatureSpec((2, 0)))
-    wanted = feature_part(learned.kept, learned.features, FeatureSpec((2, 0)))
+    wanted = feature_part(learned.tracked, learned.features, FeatureSpec((2, 0)))
     assert torch.equal(two.features[0, at], wanted[3:-1]) and torch.equal(two.truth, batch.truth)
 
 

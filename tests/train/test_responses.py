@@ -59,7 +59,7 @@ def test_hidden_states_of_the_native_engine_are_those_of_the_whole_text(tmp_path
     for r in sorted(drawn, key=lambda r: r.number):
         row = prefill(native, r.tokens[:-1].tolist())
         whole = torch.from_numpy(native.states(row, 0, len(r.tokens) - 1))
-        assert (r.kept, r.features.dtype) == (layers, torch.float16)
+        assert (r.tracked, r.features.dtype) == (layers, torch.float16)
         assert torch.equal(r.features, whole.half())
         native.close(row)
     assert native.rows == 0
@@ -87,7 +87,7 @@ def test_what_is_stored_is_what_is_read(target: HFModel, tmp_path: Path, monkeyp
         assert (one.temperature, one.gained) == (two.temperature, two.gained)
         assert torch.equal(one.tokens, two.tokens)
         assert torch.equal(one.features, two.features)
-        assert one.kept == two.kept
+        assert one.tracked == two.tracked
 
 
 def test_hidden_states_of_layers_come_with_a_response(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_hidden_states_of_layers_come_with_a_response(tmp_path: Path) -> None:
     data = HeadData(tmp_path / "a", RECIPE, PROMPTS, model.tracked)
     data.collect(model, tokens=40, seconds=60, rows=2, progress=lambda done: None)
     for response in data.responses():
-        assert response.kept == wanted
+        assert response.tracked == wanted
         embedded = model.embeddings(response.tokens[:-1]).clamp(-65504, 65504)
-        found = feature_part(response.kept, response.features, FeatureSpec((0,))).float()
+        found = feature_part(response.tracked, response.features, FeatureSpec((0,))).float()
         assert bool(response.features.isfinite().all()) and torch.allclose(found, embedded, rtol=1e-2)
     with pytest.raises(ConfigError, match="of other models, prompts or settings: .*choose another --out"):
         HeadData(tmp_path / "a", RECIPE, PROMPTS)

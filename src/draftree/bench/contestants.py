@@ -50,8 +50,8 @@ class EngineContestant:
         self._collector = _Collector()
         speculation = None if drafter is None else entry.speculation(drafter)
         self.engine = Engine(target, speculation, observers=[self._collector])
-        made = self.engine.speculation.drafter
-        self._source = made.source if isinstance(made, TreeDrafter) else None
+        loaded = self.engine.speculation.drafter
+        self._source = loaded.source if isinstance(loaded, TreeDrafter) else None
 
     def decode(self, prompt: list[int], params: SamplingParams) -> Turn:
         """Answer one prompt, given as token ids; ``params.seed`` is set."""
@@ -157,8 +157,8 @@ class Models:
 
     def drafter(self, name: str) -> str | DrafterSpec | LanguageModel:
         """What a drafter's name stands for. Models are shared: one contestant decodes at a time."""
-        found = read_drafter(name)
-        return self._draft_model(name) if is_model(DrafterSpec.parse(found)) else found
+        source = read_drafter(name)
+        return self._draft_model(name) if is_model(DrafterSpec.parse(source)) else source
 
     def _peer(self, entry: Entry) -> Contestant:
         if entry.peer == LLAMA_CPP:

@@ -154,36 +154,36 @@ def entries(
         ConfigError: a name is there twice, a setting or a drafter does not fit, or a peer lacks what it needs.
         UnknownNameError: there is no such method, peer or verification.
     """
-    made = [Entry(AR, AR, None, 0.0)]
+    untempered = [Entry(AR, AR, None, 0.0)]
     for text in methods:
         if text.startswith(PEER):
-            made.append(_peer(text, drafters))
+            untempered.append(_peer(text, drafters))
         elif text.partition(":")[0] == BEAMS:
-            made.append(_beams(text))
+            untempered.append(_beams(text))
         elif text != AR:
             if not drafters:
                 raise ConfigError(f"method {text!r} has no drafter: name one in --drafters")
             labels = [text] if len(drafters) == 1 else [f"{text}@{drafter}" for drafter in drafters]
             pairs = zip(labels, drafters, strict=True)
-            made += [_method(text, label, drafter, nodes, candidates) for label, drafter in pairs]
-    found: list[Entry] = []
+            untempered += [_method(text, label, drafter, nodes, candidates) for label, drafter in pairs]
+    tempered: list[Entry] = []
     for temperature in temperatures:
         suffix = f" T={temperature:g}" if len(temperatures) > 1 else ""
-        found += [replace(entry, label=entry.label + suffix, temperature=temperature) for entry in made]
-    label, count = Counter(entry.label for entry in found).most_common(1)[0]
+        tempered += [replace(entry, label=entry.label + suffix, temperature=temperature) for entry in untempered]
+    label, count = Counter(entry.label for entry in tempered).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{label!r} is there twice: name each method, drafter and temperature once")
-    for entry in found:
+    for entry in tempered:
         params = SamplingParams(temperature=entry.temperature)
         if entry.beams is not None:
             entry.beams.check(params)
-    return found
+    return tempered
 
 
 def _method(text: str, label: str, drafter: str, nodes: int | None, candidates: str | None) -> Entry:
     name, settings = named_settings(text, of_modules=True)
-    if (own := settings.pop("nodes", None)) is not None:
-        nodes = read_number(int, f"method {text!r}: nodes", own, f"use a whole number from 1 to {MAX_NODES}")
+    if (own_nodes := settings.pop("nodes", None)) is not None:
+        nodes = read_number(int, f"method {text!r}: nodes", own_nodes, f"use a whole number from 1 to {MAX_NODES}")
     verify = settings.pop("verify", DEFAULT_SCHEME)
     read = read_drafter(drafter)
     if str(DrafterSpec.parse(read)) == NONE:

@@ -226,13 +226,13 @@ def _write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
-def _check_same(path: Path, kept: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def _check_same(path: Path, stored: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Check that two configurations of a run are one.
 
     Raises:
         ConfigError: they are not.
     """
-    before, now = _flat(kept), _flat(config)
+    before, now = _flat(stored), _flat(config)
     for key in {**now, **before}:
         old, new = before.get(key), now.get(key)
         if old != new and key not in _UNCOMPARED:

@@ -171,19 +171,19 @@ def compare(
     verdicts: dict[Key, str] = {}
     differences: list[AnswerDifference] = []
     for record in records:
-        if (other := ar.get((record.prompt, record.temperature))) is None:
+        if (ar_record := ar.get((record.prompt, record.temperature))) is None:
             continue
-        turns = enumerate(zip(record.turns, other.turns, strict=False))
-        turn, found = next((i for i, (one, two) in turns if one.ids != two.ids), None), before.get(record.key)
-        if turn is not None and found is None and target is not None:
-            found = _difference(record, other, turn, plan, target())
+        turns = enumerate(zip(record.turns, ar_record.turns, strict=False))
+        turn, difference = next((i for i, (one, two) in turns if one.ids != two.ids), None), before.get(record.key)
+        if turn is not None and difference is None and target is not None:
+            difference = _difference(record, ar_record, turn, plan, target())
         if turn is None:
             verdicts[record.key] = EQUAL
-        elif found is None:
+        elif difference is None:
             verdicts[record.key] = UNCOMPARED
         else:
-            verdicts[record.key] = found.verdict
-            differences.append(found)
+            verdicts[record.key] = difference.verdict
+            differences.append(difference)
     return verdicts, differences
 
 
@@ -193,24 +193,24 @@ def read_differences(folder: Path) -> list[AnswerDifference]:
 
 
 def _difference(
-    record: AnswerRecord, other: AnswerRecord, turn: int, plan: RunPlan, target: LanguageModel
+    record: AnswerRecord, ar_record: AnswerRecord, turn: int, plan: RunPlan, target: LanguageModel
 ) -> AnswerDifference:
     entry = next(e for e in plan.entries if e.label == record.method)
     item = next(i for i in plan.items if i.id == record.prompt)
-    before = [text for i in range(turn) for text in (item.turns[i], other.turns[i].text)]
+    before = [text for i in range(turn) for text in (item.turns[i], ar_record.turns[i].text)]
     prompt = encode_turns(target, [*before, item.turns[turn]])
     params = replace(plan.sampling, temperature=record.temperature, seed=record.seed)
-    found = first_difference(target, prompt, other.turns[turn].ids, record.turns[turn].ids, params)
-    assert found is not None  # noqa: S101 - the turn is one that differs
+    difference = first_difference(target, prompt, ar_record.turns[turn].ids, record.turns[turn].ids, params)
+    assert difference is not None  # noqa: S101 - the turn is one that differs
     if entry.beams is not None:
         verdict = BEAMS
     elif entry.scheme.lossy:
         verdict = LOSSY
     elif not entry.draws_as_ar:
         verdict = OTHER_DRAW
-    elif found.near_tie:
+    elif difference.near_tie:
         verdict = NEAR_TIE
     else:
         cheaper = target.capabilities.weight_format != STOCK
         verdict = OTHER_FORMAT if entry.is_peer and cheaper else DIFFERENT
-    return AnswerDifference(record.prompt, record.method, turn, found.index, found.gap, verdict)
+    return AnswerDifference(record.prompt, record.method, turn, difference.index, difference.gap, verdict)

@@ -214,10 +214,10 @@ def _parsed(path: Path, parse: Parse) -> list[Item]:
         if isinstance(row, str) and not row.strip():
             continue
         try:
-            found = json.loads(row) if isinstance(row, str) else row
-            if not isinstance(found, Mapping):
+            value = json.loads(row) if isinstance(row, str) else row
+            if not isinstance(value, Mapping):
                 raise ValueError("it is no object")
-            items += parse(found, number)
+            items += parse(value, number)
         except _BAD_ROW as error:
             why = f"no {error}" if isinstance(error, KeyError) else error
             raise PromptError(f"{path}, line {number} is bad ({why}): repair it, or take it out") from None
@@ -234,14 +234,14 @@ def _schemas(folder: Path) -> dict[str, str]:
         PromptError: the schemas cannot be read.
     """
     path, databases = folder / "spider_dev" / "tables.json", folder / "spider_dev" / "database"
-    there = {p.stem for p in databases.glob("*.sqlite")}
-    if not there or not path.is_file():
+    names = {p.stem for p in databases.glob("*.sqlite")}
+    if not names or not path.is_file():
         raise UnknownNameError(
             f"Spider needs schemas and databases: put tables.json at {path} and the SQLite files into {databases}"
         )
     try:
         rows = json.loads(read_bytes(path, LARGEST_DATA))
-        return {row["db_id"]: _schema(row) for row in rows if row["db_id"] in there}
+        return {row["db_id"]: _schema(row) for row in rows if row["db_id"] in names}
     except _BAD_ROW as error:
         raise PromptError(f"cannot read {path}: {error!r}: get the file again") from None
 

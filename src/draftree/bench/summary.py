@@ -46,14 +46,14 @@ def interval(values: Sequence[float], draws: int = DRAWS) -> Interval:
     return Interval(sum(values) / n, float(means[draws // 40]), float(means[-draws // 40]))
 
 
-def ratio(own: Sequence[float], base: Sequence[float]) -> Interval:
+def ratio(values: Sequence[float], base: Sequence[float]) -> Interval:
     """Geometric mean of the ratios own / base, paired by prompt, and its interval.
 
     Raises:
         ValueError: there are not as many of both.
     """
-    found = interval([math.log(a / b) for a, b in zip(own, base, strict=True)])
-    return Interval(math.exp(found.mean), math.exp(found.low), math.exp(found.high))
+    log_ratio = interval([math.log(a / b) for a, b in zip(values, base, strict=True)])
+    return Interval(math.exp(log_ratio.mean), math.exp(log_ratio.low), math.exp(log_ratio.high))
 
 
 ALL = "all"
@@ -64,20 +64,20 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table whose columns line up as text too; the first column is flush left, the others right."""
     cells = [[c.replace("|", "\\|") for c in row] for row in (header, *rows)]
     left, *right = (max(3, *map(len, column)) for column in zip(*cells, strict=True))
-    lines = [f"| {' | '.join([first.ljust(left), *map(str.rjust, others, right)])} |" for first, *others in cells]
+    lines = [f"| {' | '.join([first.ljust(left), *map(str.rjust, further, right)])} |" for first, *further in cells]
     rule = "|".join(["-" * (left + 2), *("-" * (width + 1) + ":" for width in right)])
     return "\n".join([lines[0], f"|{rule}|", *lines[1:]])
 
 
 def overview(table: Table) -> str:
     """A row for each method, in Markdown."""
-    rows = [[method, *(cell(found[ALL]) for cell in _COLUMNS.values())] for method, found in table.items()]
+    rows = [[method, *(cell(figures[ALL]) for cell in _COLUMNS.values())] for method, figures in table.items()]
     return markdown(["method", *_COLUMNS], rows)
 
 
-def ratio_text(found: Interval | None) -> str:
+def ratio_text(value: Interval | None) -> str:
     """A ratio with its interval; nothing where there is none."""
-    return "" if found is None else found.text()
+    return "" if value is None else value.text()
 
 
 def number(value: float | None) -> str:
@@ -88,8 +88,8 @@ def number(value: float | None) -> str:
 def _verdict_text(f: MethodFigures) -> str:
     if f.ids_equal is None:
         return ""
-    others = [f"{count} {verdict}" for verdict, count in f.verdicts.items() if verdict != EQUAL]
-    return ", ".join([f"{100 * f.ids_equal:.0f}%", *others])
+    verdicts = [f"{count} {verdict}" for verdict, count in f.verdicts.items() if verdict != EQUAL]
+    return ", ".join([f"{100 * f.ids_equal:.0f}%", *verdicts])
 
 
 _COLUMNS: Mapping[str, Callable[[MethodFigures], str]] = {
@@ -142,23 +142,23 @@ class MethodFigures:
     verdicts: dict[str, int]
 
 
-def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: Mapping[Key, str]) -> MethodFigures:
+def figures(records: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: Mapping[Key, str]) -> MethodFigures:
     """Figures of one method's records beside AR decoding's of the same prompts, paired where AR has them."""
-    tokens, seconds = sum(r.tokens for r in own), sum(r.seconds for r in own)
-    passes = [r.passes for r in own if r.passes is not None]
-    mal = sum(r.gained for r in own) / sum(passes) if sum(passes) else 1.0
-    steps = [t.steps for r in own for t in r.turns if t.steps is not None]
-    ours = len(steps) == sum(len(r.turns) for r in own)
-    counts = Counter(verdicts[r.key] for r in own if r.key in verdicts)
-    parts = _parts(own)
+    tokens, seconds = sum(r.tokens for r in records), sum(r.seconds for r in records)
+    passes = [r.passes for r in records if r.passes is not None]
+    mal = sum(r.gained for r in records) / sum(passes) if sum(passes) else 1.0
+    steps = [t.steps for r in records for t in r.turns if t.steps is not None]
+    ours = len(steps) == sum(len(r.turns) for r in records)
+    counts = Counter(verdicts[r.key] for r in records if r.key in verdicts)
+    parts = _parts(records)
     after = seconds - (parts["prefill"] or 0.0)
     return MethodFigures(
-        prompts=len({r.prompt for r in own}),
+        prompts=len({r.prompt for r in records}),
         tokens=tokens,
         tokens_per_second=tokens / seconds,
-        speedup=paired(own, ar, lambda r: r.rate),
-        speedup_decode=paired(own, ar, lambda r: r.decode_rate),
-        mal=mal if len(passes) == len(own) else None,
+        speedup=paired(records, ar, lambda r: r.rate),
+        speedup_decode=paired(records, ar, lambda r: r.decode_rate),
+        mal=mal if len(passes) == len(records) else None,
         nodes_per_token=sum(sum(s.nodes) for s in steps) / tokens if ours else None,
         nodes_per_step=_mean(s.nodes for s in steps) if ours else None,
         depth_per_step=_mean(s.depth for s in steps) if ours else None,
@@ -171,19 +171,19 @@ def figures(own: Sequence[AnswerRecord], ar: Sequence[AnswerRecord], verdicts: M
 
 
 def paired(
-    own: Sequence[AnswerRecord], base: Sequence[AnswerRecord], of: Callable[[AnswerRecord], float | None]
+    records: Sequence[AnswerRecord], base: Sequence[AnswerRecord], of: Callable[[AnswerRecord], float | None]
 ) -> Interval | None:
     """Ratio of two contestants' figures, paired by prompt; None where no pair has both."""
-    other = {r.prompt: of(r) for r in base}
-    pairs = [(of(r), other.get(r.prompt)) for r in own]
-    found = [(a, b) for a, b in pairs if a and b]
-    return ratio(*zip(*found, strict=True)) if found else None
+    base_figures = {r.prompt: of(r) for r in base}
+    pairs = [(of(r), base_figures.get(r.prompt)) for r in records]
+    complete = [(a, b) for a, b in pairs if a and b]
+    return ratio(*zip(*complete, strict=True)) if complete else None
 
 
-def _parts(own: Sequence[AnswerRecord]) -> dict[str, float | None]:
+def _parts(records: Sequence[AnswerRecord]) -> dict[str, float | None]:
     sums: dict[str, float | None] = {}
     for name in ("prefill", "draft", "verify", "other", "total"):
-        values = [getattr(t.seconds, name) for r in own for t in r.turns]
+        values = [getattr(t.seconds, name) for r in records for t in r.turns]
         sums[name] = None if None in values else sum(values)
     return sums
 
@@ -207,11 +207,11 @@ def tabulate(records: Sequence[AnswerRecord], entries: Sequence[Entry], verdicts
     """Figures of every method in every category, methods in the order of their first record."""
     plain = {e.label for e in entries if e.method == AR}
     table: Table = {}
-    for method, own in _by_method(records).items():
-        ar = [r for r in records if r.method in plain and r.temperature == own[0].temperature]
-        categories = [ALL, *dict.fromkeys(r.category for r in own)]
+    for method, rows in _by_method(records).items():
+        ar = [r for r in records if r.method in plain and r.temperature == rows[0].temperature]
+        categories = [ALL, *dict.fromkeys(r.category for r in rows)]
         table[method] = {
-            c: figures([r for r in own if c in (ALL, r.category)], [r for r in ar if c in (ALL, r.category)], verdicts)
+            c: figures([r for r in rows if c in (ALL, r.category)], [r for r in ar if c in (ALL, r.category)], verdicts)
             for c in categories
         }
     return table
@@ -264,10 +264,10 @@ def load_runs(name: str | Path) -> list[LoadedRun]:
         ConfigError: there is no run, or one cannot be read, or has no answers.
     """
     folder = user_path(name)
-    found = [path.parent for path in (*folder.glob(CONFIG), *sorted(folder.glob(f"*/{CONFIG}")))]
-    if not found:
+    folders = [path.parent for path in (*folder.glob(CONFIG), *sorted(folder.glob(f"*/{CONFIG}")))]
+    if not folders:
         raise ConfigError(f"no run in {name}: name a folder that 'draftree bench --out' wrote, or one that holds some")
-    return [_load(path) for path in found]
+    return [_load(path) for path in folders]
 
 
 def _load(path: Path) -> LoadedRun:
@@ -297,8 +297,8 @@ def report(run: LoadedRun, level: int = 2) -> str:
     if len(categories) > 1:
         for title, of in (("", "speedup"), (", prefill left out", "speedup_decode")):
             rows = [
-                [method, *(ratio_text(getattr(found[c], of)) if c in found else "" for c in categories)]
-                for method, found in run.table.items()
+                [method, *(ratio_text(getattr(figures[c], of)) if c in figures else "" for c in categories)]
+                for method, figures in run.table.items()
             ]
             parts += [f"{deeper} Speed-up over AR decoding by category{title}", markdown(["method", *categories], rows)]
     if differences := read_differences(run.path):

@@ -66,7 +66,7 @@ class TransformersPeer:
         with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
             torch.manual_seed(params.seed or 0)
             began = time.perf_counter()
-            made = self._generate(
+            output = self._generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=params.max_tokens,
@@ -74,7 +74,7 @@ class TransformersPeer:
                 **sampling,
                 **self._options,
             )
-            out = made[0, len(prompt) :].tolist()
+            out = output[0, len(prompt) :].tolist()
             ended = time.perf_counter()
         handle.remove()
         parts = Parts(ended - began, prefill=first.at - began if first.calls > 1 else None)

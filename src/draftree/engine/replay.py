@@ -61,7 +61,7 @@ class Replay(AbstractContextManager["Replay"]):
         elif features is not None:
             from ..models.huggingface.cache import FeatureRow
 
-            self._row = FeatureRow(kept=kept)
+            self._row = FeatureRow(tracked=kept)
         self.request.row = self._row
         drafter.open(self.request)
         self._gain(list(output[:1]))

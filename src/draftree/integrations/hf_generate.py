@@ -70,8 +70,8 @@ def generate_with(
         raise ConfigError(
             "draftree's custom_generate knows no num_beams and no return_dict_in_generate: leave them out"
         )
-    others = model_inputs.keys() - {"attention_mask", "position_ids", "cache_position"}
-    if given := next((name for name in sorted(others) if isinstance(model_inputs[name], Tensor)), None):
+    further_inputs = model_inputs.keys() - {"attention_mask", "position_ids", "cache_position"}
+    if given := next((name for name in sorted(further_inputs) if isinstance(model_inputs[name], Tensor)), None):
         raise ConfigError(f"{given} are given: draftree's custom_generate reads input_ids alone: leave them out")
     mask = model_inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask
@@ -146,13 +146,13 @@ class _PaddedRow:
         self, processor: LogitsProcessor | LogitsProcessorList, ids: NDArray[np.int64], logits: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         rows = torch.from_numpy(logits).to(self.padding.device).repeat(self.batch, 1)
-        found: Tensor = processor(self._ids(ids), rows)  # type: ignore[arg-type]
-        return found[self.row].cpu().numpy()
+        processed: Tensor = processor(self._ids(ids), rows)  # type: ignore[arg-type]
+        return processed[self.row].cpu().numpy()
 
     def stop(self, criterion: StoppingCriteria, ids: NDArray[np.int64]) -> bool:
         done: Any = criterion(self._ids(ids), None)
         return bool(torch.as_tensor(done).expand(self.batch)[self.row])
 
     def _ids(self, ids: NDArray[np.int64]) -> Tensor:
-        own = torch.from_numpy(ids).to(self.padding.device)
-        return torch.cat([self.padding, own]).expand(self.batch, -1)
+        text = torch.from_numpy(ids).to(self.padding.device)
+        return torch.cat([self.padding, text]).expand(self.batch, -1)

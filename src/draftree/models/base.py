@@ -160,10 +160,10 @@ class Row:
     def pruned(self, keep: Sequence[int], trunk: int) -> Ints:
         """[len(keep) - trunk] parents of the uncommitted nodes that stay after ``LanguageModel.prune``."""
         count, numbers = len(self.parents), {node: i for i, node in enumerate(keep)} | {ROOT: ROOT}
-        kept = [node for node in sorted(set(keep)) if 0 <= node < count]
-        parents = [numbers.get(parent, ROOT - 1) for parent in self.parents[kept].tolist()]
+        nodes = [node for node in sorted(set(keep)) if 0 <= node < count]
+        parents = [numbers.get(parent, ROOT - 1) for parent in self.parents[nodes].tolist()]
         chain = parents[:trunk] == list(range(ROOT, trunk + ROOT)) and len(keep) >= trunk
-        if kept != list(keep) or not chain or any(parent < trunk + ROOT for parent in parents[trunk:]):
+        if nodes != list(keep) or not chain or any(parent < trunk + ROOT for parent in parents[trunk:]):
             raise CacheError(
                 f"cannot keep {list(keep)} of {count} nodes: name each once, in ascending order and with its parent, "
                 f"the first {trunk} a path that all the others descend from"
@@ -347,16 +347,16 @@ text of those alone can be so large that 16 bits leave nothing of the logits (Sm
 
 def decoded(model: LanguageModel, row: Row, tokens: Sequence[int]) -> Floats:
     """[n, V] logits after each of ``tokens``, fed one by one and committed."""
-    found = []
+    logits = []
     for token in tokens:
-        found.append(model.extend([row], [Nodes.chain([token])]).logits([0]))
+        logits.append(model.extend([row], [Nodes.chain([token])]).logits([0]))
         model.commit(row, [0])
-    return np.concatenate(found)
+    return np.concatenate(logits)
 
 
-def difference(found: Floats, wanted: Floats) -> float:
+def difference(logits: Floats, wanted: Floats) -> float:
     """Largest difference of logits in standard deviations of ``wanted``."""
-    return float(np.abs(found - wanted).max() / max(float(wanted.std()), 1e-12))
+    return float(np.abs(logits - wanted).max() / max(float(wanted.std()), 1e-12))
 
 
 def check_finite(can: Capabilities, logits: Floats) -> None:
@@ -443,6 +443,6 @@ class OpenRows(LanguageModel, Generic[R]):
 
     def own(self, row: Row) -> R:
         """``row``, if it is open and this model's."""
-        if (found := self._open.get(row.number)) is row and found is not None:
-            return found
+        if (own_row := self._open.get(row.number)) is row and own_row is not None:
+            return own_row
         raise CacheError("the row is closed, or another model's: open its prompt again")

@@ -66,10 +66,10 @@ class Identity:
 @cache
 def processor() -> str:
     try:
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        model_line = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        model_line = None
+    return model_line[1].strip() if model_line else platform.processor() or platform.machine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +278,8 @@ def measure(
     """
     can, shuffled = model.capabilities, Random(0)  # noqa: S311 - an order, not a secret
     points, grid = list[Point](), grid.fitting(can)
-    kept = {(point.batch, point.context): point for point in grid.among(known)}
-    done = sum(grid.work(*place) for place in kept)
+    known_points = {(point.batch, point.context): point for point in grid.among(known)}
+    done = sum(grid.work(*place) for place in known_points)
     tokens = [(5 * i + 3) % can.vocab_size for i in range(grid.sizes[-1])]
     # Children of the last committed token: what any model takes in one pass, a draft head too.
     fans = {size: Nodes.of(tokens[:size], [ROOT] * size) for size in grid.sizes}
@@ -289,7 +289,7 @@ def measure(
         for context in grid.contexts:
             if context * pace > _READING * grid.patience:
                 break
-            if (point := kept.get((batch, context))) is None:
+            if (point := known_points.get((batch, context))) is None:
                 rows: list[Row] = []
                 passes = _Passes(model, rows, fans, shuffled, partial(_report, progress, done + batch * context))
                 try:
@@ -332,35 +332,35 @@ class _Passes:
         """Seconds by size, by two measurements that agree (``measure``)."""
         warm = self._turn(grid.sizes)
         sizes = [size for size in grid.sizes if size == 1 or warm[size] <= grid.patience]
-        made, fault = list[dict[int, float]](), ""
+        measurements, fault = list[dict[int, float]](), ""
         for _ in range(_MOST_MEASUREMENTS):
-            turns = [self._turn(sizes, counts=len(made) < 2) for _ in range(grid.half)]
+            turns = [self._turn(sizes, counts=len(measurements) < 2) for _ in range(grid.half)]
             fastest = {size: min(turn[size] for turn in turns) for size in sizes}
-            for other in made:
-                if not (fault := _disagreement(other, fastest)):
-                    return {size: min(other[size], fastest[size]) for size in sizes}
-            made.append(fastest)
+            for former in measurements:
+                if not (fault := _disagreement(former, fastest)):
+                    return {size: min(former[size], fastest[size]) for size in sizes}
+            measurements.append(fastest)
         raise UnsteadyError(
-            f"{what} are not steady: {fault}, in {len(made)} measurements no two agree within "
+            f"{what} are not steady: {fault}, in {len(measurements)} measurements no two agree within "
             f"{_AGREE - 1:.0%}: end what else runs on this machine, and measure again"
         )
 
     def _turn(self, sizes: Sequence[int], counts: bool = True) -> dict[int, float]:
         """A pass of each size; ``counts``: it is among the ``Grid.work``."""
-        found = dict[int, float]()
+        seconds = dict[int, float]()
         for size in self.order.sample(sizes, len(sizes)):
             for _ in range(2 if size == 1 else 1):
-                found[size] = _timed(self.model, self.rows, self.fans[size])
+                seconds[size] = _timed(self.model, self.rows, self.fans[size])
             self.done += counts * _work(len(self.rows), size)
             self.progress(self.done)
-        return found
+        return seconds
 
 
-def _disagreement(one: Mapping[int, float], other: Mapping[int, float]) -> str:
+def _disagreement(one: Mapping[int, float], another: Mapping[int, float]) -> str:
     """Where two measurements, by ascending size, do not agree, or a size takes less than a smaller one; "": nowhere."""
     highest = 0.0, 0
     for size in one:
-        less, more = sorted([one[size], other[size]])
+        less, more = sorted([one[size], another[size]])
         if more > _AGREE * less:
             return f"one over {size} took {1e3 * less:.1f} and {1e3 * more:.1f} ms"
         if _AGREE * less < highest[0]:
@@ -388,8 +388,8 @@ def profile_of(model: Costed) -> Profile:
 
     ``measure_missing`` measures in idle time.
     """
-    if (kept := load_profile(model)) is not None:
-        return kept
+    if (profile := load_profile(model)) is not None:
+        return profile
     _ESTIMATED.add(Identity.of(model))
     return estimated(model)
 

@@ -27,14 +27,14 @@ def default_threads(system: Path = _SYSTEM) -> int:
 
 def _cores(cpus: Iterable[int], system: Path) -> int:
     """Different cores among CPUs; all of them where the system does not tell."""
-    found = set()
+    cores = set()
     for cpu in cpus:
         siblings = system / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
         try:
-            found.add(siblings.read_text().strip())
+            cores.add(siblings.read_text().strip())
         except OSError:
-            found.add(str(cpu))
-    return len(found)
+            cores.add(str(cpu))
+    return len(cores)
 
 
 def control_groups(system: Path = _SYSTEM) -> list[Path]:

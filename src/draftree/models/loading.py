@@ -99,21 +99,21 @@ def load_here(name: str, **options: Unpack[ModelOptions]) -> LanguageModel:
     elif gguf_path(name) is None:
         takers = ["transformers"]
     else:
-        takers = [each for each in BACKENDS if each != "llama.cpp" or has_library()]
-    fitting = [each for each in takers if given.keys() <= BACKENDS[each].options] or takers[-1:]
+        takers = [backend for backend in BACKENDS if backend != "llama.cpp" or has_library()]
+    fitting = [backend for backend in takers if given.keys() <= BACKENDS[backend].options] or takers[-1:]
     if unknown := next((option for option in given if option not in BACKENDS[fitting[-1]].options), None):
         raise ConfigError(f"{unknown} {given[unknown]!r} does not go with backend {fitting[-1]}: leave one of them out")
-    first, *others = fitting
+    first, *next_backends = fitting
     try:
         return BACKENDS[first].load(name, **given)
     except NotNativeError as error:
-        if not others:
+        if not next_backends:
             raise
         try:
-            model = BACKENDS[others[0]].load(name, **given)
+            model = BACKENDS[next_backends[0]].load(name, **given)
         except MissingPackageError:
             raise error from None
-        warnings.warn(f"{name} runs on {others[0]}: {error.reason}", DraftreeWarning, stacklevel=3)
+        warnings.warn(f"{name} runs on {next_backends[0]}: {error.reason}", DraftreeWarning, stacklevel=3)
         return model
 
 

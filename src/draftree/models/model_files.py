@@ -41,8 +41,8 @@ def gguf_path(name: str) -> Path | None:
 
 
 def _embedded(name: str) -> Path:
-    if found := shipped(EMBEDDED[name]):
-        return found[0]
+    if files := shipped(EMBEDDED[name]):
+        return files[0]
     raise UnknownNameError(f"model {name!r} is not installed: {install_data(name)}, or name another model")
 
 
@@ -86,8 +86,8 @@ class HubName(NamedTuple):
 
 def hub_name(name: str) -> HubName | None:
     """What a model's name means on the hub; None: it is no such name."""
-    found = _NAME.fullmatch(name)
-    return HubName(found["repository"], found["wanted"]) if found else None
+    match = _NAME.fullmatch(name)
+    return HubName(match["repository"], match["wanted"]) if match else None
 
 
 @cache
@@ -140,20 +140,20 @@ def chosen(name: HubName, files: Sequence[str]) -> list[str]:
         path = Path(file)
         if path.suffix.lower() == ".gguf" and "mmproj" not in path.name.lower():
             stems.setdefault(_PART.sub("", path.stem), []).append(file)
-    found = {stem: parts for stem, parts in stems.items() if _means(name.wanted or PREFERRED, stem, parts)}
-    if name.wanted is None and not found:
-        found = stems
-    if len(found) != 1:
-        names = ", ".join(sorted(found or stems)) or "no GGUF file"
-        why = f"may be any of {names}" if found else f"is not there: the repository has {names}"
+    matching = {stem: parts for stem, parts in stems.items() if _means(name.wanted or PREFERRED, stem, parts)}
+    if name.wanted is None and not matching:
+        matching = stems
+    if len(matching) != 1:
+        names = ", ".join(sorted(matching or stems)) or "no GGUF file"
+        why = f"may be any of {names}" if matching else f"is not there: the repository has {names}"
         raise UnknownNameError(f"{name} {why}: give hf.co/{name.repository}:QUANTISATION or :FILE")
-    (parts,) = found.values()
+    (parts,) = matching.values()
     return parts
 
 
 def _means(wanted: str, stem: str, parts: Sequence[str]) -> bool:
     """Whether it is the name of this file, or of the quantisation at a place of its own in it."""
-    own = wanted.lower()
-    if own.endswith(".gguf"):
-        return own == f"{stem}.gguf".lower() or own in map(str.lower, parts)
-    return re.search(rf"(?:^|[-._]){re.escape(own)}(?:$|[-.])", stem.lower()) is not None
+    named = wanted.lower()
+    if named.endswith(".gguf"):
+        return named == f"{stem}.gguf".lower() or named in map(str.lower, parts)
+    return re.search(rf"(?:^|[-._]){re.escape(named)}(?:$|[-.])", stem.lower()) is not None

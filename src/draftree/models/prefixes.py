@@ -36,24 +36,24 @@ class PrefixCache:
         Args:
             live: texts that other rows hold the beginnings of, which somebody works on.
         """
-        shared = [self._shared(ids, *kept) for kept in self._kept]
-        others = [self._shared(ids, *other) for other in live]
-        length = max([*shared, *others], default=0)
+        shared = [self._shared(ids, *text_row) for text_row in self._kept]
+        live_shared = [self._shared(ids, *text_row) for text_row in live]
+        length = max([*shared, *live_shared], default=0)
         if length < WORTHWHILE:
             return self._model.open()
         if length not in shared:
-            return self._model.fork(live[others.index(length)][1], length)
+            return self._model.fork(live[live_shared.index(length)][1], length)
         text, row = self._kept.pop(shared.index(length))
         if length == row.length:
             return row
-        found = self._model.fork(row, length)
+        forked = self._model.fork(row, length)
         if length == len(text):
             self._model.close(row)
         else:
             self._kept.append((text, row))
-        return found
+        return forked
 
-    def _shared(self, ids: Sequence[int], others: Sequence[int], row: Row) -> int:
+    def _shared(self, ids: Sequence[int], text: Sequence[int], row: Row) -> int:
         """How much of a text a row holds.
 
         Nothing where it lacks hidden states: a row that was opened before they were tracked has none; nor where the
@@ -61,7 +61,7 @@ class PrefixCache:
         """
         if not row.has_features(self._model.tracked):
             return 0
-        shared = min(common_prefix(others, ids), row.length, len(ids) - 1)
+        shared = min(common_prefix(text, ids), row.length, len(ids) - 1)
         return 0 if self._model.capabilities.no_trees and shared < row.length else shared
 
     def keep(self, ids: Sequence[int], row: Row) -> None:

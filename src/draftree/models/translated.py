@@ -90,12 +90,12 @@ class TranslatedRow(Row):
 
     def inner_above(self, nodes: Iterable[int]) -> list[int]:
         """Uncommitted tokens of ``inner`` that some go on from, these included, in ascending order."""
-        found, parents = set[int](), self.inner.parents.tolist()
+        above, parents = set[int](), self.inner.parents.tolist()
         for node in nodes:
-            while node != ROOT and node not in found:
-                found.add(node)
+            while node != ROOT and node not in above:
+                above.add(node)
                 node = parents[node]
-        return sorted(found)
+        return sorted(above)
 
     def add(self, tokens: Sequence[int], ends: Ends) -> None:
         """Count more tokens among the committed ones."""
@@ -139,18 +139,18 @@ class TranslatedModel(LanguageModel):
     def __init__(self, inner: LanguageModel, target: LanguageModel) -> None:
         assert inner.tokenizer is not None and target.tokenizer is not None  # noqa: S101
         self.inner, self.tokenizer = inner, target.tokenizer
-        own, can = inner.capabilities, target.capabilities
+        inner_can, can = inner.capabilities, target.capabilities
         self.capabilities = replace(
-            own,
+            inner_can,
             vocab_size=can.vocab_size,
             eos_ids=can.eos_ids,
             max_length=can.max_length,
             max_length_reason=can.max_length_reason,
         )
-        self._most, self._scores = own.max_length, LastScores()
+        self._most, self._scores = inner_can.max_length, LastScores()
         self.most_read = self._window = min(WINDOW, self._most // 2)
-        self.text = TextReader(inner.tokenizer, own.vocab_size, target.tokenizer, can.vocab_size)
-        self.firsts = FirstTokens(self.text, own.vocab_size, own.eos_ids, can.eos_ids)
+        self.text = TextReader(inner.tokenizer, inner_can.vocab_size, target.tokenizer, can.vocab_size)
+        self.firsts = FirstTokens(self.text, inner_can.vocab_size, inner_can.eos_ids, can.eos_ids)
 
     @property
     def measured(self) -> LanguageModel:
@@ -176,72 +176,72 @@ class TranslatedModel(LanguageModel):
         self.inner.close(_own(row).inner)
 
     def fork(self, row: Row, length: int | None = None) -> Row:
-        own, length = _own(row), row.prefix(length)
-        inner = self.inner.fork(own.inner, own.ends[length - 1][0] if length else 0)
-        return TranslatedRow(inner=inner, length=length, tokens=own.tokens[:length], ends=own.ends[:length])
+        source, length = _own(row), row.prefix(length)
+        inner = self.inner.fork(source.inner, source.ends[length - 1][0] if length else 0)
+        return TranslatedRow(inner=inner, length=length, tokens=source.tokens[:length], ends=source.ends[:length])
 
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         self._scores.expire()
-        own = [_own(row) for row in rows]
-        passes = [self._translated(row, new) for row, new in zip(own, nodes, strict=True)]
+        opened = [_own(row) for row in rows]
+        passes = [self._translated(row, new) for row, new in zip(opened, nodes, strict=True)]
         inner, slots, base = list[tuple[Row, Nodes]](), list[int | None](), 0
-        for row, each in zip(own, passes, strict=True):
-            first, size = each.first, len(each.tokens)
+        for row, read in zip(opened, passes, strict=True):
+            first, size = read.first, len(read.tokens)
             if size:
-                inner.append((row.inner, Nodes.of(each.tokens, each.parents, size - first)))
-            slots += [None if place is None else base + place - first for place in each.places]
+                inner.append((row.inner, Nodes.of(read.tokens, read.parents, size - first)))
+            slots += [None if place is None else base + place - first for place in read.places]
             base += size - first
         scores = self.inner.extend([row for row, _ in inner], [new for _, new in inner]) if inner else None
         scored = list[_Scored]()
-        for row, new, each in zip(own, nodes, passes, strict=True):
-            row.nodes += each.nodes
+        for row, new, read in zip(opened, nodes, passes, strict=True):
+            row.nodes += read.nodes
             row.parents = np.append(row.parents, new.parents)
             scored += [_Scored(row, len(row.nodes) - new.scored + i) for i in range(new.scored)]
         return self._scores.keep(TranslatedScores(self, [new.scored for new in nodes], scores, slots, scored))
 
     def _translated(self, row: TranslatedRow, new: Nodes) -> _Pass:
         """What of a row's new nodes the model reads: a chain of unscored ones is read with what follows it."""
-        found = _Pass([], [], [], [])
+        read = _Pass([], [], [], [])
         tokens, parents, count = new.tokens.tolist(), new.parents.tolist(), len(row.nodes)
         begin, size, unscored = 0, len(tokens), len(tokens) - new.scored
         while begin < size:
             end = begin + 1
             while end < size and end <= unscored and parents[end] == count + end - 1:
                 end += 1
-            place = self._read(row, parents[begin], tokens[begin:end], end > unscored, found)
+            place = self._read(row, parents[begin], tokens[begin:end], end > unscored, read)
             if end > unscored:
-                found.places.append(place)
+                read.places.append(place)
             begin = end
-        return found
+        return read
 
-    def _read(self, row: TranslatedRow, parent: int, run: Sequence[int], scored: bool, found: _Pass) -> int | None:
+    def _read(self, row: TranslatedRow, parent: int, run: Sequence[int], scored: bool, read: _Pass) -> int | None:
         """Add a run of nodes, each the child of the one before.
 
         Returns:
-            where the last token of the run is in ``found``; None: nothing is read for it.
+            where the last token of the run is in ``read``; None: nothing is read for it.
         """
         count = len(row.nodes)
-        if not ROOT <= parent < count + len(found.nodes):
-            raise CacheError(f"node {count + len(found.nodes)} cannot be a child of {parent}: parents come first")
+        if not ROOT <= parent < count + len(read.nodes):
+            raise CacheError(f"node {count + len(read.nodes)} cannot be a child of {parent}: parents come first")
         if parent == ROOT:
             above = _Node(ROOT, ROOT, 0, row.end[1])
         else:
-            above = row.nodes[parent] if parent < count else found.nodes[parent - count]
+            above = row.nodes[parent] if parent < count else read.nodes[parent - count]
         if len(run) == 1 and (rest := row.rests.get(parent, {}).get(run[0])) is not None:
-            found.nodes.append(above._replace(token=run[0], left=above.left + self.text.of(run[0]), rest=rest))
+            read.nodes.append(above._replace(token=run[0], left=above.left + self.text.of(run[0]), rest=rest))
             return None
-        if parent == ROOT and not row.nodes and not found.nodes:
+        if parent == ROOT and not row.nodes and not read.nodes:
             ids, ends = self.next_text(row, run, hold=not scored)
         else:
             ids, ends = self.text.read(above.left, run, hold=not scored)
             if row.inner.length + above.depth + len(ids) > self._most:
                 ids, ends = [], self.text.unread(above.left, run)
-        first = len(row.inner.parents) + len(found.tokens)
-        found.tokens.extend(ids)
-        found.parents.extend([above.inner, *range(first, first + len(ids) - 1)][: len(ids)])
+        first = len(row.inner.parents) + len(read.tokens)
+        read.tokens.extend(ids)
+        read.parents.extend([above.inner, *range(first, first + len(ids) - 1)][: len(ids)])
         for token, (size, left) in zip(run, ends, strict=True):
-            found.nodes.append(_Node(token, first + size - 1 if size else above.inner, above.depth + size, left))
-        return len(found.tokens) - 1 if scored and ids else None
+            read.nodes.append(_Node(token, first + size - 1 if size else above.inner, above.depth + size, left))
+        return len(read.tokens) - 1 if scored and ids else None
 
     def next_text(self, row: TranslatedRow, run: Sequence[int], hold: bool) -> tuple[list[int], Ends]:
         """What is read of a text's next tokens: all; but if nothing has been read, or they are too many, of its end.
@@ -265,24 +265,24 @@ class TranslatedModel(LanguageModel):
         return ids, [(0, b"")] * (len(run) - len(ends)) + ends
 
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        own = _own(row)
-        own.check_path(path)
-        nodes, before = [own.nodes[node] for node in path], own.inner.length
-        self.inner.commit(own.inner, own.inner_above([node.inner for node in nodes[-1:]]))
-        own.add([node.token for node in nodes], [(before + node.depth, node.left) for node in nodes])
-        own.nodes, own.rests, own.parents = [], {}, NO_NODES
+        row = _own(row)
+        row.check_path(path)
+        nodes, before = [row.nodes[node] for node in path], row.inner.length
+        self.inner.commit(row.inner, row.inner_above([node.inner for node in nodes[-1:]]))
+        row.add([node.token for node in nodes], [(before + node.depth, node.left) for node in nodes])
+        row.nodes, row.rests, row.parents = [], {}, NO_NODES
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        own, parents = _own(row), row.pruned(keep, trunk)
-        nodes, before = [own.nodes[node] for node in keep], own.inner.length
-        kept = own.inner_above([node.inner for node in nodes])
+        row, parents = _own(row), row.pruned(keep, trunk)
+        nodes, before = [row.nodes[node] for node in keep], row.inner.length
+        above = row.inner_above([node.inner for node in nodes])
         depth = nodes[trunk - 1].depth if trunk else 0
-        self.inner.prune(own.inner, kept, depth)
-        own.add([node.token for node in nodes[:trunk]], [(before + node.depth, node.left) for node in nodes[:trunk]])
-        numbers = {ROOT: ROOT} | {node: max(ROOT, i - depth) for i, node in enumerate(kept)}
-        own.rests = {new: own.rests[node] for new, node in enumerate(keep[trunk:]) if node in own.rests}
-        own.nodes = [node._replace(inner=numbers[node.inner], depth=node.depth - depth) for node in nodes[trunk:]]
-        own.parents = parents
+        self.inner.prune(row.inner, above, depth)
+        row.add([node.token for node in nodes[:trunk]], [(before + node.depth, node.left) for node in nodes[:trunk]])
+        numbers = {ROOT: ROOT} | {node: max(ROOT, i - depth) for i, node in enumerate(above)}
+        row.rests = {new: row.rests[node] for new, node in enumerate(keep[trunk:]) if node in row.rests}
+        row.nodes = [node._replace(inner=numbers[node.inner], depth=node.depth - depth) for node in nodes[trunk:]]
+        row.parents = parents
 
 
 def _own(row: Row) -> TranslatedRow:
@@ -290,7 +290,7 @@ def _own(row: Row) -> TranslatedRow:
     return row
 
 
-class _Found(NamedTuple):
+class _Predicted(NamedTuple):
     """What may follow a node.
 
     Attributes:
@@ -305,13 +305,13 @@ class _Found(NamedTuple):
     readings: NDArray[np.integer]
     shares: NDArray[np.float64]
 
-    def at(self, places: NDArray[np.bool_] | NDArray[np.int64]) -> _Found:
+    def at(self, places: NDArray[np.bool_] | NDArray[np.int64]) -> _Predicted:
         """Some of them."""
-        return _Found(self.tokens[places], self.logprobs[places], self.readings[places], self.shares[places])
+        return _Predicted(self.tokens[places], self.logprobs[places], self.readings[places], self.shares[places])
 
 
 _NO_TOKEN = -1
-_NOTHING_FOUND = _Found(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
+_NOTHING_PREDICTED = _Predicted(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
 
 
 class _Scored(NamedTuple):
@@ -350,24 +350,24 @@ class TranslatedScores(Scores):
         warped = [draft is not None and draft.warpings[i].temperature > 0 for i in range(size)]
         fewer, more = (max(most, 2 * count) for most in (_CANDIDATES, _MORE))
         widths = [fewer if mask is None and not warm else more for mask, warm in zip(masks, warped, strict=True)]
-        read = self._inner_top(slots, max(widths))
+        inner_top = self._inner_top(slots, max(widths))
         for i, (slot, mask) in enumerate(zip(slots, masks, strict=True)):
             row, node = self._nodes[slot]
-            found = self._expected(row, node)
-            if i in read:
-                own, scores, entropies[i] = read[i]
+            expected = self._expected(row, node)
+            if i in inner_top:
+                inner_tokens, scores, entropies[i] = inner_top[i]
                 least = _UNLIKELY if mask is None else -np.inf
-                found = self._added_up(own[: widths[i]], scores[: widths[i]], least)
+                expected = self._added_up(inner_tokens[: widths[i]], scores[: widths[i]], least)
             if mask is not None:
-                allowed = allowed_tokens(mask, self._vocab)[found.tokens]
-                found = found.at(allowed)
-            values = found.logprobs
-            if i in read and len(values):
-                values = _shaped(found, mask is not None, draft, i)
+                allowed = allowed_tokens(mask, self._vocab)[expected.tokens]
+                expected = expected.at(allowed)
+            values = expected.logprobs
+            if i in inner_top and len(values):
+                values = _shaped(expected, mask is not None, draft, i)
             best = np.argsort(-values, kind="stable")[:count]
-            tokens[i, : len(best)], logprobs[i, : len(best)] = found.tokens[best], values[best]
-            if i in read:
-                row.rests[node] = self._rests(found.at(best))
+            tokens[i, : len(best)], logprobs[i, : len(best)] = expected.tokens[best], values[best]
+            if i in inner_top:
+                row.rests[node] = self._rests(expected.at(best))
         return Top(tokens, logprobs, entropies)
 
     def _inner_top(self, slots: Slots, width: int) -> dict[int, tuple[NDArray[np.int32], NDArray[np.float32], float]]:
@@ -378,17 +378,17 @@ class TranslatedScores(Scores):
         top = self._inner.top([*places.values()], width)
         return dict(zip(places, zip(*top, strict=True), strict=True))
 
-    def _expected(self, row: TranslatedRow, node: int) -> _Found:
+    def _expected(self, row: TranslatedRow, node: int) -> _Predicted:
         """What is known of a node without a pass: the target's first token of its rest."""
         rest = row.nodes[node].rest
         first = None if rest is None else self._firsts.of_text(rest.text)
         if rest is None or first is None:
-            return _NOTHING_FOUND
+            return _NOTHING_PREDICTED
         token, behind = first
         row.rests[node] = {token: _Rest(behind, 0.0)} if behind else {}
-        return _Found(np.array([token]), np.array([rest.logprob]), np.array([_NO_TOKEN]), np.zeros(1))
+        return _Predicted(np.array([token]), np.array([rest.logprob]), np.array([_NO_TOKEN]), np.zeros(1))
 
-    def _added_up(self, tokens: NDArray[np.int32], logprobs: NDArray[np.float32], least: float) -> _Found:
+    def _added_up(self, tokens: NDArray[np.int32], logprobs: NDArray[np.float32], least: float) -> _Predicted:
         """The target's tokens that some of the model's stand for; the most probable one of these is their reading.
 
         Args:
@@ -398,14 +398,14 @@ class TranslatedScores(Scores):
         firsts = self._firsts.of(tokens[likely])
         known = firsts >= 0
         tokens, values = tokens[likely][known], logprobs[likely][known].astype(np.float64)
-        found, best, group = np.unique(firsts[known], return_index=True, return_inverse=True)
-        totals = np.maximum(np.log(np.bincount(group, np.exp(values), len(found)) + _LEAST), values[best])
-        return _Found(found, np.minimum(totals, 0.0), tokens[best], values[best] - totals)
+        targets, best, group = np.unique(firsts[known], return_index=True, return_inverse=True)
+        totals = np.maximum(np.log(np.bincount(group, np.exp(values), len(targets)) + _LEAST), values[best])
+        return _Predicted(targets, np.minimum(totals, 0.0), tokens[best], values[best] - totals)
 
-    def _rests(self, found: _Found) -> dict[int, _Rest]:
+    def _rests(self, top: _Predicted) -> dict[int, _Rest]:
         """What is expected behind tokens whose readings go on behind them."""
         rests = zip(
-            found.tokens.tolist(), map(self._firsts.behind, found.readings.tolist()), found.shares.tolist(), strict=True
+            top.tokens.tolist(), map(self._firsts.behind, top.readings.tolist()), top.shares.tolist(), strict=True
         )
         return {token: _Rest(behind, share) for token, behind, share in rests if behind}
 
@@ -435,15 +435,15 @@ class TranslatedScores(Scores):
         return np.array([*map(draw_warped, self.logits(slots, edits), keys, warpings)], np.int32)
 
 
-def _shaped(found: _Found, masked: bool, draft: Draft | None, i: int) -> NDArray[np.float64]:
+def _shaped(follow: _Predicted, masked: bool, draft: Draft | None, i: int) -> NDArray[np.float64]:
     """[n] logarithms of probabilities after a mask and as ``Draft`` wants them, of tokens that have almost all of it.
 
     Args:
         i: which of the draft's slots they follow.
     """
     if draft is None or not (warping := draft.warpings[i]).temperature:
-        return found.logprobs - log_sum_exp(found.logprobs) if masked else found.logprobs
-    x = warp(found.logprobs, warping)
+        return follow.logprobs - log_sum_exp(follow.logprobs) if masked else follow.logprobs
+    x = warp(follow.logprobs, warping)
     if draft.keys is not None:
-        x = (x + noise_of(draft.keys[i], found.tokens)) * warping.temperature
+        x = (x + noise_of(draft.keys[i], follow.tokens)) * warping.temperature
     return x - log_sum_exp(x)

@@ -101,18 +101,18 @@ def fit(
         progress(epoch)
     if validation is None or not bool(validation.accepted.any()):
         return nets[-1]
-    return nets[best_of([_at(BETA, *_scored(each, validation, negatives))[1:] for each in nets])]
+    return nets[best_of([_at(BETA, *_scored(net_of_epoch, validation, negatives))[1:] for net_of_epoch in nets])]
 
 
-def best_of(found: Sequence[tuple[float, float]]) -> int:
+def best_of(figures: Sequence[tuple[float, float]]) -> int:
     """The net with the best recall; of those within ``RECALL_TIE`` of it the lowest positive rate, then the latest.
 
     Args:
-        found: recall and positive rate of each net, at one threshold.
+        figures: recall and positive rate of each net, at one threshold.
     """
-    best = max(recall for recall, _ in found)
-    tied = [i for i, (recall, _) in enumerate(found) if recall > best - RECALL_TIE]
-    return min(reversed(tied), key=lambda i: found[i][1])
+    best = max(recall for recall, _ in figures)
+    tied = [i for i, (recall, _) in enumerate(figures) if recall > best - RECALL_TIE]
+    return min(reversed(tied), key=lambda i: figures[i][1])
 
 
 def _folded(net: nn.Sequential, recipe: ClassifierRecipe, mean: Tensor, scale: Tensor, negatives: float) -> Classifier:
@@ -174,8 +174,8 @@ def _scored(classifier: Classifier, samples: Samples, negatives: float) -> tuple
 def _at(beta: float, scores: Tensor, accepted: Tensor, weights: Tensor) -> tuple[float, float, float]:
     """Precision, recall and positive rate of the nodes that score at least ``beta``."""
     above = scores >= beta
-    found, kept = float((above & accepted).sum()), float(weights[above].sum())
-    return found / kept if kept else 0.0, found / max(1, int(accepted.sum())), kept / max(float(weights.sum()), 1e-9)
+    hits, mass = float((above & accepted).sum()), float(weights[above].sum())
+    return hits / mass if mass else 0.0, hits / max(1, int(accepted.sum())), mass / max(float(weights.sum()), 1e-9)
 
 
 def _calibration_error(scores: Tensor, accepted: Tensor, weights: Tensor) -> float:

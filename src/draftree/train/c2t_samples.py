@@ -79,8 +79,8 @@ def samples_of(tree: DraftTree, path: Sequence[int], number: int) -> Samples:
 
 def thinned(samples: Samples, share: float, generator: torch.Generator) -> Samples:
     """All accepted nodes, and each other one with probability ``share``."""
-    kept = torch.rand(len(samples.accepted), generator=generator) < share
-    return samples.take(samples.accepted | kept)
+    drawn = torch.rand(len(samples.accepted), generator=generator) < share
+    return samples.take(samples.accepted | drawn)
 
 
 @torch.inference_mode()

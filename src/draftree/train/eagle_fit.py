@@ -80,9 +80,9 @@ class Batch:
         columns = torch.arange(int(counts.max()))
         valid = columns < counts[:, None]
         at = torch.where(valid, firsts[:, None] + columns, 0).to(device)
-        kept, rows = responses[0].kept, torch.arange(len(at), device=device)[:, None]
-        truth = feature_part(kept, states, FINAL_STATE)[rows, at + 1]
-        return cls(tokens, feature_part(kept, states[:, :-1], read), truth, at, valid.to(device))
+        tracked, rows = responses[0].tracked, torch.arange(len(at), device=device)[:, None]
+        truth = feature_part(tracked, states, FINAL_STATE)[rows, at + 1]
+        return cls(tokens, feature_part(tracked, states[:, :-1], read), truth, at, valid.to(device))
 
 
 def unrolled(network: EagleNetwork, embeddings: Tensor, batch: Batch, steps: int) -> list[Tensor]:
@@ -100,26 +100,26 @@ def unrolled(network: EagleNetwork, embeddings: Tensor, batch: Batch, steps: int
     turns, embedded = network.turns(batch.at), embedded[rows, batch.at]
     inputs, queries = inputs[rows, batch.at], queries[rows, batch.at]
     group, width = queries.shape[2] // keys.shape[2], queries.shape[3]
-    own: list[tuple[Tensor, Tensor]] = []  # keys and values of the steps after the first
+    past: list[tuple[Tensor, Tensor]] = []  # keys and values of the steps after the first
     predicted: list[Tensor] = []
     for step in range(1, steps + 1):
         if step > 1:
             before = torch.roll(predicted[-1], 1, dims=1)
             inputs = network.read(embedded, before.to(embedded.dtype))
             queries, *fresh = layer.attend_with(inputs, turns)
-            own.append((fresh[0], fresh[1]))
+            past.append((fresh[0], fresh[1]))
         scaled = queries.unflatten(2, (-1, group)) * width**-0.5  # [B, R, kv, group, D]
         seen = positions <= (batch.at - (step - 1))[..., None]
         scores = torch.einsum("brkgd,bnkd->brkgn", scaled, keys).float()
         scores = scores.masked_fill(~seen[:, :, None, None], torch.finfo(torch.float32).min)
         # Above a node of depth step - 1 are one node of each depth from 1 on: the columns just before its own.
-        above = [(torch.roll(k, step - i, dims=1), torch.roll(v, step - i, dims=1)) for i, (k, v) in enumerate(own, 2)]
+        above = [(torch.roll(k, step - i, dims=1), torch.roll(v, step - i, dims=1)) for i, (k, v) in enumerate(past, 2)]
         extra = [torch.einsum("brkgd,brkd->brkg", scaled, k).float()[..., None] for k, _ in above]
         weights = torch.cat([scores, *extra], dim=-1).softmax(-1).to(values.dtype)
-        found = torch.einsum("brkgn,bnkd->brkgd", weights[..., : len(positions)], values)
+        attended = torch.einsum("brkgn,bnkd->brkgd", weights[..., : len(positions)], values)
         for i, (_, v) in enumerate(above):
-            found = found + weights[..., len(positions) + i, None] * v[:, :, :, None]
-        predicted.append(network.predicted(layer.finish(inputs, found.flatten(2))))
+            attended = attended + weights[..., len(positions) + i, None] * v[:, :, :, None]
+        predicted.append(network.predicted(layer.finish(inputs, attended.flatten(2))))
     return predicted
 
 
@@ -150,12 +150,12 @@ def loss(
         valid[:, :step] = False
         if not valid.any():
             break
-        own, output = states[valid], network.lm_head
-        read = network.readout(own)
+        learned, output = states[valid], network.lm_head
+        read = network.readout(learned)
         logits = linear(read, weight, bias) if output is None else output.forward(read)
         part = cross_entropy(logits.float(), target[valid])
         if network.predicts_features:
-            part = part + feature_weight * smooth_l1_loss(own.float(), batch.truth[valid])
+            part = part + feature_weight * smooth_l1_loss(learned.float(), batch.truth[valid])
         total = total + decay**step * part
     return total
 
@@ -290,10 +290,10 @@ class Fit:
         recipe, network, rate = self.recipe, self.network, self.recipe.learning_rate
         output = None if network.lm_head is None else network.lm_head.weight  # its rows are tokens: not for Muon
         matrices = [p for p in network.parameters() if p.ndim > 1 and p is not output]
-        others = [p for p in network.parameters() if p.ndim <= 1 or p is output]
+        rest = [p for p in network.parameters() if p.ndim <= 1 or p is output]
         self._optimizers = [
             torch.optim.Muon(matrices, rate, recipe.weight_decay, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, rate, betas=(0.9, 0.95), weight_decay=0.0),
+            torch.optim.AdamW(rest, rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
 
     def _batch(self, step: int) -> Batch:
@@ -369,8 +369,8 @@ class Fit:
             if state["key"] != self.key:
                 raise ValueError("of another fit")
             self.network.load_state_dict(state["network"])
-            for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(kept)
+            for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
             self.done, self.steps = state["done"], state["steps"]
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError):
             raise ConfigError(

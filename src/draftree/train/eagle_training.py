@@ -159,8 +159,8 @@ class HeadTraining:
         frozen = Frozen(embeddings.float(), weight.float(), None if bias is None else bias.float())
         key = self._key(learned, vocabulary, network)
         if network is None:
-            own = self.recipe.seed, self.limits.feed_forward
-            network = self.architecture.begin(self.target, frozen, vocabulary, learned, *own)
+            seed_and_width = self.recipe.seed, self.limits.feed_forward
+            network = self.architecture.begin(self.target, frozen, vocabulary, learned, *seed_and_width)
         fit = Fit(self.recipe, network.to(device), frozen, learned, self.limits.steps or 1, key)
         if not fit.resume(checkpoint) and self.limits.steps is None:
             fit.steps = self._affordable(fit, learned, seconds)
@@ -177,7 +177,7 @@ class HeadTraining:
 
     def _key(self, learned: list[Response], vocabulary: Tensor, network: EagleNetwork | None) -> str:
         """Identifies the fit: settings, responses, and the network that it starts from."""
-        data = [asdict(self.data.recipe), *self.data.kept.layers]
+        data = [asdict(self.data.recipe), *self.data.tracked.layers]
         sizes = self.limits.steps, self.limits.feed_forward
         parts = [asdict(self.recipe), sizes, data, vocabulary.tolist(), [r.number for r in learned]]
         init = None if network is None else fingerprint(network.parameters())
@@ -199,21 +199,21 @@ class HeadTraining:
 
     def _figures(self, apart: list[Response], stage: Stage) -> dict[str, HeadFigures]:
         head = head_in(self.out).torch_head(self.target)
-        found = {}
+        by_kind = {}
         for name, sampled in (("greedy", False), ("sampled", True)):
             if group := [r for r in apart if (r.temperature > 0) is sampled]:
                 with stage(f"evaluating {name} responses", len(group), 0) as progress:
-                    found[name] = evaluate(head, group, self.data.recipe.seed, progress)
-        content = {name: asdict(figures) for name, figures in found.items()}
+                    by_kind[name] = evaluate(head, group, self.data.recipe.seed, progress)
+        content = {name: asdict(figures) for name, figures in by_kind.items()}
         write_whole(self.data.folder / "figures.json", json.dumps(content, indent=1) + "\n")
-        return found
+        return by_kind
 
 
 def _card(training: HeadTraining, learned: list[Response], fit: Fit, figures: Mapping[str, HeadFigures]) -> str:
     """The model card."""
     recipe, target, data = training.recipe, training.target.capabilities.name, training.data
     rows = (f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in training.sources)
-    sources, tables = "\n".join(rows), "".join(_tables(name, found) for name, found in figures.items())
+    sources, tables = "\n".join(rows), "".join(_tables(name, head_figures) for name, head_figures in figures.items())
     first, further = ("/".join(f"{t:g}" for t in kind) for kind in (TEMPERATURES, AGAIN))
     several = f"; second and further ones to a prompt {further}" if learned[-1].number >= len(data.prompts) else ""
     start = f"the head {training.init.name}" if training.init else training.architecture.start

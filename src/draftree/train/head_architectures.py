@@ -127,9 +127,9 @@ def read_trained(folder: Path, target: FeatureModel) -> tuple[EagleNetwork, Tens
     """
     head = head_in(folder)
     network, vocabulary = head.network(head.arrays_for(target))
-    (first, *others) = network.layers
-    own = network.embed_tokens is not None or first.q_norm is not None
-    if others or own or not head.config.use_aux_hidden_state:
+    (first, *further_layers) = network.layers
+    differs = network.embed_tokens is not None or first.q_norm is not None
+    if further_layers or differs or not head.config.use_aux_hidden_state:
         raise ConfigError(
             f"draft head {folder} has several layers, norms of queries or embeddings of its own, or reads the "
             "final hidden state as EAGLE-3: give --init a head of one Llama layer, or leave it out"
@@ -176,8 +176,8 @@ has an output layer of its own, in the format of speculators; embeddings are the
 
 def _spread(responses: Sequence[Response]) -> float:
     """Root mean square of final hidden states."""
-    some = [feature_part(r.kept, r.features, FINAL_STATE).float().square().mean() for r in responses[:_SCALED_BY]]
-    return float(torch.stack(some).mean().sqrt())
+    squares = [feature_part(r.tracked, r.features, FINAL_STATE).float().square().mean() for r in responses[:_SCALED_BY]]
+    return float(torch.stack(squares).mean().sqrt())
 
 
 @torch.no_grad()

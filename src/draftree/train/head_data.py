@@ -23,12 +23,12 @@ _BATCHES = 8
 _COUNTS = ("numbers", "lengths", "prompt_lengths")
 
 
-def by_length(lengths: Sequence[int], some: int) -> list[int]:
-    """Numbers of all prompts, ``some`` of them at a time, from short to long and from long to short in turn."""
+def by_length(lengths: Sequence[int], count: int) -> list[int]:
+    """Numbers of all prompts, ``count`` of them at a time, from short to long and from long to short in turn."""
     order: list[int] = []
-    for start in range(0, len(lengths), some):
-        part = range(start, min(start + some, len(lengths)))
-        order += sorted(part, key=lengths.__getitem__, reverse=start // some % 2 == 1)
+    for start in range(0, len(lengths), count):
+        part = range(start, min(start + count, len(lengths)))
+        order += sorted(part, key=lengths.__getitem__, reverse=start // count % 2 == 1)
     return order
 
 
@@ -38,7 +38,7 @@ class HeadData:
     Args:
         recipe: how they are drawn.
         prompts: token ids, in order.
-        kept: the hidden states that they come with.
+        tracked: the hidden states that they come with.
 
     Attributes:
         numbers: of the responses that are there.
@@ -51,12 +51,12 @@ class HeadData:
     """
 
     def __init__(
-        self, folder: Path, recipe: DataRecipe, prompts: list[list[int]], kept: FeatureSpec = FINAL_STATE
+        self, folder: Path, recipe: DataRecipe, prompts: list[list[int]], tracked: FeatureSpec = FINAL_STATE
     ) -> None:
-        self.folder, self.recipe, self.prompts, self.kept = folder, recipe, prompts, kept
+        self.folder, self.recipe, self.prompts, self.tracked = folder, recipe, prompts, tracked
         self.numbers, self.tokens, self.seconds = set[int](), 0, 0.0
         self._waiting: list[Response] = []
-        self._shards = Shards(folder, "responses", {**asdict(recipe), "layers": [*kept.layers]})
+        self._shards = Shards(folder, "responses", {**asdict(recipe), "layers": [*tracked.layers]})
         self._shards.check("choose another --out")
         for file in self._shards.files.values():
             numbers, lengths, prompt_lengths, seconds = self._shards.read(file, *_COUNTS, "seconds")
@@ -127,31 +127,31 @@ class HeadData:
         """Write the responses that are not on disk yet; drawing them has taken the time since the last shard."""
         if not self._waiting:
             return
-        kept = self._waiting
+        responses = self._waiting
         columns = {
-            "numbers": torch.tensor([r.number for r in kept]),
-            "lengths": torch.tensor([r.tokens.shape[0] for r in kept]),
-            "prompt_lengths": torch.tensor([r.prompt_length for r in kept]),
-            "temperatures": torch.tensor([r.temperature for r in kept], dtype=torch.float64),
-            "tokens": torch.cat([r.tokens for r in kept]).int(),
-            "features": torch.cat([r.features for r in kept]),
+            "numbers": torch.tensor([r.number for r in responses]),
+            "lengths": torch.tensor([r.tokens.shape[0] for r in responses]),
+            "prompt_lengths": torch.tensor([r.prompt_length for r in responses]),
+            "temperatures": torch.tensor([r.temperature for r in responses], dtype=torch.float64),
+            "tokens": torch.cat([r.tokens for r in responses]).int(),
+            "features": torch.cat([r.features for r in responses]),
             "seconds": torch.tensor(seconds - self.seconds),
         }
         self._shards.write(1 + max(self._shards.files, default=-1), columns)
         self.seconds = seconds
-        kept.clear()
+        responses.clear()
 
     def responses(self) -> list[Response]:
         """All responses on disk in the order of their numbers; features are read from disk when they are used."""
-        found: list[Response] = []
+        read: list[Response] = []
         for file in self._shards.files.values():
             *counts, tokens, features = self._shards.read(file, *_COUNTS, "temperatures", "tokens", "features")
             numbers, lengths, prompt_lengths, temperatures = (column.tolist() for column in counts)
             texts, states = tokens.long().split(lengths), features.split([length - 1 for length in lengths])
-            found += map(Response, numbers, temperatures, prompt_lengths, texts, states, repeat(self.kept))
-        return sorted(found, key=lambda r: r.number)
+            read += map(Response, numbers, temperatures, prompt_lengths, texts, states, repeat(self.tracked))
+        return sorted(read, key=lambda r: r.number)
 
     def split(self, held_out: int) -> tuple[list[Response], list[Response]]:
         """Responses to train on, and those to the first ``held_out`` prompts, which are kept apart."""
-        found, prompts = self.responses(), len(self.prompts)
-        return [r for r in found if r.number % prompts >= held_out], [r for r in found if r.number < held_out]
+        responses, prompts = self.responses(), len(self.prompts)
+        return [r for r in responses if r.number % prompts >= held_out], [r for r in responses if r.number < held_out]

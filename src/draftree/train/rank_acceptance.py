@@ -47,8 +47,8 @@ class TruePath(GrowthPolicy):
 
     def grow(self, frontier: Frontier) -> list[Child]:
         """The child that is the true token."""
-        found, token = frontier.candidates[0].tokens, self.truth[frontier.depth]
-        self.ranks.append(found.index(token) if token in found else None)
+        candidates, token = frontier.candidates[0].tokens, self.truth[frontier.depth]
+        self.ranks.append(candidates.index(token) if token in candidates else None)
         return [Child(0, rank) for rank in self.ranks[-1:] if rank is not None]
 
 
@@ -101,15 +101,15 @@ class Tally:
             ConfigError: the file is of another calibration, or of none.
         """
         try:
-            found = TALLY_FILE.read(path)
+            tally = TALLY_FILE.read(path)
         except FileNotFoundError:
             return cls(key, [0] * depth, [[0] * MAX_WIDTH for _ in range(depth)])
-        if found.key != key:
+        if tally.key != key:
             raise ConfigError(
                 f"{path} is of a calibration with other models, prompts or settings: repeat that one to finish it, "
                 "or remove the file to start afresh"
             )
-        return found
+        return tally
 
     def add(self, ranks: Sequence[int | None]) -> None:
         for depth, rank in enumerate(ranks):

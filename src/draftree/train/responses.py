@@ -62,8 +62,8 @@ def encoded(target: LanguageModel, prompts: Sequence[str], *, raw: bool) -> list
         PromptError: none is.
     """
     longest = min(LONGEST_PROMPT, target.capabilities.max_length // 2)
-    found = [encode(target.tokenizer, prompt if raw else user(prompt)) for prompt in prompts]
-    if not (short := [ids for ids in found if len(ids) <= longest]):
+    texts = [encode(target.tokenizer, prompt if raw else user(prompt)) for prompt in prompts]
+    if not (short := [ids for ids in texts if len(ids) <= longest]):
         raise PromptError(f"all prompts are longer than {longest} tokens: give shorter ones")
     return short
 
@@ -125,17 +125,17 @@ def _objects(text: str, suffix: str, name: str) -> Iterator[tuple[int, Any]]:
 
 
 def _prompt(item: Any, where: str) -> str:
-    if (found := _first(item, _KEYS)) is None:
+    if (text := _first(item, _KEYS)) is None:
         raise PromptError(f"{where} has no text under any of {', '.join(_KEYS)}: add one, or take the line out")
     cases = item.get("instances")
     about = _first(item, _CONTEXTS) or _first(cases[0] if isinstance(cases, list) and cases else None, _CONTEXTS)
-    return found if about is None else f"{found}\n\n{about}"
+    return text if about is None else f"{text}\n\n{about}"
 
 
 def _first(item: object, keys: tuple[str, ...]) -> str | None:
     """The text under the first key that is there; None where it is no text, or empty."""
-    found = next((item[key] for key in keys if key in item), None) if isinstance(item, dict) else None
-    return found if isinstance(found, str) and found.strip() else None
+    value = next((item[key] for key in keys if key in item), None) if isinstance(item, dict) else None
+    return value if isinstance(value, str) and value.strip() else None
 
 
 MAX_ROWS = 1 << 16
@@ -161,7 +161,7 @@ class Response:
         prompt_length: tokens of the prompt.
         tokens: [L] int64, prompt and response.
         features: [L - 1, F] float16, the target's hidden states at all tokens but the last; F is 0 where it keeps none.
-        kept: which hidden states these are.
+        tracked: which hidden states these are.
     """
 
     number: int
@@ -169,7 +169,7 @@ class Response:
     prompt_length: int
     tokens: Tensor
     features: Tensor
-    kept: FeatureSpec = FINAL_STATE
+    tracked: FeatureSpec = FINAL_STATE
 
     @property
     def gained(self) -> int:
@@ -189,7 +189,7 @@ def replayed(drafter: Drafter, response: Response, seed: int, model: LanguageMod
     params = SamplingParams(temperature=response.temperature, seed=seed_of(response.number, seed))
     states = response.features.to(can.device, torch_dtype(can)) if response.features.shape[1] else None
     target = model if states is None and model.tracked else None
-    return Replay(drafter, ids[:start], ids[start:], params, states, target, response.kept)
+    return Replay(drafter, ids[:start], ids[start:], params, states, target, response.tracked)
 
 
 def row_features(row: Row) -> Tensor | None:
@@ -268,11 +268,11 @@ def respond(
             stepper.step([*running.values()], _READ)
             for number in [n for n, request in running.items() if request.finish_reason is not None]:
                 request = running.pop(number)
-                found = None if request.row is None else states(request.row)
-                features = torch.zeros(len(request.ids) - 1, 0) if found is None else found
+                hidden = None if request.row is None else states(request.row)
+                features = torch.zeros(len(request.ids) - 1, 0) if hidden is None else hidden
                 stepper.close(request)
-                ids, own = torch.tensor(request.ids), (request.params.temperature, request.prompt_length)
-                yield Response(number, *own, ids, features.half().clamp(-_LARGEST, _LARGEST).cpu(), target.tracked)
+                ids, drawn_at = torch.tensor(request.ids), (request.params.temperature, request.prompt_length)
+                yield Response(number, *drawn_at, ids, features.half().clamp(-_LARGEST, _LARGEST).cpu(), target.tracked)
     finally:
         for request in running.values():
             stepper.close(request)

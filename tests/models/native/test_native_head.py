@@ -245,7 +245,7 @@ def test_rows_without_states_and_wrong_calls_are_errors_that_change_nothing(
         "a text past the vocabulary": lambda: head.read([row], [[VOCAB]], [opened]),
         "another model's row": lambda: head.read([head.open()], [TEXT[1:]], [Row()]),
         "another model's row for the last token": lambda: head.read([row], [[]], [Row()]),
-        "a closed row": lambda: head.extend([NativeHeadRow(kept=head.features)], [TREE_ROOT]),
+        "a closed row": lambda: head.extend([NativeHeadRow(tracked=head.features)], [TREE_ROOT]),
     }
     for call in wrong.values():
         with pytest.raises((CacheError, RuntimeError)):

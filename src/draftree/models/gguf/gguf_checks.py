@@ -147,11 +147,11 @@ def _flaws_of_numbers(header: GGUFHeader) -> Iterator[str]:
     if scaling is not None and scaling not in _ROPE_SCALINGS:
         yield f"{metadata.name(Keys.Rope.SCALING_TYPE)} is {scaling!r}, none of {', '.join(_ROPE_SCALINGS)}"
     for key, most in _MOST.items():
-        name, found = metadata.name(key), metadata.number(key)
-        if found is None:
+        name, value = metadata.name(key), metadata.number(key)
+        if value is None:
             yield f"it has no {name}"
-        elif not 1 <= found <= most:
-            yield f"{name} is {found}, not a number from 1 to {most}"
+        elif not 1 <= value <= most:
+            yield f"{name} is {value}, not a number from 1 to {most}"
     if max(ahead := metadata.numbers(Keys.LLM.NEXTN_PREDICT_LAYERS) or (0,)) >= layers:
         yield f"{metadata.name(Keys.LLM.NEXTN_PREDICT_LAYERS)} is {max(ahead)}, of {layers} layers"
     for tensor in header.tensors:
@@ -170,8 +170,8 @@ def _flaws_of_attention(header: GGUFHeader) -> Iterator[str]:
     if window > _LONGEST_WINDOW:
         yield f"{metadata.name(Keys.Attention.SLIDING_WINDOW)} is {window}, not a number up to {_LONGEST_WINDOW}"
     yield from _flaws_of_latents(header) if header.is_latent else _flaws_of_heads(header)
-    own, _ = header.widths
-    for key, size in ((_TURNED, own), (Keys.Rope.DIMENSION_COUNT_SWA, metadata.number(_KEY_LENGTHS[1]) or own)):
+    keys, _ = header.widths
+    for key, size in ((_TURNED, keys), (Keys.Rope.DIMENSION_COUNT_SWA, metadata.number(_KEY_LENGTHS[1]) or keys)):
         turned = metadata.numbers(key) or metadata.numbers(_TURNED)
         if any(heads) and turned and (max(turned) % 2 or not 0 < max(turned) <= size):
             yield f"{metadata.name(key)} is {max(turned)}, for heads of {size} numbers"
@@ -183,19 +183,19 @@ def _flaws_of_attention(header: GGUFHeader) -> Iterator[str]:
 
 def _flaws_of_heads(header: GGUFHeader) -> Iterator[str]:
     """Lengths of heads that their matrices do not have; a layer without values of its own has its keys for values."""
-    metadata, tensors = header.metadata, {each.name: each for each in header.tensors if len(each.shape) == 2}
+    metadata, tensors = header.metadata, {tensor.name: tensor for tensor in header.tensors if len(tensor.shape) == 2}
     heads = metadata.numbers(Keys.Attention.HEAD_COUNT_KV) or metadata.numbers(Keys.Attention.HEAD_COUNT) or (0,)
     stated, local = ([metadata.number(key) for key in keys] for keys in zip(_KEY_LENGTHS, _VALUE_LENGTHS, strict=True))
     names, shared = [*map(metadata.name, (_KEY_LENGTHS[0], _VALUE_LENGTHS[0]))], header.widths[1]
     for layer in range(header.layers):
         count = heads[min(layer, len(heads) - 1)]
         keys, values = (tensors.get(f"blk.{layer}.attn_{part}.weight") for part in "kv")
-        for i, found in enumerate((keys, values or keys)):
+        for i, tensor in enumerate((keys, values or keys)):
             length = shared if i == 1 and values is None and stated[i] is None else stated[i]
-            if not found or not count or length is None:
+            if not tensor or not count or length is None:
                 continue
-            if found.shape[1] not in (count * length, count * (local[i] or length)):
-                yield f"{names[i]} is {length}, with {found.shape[1]} rows of {found.name}"
+            if tensor.shape[1] not in (count * length, count * (local[i] or length)):
+                yield f"{names[i]} is {length}, with {tensor.shape[1]} rows of {tensor.name}"
 
 
 def _flaws_of_latents(header: GGUFHeader) -> Iterator[str]:

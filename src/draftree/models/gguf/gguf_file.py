@@ -115,18 +115,20 @@ class GGUFHeader:
         """Of a head's keys and values; 0 where the file does not tell."""
         metadata = self.metadata
         heads = metadata.numbers(Keys.Attention.HEAD_COUNT) or ()
-        own = (metadata.number(Keys.LLM.EMBEDDING_LENGTH) or 0) // max((*heads, 1))
+        head_width = (metadata.number(Keys.LLM.EMBEDDING_LENGTH) or 0) // max((*heads, 1))
         keys, values = (metadata.number(key) for key in (Keys.Attention.KEY_LENGTH, Keys.Attention.VALUE_LENGTH))
-        return keys or own, values or own
+        return keys or head_width, values or head_width
 
     @property
     def has_float_layers(self) -> bool:
         """Passes multiply by matrices of floats, of which quantized files may have some too: routers of experts."""
         matrices = [
-            each for each in self.tensors if each.kind in _FLOATS and len(each.shape) > 1 and min(each.shape) > 1
+            tensor
+            for tensor in self.tensors
+            if tensor.kind in _FLOATS and len(tensor.shape) > 1 and min(tensor.shape) > 1
         ]
-        names = {each.name for each in matrices if each.name.endswith(".weight") and "conv" not in each.name}
-        return bool(names - ({EMBEDDINGS} if any(each.name == OUTPUT for each in self.tensors) else set()))
+        names = {tensor.name for tensor in matrices if tensor.name.endswith(".weight") and "conv" not in tensor.name}
+        return bool(names - ({EMBEDDINGS} if any(tensor.name == OUTPUT for tensor in self.tensors) else set()))
 
     @property
     def is_latent(self) -> bool:
@@ -198,13 +200,13 @@ class _Reader:
         align = GGUF_DEFAULT_ALIGNMENT if align is None else align
         if align < 1 or align & (align - 1):
             raise _Damaged(f"{Keys.General.ALIGNMENT} is {align}, not a power of 2")
-        begin, end, found = -(-self._at // align) * align, 0, list[StoredTensor]()
+        begin, end, stored_tensors = -(-self._at // align) * align, 0, list[StoredTensor]()
         for name, shape, kind, offset in places:
-            if offset < end or (offset > end and (not found or found[-1].size)):
+            if offset < end or (offset > end and (not stored_tensors or stored_tensors[-1].size)):
                 raise _Damaged(f"tensor {name} is at byte {offset} of the weights, where {end} is next")
-            found.append(StoredTensor(name, shape, kind, path, begin + offset, _bytes(shape, kind)))
-            end = -(-(offset + found[-1].size) // align) * align
-        return GGUFHeader(metadata, tuple(found))
+            stored_tensors.append(StoredTensor(name, shape, kind, path, begin + offset, _bytes(shape, kind)))
+            end = -(-(offset + stored_tensors[-1].size) // align) * align
+        return GGUFHeader(metadata, tuple(stored_tensors))
 
     def _take(self, codes: str) -> tuple[int, ...]:
         values = struct.unpack_from(f"<{codes}", self._data, self._at)

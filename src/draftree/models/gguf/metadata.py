@@ -50,55 +50,55 @@ class Metadata:
 
     def text(self, key: str) -> str | None:
         """The text under a key; None: no such key."""
-        found = self._find(key)
-        if found is not None and not isinstance(found, str):
-            raise self._mistyped(key, found, "a text")
-        return found
+        value = self._find(key)
+        if value is not None and not isinstance(value, str):
+            raise self._mistyped(key, value, "a text")
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         """The truth value under a key."""
-        found = self._find(key)
-        if found is not None and not isinstance(found, bool):
-            raise self._mistyped(key, found, "true or false")
-        return default if found is None else found
+        value = self._find(key)
+        if value is not None and not isinstance(value, bool):
+            raise self._mistyped(key, value, "true or false")
+        return default if value is None else value
 
     def number(self, key: str) -> int | None:
         """The whole number under a key, at least 0; None: no such key."""
-        found = self._find(key)
-        if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 0):
-            raise self._mistyped(key, found, "a whole number of at least 0")
-        return found
+        value = self._find(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise self._mistyped(key, value, "a whole number of at least 0")
+        return value
 
     def numbers(self, key: str) -> tuple[int, ...] | None:
         """The whole numbers under a key, or the one, each at least 0 (true is 1); None: no such key."""
-        found = self._find(key)
-        if found is None:
+        value = self._find(key)
+        if value is None:
             return None
-        numbers = np.atleast_1d(found) if isinstance(found, int | np.ndarray) else np.zeros(0)
+        numbers = np.atleast_1d(value) if isinstance(value, int | np.ndarray) else np.zeros(0)
         if not numbers.size or numbers.dtype.kind not in "biu" or (numbers < 0).any():
-            raise self._mistyped(key, found, "whole numbers of at least 0")
+            raise self._mistyped(key, value, "whole numbers of at least 0")
         return tuple(numbers.tolist())
 
     def real(self, key: str) -> float | None:
         """The number under a key; None: no such key."""
-        found = self._find(key)
-        if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
-            raise self._mistyped(key, found, "a number")
-        return None if found is None else float(found)
+        value = self._find(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise self._mistyped(key, value, "a number")
+        return None if value is None else float(value)
 
     def texts(self, key: str) -> list[bytes]:
         """The texts under a key, as they are stored; none where there is no such key."""
-        found = self._find(key)
-        if found is not None and not isinstance(found, list):
-            raise self._mistyped(key, found, "an array of texts")
-        return found or []
+        value = self._find(key)
+        if value is not None and not isinstance(value, list):
+            raise self._mistyped(key, value, "an array of texts")
+        return value or []
 
     def array(self, key: str, *types: str) -> NDArray[Any] | None:
         """The array of numbers of one of these NumPy types under a key; None: no such key."""
-        found = self._find(key)
-        if found is not None and (not isinstance(found, np.ndarray) or found.dtype.name not in types):
-            raise self._mistyped(key, found, f"an array of {' or '.join(types)}")
-        return found
+        value = self._find(key)
+        if value is not None and (not isinstance(value, np.ndarray) or value.dtype.name not in types):
+            raise self._mistyped(key, value, f"an array of {' or '.join(types)}")
+        return value
 
     def infinite(self) -> Iterator[tuple[str, float]]:
         """Keys of numbers and of arrays that are, or hold, NaN or infinity, and it."""
@@ -110,10 +110,10 @@ class Metadata:
     def _find(self, key: str) -> Value | None:
         return self.stored.get(self.name(key))
 
-    def _mistyped(self, key: str, found: Value, wanted: str) -> ModelFileError:
-        shown = repr(found)
-        if isinstance(found, list):
-            shown = f"an array of {len(found)} texts"
-        elif isinstance(found, np.ndarray):
-            shown = f"an array of {len(found)} {found.dtype.name}"
+    def _mistyped(self, key: str, value: Value, wanted: str) -> ModelFileError:
+        shown = repr(value)
+        if isinstance(value, list):
+            shown = f"an array of {len(value)} texts"
+        elif isinstance(value, np.ndarray):
+            shown = f"an array of {len(value)} {value.dtype.name}"
         return damaged(self.path, f"{self.name(key)} is {shown}, not {wanted}")

@@ -170,26 +170,26 @@ class HeadModel(LanguageModel):
         self._scores.expire()
         for row in rows:
             self.commit(row, [])
-        fresh, found = [b for b, text in enumerate(texts) if len(text)], None
+        fresh, out = [b for b, text in enumerate(texts) if len(text)], None
         if fresh:
-            own, new = [rows[b] for b in fresh], [Nodes.chain(texts[b], 1) for b in fresh]
-            for row, text in zip(own, new, strict=True):
+            fresh_rows, new = [rows[b] for b in fresh], [Nodes.chain(texts[b], 1) for b in fresh]
+            for row, text in zip(fresh_rows, new, strict=True):
                 self._learn(row, text)
             states = self.fused(torch.cat([features[b] for b in fresh]))
-            found = self._append(own, new, states)
-            for row, text in zip(own, new, strict=True):
+            out = self._append(fresh_rows, new, states)
+            for row, text in zip(fresh_rows, new, strict=True):
                 self.commit(row, range(len(text.tokens)))
-        if found is None or len(fresh) < len(rows):
+        if out is None or len(fresh) < len(rows):
             every = np.arange(len(rows))
-            found = self._scored(rows, torch.cat([row.scored for row in rows]), every, every)
-        return self._kept(_scores(found, [1] * len(rows)), began)
+            out = self._scored(rows, torch.cat([row.scored for row in rows]), every, every)
+        return self._kept(_scores(out, [1] * len(rows)), began)
 
     @torch.inference_mode()
     def _scored(self, rows: Sequence[HeadRow], states: Tensor, places: Longs, which: Longs) -> Made:
         """What follows states at places, each of the row ``which``."""
         further = self._further(rows)
-        tokens, room, at, own = on_device(self.capabilities.device, *further, places, which)
-        return self._passes.scored(states.index_select(0, at), tokens, room.view(further.places.shape), own)
+        tokens, room, at, state_rows = on_device(self.capabilities.device, *further, places, which)
+        return self._passes.scored(states.index_select(0, at), tokens, room.view(further.places.shape), state_rows)
 
     @torch.inference_mode()
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
@@ -199,12 +199,13 @@ class HeadModel(LanguageModel):
         """
         began = time.perf_counter()
         self._scores.expire()
-        own = [self.own(row) for row in rows]
-        if any(row.length for row in own):
-            found = self._append_below(own, nodes)
+        own_rows = [self.own(row) for row in rows]
+        if any(row.length for row in own_rows):
+            out = self._append_below(own_rows, nodes)
         else:
-            found = self._append(own, nodes, self._zeros(sum(len(new.tokens) for new in nodes), self.network.sizes[0]))
-        return self._kept(_scores(found, [new.scored for new in nodes]), began)
+            zeros = self._zeros(sum(len(new.tokens) for new in nodes), self.network.sizes[0])
+            out = self._append(own_rows, nodes, zeros)
+        return self._kept(_scores(out, [new.scored for new in nodes]), began)
 
     def _append_below(self, rows: Sequence[HeadRow], nodes: Sequence[Nodes]) -> Made:
         """Append nodes to each row, whose parents' states are predicted."""
@@ -232,11 +233,11 @@ class HeadModel(LanguageModel):
         grown, inputs = self._rows.place(rows, nodes)
         inputs.table[BEFORE] = np.arange(inputs.count) if before is None else before
         inputs = replace(inputs, further=self._further(self._placed()))
-        found = self._runner.forward(Pass(inputs, states=states), self._rows.cache)
-        assert found.states is not None  # noqa: S101
-        for row, parents, part in zip(rows, grown, found.states.split([len(new.tokens) for new in nodes]), strict=True):
+        out = self._runner.forward(Pass(inputs, states=states), self._rows.cache)
+        assert out.states is not None  # noqa: S101
+        for row, parents, part in zip(rows, grown, out.states.split([len(new.tokens) for new in nodes]), strict=True):
             row.parents, row.predicted = parents, torch.cat([row.predicted, part])
-        return found
+        return out
 
     def _placed(self) -> Sequence[HeadRow]:
         """The rows that the next pass covers."""
@@ -257,12 +258,12 @@ class HeadModel(LanguageModel):
     @torch.inference_mode()
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
-        own = self.own(row)
-        self._rows.commit(own, path)
+        row = self.own(row)
+        self._rows.commit(row, path)
         last = path[-1] if len(path) else ROOT
         if last != ROOT:
-            own.scored = own.predicted[last + 1 : last + 2]
-        own.predicted = own.predicted[last + 1 : last + 2]
+            row.scored = row.predicted[last + 1 : last + 2]
+        row.predicted = row.predicted[last + 1 : last + 2]
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Commit a path (``LanguageModel.prune``): no drafted node outlives a proposal.
@@ -281,12 +282,12 @@ class HeadModel(LanguageModel):
         Raises:
             CacheError: fewer are wanted, whose last prediction is not kept.
         """
-        own = self.own(row)
-        if length not in (None, own.length):
-            raise CacheError(f"cannot fork {length} tokens of a row of {own.length} in a head: read them again")
-        other = replace(own, parents=NO_NODES, predicted=own.predicted[:1], known=own.known.copy())
-        self._rows.fork(own, other)
-        return other
+        source = self.own(row)
+        if length not in (None, source.length):
+            raise CacheError(f"cannot fork {length} tokens of a row of {source.length} in a head: read them again")
+        forked = replace(source, parents=NO_NODES, predicted=source.predicted[:1], known=source.known.copy())
+        self._rows.fork(source, forked)
+        return forked
 
     @torch.inference_mode()
     def close(self, row: Row) -> None:
@@ -294,10 +295,10 @@ class HeadModel(LanguageModel):
         self._rows.close(self.own(row))
 
 
-def _scores(found: Made, counts: Sequence[int]) -> HeadScores:
+def _scores(out: Made, counts: Sequence[int]) -> HeadScores:
     """Scores of what a pass has found, ``counts`` of each row."""
-    assert found.ids is not None  # noqa: S101
-    return HeadScores(found.logits, found.ids, counts, found.best)
+    assert out.ids is not None  # noqa: S101
+    return HeadScores(out.logits, out.ids, counts, out.best)
 
 
 def output_for(target: FeatureModel, vocabulary: Tensor) -> nn.Linear:

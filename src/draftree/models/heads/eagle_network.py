@@ -94,8 +94,8 @@ class EagleLayer(nn.Module):
             inputs = torch.cat([normed(self.input_layernorm, embeddings), normed(self.hidden_norm, states)], dim=-1)
         else:
             inputs = normed(self.input_layernorm, inputs)
-        found = self.qkv.forward(inputs).unflatten(-1, (-1, self._width))
-        queries, keys, values = found.split([self._heads, self._kv_heads, self._kv_heads], dim=-2)
+        projected = self.qkv.forward(inputs).unflatten(-1, (-1, self._width))
+        queries, keys, values = projected.split([self._heads, self._kv_heads, self._kv_heads], dim=-2)
         queries, keys = normed(self.q_norm, queries), normed(self.k_norm, keys)
         cos, sin = turns.to(values.dtype).unbind(-2)
         return _turned(queries, cos, sin), _turned(keys, cos, sin), values
@@ -140,13 +140,13 @@ class EagleNetwork(nn.Module):
         self.config, self.features, self.predicts_features = config, arrays.features, not arrays.fuses_states
         self.fc = _linear(weights, "fc") if "fc.weight" in weights else None
         self.input_norm = _norm(weights, "input_norm", eps)
-        each = (_norm(weights, f"fc_norm.{i}", eps) for i in range(len(arrays.features.layers)))
-        self.fc_norm = nn.ModuleList(norm for norm in each if norm is not None)
+        norms = (_norm(weights, f"fc_norm.{i}", eps) for i in range(len(arrays.features.layers)))
+        self.fc_norm = nn.ModuleList(norm for norm in norms if norm is not None)
         self.blocks = tuple(EagleLayer(config, weights, f"layers.{i}") for i in range(config.num_hidden_layers))
         self.layers = nn.ModuleList(self.blocks)
         self.norm = _norm(weights, "norm", eps)
-        own = weights.get("embed_tokens.weight")
-        self.embed_tokens = None if own is None else nn.Embedding(own.shape[0], own.shape[1], device="meta")
+        table = weights.get("embed_tokens.weight")
+        self.embed_tokens = None if table is None else nn.Embedding(table.shape[0], table.shape[1], device="meta")
         self.lm_head = _linear(weights, "lm_head") if "lm_head.weight" in weights else None
         self.load_state_dict({name: torch.as_tensor(weight) for name, weight in weights.items()}, assign=True)
         self.requires_grad_(False)
@@ -232,11 +232,11 @@ class HeadPasses(EagerRunner):
             queries, keys, values = block.attend_with(states, turns)
             every = cache.update(keys.transpose(1, 2), values.transpose(1, 2), number)
             lines = padded(queries.transpose(1, 2), at.count, at.sources)
-            found = packed(attend_as_one(lines, *every, mask, None), at.index)
-            states = block.finish(states, found.flatten(2))
-        own, predicted = step.inputs, network.predicted(states)[0]
-        wanted, rows = (each.index_select(0, own.wanted) for each in (predicted, own.rows))
-        return replace(self.scored(wanted, own.further, own.places, rows), states=predicted)
+            attended = packed(attend_as_one(lines, *every, mask, None), at.index)
+            states = block.finish(states, attended.flatten(2))
+        inputs, predicted = step.inputs, network.predicted(states)[0]
+        wanted, rows = (each.index_select(0, inputs.wanted) for each in (predicted, inputs.rows))
+        return replace(self.scored(wanted, inputs.further, inputs.places, rows), states=predicted)
 
     def scored(self, states: Tensor, further: Tensor, places: Tensor, rows: Tensor) -> Made:
         """Logits after [W, H] states, each over its row's draft vocabulary.
@@ -249,15 +249,15 @@ class HeadPasses(EagerRunner):
         logits = self._output.forward(states)
         if len(further):
             weight, bias = self._target.output_rows(further)
-            others = linear(states, weight.to(states.dtype), None if bias is None else bias.to(states.dtype))
-            own = places.index_select(0, rows)
-            there = own.clamp(min=0)
-            others = others.gather(1, there).masked_fill(own < 0, float("-inf"))
-            logits, ids = torch.cat([logits, others], dim=-1), torch.cat([ids, further[there]], dim=-1)
+            further_logits = linear(states, weight.to(states.dtype), None if bias is None else bias.to(states.dtype))
+            columns = places.index_select(0, rows)
+            clamped = columns.clamp(min=0)
+            further_logits = further_logits.gather(1, clamped).masked_fill(columns < 0, float("-inf"))
+            logits, ids = torch.cat([logits, further_logits], dim=-1), torch.cat([ids, further[clamped]], dim=-1)
         if not self.best:
             return Made(None, logits, ids)
-        places, found = ranked(logits.float(), self.best)
-        return Made(None, logits, ids, torch.cat([ids.gather(1, places), found], dim=1))
+        places, figures = ranked(logits.float(), self.best)
+        return Made(None, logits, ids, torch.cat([ids.gather(1, places), figures], dim=1))
 
 
 PROPOSED = 5
@@ -280,11 +280,11 @@ def save_head(
     make_folder(folder)
     ids, vocab, can = vocabulary.cpu(), network.config.vocab_size, target.capabilities
     is_eagle1 = network.predicts_features
-    found = _tensors(network)
+    tensors = _tensors(network)
     if not is_eagle1:
-        found["embed_tokens.weight"] = target.embeddings(torch.arange(vocab, device=can.device))
+        tensors["embed_tokens.weight"] = target.embeddings(torch.arange(vocab, device=can.device))
     dtype = torch.float16 if is_eagle1 else torch_dtype(can)
-    weights = {name: value.detach().to("cpu", dtype).contiguous() for name, value in found.items()}
+    weights = {name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()}
     if packed:
         weights = dict(map(_packed, weights.items()))
     if is_eagle1:
@@ -308,14 +308,14 @@ def _packed(named: tuple[str, Tensor]) -> tuple[str, Tensor]:
 
 def _tensors(network: EagleNetwork) -> dict[str, Tensor]:
     """Its weights by the names of the format: what modules have in one is apart again."""
-    found, own, config = dict[str, Tensor](), dict(network.named_parameters()), network.config
-    shapes = tensor_shapes(config, own, network.features, 0, fuses_states=not network.predicts_features)
+    tensors, parameters, config = dict[str, Tensor](), dict(network.named_parameters()), network.config
+    shapes = tensor_shapes(config, parameters, network.features, 0, fuses_states=not network.predicts_features)
     for module, parts in modules(config.num_hidden_layers, len(network.features.layers)):
         for kind in ("weight", "bias"):
-            if (value := own.get(f"{module}.{kind}")) is not None:
+            if (value := parameters.get(f"{module}.{kind}")) is not None:
                 sizes = [shapes[f"{part}.weight"][0] for part in parts] if len(parts) > 1 else len(value)
-                found |= {f"{part}.{kind}": rows for part, rows in zip(parts, value.split(sizes), strict=True)}
-    return found
+                tensors |= {f"{part}.{kind}": rows for part, rows in zip(parts, value.split(sizes), strict=True)}
+    return tensors
 
 
 def _document(network: EagleNetwork, drafted: int, target: Capabilities, dtype: torch.dtype) -> dict[str, Any]:

@@ -183,7 +183,7 @@ class HeadFolder:
             )
         arrays = self.arrays(target.layers)
         tensors = dict(arrays.tensors)
-        if (own := tensors.pop(_EMBEDDINGS, None)) is None or not _are_of(target, own):
+        if (embeddings := tensors.pop(_EMBEDDINGS, None)) is None or not _are_of(target, embeddings):
             return arrays
         return replace(arrays, tensors=tensors)
 
@@ -216,11 +216,11 @@ class HeadFolder:
         Raises:
             ModelFileError: it cannot be read.
         """
-        can, own = target.capabilities, (self.config.target_size, self.config.vocab_size)
-        if own != (its := (target.hidden_size, can.vocab_size)):
+        can, sizes = target.capabilities, (self.config.target_size, self.config.vocab_size)
+        if sizes != (given := (target.hidden_size, can.vocab_size)):
             return (
-                f"{self.target or 'a model'} of hidden size {own[0]} and {own[1]} tokens, and {can.name} has hidden "
-                f"size {its[0]} and {its[1]} tokens"
+                f"{self.target or 'a model'} of hidden size {sizes[0]} and {sizes[1]} tokens, and {can.name} has "
+                f"hidden size {given[0]} and {given[1]} tokens"
             )
         with self._reading():
             known = read_sample(self.folder)
@@ -274,8 +274,8 @@ class HeadFolder:
         if missing := [name for name in shapes if name not in tensors]:
             raise self._unreadable(f"it lacks {listed(missing, 'tensor')}")
         for name, shape in shapes.items():
-            if (found := tensors[name].shape) != shape:
-                raise self._unreadable(f"{name} is {list(found)}, not {list(shape)}")
+            if (given := tensors[name].shape) != shape:
+                raise self._unreadable(f"{name} is {list(given)}, not {list(shape)}")
         if unused := tensors.keys() - shapes.keys():
             message = f"draft head {self.folder} has {listed(unused, 'tensor')} more than its kind uses"
             warnings.warn(message, DraftreeWarning, stacklevel=4)
@@ -298,11 +298,11 @@ def find_head(folder: Path) -> HeadFolder | None:
     for kind, pattern in _NAMES.items():
         if pattern.fullmatch(named):
             return HeadFolder(folder, document, kind)
-    other = named if declared or _OTHER_HEADS.search(named) else next(filter(document.__contains__, _OTHER_KEYS), None)
-    if other:
+    unread = named if declared or _OTHER_HEADS.search(named) else next(filter(document.__contains__, _OTHER_KEYS), None)
+    if unread:
         raise ConfigError(
-            f"draft head {folder} is of kind {other!r}: draftree reads EAGLE-1 to 3, HASS and its own (draftree train "
-            "head)"
+            f"draft head {folder} is of kind {unread!r}: draftree reads EAGLE-1 to 3, HASS and its own (draftree "
+            "train head)"
         )
     if "draft_vocab_size" in document or "eagle_config" in document:
         return HeadFolder(folder, document, EAGLE3)
@@ -310,12 +310,12 @@ def find_head(folder: Path) -> HeadFolder | None:
     if not isinstance(layers, int) or layers > _MOST_LAYERS:
         return None
     try:  # EAGLE-1 has the config of its target: its tensors tell
-        found = read_tensors(folder)
+        tensors = read_tensors(folder)
     except UNREADABLE:  # whoever reads it as a model says why
         return None
-    if "fc.weight" not in found:
+    if "fc.weight" not in tensors:
         return None
-    return HeadFolder(folder, document, EAGLE3 if "layers.0.hidden_norm.weight" in found else EAGLE)
+    return HeadFolder(folder, document, EAGLE3 if "layers.0.hidden_norm.weight" in tensors else EAGLE)
 
 
 def load_head(folder: Path, target: LanguageModel) -> DraftHead:
@@ -357,8 +357,8 @@ def _are_of(target: FeatureModel, embeddings: Array) -> bool:
 
 def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """A table inside a document; empty where there is none."""
-    found = document.get(key)
-    return found if isinstance(found, dict) else {}
+    part = document.get(key)
+    return part if isinstance(part, dict) else {}
 
 
 def shipped_for(target: LanguageModel) -> Path | None:

@@ -226,13 +226,13 @@ class HeadArrays:
     @property
     def parameters(self) -> dict[str, Array]:
         """The parameters of its network in their order, by name."""
-        made = dict[str, Array]()
+        joined = dict[str, Array]()
         for module, parts in modules(self.config.num_hidden_layers, len(self.features.layers)):
             for kind in ("weight", "bias"):
-                found = [self.tensors[name] for part in parts if (name := f"{part}.{kind}") in self.tensors]
-                if found:
-                    made[f"{module}.{kind}"] = np.concatenate(found) if len(found) > 1 else found[0]
-        return made
+                tensors = [self.tensors[name] for part in parts if (name := f"{part}.{kind}") in self.tensors]
+                if tensors:
+                    joined[f"{module}.{kind}"] = np.concatenate(tensors) if len(tensors) > 1 else tensors[0]
+        return joined
 
     @property
     def fingerprint(self) -> str:
@@ -242,18 +242,18 @@ class HeadArrays:
 
 
 def tensor_shapes(
-    config: EagleConfig, there: Container[str], features: FeatureSpec, tokens: int, *, fuses_states: bool
+    config: EagleConfig, names: Container[str], features: FeatureSpec, tokens: int, *, fuses_states: bool
 ) -> dict[str, tuple[int, ...]]:
     """The tensors that a head must have, and of those that it may have the ones that are there; with their shapes.
 
     Args:
-        there: names of the tensors of its folder.
+        names: of the tensors of its folder.
         features, tokens, fuses_states: as of ``HeadArrays``.
     """
     size, wide, width = config.hidden_size, config.intermediate_size, config.head_size
     heads, kv, read = config.num_attention_heads * width, config.kv_heads * width, len(features.layers)
     must, may = dict[str, tuple[int, ...]](), {"fc.bias": (size,), "embed_tokens.weight": (config.vocab_size, size)}
-    if "fc.weight" in there or config.use_aux_hidden_state or read * config.target_size != size:
+    if "fc.weight" in names or config.use_aux_hidden_state or read * config.target_size != size:
         must["fc.weight"] = size, read * config.target_size if fuses_states else 2 * size
     if config.norm_before_fc:
         must["input_norm.weight"] = (read * config.target_size,)
@@ -269,17 +269,17 @@ def tensor_shapes(
             f"{at}.mlp.down_proj.weight": (size, wide),
             f"{at}.post_attention_layernorm.weight": (size,),
         }
-        if config.attention_bias or f"{at}.self_attn.q_proj.bias" in there:
+        if config.attention_bias or f"{at}.self_attn.q_proj.bias" in names:
             must |= {f"{at}.self_attn.{part}_proj.bias": (n,) for part, n in parts.items()}
         (must if config.attention_bias else may)[f"{at}.self_attn.o_proj.bias"] = (size,)
         (must if fuses_states or number else may)[f"{at}.input_layernorm.weight"] = (size,)
         if joins:
             must[f"{at}.hidden_norm.weight"] = (size,)
-        if f"{at}.self_attn.q_norm.weight" in there:
+        if f"{at}.self_attn.q_norm.weight" in names:
             must |= {f"{at}.self_attn.{part}_norm.weight": (width,) for part in "qk"}
     if fuses_states:
         must |= {"norm.weight": (size,), "lm_head.weight": (tokens, size)}
-    return must | {name: shape for name, shape in may.items() if name in there}
+    return must | {name: shape for name, shape in may.items() if name in names}
 
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -312,19 +312,19 @@ def read_tensors(folder: Path) -> dict[str, Array]:
     pickled = sorted(folder.glob("pytorch_model*.bin")) or sorted(folder.glob("*.bin"))
     if not safe and not pickled:
         raise ValueError("it has no weights (*.safetensors or pytorch_model.bin)")
-    found: dict[str, Array] = {}
+    tensors: dict[str, Array] = {}
     for path in safe:
         content = read_bytes(path, check_regular(path).stat().st_size)
         for name, stored in deserialize(content):  # type: ignore[no-untyped-call]
             values = _array(stored)
-            found[name] = gguf.dequantize(values, gguf.GGMLQuantizationType.Q4_1) if name.endswith(PACKED) else values
+            tensors[name] = gguf.dequantize(values, gguf.GGMLQuantizationType.Q4_1) if name.endswith(PACKED) else values
     for path in () if safe else pickled:
-        found |= _unpickled(path)
-    found = {_new_name(name): tensor for name, tensor in found.items()}
-    for name, tensor in found.items():
+        tensors |= _unpickled(path)
+    tensors = {_new_name(name): tensor for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
         if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
             raise ValueError(f"its {name} is not all finite numbers")
-    return found
+    return tensors
 
 
 _SIZES = (*(("I", n) for n in (1, 2, 4, 8)), *(("F", n) for n in (2, 4, 8)))
@@ -336,8 +336,8 @@ def _array(stored: Mapping[str, Any]) -> Array:
     """A tensor of a file; float32 where its numbers are bfloat16."""
     if (kind := stored["dtype"]) not in _TYPES:
         raise ValueError(f"it holds numbers of type {kind}")
-    found = np.frombuffer(bytearray(stored["data"]), _TYPES[kind]).reshape(stored["shape"])
-    return (found.astype(np.uint32) << np.uint32(16)).view(np.float32) if kind == "BF16" else found
+    values = np.frombuffer(bytearray(stored["data"]), _TYPES[kind]).reshape(stored["shape"])
+    return (values.astype(np.uint32) << np.uint32(16)).view(np.float32) if kind == "BF16" else values
 
 
 def _unpickled(path: Path) -> dict[str, Array]:
@@ -394,9 +394,9 @@ def sample(target: FeatureModel) -> NDArray[np.float32]:
     return np.ascontiguousarray(rows[:, : _SAMPLED[1]])
 
 
-def is_same(known: Array, found: Array) -> bool:
+def is_same(known: Array, given: Array) -> bool:
     """Are these samples of one model?"""
-    return found.shape == known.shape and bool(np.corrcoef(found.ravel(), known.ravel())[0, 1] >= _SAME)
+    return given.shape == known.shape and bool(np.corrcoef(given.ravel(), known.ravel())[0, 1] >= _SAME)
 
 
 def read_sample(folder: Path) -> Array | None:
@@ -423,7 +423,7 @@ def spaced(count: int) -> slice:
 
 def digest_of(signs: Iterable[tuple[tuple[int, ...], NDArray[np.bool_]]]) -> str:
     """16 hexadecimal digits of SHA-256 over the shapes of weights and the signs of their ``spaced`` entries."""
-    digest, each = hashlib.sha256(), list(signs)
-    digest.update("".join(str(shape) for shape, _ in each).encode())
-    digest.update(np.packbits(np.concatenate([np.zeros(0, np.bool_), *(bits for _, bits in each)])).tobytes())
+    digest, tensors = hashlib.sha256(), list(signs)
+    digest.update("".join(str(shape) for shape, _ in tensors).encode())
+    digest.update(np.packbits(np.concatenate([np.zeros(0, np.bool_), *(bits for _, bits in tensors)])).tobytes())
     return digest.hexdigest()[:16]

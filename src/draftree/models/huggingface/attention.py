@@ -74,8 +74,8 @@ def grouped_sdpa(
     scaling = options.get("scaling")
     if query.device.type != "cpu":
         return attend_as_one(query, key, value, mask, scaling), None
-    found = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True)
-    return found.transpose(1, 2).contiguous(), None
+    attended = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True)
+    return attended.transpose(1, 2).contiguous(), None
 
 
 def attend_as_one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
@@ -92,14 +92,14 @@ def attend_as_one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     """
     heads, n = query.shape[1:3]
     group = heads // key.shape[1]
-    asked = query.unflatten(1, (-1, group)).flatten(2, 3)  # [B, kv_heads, group x n, D]
+    grouped = query.unflatten(1, (-1, group)).flatten(2, 3)  # [B, kv_heads, group x n, D]
     shared = mask if mask is None or mask.shape[2] == 1 else mask.repeat(1, 1, group, 1)
-    few = asked.shape[2] <= _FEW and asked.shape[:3].numel() * key.shape[2] <= _MOST_SCORES
+    few = grouped.shape[2] <= _FEW and grouped.shape[:3].numel() * key.shape[2] <= _MOST_SCORES
     if query.is_cuda and shared is not None and few:
-        found = by_products(asked, key, value, shared, scaling)
+        attended = by_products(grouped, key, value, shared, scaling)
     else:
-        found = scaled_dot_product_attention(asked, key, value, attn_mask=shared, scale=scaling)
-    apart: Tensor = found.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4)
+        attended = scaled_dot_product_attention(grouped, key, value, attn_mask=shared, scale=scaling)
+    apart: Tensor = attended.unflatten(2, (group, n)).permute(0, 3, 1, 2, 4)
     return apart.flatten(2, 3)
 
 
@@ -132,21 +132,21 @@ def by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling
     # one product over all slots would leave each head to one block of threads
     pieces = weights.unflatten(-1, (-1, _PIECE)).transpose(2, 3)  # [B, H, pieces, m, slots of a piece]
     sums = _product(pieces.flatten(0, 2), value.unflatten(2, (-1, _PIECE)).flatten(0, 2))
-    found: Tensor = sums.unflatten(0, (count, heads, -1)).sum(2).to(value.dtype)
-    return found
+    attended: Tensor = sums.unflatten(0, (count, heads, -1)).sum(2).to(value.dtype)
+    return attended
 
 
-def _product(one: Tensor, other: Tensor) -> Tensor:
+def _product(left: Tensor, right: Tensor) -> Tensor:
     """[b, m, n] float32 of [b, m, k] and [b, k, n]."""
-    if one.dtype == torch.float32:
-        return torch.bmm(one, other)
-    return torch.bmm(one, other, out_dtype=torch.float32)
+    if left.dtype == torch.float32:
+        return torch.bmm(left, right)
+    return torch.bmm(left, right, out_dtype=torch.float32)
 
 
 def eager(module: nn.Module, *given: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
     """An ``Attention``: the eager one of the layer's own modeling code."""
-    own: Attention = sys.modules[type(module).__module__].eager_attention_forward
-    return own(module, *given, **options)
+    attention: Attention = sys.modules[type(module).__module__].eager_attention_forward
+    return attention(module, *given, **options)
 
 
 def take_over(model: PreTrainedModel) -> None:

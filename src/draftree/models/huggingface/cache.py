@@ -147,12 +147,12 @@ class TreeCache(Cache):
         moved = next((i for i, p in enumerate(path) if p != i), len(path))
         if moved == len(path):
             return None
-        (kept,) = on_device(self.blocks[0].device, np.array(path, np.int64))
-        source = kept[moved:] + start
+        (order,) = on_device(self.blocks[0].device, np.array(path, np.int64))
+        source = order[moved:] + start
         for block in self.blocks:
-            own = block[:, row]
-            own.narrow(2, start + moved, len(source)).copy_(own.index_select(2, source))
-        return kept
+            row_slots = block[:, row]
+            row_slots.narrow(2, start + moved, len(source)).copy_(row_slots.index_select(2, source))
+        return order
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` slots of one row to another."""
@@ -170,8 +170,8 @@ def long_row(counts: Sequence[int]) -> int | None:
     """Of rows with so many new tokens the one with far more than the others, such as a chunk of a prompt; None: there
     is none. Attention over all in one pass would pad them to more than twice its tokens."""
     longest = max(range(len(counts)), key=counts.__getitem__)
-    others = max((n for b, n in enumerate(counts) if b != longest), default=0)
-    padded_together = len(counts) * counts[longest] > 2 * (len(counts) * max(1, others) + counts[longest])
+    second = max((n for b, n in enumerate(counts) if b != longest), default=0)
+    padded_together = len(counts) * counts[longest] > 2 * (len(counts) * max(1, second) + counts[longest])
     return longest if padded_together else None
 
 
@@ -204,8 +204,8 @@ class Rows(Generic[R]):
 
     def own(self, row: Row) -> R:
         """``row``, if it is open and this model's; else a ``CacheError``."""
-        if 0 <= row.number < len(self._open) and (found := self._open[row.number]) is row:
-            return found
+        if 0 <= row.number < len(self._open) and (own_row := self._open[row.number]) is row:
+            return own_row
         raise CacheError("the row is closed, or another model's: open its prompt again")
 
     def place(self, rows: Sequence[R], nodes: Sequence[Nodes]) -> tuple[list[Ints], PassInputs]:
@@ -239,14 +239,14 @@ class Rows(Generic[R]):
         return self._keep(row, keep, trunk, row.pruned(keep, trunk))
 
     def _keep(self, row: R, keep: Sequence[int], trunk: int, parents: Ints) -> Tensor | None:
-        kept = self.cache.compact(row.number, row.length, keep)
+        order = self.cache.compact(row.number, row.length, keep)
         row.length, row.parents = row.length + trunk, parents
-        return kept
+        return order
 
-    def fork(self, row: R, other: R) -> None:
+    def fork(self, row: R, forked: R) -> None:
         """Add a row with the first ``other.length`` of another's committed tokens."""
-        self.add(other)
-        self.cache.copy_row(row.number, other.number, other.length)
+        self.add(forked)
+        self.cache.copy_row(row.number, forked.number, forked.length)
 
     def close(self, row: R) -> None:
         """Forget a row; the last one in storage takes its place, so that open rows stay side by side."""
@@ -269,12 +269,12 @@ class FeatureRow(Row):
     Attributes:
         features: hidden states of committed tokens in order, in pieces [n, F], since the model tracks them.
         pending: [u, F] hidden states of the uncommitted nodes; None: there are none.
-        kept: which hidden states these are.
+        tracked: which hidden states these are.
     """
 
     features: list[Tensor] = field(default_factory=list)
     pending: Tensor | None = None
-    kept: FeatureSpec = FINAL_STATE
+    tracked: FeatureSpec = FINAL_STATE
 
     def add_features(self, states: Tensor, tracked: FeatureSpec) -> None:
         """Keep hidden states of new uncommitted nodes: the same ones that it keeps of its other tokens.
@@ -284,8 +284,8 @@ class FeatureRow(Row):
             tracked: which these are.
         """
         if not self.features and self.pending is None:
-            self.kept = tracked
-        fresh = feature_part(tracked, states, self.kept)
+            self.tracked = tracked
+        fresh = feature_part(tracked, states, self.tracked)
         self.pending = fresh if self.pending is None else torch.cat([self.pending, fresh])
 
     def last_features(self, count: int = 0, wanted: FeatureSpec | None = None) -> Tensor:
@@ -301,7 +301,7 @@ class FeatureRow(Row):
         pieces = self.features[-count:]  # each has at least one token
         if sum(map(len, pieces)) < max(count, 1):
             raise CacheError("hidden states are missing: call the model's track_features before the row is opened")
-        return feature_part(self.kept, torch.cat(pieces)[-count:], wanted or self.kept)
+        return feature_part(self.tracked, torch.cat(pieces)[-count:], wanted or self.tracked)
 
     def first_features(self, length: int) -> list[Tensor]:
         """Hidden states of the first ``length`` committed tokens, in one piece, as far as they are tracked."""
@@ -311,7 +311,7 @@ class FeatureRow(Row):
         return [piece[: length - untracked] for piece in self.features if length > untracked]
 
     def has_features(self, wanted: FeatureSpec) -> bool:
-        return not wanted or (self.kept.covers(wanted) and sum(map(len, self.features)) == self.length)
+        return not wanted or (self.tracked.covers(wanted) and sum(map(len, self.features)) == self.length)
 
     def keep_features(self, keep: Sequence[int], trunk: int, index: Tensor | None) -> None:
         """Follow a commit or a prune: of the uncommitted nodes' hidden states those of ``keep`` stay.
@@ -325,13 +325,13 @@ class FeatureRow(Row):
         if pending is None or not keep:
             return
         # a copy, not a view of the whole pass's
-        kept = pending[: len(keep)].clone() if index is None else pending.index_select(0, index)
+        states = pending[: len(keep)].clone() if index is None else pending.index_select(0, index)
         if trunk:
-            self.features.append(kept[:trunk])
+            self.features.append(states[:trunk])
             if len(self.features) > _PIECES:
                 self.features = [torch.cat(self.features)]
         if trunk < len(keep):
-            self.pending = kept[trunk:]
+            self.pending = states[trunk:]
 
 
 def feature_row(row: Row) -> FeatureRow:
@@ -341,18 +341,18 @@ def feature_row(row: Row) -> FeatureRow:
     raise CacheError("the row keeps no hidden states: use a model that can track them")
 
 
-def feature_part(kept: FeatureSpec, states: Tensor, wanted: FeatureSpec) -> Tensor:
+def feature_part(given: FeatureSpec, states: Tensor, wanted: FeatureSpec) -> Tensor:
     """[..., F'] the wanted ones of [..., F] hidden states.
 
     Raises:
         CacheError: some of them are missing.
     """
-    if wanted == kept:
+    if wanted == given:
         return states
-    if not kept.covers(wanted):
+    if not given.covers(wanted):
         raise CacheError(
-            f"hidden states {list(wanted.layers)} are missing, {list(kept.layers)} are kept: call the model's "
+            f"hidden states {list(wanted.layers)} are missing, {list(given.layers)} are kept: call the model's "
             "track_features before the row is opened"
         )
-    each = dict(zip(kept.layers, states.chunk(len(kept.layers), dim=-1), strict=True))
-    return torch.cat([each[layer] for layer in wanted.layers], dim=-1)
+    by_layer = dict(zip(given.layers, states.chunk(len(given.layers), dim=-1), strict=True))
+    return torch.cat([by_layer[layer] for layer in wanted.layers], dim=-1)

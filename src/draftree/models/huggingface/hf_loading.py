@@ -95,12 +95,12 @@ def _agreed() -> Iterator[None]:
         yield
     except DraftreeError as error:
         failure = error
-    found: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, None if failure is None else str(failure))
+    failures: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, None if failure is None else str(failure))
     if failure is not None:
         raise failure
-    if other := next(((rank, why) for rank, why in enumerate(found) if why is not None), None):
-        raise RunError(f"process {other[0]} could not load its part: {other[1]}")
+    if elsewhere := next(((rank, why) for rank, why in enumerate(failures) if why is not None), None):
+        raise RunError(f"process {elsewhere[0]} could not load its part: {elsewhere[1]}")
 
 
 def load_stock(
@@ -313,11 +313,11 @@ def _check_weights(report: dict[str, Any], name: str) -> None:
     """Every weight has to come from the checkpoint; what the checkpoint has beside them costs a warning."""
     if missing := report["missing_keys"]:
         raise ModelFileError(f"cannot load {name!r}: it lacks {listed(missing, 'weight')}: copy it again, whole")
-    if other := report["mismatched_keys"]:
-        weight, found, wanted = min(other)
+    if mismatched := report["mismatched_keys"]:
+        weight, size, expected = min(mismatched)
         raise ModelFileError(
-            f"cannot load {name!r}: {listed((key for key, *_ in other), 'weight')} of another size than its config: "
-            f"{weight} is {list(found)}, not {list(wanted)}: copy it again, weights and {_CONFIG}"
+            f"cannot load {name!r}: {listed((key for key, *_ in mismatched), 'weight')} of another size than its "
+            f"config: {weight} is {list(size)}, not {list(expected)}: copy it again, weights and {_CONFIG}"
         )
     if unused := report["unexpected_keys"]:
         warnings.warn(

@@ -140,11 +140,11 @@ class HFModel(LanguageModel):
         can = self.capabilities
         prompt, then = [t % can.vocab_size for t in PROMPT], [t % can.vocab_size for t in DRAFTED[:2]]
         row, scores = prefill_scored(self, prompt)
-        found = np.concatenate([scores.logits([0]), decoded(self, row, then)])
+        logits = np.concatenate([scores.logits([0]), decoded(self, row, then)])
         self.close(row)
         ids = torch.tensor([[*prompt, *then]], device=can.device)
         causal = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
-        inspection.check_equal(self, [(found, causal.float().cpu().numpy())], "sequential and causal")
+        inspection.check_equal(self, [(logits, causal.float().cpu().numpy())], "sequential and causal")
 
     def _start(self, former: TreeCache | None = None) -> None:
         self._rows: Rows[FeatureRow] = Rows(former)
@@ -153,9 +153,9 @@ class HFModel(LanguageModel):
 
     def twin(self) -> HFModel:
         """A second model on the same weights with rows and a cache of its own."""
-        other = copy(self)
-        other._start(self.cache)
-        return other
+        model = copy(self)
+        model._start(self.cache)
+        return model
 
     @property
     def cache(self) -> TreeCache:
@@ -245,25 +245,27 @@ class HFModel(LanguageModel):
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
-        own = [self._rows.own(row) for row in rows]
+        opened = [self._rows.own(row) for row in rows]
         self._scores.expire()
-        every = range(len(own))
-        if len(own) > 1 and not attention.takes_packed_rows(self.model):
+        every = range(len(opened))
+        if len(opened) > 1 and not attention.takes_packed_rows(self.model):
             passes = [[b] for b in every]
         elif (alone := long_row([len(new.tokens) for new in nodes])) is not None:
             passes = [[b for b in every if b != alone], [alone]]
         else:
             passes = [[*every]]
-        made = [self._pass([own[b] for b in some], [nodes[b] for b in some], len(passes) > 1) for some in passes]
+        results = [
+            self._pass([opened[b] for b in group], [nodes[b] for b in group], len(passes) > 1) for group in passes
+        ]
         logits: dict[int, Tensor] = {}
-        for some, (grown, states, found) in zip(passes, made, strict=True):
-            logits.update(zip(some, found.split([nodes[b].scored for b in some]), strict=True))
-            for b, parents in zip(some, grown, strict=True):
-                own[b].parents = parents
+        for group, (grown, states, scored) in zip(passes, results, strict=True):
+            logits.update(zip(group, scored.split([nodes[b].scored for b in group]), strict=True))
+            for b, parents in zip(group, grown, strict=True):
+                opened[b].parents = parents
             if states is not None:
-                for b, part in zip(some, states.split([len(nodes[b].tokens) for b in some]), strict=True):
-                    own[b].add_features(part, self.tracked)
-        whole = made[0][2] if len(made) == 1 else torch.cat([logits[b] for b in every])
+                for b, part in zip(group, states.split([len(nodes[b].tokens) for b in group]), strict=True):
+                    opened[b].add_features(part, self.tracked)
+        whole = results[0][2] if len(results) == 1 else torch.cat([logits[b] for b in every])
         return self._scores.keep(scores_of(whole, [new.scored for new in nodes]))
 
     def _pass(
@@ -284,31 +286,31 @@ class HFModel(LanguageModel):
                 f"a node at position {last} is beyond the {can.max_length} tokens of {can.name}: draft less deep"
             )
         began = time.perf_counter()
-        made = self._runner.forward(Pass(inputs, self.tracked), self.cache)
+        result = self._runner.forward(Pass(inputs, self.tracked), self.cache)
         if not inputs.is_causal:
             self.pass_seconds += time.perf_counter() - began
-        states = None if made.states is None else made.states.clone()
-        return grown, states, made.logits.clone() if another else made.logits
+        states = None if result.states is None else result.states.clone()
+        return grown, states, result.logits.clone() if another else result.logits
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
-        own = self._rows.own(row)
-        own.keep_features(path, len(path), self._rows.commit(own, path))
+        row = self._rows.own(row)
+        row.keep_features(path, len(path), self._rows.commit(row, path))
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
-        own = self._rows.own(row)
-        own.keep_features(keep, trunk, self._rows.prune(own, keep, trunk))
+        row = self._rows.own(row)
+        row.keep_features(keep, trunk, self._rows.prune(row, keep, trunk))
 
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another (``LanguageModel.fork``)."""
-        own, length = self._rows.own(row), row.prefix(length)
-        other = replace(own, length=length, parents=NO_NODES, features=own.first_features(length), pending=None)
-        self._rows.fork(own, other)
-        return other
+        source, length = self._rows.own(row), row.prefix(length)
+        forked = replace(source, length=length, parents=NO_NODES, features=source.first_features(length), pending=None)
+        self._rows.fork(source, forked)
+        return forked
 
     @torch.inference_mode()
     def close(self, row: Row) -> None:

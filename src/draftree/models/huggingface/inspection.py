@@ -121,8 +121,8 @@ def layer_sizes(config: Any) -> LayerSizes:
 
 def torch_dtype(can: Capabilities) -> torch.dtype:
     """Of a model's arithmetic."""
-    found: torch.dtype = getattr(torch, can.dtype)
-    return found
+    dtype: torch.dtype = getattr(torch, can.dtype)
+    return dtype
 
 
 def free_bytes(device: str) -> int:
@@ -206,8 +206,8 @@ def self_test(model: LanguageModel) -> None:
     branches = [model.fork(row) for _ in range(2)]
     chains = [decoded(model, branch, tokens) for branch, tokens in zip(branches, ([a, c], [b, d]), strict=True)]
     beside = model.fork(row)
-    found = model.extend([row, beside], [tree, Nodes.chain([a])]).logits(range(5))
-    pairs = [(found[[0, 2]], chains[0]), (found[[1, 3]], chains[1]), (found[4:], chains[0][:1])]
+    logits = model.extend([row, beside], [tree, Nodes.chain([a])]).logits(range(5))
+    pairs = [(logits[[0, 2]], chains[0]), (logits[[1, 3]], chains[1]), (logits[4:], chains[0][:1])]
     model.commit(row, [1, 3])
     pairs.append((decoded(model, row, [a]), decoded(model, branches[1], [a])))
     for opened in (row, *branches, beside):
@@ -271,8 +271,8 @@ class HiddenStates:
 
     def read(self, wanted: FeatureSpec) -> Tensor:
         """[T, F] of all tokens of the last pass, on the model's device; they are let go."""
-        found, self._last = self._last, {}
-        return torch.cat([found[layer][0] for layer in wanted.layers], dim=-1)
+        states, self._last = self._last, {}
+        return torch.cat([states[layer][0] for layer in wanted.layers], dim=-1)
 
     def _hook(self, model: PreTrainedModel, fresh: Sequence[int], count: int, hooks: ExitStack) -> str:
         """Keep hidden states from now on, until the hooks are removed; why that cannot be, or ""."""
@@ -309,15 +309,15 @@ class HiddenStates:
         ids = torch.tensor([[11, 7, 5, 3]], device=model.device) % model.config.get_text_config(decoder=True).vocab_size
         logits = model(input_ids=ids, use_cache=False).logits
         for layer in fresh:
-            if (found := tuple(self._last[layer].shape)) != (*ids.shape, size) and layer != FINAL:
-                return f"what layer {layer} reads has shape {list(found)}"
+            if (shape := tuple(self._last[layer].shape)) != (*ids.shape, size) and layer != FINAL:
+                return f"what layer {layer} reads has shape {list(shape)}"
         if FINAL not in fresh:
             return ""
         try:
-            own = model.get_output_embeddings()(self._last[FINAL])
+            output = model.get_output_embeddings()(self._last[FINAL])
         except RuntimeError as error:
             return f"its output layer does not take them ({error})"
         allowed = min(_SAME_STATES, tolerance(model.dtype))
-        if difference(own.float().cpu().numpy(), logits.float().cpu().numpy()) <= allowed:
+        if difference(output.float().cpu().numpy(), logits.float().cpu().numpy()) <= allowed:
             return ""
         return "its logits are not its output layer's of them (they are scaled or capped)"

@@ -18,10 +18,10 @@ def fuse(model: PreTrainedModel) -> int:
     Returns:
         how many have it.
     """
-    found = [module for module in model.modules() if _is_plain(module, model.dtype)]
-    for module in found:
+    plain = [module for module in model.modules() if _is_plain(module, model.dtype)]
+    for module in plain:
         module.forward = partial(_normed, module)
-    return len(found)
+    return len(plain)
 
 
 def _normed(module: Any, x: Tensor) -> Tensor:

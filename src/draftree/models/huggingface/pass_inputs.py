@@ -95,7 +95,7 @@ class Further(NamedTuple):
     def of(cls, rows: Sequence[Longs]) -> Further:
         """Of each row's tokens: U and X are powers of two from ``GRAIN`` on."""
         distinct, where = np.unique(np.concatenate(rows), return_inverse=True)
-        counts = np.array([len(own) for own in rows])
+        counts = np.array([*map(len, rows)])
         tokens = np.zeros(rounded(len(distinct)), np.int64)
         tokens[: len(distinct)] = distinct
         places = np.full((len(rows), rounded(int(counts.max()))), -1, np.int64)
@@ -160,8 +160,8 @@ class PassInputs:
         table, at = np.zeros((SEEN + words, places.shape[1]), np.int64), 0
         table[ROW : COLUMN + 1] = places
         for count, tokens, positions, prefix, bits in parts:
-            own, at = table[:, at : at + count], at + count
-            own[TOKEN], own[POSITION], own[PREFIX], own[SEEN : SEEN + len(bits)] = tokens, positions, prefix, bits
+            part, at = table[:, at : at + count], at + count
+            part[TOKEN], part[POSITION], part[PREFIX], part[SEEN : SEEN + len(bits)] = tokens, positions, prefix, bits
         return cls(table, np.array(wanted, np.int64), is_causal=len(rows) == chains == 1)
 
     @property
@@ -180,11 +180,11 @@ class PassInputs:
         Tokens that fill it up write to the slot behind all others, and attend to the first.
         """
         flat = np.zeros(sum(shape.sizes), np.int64)
-        numbers, some, tokens, places, sources = np.split(flat, np.cumsum(shape.sizes)[:-1])
+        numbers, wanted, tokens, places, sources = np.split(flat, np.cumsum(shape.sizes)[:-1])
         table = numbers.reshape(-1, shape.tokens)
         table[: len(self.table), : self.count] = self.table
         table[SLOT, self.count :], table[PREFIX, self.count :] = shape.slots, 1
-        some[: len(self.wanted)] = self.wanted
+        wanted[: len(self.wanted)] = self.wanted
         tokens[:], places[:] = self.further.tokens, self.further.places.ravel()
         if len(sources):
             sources[self.table[ROW] * shape.width + self.table[COLUMN]] = np.arange(self.count)

@@ -100,13 +100,13 @@ class EagerRunner(ABC):
 
     def forward(self, step: Pass, cache: TreeCache) -> Made:
         """One pass; its keys and values go to where the cache is placed."""
-        at, own = cache.placement, step.inputs
-        shape = Shape(own.count, at.count, at.width, at.end, len(own.wanted), own.words, *own.further.sizes)
-        (numbers,) = on_device(self.device, own.filled(shape))
+        at, new = cache.placement, step.inputs
+        shape = Shape(new.count, at.count, at.width, at.end, len(new.wanted), new.words, *new.further.sizes)
+        (numbers,) = on_device(self.device, new.filled(shape))
         inputs = DeviceInputs(numbers, shape)
         at.index, at.sources = inputs.index, inputs.sources
         states = None if step.states is None else step.states.index_select(0, inputs.before)
-        return self.make(DevicePass(inputs, step.features, states, own.is_causal), cache)
+        return self.make(DevicePass(inputs, step.features, states, new.is_causal), cache)
 
     def slots(self, tokens: int) -> int:
         """To allot for a row of so many tokens, so that storage need not grow while they come: one a token."""
@@ -178,24 +178,24 @@ class GraphRunner:
 
     def forward(self, step: Pass, cache: TreeCache) -> Made:
         """One pass (``EagerRunner.forward``)."""
-        at, own, total = cache.placement, step.inputs, step.inputs.count
+        at, new, total = cache.placement, step.inputs, step.inputs.count
         tokens, slots = _filled(total), rounded(at.end)
-        width, words = tokens if at.count == 1 else _filled(at.width), max(_WORDS, _filled(own.words))
-        shape = Shape(tokens, at.count, width, slots, _filled(len(own.wanted)), words, *own.further.sizes)
+        width, words = tokens if at.count == 1 else _filled(at.width), max(_WORDS, _filled(new.words))
+        shape = Shape(tokens, at.count, width, slots, _filled(len(new.wanted)), words, *new.further.sizes)
         cache.reserve(at.first + at.count, self.slots(at.end))
         if shape not in self._inputs:
             numbers = torch.zeros(sum(shape.sizes), dtype=torch.int64, device=self._eager.device)
-            kept = None if step.states is None else step.states.new_zeros(tokens, step.states.shape[1])
-            self._inputs[shape] = DeviceInputs(numbers, shape), kept
+            buffer = None if step.states is None else step.states.new_zeros(tokens, step.states.shape[1])
+            self._inputs[shape] = DeviceInputs(numbers, shape), buffer
         inputs, states = self._inputs[shape]
-        inputs.numbers.copy_(staged(own.filled(shape), self._eager.device), non_blocking=True)
+        inputs.numbers.copy_(staged(new.filled(shape), self._eager.device), non_blocking=True)
         if states is not None and step.states is not None:
             torch.index_select(step.states, 0, inputs.before[:total], out=states[:total])
         at.width, at.end, at.index, at.sources = width, slots, inputs.index, inputs.sources
         filled = DevicePass(inputs, step.features, states, is_causal=False)
         key = *shape, at.first, *step.features.layers
-        made = self._replayed(key, lambda: self._eager.make(filled, cache), cache)
-        return made.first(total, len(own.wanted))
+        result = self._replayed(key, lambda: self._eager.make(filled, cache), cache)
+        return result.first(total, len(new.wanted))
 
     def slots(self, tokens: int) -> int:
         """Those of a pass over the last of them, and one for what fills it up: graphs live as long as the storage."""
@@ -272,11 +272,11 @@ def cuda_graph(pool: Any, make: Callable[[], T]) -> Callable[[], T]:
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        made = make()
+        result = make()
 
     def replay() -> T:
         graph.replay()
-        return made
+        return result
 
     return replay
 

@@ -203,6 +203,6 @@ class ParallelModel(LanguageModel):
         with self._lock:
             numbers = [self._part.own(row).number for row in rows]
             with self._ranks.call(method, self._number, numbers, arguments):
-                made = _make(self._part, method, rows, arguments)
+                result = _make(self._part, method, rows, arguments)
             self.pass_seconds = self._part.pass_seconds
-            return made
+            return result

@@ -40,13 +40,13 @@ def warp_rows(logits: Tensor, warpings: Sequence[Warping], noise: Tensor | None 
     """
     parts, at = list[Tensor](), 0
     for warping, run in groupby(warpings):
-        own, count = logits[at:], len([*run])
-        own, at = own[:count], at + count
+        rows, count = logits[at:], len([*run])
+        rows, at = rows[:count], at + count
         if warping.temperature:
-            own = warp(own, warping)
+            rows = warp(rows, warping)
             if noise is not None:
-                own = (own + noise[at - count : at].float()) * warping.temperature
-        parts.append(own)
+                rows = (rows + noise[at - count : at].float()) * warping.temperature
+        parts.append(rows)
     return _joined(parts)
 
 
@@ -63,8 +63,8 @@ def _nucleus_edge(x: Tensor, top_p: float) -> Tensor:
     top = x.sort(-1, descending=True).values
     mass = (top - x.double().logsumexp(-1, keepdim=True)).exp().cumsum(-1)
     # A token stays iff the mass of the tokens before it is below top_p; the first always stays.
-    kept = 1 + (mass[:, :-1] < top_p).sum(-1, keepdim=True)
-    return top.gather(-1, kept - 1)
+    count = 1 + (mass[:, :-1] < top_p).sum(-1, keepdim=True)
+    return top.gather(-1, count - 1)
 
 
 def signed(x: int) -> int:
@@ -110,10 +110,10 @@ def ranked(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return best, torch.cat((logprobs.gather(-1, best), entropy), dim=1)
 
 
-def _top_of(found: Tensor) -> Top:
+def _top_of(packed: Tensor) -> Top:
     """[R, 2k + 1] tokens, log-probabilities and an entropy, in float32, in which ids are whole numbers as far as 2^24:
     one tensor is one transfer."""
-    ids, logprobs, entropies = np.split(found.cpu().numpy(), [found.shape[1] // 2, found.shape[1] - 1], axis=1)
+    ids, logprobs, entropies = np.split(packed.cpu().numpy(), [packed.shape[1] // 2, packed.shape[1] - 1], axis=1)
     return Top(ids.astype(np.int32), logprobs, entropies[:, 0])
 
 
@@ -162,14 +162,14 @@ class TorchScores(Scores):
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
         places, values = list[Tensor](), list[Tensor]()
         chunks = self._edited(slots, edits).split(_ROWS)
-        keys = draft.keys if draft is not None and any(own.temperature for own in draft.warpings) else None
+        keys = draft.keys if draft is not None and any(warping.temperature for warping in draft.warpings) else None
         noises = repeat(None, len(chunks)) if keys is None else self._noise(slots, keys)
         for at, (rows, noise) in enumerate(zip(chunks, noises, strict=True)):
             if draft is not None:
                 rows = warp_rows(rows, draft.warpings[at * _ROWS :][:_ROWS], noise)
-            best, found = ranked(rows, count)
+            best, figures = ranked(rows, count)
             places.append(best)
-            values.append(found)
+            values.append(figures)
         return _top_of(torch.cat((self._tokens(slots, _joined(places)), _joined(values)), dim=1))
 
     @torch.inference_mode()
@@ -185,9 +185,9 @@ class TorchScores(Scores):
         parts, chunks = [], self._edited(slots, edits).split(_ROWS)
         for at, (rows, noise) in enumerate(zip(chunks, self._noise(slots, keys), strict=True)):
             kinds = warpings[at * _ROWS :][:_ROWS]
-            for own, kind in zip(noise, kinds, strict=True):
+            for row_noise, kind in zip(noise, kinds, strict=True):
                 if not kind.temperature:
-                    own.zero_()
+                    row_noise.zero_()
             parts.append((warp_rows(rows, kinds).double() + noise).argmax(-1, keepdim=True))
         return self._tokens(slots, torch.cat(parts))[:, 0].int().cpu().numpy()
 
@@ -199,9 +199,9 @@ class TorchScores(Scores):
         """[w, V] float64 noise of each slot's key, ``_ROWS`` at a time, in new memory."""
         arrays, device = list[NDArray[np.int64]](), self.tensor.device
         for at in range(0, len(keys), _ROWS):
-            own = keys[at : at + _ROWS]
-            number = {key: i for i, key in enumerate(dict.fromkeys(own))}
-            arrays += np.array([*number], np.uint64).view(np.int64), np.array([number[key] for key in own], np.int64)
+            chunk = keys[at : at + _ROWS]
+            number = {key: i for i, key in enumerate(dict.fromkeys(chunk))}
+            arrays += np.array([*number], np.uint64).view(np.int64), np.array([number[key] for key in chunk], np.int64)
         parts, counters = on_device(device, *arrays), _counters(self.tensor.shape[1], device)
         for different, which in zip(parts[::2], parts[1::2], strict=True):
             yield _gumbel(different, counters).index_select(0, which)
@@ -268,7 +268,7 @@ class HeadScores(TorchScores):
     @torch.inference_mode()
     def top(self, slots: Slots, count: int, edits: Edits | None = None, draft: Draft | None = None) -> Top:
         self.check()
-        warped = draft is not None and any(own.temperature for own in draft.warpings)
+        warped = draft is not None and any(warping.temperature for warping in draft.warpings)
         masked = any(one.mask is not None for one in edits or ())
         if warped or masked or self._best is None or count > self._best.shape[1] // 2:
             return super().top(slots, count, edits, draft)
@@ -296,5 +296,5 @@ class HeadScores(TorchScores):
     def log_probabilities(self, slots: Slots, tokens: Sequence[int]) -> NDArray[np.float32]:
         rows = self._edited(slots, None)
         (wanted,) = on_device(rows.device, np.array(tokens, np.int64))
-        other = self._at(self.ids, slots) != wanted[:, None]
-        return (rows.masked_fill(other, float("-inf")).amax(-1) - rows.logsumexp(-1)).cpu().numpy()
+        unwanted = self._at(self.ids, slots) != wanted[:, None]
+        return (rows.masked_fill(unwanted, float("-inf")).amax(-1) - rows.logsumexp(-1)).cpu().numpy()

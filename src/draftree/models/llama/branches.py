@@ -49,11 +49,11 @@ class Branches:
 
     def path(self, node: int) -> list[int]:
         """The nodes from the last committed token down to ``node``."""
-        found = list[int]()
+        nodes = list[int]()
         while node != ROOT:
-            found.append(node)
+            nodes.append(node)
             node = self.parents[node]
-        return found[::-1]
+        return nodes[::-1]
 
     def add(self, token: int, parent: int) -> None:
         """Add a node that has no cell yet.
@@ -77,22 +77,22 @@ class Branches:
             the ids of each of ``nodes``; (from, to, depth) of each id that was taken: cells down to this depth that
             carry ``from`` have to carry ``to``.
         """
-        taken, ends = set[int](), {tip: own for own, tip in self.tips.items()}
+        taken, ends = set[int](), {tip: id_ for id_, tip in self.tips.items()}
         for node in nodes:
-            own = ends.pop(self.parents[node], LOST)
-            if own == LOST:
-                own = free.pop()
-                taken.add(own)
-            self.ids[node] = ends[node] = own
-        self.tips = {own: tip for tip, own in ends.items()}
+            id_ = ends.pop(self.parents[node], LOST)
+            if id_ == LOST:
+                id_ = free.pop()
+                taken.add(id_)
+            self.ids[node] = ends[node] = id_
+        self.tips = {id_: tip for tip, id_ in ends.items()}
         carried: dict[int, list[int]] = {node: [] for node in nodes}
         copies = list[tuple[int, int, int]]()
-        for own, node in self.tips.items():
+        for id_, node in self.tips.items():
             while node in carried:
-                carried[node].append(own)
+                carried[node].append(id_)
                 node = self.parents[node]
-            if own in taken:
-                copies.append((self.id_of(node), own, self.depth_of(node)))
+            if id_ in taken:
+                copies.append((self.id_of(node), id_, self.depth_of(node)))
         return carried, copies
 
     def missing(self, nodes: Iterable[int]) -> list[int]:
@@ -101,12 +101,12 @@ class Branches:
 
     def _above(self, nodes: Iterable[int]) -> set[int]:
         """Some nodes and all above them."""
-        found = set[int]()
+        above = set[int]()
         for node in nodes:
-            while node != ROOT and node not in found:
-                found.add(node)
+            while node != ROOT and node not in above:
+                above.add(node)
                 node = self.parents[node]
-        return found
+        return above
 
     def give_up(self, used: Iterable[int]) -> list[tuple[int, int]]:
         """Let all nodes lose their cells but those at or above the nodes ``used``, one id for each leaf of them.
@@ -114,13 +114,13 @@ class Branches:
         Returns:
             (id, depth) of those that belong to no cell below this depth any more.
         """
-        kept = [node for node in self._above(used) if self.ids[node] != LOST]
-        leaves = set(kept).difference(self.parents[node] for node in kept)
+        nodes = [node for node in self._above(used) if self.ids[node] != LOST]
+        leaves = set(nodes).difference(self.parents[node] for node in nodes)
         before, self.tips = self.tips, {self.main: ROOT} | {self.ids[leaf]: leaf for leaf in leaves}
-        carried = {node: own for own, tip in self.tips.items() for node in self.path(tip)}
+        carried = {node: id_ for id_, tip in self.tips.items() for node in self.path(tip)}
         self.ids = [carried.get(node, LOST) for node in range(len(self.ids))]
-        ends = {own: self.tips.get(own, ROOT) for own in before}
-        return [(own, self.depth_of(end)) for own, end in ends.items() if end != before[own]]
+        ends = {id_: self.tips.get(id_, ROOT) for id_ in before}
+        return [(id_, self.depth_of(end)) for id_, end in ends.items() if end != before[id_]]
 
     def renumber(self, keep: Sequence[int], trunk: int) -> list[tuple[int, int]]:
         """Keep some nodes, closed under parents, of which the first ``trunk`` are committed now.
@@ -134,9 +134,9 @@ class Branches:
         self.tokens = [self.tokens[node] for node in rest]
         self.depths = [self.depths[node] - trunk for node in rest]
         self.ids = [self.ids[node] for node in rest]
-        tips = {own: numbers[tip] for own, tip in self.tips.items()}
-        self.tips = {own: tip for own, tip in tips.items() if tip != ROOT or own == self.main}
-        return [(own, ROOT) for own in tips.keys() - self.tips.keys()]
+        tips = {id_: numbers[tip] for id_, tip in self.tips.items()}
+        self.tips = {id_: tip for id_, tip in tips.items() if tip != ROOT or id_ == self.main}
+        return [(id_, ROOT) for id_ in tips.keys() - self.tips.keys()]
 
     def cut(self, count: int) -> None:
         """Forget all but the first nodes; none of the others has a cell."""

@@ -199,10 +199,10 @@ def open_library() -> Library:
     version = importlib.metadata.version("xllamacpp")
     if version != XLLAMACPP:
         raise ConfigError(f"xllamacpp is {version}, but only {XLLAMACPP} is supported: {_WAY_OUT}")
-    found = sorted(Path(spec.origin).parent.glob("xllamacpp*.so"))
-    if not found:
+    libraries = sorted(Path(spec.origin).parent.glob("xllamacpp*.so"))
+    if not libraries:
         raise ConfigError(f"xllamacpp in {Path(spec.origin).parent} has no library for this system: {_WAY_OUT}")
-    return Library(found[0], f"xllamacpp {version}")
+    return Library(libraries[0], f"xllamacpp {version}")
 
 
 IDS = 256

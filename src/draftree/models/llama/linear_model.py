@@ -121,10 +121,10 @@ class LinearModel(OpenRows[LinearRow]):
         Raises:
             CacheError: they do not follow one another, behind those that wait; nothing has changed.
         """
-        own, can = [self.own(row) for row in rows], self.capabilities
+        opened, can = [self.own(row) for row in rows], self.capabilities
         self._scores.expire()
         batch = list[Token]()
-        for row, new in zip(own, nodes, strict=True):
+        for row, new in zip(opened, nodes, strict=True):
             first = len(row.parents) + ROOT
             if not np.array_equal(new.parents, np.arange(first, first + len(new.tokens))):
                 raise CacheError(f"{can.name} takes no trees: {can.no_trees}: give it tokens one after the other")
@@ -140,12 +140,12 @@ class LinearModel(OpenRows[LinearRow]):
             if logits is None:
                 raise CacheError(f"llama.cpp finds no cells for {len(batch)} tokens among {self._context.cells}")
         except BaseException:
-            for row in own:
+            for row in opened:
                 self._forget(row)
             raise
-        if any(row.length for row in own):
+        if any(row.length for row in opened):
             self.pass_seconds += time.perf_counter() - began
-        for row, new in zip(own, nodes, strict=True):
+        for row, new in zip(opened, nodes, strict=True):
             row.tokens += new.tokens.tolist()
             row.read = len(row.tokens)
             row.parents = np.append(row.parents, new.parents)
@@ -171,17 +171,17 @@ class LinearModel(OpenRows[LinearRow]):
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted tokens of ``path`` and drop the others (``LanguageModel.commit``)."""
-        own = self.own(row)
-        own.check_path(path)
-        self._cut(own, own.length + len(path))
-        own.length, own.parents = len(own.tokens), NO_NODES
+        row = self.own(row)
+        row.check_path(path)
+        self._cut(row, row.length + len(path))
+        row.length, row.parents = len(row.tokens), NO_NODES
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted tokens and commit the first of them (``LanguageModel.prune``)."""
-        own, parents = self.own(row), row.pruned(keep, trunk)
-        self._cut(own, own.length + len(keep))
-        own.length, own.parents = own.length + trunk, parents
+        row, parents = self.own(row), row.pruned(keep, trunk)
+        self._cut(row, row.length + len(keep))
+        row.length, row.parents = row.length + trunk, parents
 
     def _cut(self, row: LinearRow, length: int) -> None:
         if length < len(row.tokens):
@@ -194,17 +194,17 @@ class LinearModel(OpenRows[LinearRow]):
 
         With all that it has read it shares the state, and with fewer of them it reads them itself in its next pass.
         """
-        own, length = self.own(row), row.prefix(length)
-        other = self._add(LinearRow(length=length, tokens=own.tokens[:length]))
-        if length == own.read:
-            self._context.copy(own.number, other.number, 0, -1)
-            other.read = length
-        return other
+        source, length = self.own(row), row.prefix(length)
+        forked = self._add(LinearRow(length=length, tokens=source.tokens[:length]))
+        if length == source.read:
+            self._context.copy(source.number, forked.number, 0, -1)
+            forked.read = length
+        return forked
 
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
-            own = self.own(row)
-            self._forget(own)
-            del self._open[own.number]
+            row = self.own(row)
+            self._forget(row)
+            del self._open[row.number]
             row.number = -1

@@ -167,11 +167,11 @@ class LlamaModel(OpenRows[LlamaRow]):
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
-        own, most = [self.own(row) for row in rows], self.capabilities.max_length
+        opened, most = [self.own(row) for row in rows], self.capabilities.max_length
         self._scores.expire()
-        before, added = [len(row.branches.ids) for row in own], list[_Node]()
+        before, added = [len(row.branches.ids) for row in opened], list[_Node]()
         try:
-            for row, new, first in zip(own, nodes, before, strict=True):
+            for row, new, first in zip(opened, nodes, before, strict=True):
                 unwanted = len(new.tokens) - new.scored
                 for i, (token, parent) in enumerate(zip(new.tokens.tolist(), new.parents.tolist(), strict=True)):
                     row.branches.add(token, parent)
@@ -181,11 +181,11 @@ class LlamaModel(OpenRows[LlamaRow]):
                     raise CacheError(f"a node at position {last} is beyond the longest {most} tokens: draft less deep")
             logits = self._read(added)
         except BaseException:
-            for row, first in zip(own, before, strict=True):
+            for row, first in zip(opened, before, strict=True):
                 self._give_up(row, ())
                 row.branches.cut(first)
             raise
-        for row, new in zip(own, nodes, strict=True):
+        for row, new in zip(opened, nodes, strict=True):
             row.parents = np.append(row.parents, new.parents)
         return self._scores.keep(NumpyScores(logits, [new.scored for new in nodes]))
 
@@ -225,8 +225,8 @@ class LlamaModel(OpenRows[LlamaRow]):
     def _decode(self, tokens: Sequence[Token]) -> NDArray[np.float32]:
         """A pass, for which cells are found."""
         count, cells = len(tokens), self._context.cells
-        if count <= cells and (found := self._context.decode(tokens)) is not None:
-            return found
+        if count <= cells and (logits := self._context.decode(tokens)) is not None:
+            return logits
         used = sum(row.length + len(row.branches.ids) for row in self._open.values())
         if used > self._most:
             size = self.capabilities.slot_bytes * used
@@ -235,10 +235,10 @@ class LlamaModel(OpenRows[LlamaRow]):
                 "used: use shorter prompts, or fewer requests at a time"
             )
         self._move(max(cells, min(self._most, 2 * used)))
-        found = self._context.decode(tokens)
-        if found is None:
+        logits = self._context.decode(tokens)
+        if logits is None:
             raise CacheError(f"llama.cpp finds no cells for {count} tokens among {self._context.cells}")
-        return found
+        return logits
 
     def _move(self, cells: int) -> None:
         """Move all cells that are not rejected to the beginning of a context of ``cells`` at least."""
@@ -260,26 +260,26 @@ class LlamaModel(OpenRows[LlamaRow]):
 
     def _reject(self, row: LlamaRow, shorter: Iterable[tuple[int, int]]) -> None:
         """Reject cells of ids below depths; an id that is left without a node is free, unless it is the row's own."""
-        for own, depth in shorter:
-            is_free, end = depth == ROOT and own != row.number, row.length + depth + 1
-            self._context.copy(own, _TRASH, end, -1)
-            self._context.drop(own, 0 if is_free else end)
-            self._free += [own] * is_free
+        for id_, depth in shorter:
+            is_free, end = depth == ROOT and id_ != row.number, row.length + depth + 1
+            self._context.copy(id_, _TRASH, end, -1)
+            self._context.drop(id_, 0 if is_free else end)
+            self._free += [id_] * is_free
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
-        own = self.own(row)
-        own.check_path(path)
-        self._keep(own, path, len(path))
-        own.parents = NO_NODES
+        row = self.own(row)
+        row.check_path(path)
+        self._keep(row, path, len(path))
+        row.parents = NO_NODES
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
-        own, parents = self.own(row), row.pruned(keep, trunk)
-        self._keep(own, keep, trunk)
-        own.parents = parents
+        row, parents = self.own(row), row.pruned(keep, trunk)
+        self._keep(row, keep, trunk)
+        row.parents = parents
 
     def _keep(self, row: LlamaRow, keep: Sequence[int], trunk: int) -> None:
         branches = row.branches
@@ -299,20 +299,20 @@ class LlamaModel(OpenRows[LlamaRow]):
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another, whose cells they share (``LanguageModel.fork``)."""
-        own, length = self.own(row), row.prefix(length)
-        other = self._add(replace(own, length=length, parents=NO_NODES))
-        self._context.copy(own.number, other.number, 0, length)
-        return other
+        source, length = self.own(row), row.prefix(length)
+        forked = self._add(replace(source, length=length, parents=NO_NODES))
+        self._context.copy(source.number, forked.number, 0, length)
+        return forked
 
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
-            own = self.own(row)
-            for each in own.branches.tips:
-                self._context.copy(each, _TRASH, 0, -1)
-                self._context.drop(each, 0)
-                self._free.append(each)
-            del self._open[own.number]
+            row = self.own(row)
+            for id_ in row.branches.tips:
+                self._context.copy(id_, _TRASH, 0, -1)
+                self._context.drop(id_, 0)
+                self._free.append(id_)
+            del self._open[row.number]
             row.number = -1
             if not self._open:
                 self._context.clear()
@@ -353,8 +353,8 @@ def exactness(model: LanguageModel, tokens: int) -> tuple[str, float]:
     worst = 0.0
     for count in range(2, len(_PARENTS) + 1):
         scores = model.extend([row], [Nodes.of(drafted[:count], _PARENTS[:count])])
-        found = scores.logits([node for node in _PATH if node < count])
-        worst = max(worst, difference(found, alone[: len(found)]))
+        logits = scores.logits([node for node in _PATH if node < count])
+        worst = max(worst, difference(logits, alone[: len(logits)]))
         model.commit(row, [])
     model.close(row)
     if not worst:

@@ -59,7 +59,7 @@ class LlamaTokenizer(PieceDecoder):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text, with the special tokens that begin one; special tokens that it contains are found."""
-        starts = [found.start() for found in self._cuts.finditer(text)][_TOGETHER::_TOGETHER]
+        starts = [cut.start() for cut in self._cuts.finditer(text)][_TOGETHER::_TOGETHER]
         parts = (text[start:end] for start, end in pairwise([0, *starts, len(text)]))
         ids = [token for part in parts for token in self._tokenize(part, special=False)]
         return [*self._begin, *ids, *self._end] if add_special_tokens else ids
@@ -71,8 +71,8 @@ class LlamaTokenizer(PieceDecoder):
         special = {self._text(t): a for t, a in attributes if a & (_UNKNOWN | _CONTROL | _USER_DEFINED)}
         inner, first = set("".join(text[1:] for text in special)), {text[:1] for text in special}
         texts = [t for t, a in special.items() if a & _CONTROL and not a & _STRIPS and t[:1] not in inner]
-        found = [re.escape(t) for t in texts if first.isdisjoint(t[1:]) and not t[0].isspace()]
-        return re.compile("|".join(sorted(found, key=len, reverse=True)) or "(?!)")
+        patterns = [re.escape(t) for t in texts if first.isdisjoint(t[1:]) and not t[0].isspace()]
+        return re.compile("|".join(sorted(patterns, key=len, reverse=True)) or "(?!)")
 
     def _tokenize(self, text: str, special: bool) -> list[int]:
         """Ids of a text, after ``special`` tokens that begin one."""

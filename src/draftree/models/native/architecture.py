@@ -278,15 +278,15 @@ def _ropes(
     """[tables, size / 2] frequencies, [layers] which of them a layer has, and the magnitudes of what each rotates."""
     scaled, magnitude = _scaled_frequencies(file, size)
     if every := family.unrotated_every:
-        other, layers = np.zeros_like(scaled), np.arange(len(local)) % every == every - 1
+        second, layers = np.zeros_like(scaled), np.arange(len(local)) % every == every - 1
     elif family.rotates_windows and local.any():
-        other, layers = np.zeros_like(scaled), ~local
+        second, layers = np.zeros_like(scaled), ~local
     elif family.local_base is not None and local.any():
         base = file.real(Keys.Rope.FREQ_BASE_SWA, family.local_base or file.real(Keys.Rope.FREQ_BASE, 10000.0))
-        other, layers = frequencies(base, size), local
+        second, layers = frequencies(base, size), local
     else:
         return scaled[None], np.zeros(len(local), dtype=np.int32), (magnitude, magnitude)
-    return np.stack([scaled, other]), layers.astype(np.int32), (magnitude, 1.0)
+    return np.stack([scaled, second]), layers.astype(np.int32), (magnitude, 1.0)
 
 
 def _scaled_frequencies(file: HeaderReader, size: int) -> tuple[NDArray[np.float64], float]:
@@ -334,9 +334,9 @@ def _layer_tensors(file: HeaderReader, family: Family, numbers: Hyperparameters)
         places = _fused(file, block, numbers)
         for name in LAYER_TENSORS:
             if name not in places:
-                own = block + (family.feed_forward_norm if name == _PRE_NORMS[1] else name)
-                there = name in family.tensors or (name not in _EXTRA and name not in family.lacks)
-                places[name] = file.place(own) if there or (name in family.optional and file.has(own)) else ABSENT
+                key = block + (family.feed_forward_norm if name == _PRE_NORMS[1] else name)
+                required = name in family.tensors or (name not in _EXTRA and name not in family.lacks)
+                places[name] = file.place(key) if required or (name in family.optional and file.has(key)) else ABSENT
         table[layer] = [places[name] for name in LAYER_TENSORS]
     return table
 

@@ -77,27 +77,27 @@ class HeaderReader:
 
     def number(self, key: str, default: int | None = None) -> int:
         """The whole number under a key, the same for all layers; not 0, unless that is the default."""
-        found, name = self.metadata.numbers(key), self.metadata.name(key)
-        if found is None:
+        values, name = self.metadata.numbers(key), self.metadata.name(key)
+        if values is None:
             if default is None:
                 raise damaged(self.header.path, f"it has no {name}")
             return default
-        if len(set(found)) > 1:
+        if len(set(values)) > 1:
             raise unsupported(self.header, f"{name} that differs by layer")
-        if found[0] > _LARGEST or (not found[0] and default != 0):
-            raise damaged(self.header.path, f"its {name} is {found[0]}")
-        return found[0]
+        if values[0] > _LARGEST or (not values[0] and default != 0):
+            raise damaged(self.header.path, f"its {name} is {values[0]}")
+        return values[0]
 
     def real(self, key: str, default: float | None = None) -> float:
         """The number under a key: one that float32 holds in full, and positive, or 0 where that is the default."""
-        found, name = self.metadata.real(key), self.metadata.name(key)
-        if found is None:
+        value, name = self.metadata.real(key), self.metadata.name(key)
+        if value is None:
             if default is None:
                 raise damaged(self.header.path, f"it has no {name}")
             return default
-        if not _LEAST_REAL <= found <= _MOST_REAL and not found == default == 0:
-            raise damaged(self.header.path, f"its {name} is {found}")
-        return found
+        if not _LEAST_REAL <= value <= _MOST_REAL and not value == default == 0:
+            raise damaged(self.header.path, f"its {name} is {value}")
+        return value
 
     def has(self, name: str) -> bool:
         return name in self._tensors
@@ -126,10 +126,10 @@ class HeaderReader:
         place, tensor = self.place(name), self._tensors[name]
         if place.format != Format.F32 or place.rows != 1:
             raise unsupported(self.header, f"a tensor {name} that is no vector of float32")
-        found = np.fromfile(tensor.file, "<f4", place.columns, offset=tensor.begin).astype(np.float64)
-        if not (np.isfinite(found) & (found > 0)).all():
+        numbers = np.fromfile(tensor.file, "<f4", place.columns, offset=tensor.begin).astype(np.float64)
+        if not (np.isfinite(numbers) & (numbers > 0)).all():
             raise damaged(self.header.path, f"{name} holds numbers that are not positive")
-        return found
+        return numbers
 
     def part(self, name: str, first: int, rows: int) -> Place:
         """Some rows of a matrix."""

@@ -195,13 +195,13 @@ class NativeHeadScores(NativeScores):
         rows = [row for row, count in zip(self._rows, self._counts, strict=True) for _ in range(count)]
         tokens = [self._outputs(rows[slot].number) for slot in slots]
         width = max(map(len, tokens), default=0)
-        found = np.stack([self._loaded.logits(slot, width) for slot in slots])
-        for row, ids, edit in zip(found, tokens, edits or (), strict=edits is not None):
+        values = np.stack([self._loaded.logits(slot, width) for slot in slots])
+        for row, ids, edit in zip(values, tokens, edits or (), strict=edits is not None):
             if edit.mask is not None:
                 allowed = allowed_tokens(edit.mask, self._tokens)[ids]
                 if allowed.any():
                     row[: len(ids)][~allowed] = -np.inf
-        return found
+        return values
 
 
 class NativeHead(NativeRows[NativeHeadRow]):
@@ -248,7 +248,7 @@ class NativeHead(NativeRows[NativeHeadRow]):
     @exclusive
     def open(self) -> NativeHeadRow:
         """A new row (``LanguageModel.open``)."""
-        return self._add(NativeHeadRow(self.loaded.open(), kept=FeatureSpec()))
+        return self._add(NativeHeadRow(self.loaded.open(), tracked=FeatureSpec()))
 
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
@@ -257,41 +257,41 @@ class NativeHead(NativeRows[NativeHeadRow]):
         Raises:
             CacheError: there are not so many.
         """
-        other = self.own(super().fork(row, length))
-        other.drafted = []
-        return other
+        forked = self.own(super().fork(row, length))
+        forked.drafted = []
+        return forked
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
-        own = self.own(row)
-        super().commit(own, path)
+        row = self.own(row)
+        super().commit(row, path)
         if len(path):
-            own.last = own.drafted[path[-1]]
-        own.drafted = []
+            row.last = row.drafted[path[-1]]
+        row.drafted = []
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
         """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
-        own, drafted = self.own(row), self.own(row).drafted
-        super().prune(own, keep, trunk)
+        row, drafted = self.own(row), self.own(row).drafted
+        super().prune(row, keep, trunk)
         if trunk:
-            own.last = drafted[keep[trunk - 1]]
-        own.drafted = [drafted[node] for node in keep[trunk:]]
+            row.last = drafted[keep[trunk - 1]]
+        row.drafted = [drafted[node] for node in keep[trunk:]]
 
     @exclusive
     def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
         """Commit tokens of the target with its hidden states (``DraftHead.read``)."""
-        own, read = [*map(self.own, rows)], [*map(self._target.own, targets)]
+        head_rows, target_rows = [*map(self.own, rows)], [*map(self._target.own, targets)]
         nodes, counts, numbers, sources = list[Nodes](), list[int](), list[int](), list[int]()
-        for row, text, target in zip(own, texts, read, strict=True):
+        for row, text, target in zip(head_rows, texts, target_rows, strict=True):
             fed = self._begin(row, text)
             nodes.append(Nodes.chain(fed or [0], 1))
             counts.append(len(fed))
             numbers.append(target.number)
             sources += range(row.length, row.length + len(fed)) or [NO_STATE]  # before a text of no token are zeros
-        scores = self._scored(own, nodes, numbers, sources)
-        for row, count in zip(own, counts, strict=True):
+        scores = self._scored(head_rows, nodes, numbers, sources)
+        for row, count in zip(head_rows, counts, strict=True):
             self.commit(row, range(count))
         return scores
 
@@ -317,10 +317,10 @@ class NativeHead(NativeRows[NativeHeadRow]):
 
         Nodes of an empty row read zeros: passes are measured so.
         """
-        own, sources = [*map(self.own, rows)], list[int]()
-        for row, new in zip(own, nodes, strict=True):
+        opened, sources = [*map(self.own, rows)], list[int]()
+        for row, new in zip(opened, nodes, strict=True):
             sources += [LAST_STATE if row.length else NO_STATE] * len(new.tokens)
-        return self._scored(own, nodes, [0] * len(own), sources)
+        return self._scored(opened, nodes, [0] * len(opened), sources)
 
     def _scored(
         self, rows: Sequence[NativeHeadRow], nodes: Sequence[Nodes], targets: Sequence[int], sources: Sequence[int]

@@ -53,13 +53,13 @@ class NativeRow(Row):
     """A sequence inside a model, whose cells keep hidden states.
 
     Attributes:
-        kept: which: those that were tracked when it, or the row that it was forked from, was opened.
+        tracked: which: those that were so when it, or the row that it was forked from, was opened.
     """
 
-    kept: FeatureSpec
+    tracked: FeatureSpec
 
     def has_features(self, wanted: FeatureSpec) -> bool:
-        return self.kept.covers(wanted)
+        return self.tracked.covers(wanted)
 
 
 R = TypeVar("R", bound=NativeRow)
@@ -139,8 +139,8 @@ class NativeRows(OpenRows[R], Generic[R]):
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
         """A new row with the first committed tokens of another, whose pages they share (``LanguageModel.fork``)."""
-        own, length = self.own(row), row.prefix(length)
-        return self._add(replace(own, number=self.loaded.fork(own.number, length), length=length, parents=NO_NODES))
+        row, length = self.own(row), row.prefix(length)
+        return self._add(replace(row, number=self.loaded.fork(row.number, length), length=length, parents=NO_NODES))
 
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
@@ -209,16 +209,16 @@ def _c_edits(edits: Edits) -> CEdits:
     masks: dict[int, NDArray[np.uint32]] = {id(mask): mask for _, mask in edits if mask is not None}
     numbers = {key: number for number, key in enumerate(masks)}
     changes = [change for change, _ in edits]
-    found = CEdits()
+    c_edits = CEdits()
     if masks:
-        found.set("mask_of", np.array([-1 if mask is None else numbers[id(mask)] for _, mask in edits], np.int32))
-        found.set("masks", np.stack(list(masks.values())))
+        c_edits.set("mask_of", np.array([-1 if mask is None else numbers[id(mask)] for _, mask in edits], np.int32))
+        c_edits.set("masks", np.stack(list(masks.values())))
     if any(change is not None for change in changes):
         sizes = [0 if change is None else len(change.tokens) for change in changes]
-        found.set("change_starts", np.cumsum([0, *sizes], dtype=np.int32))
+        c_edits.set("change_starts", np.cumsum([0, *sizes], dtype=np.int32))
         for column, kind in (("tokens", np.int32), *((c, np.float32) for c in ("positive", "negative", "addend"))):
-            found.set(column, np.concatenate([getattr(c, column) for c in changes if c is not None]).astype(kind))
-    return found
+            c_edits.set(column, np.concatenate([getattr(c, column) for c in changes if c is not None]).astype(kind))
+    return c_edits
 
 
 def not_native(header: GGUFHeader) -> str:
@@ -317,9 +317,9 @@ class NativeModel(NativeRows[NativeRow]):
 
         A pass of one ends the scores of both.
         """
-        other = copy(self)
-        other.forget_rows()
-        return other
+        model = copy(self)
+        model.forget_rows()
+        return model
 
     @exclusive
     def share_threads(self, other: LanguageModel) -> None:
@@ -335,13 +335,13 @@ class NativeModel(NativeRows[NativeRow]):
     @exclusive
     def open(self) -> Row:
         """A new row (``LanguageModel.open``)."""
-        return self._add(NativeRow(self.loaded.open(), kept=self.tracked))
+        return self._add(NativeRow(self.loaded.open(), tracked=self.tracked))
 
     @exclusive
     def states(self, row: Row, first: int, count: int) -> NDArray[np.float32]:
         """[count, F] hidden states that a row keeps of its tokens, and behind them of its nodes, from ``first`` on."""
-        own = self.own(row)
-        return self.loaded.states(own.number, first, count, len(own.kept.layers)).reshape(count, -1)
+        row = self.own(row)
+        return self.loaded.states(row.number, first, count, len(row.tracked.layers)).reshape(count, -1)
 
     @exclusive
     def track_features(self, wanted: FeatureSpec = FINAL_STATE) -> None:

@@ -47,10 +47,10 @@ class Translation:
 
     def number(self, text: bytes) -> int:
         """The number of a text."""
-        if (found := self._numbers.get(text)) is None:
-            found = self._numbers[text] = len(self._texts)
+        if (index := self._numbers.get(text)) is None:
+            index = self._numbers[text] = len(self._texts)
             self._texts.append(text)
-        return found
+        return index
 
     def text(self, number: int) -> bytes:
         """The text of a number."""
@@ -59,9 +59,9 @@ class Translation:
     def find(self, keys: Sequence[Key]) -> None:
         """Put the entries of these keys into C's table."""
         for kind, text, token in dict.fromkeys(keys):
-            found, behind, ids = self._found(kind, text, token)
+            first, behind, ids = self._found(kind, text, token)
             array, key = (c_int32 * len(ids))(*ids), CTranslationKey(kind, text, token)
-            check(self._library.draftree_translation_put(self.pointer, byref(key), found, behind, array, len(ids)))
+            check(self._library.draftree_translation_put(self.pointer, byref(key), first, behind, array, len(ids)))
             self._known += 1
 
     def _found(self, kind: int, text: int, token: int) -> tuple[int, int, Sequence[int]]:

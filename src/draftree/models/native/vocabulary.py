@@ -241,8 +241,8 @@ class GGUFTokenizer(PieceDecoder):
                 f"the prompt has {run} characters without white space, or of it alone: give at most {_LONGEST}"
             )
         ids, at = list[int](), 0
-        for found in self._may_begin.finditer(text):
-            if (start := found.start()) < at:
+        for match in self._may_begin.finditer(text):
+            if (start := match.start()) < at:
                 continue
             token = next((t for n in self._lengths if (t := text[start : start + n]) in self._added), None)
             if token is not None:
@@ -272,8 +272,8 @@ class GGUFTokenizer(PieceDecoder):
     def _in_bytes(self, letter: str) -> Sequence[int]:
         """The ids of a letter's bytes; where one has none, that of unknown text or, in BPE, those of the others."""
         spelt = [f"<0x{byte:02X}>" for byte in letter.encode()]
-        found = [self._ids[each] for each in spelt if each in self._ids]
-        return found if len(found) == len(spelt) or self._unknown is None else [self._unknown]
+        ids = [self._ids[letter_byte] for letter_byte in spelt if letter_byte in self._ids]
+        return ids if len(ids) == len(spelt) or self._unknown is None else [self._unknown]
 
     def _read(self, token: int) -> Piece:
         kind, text = self._kinds[token], self._texts[token]
@@ -320,10 +320,10 @@ def _kinds(header: GGUFHeader) -> list[int]:
 
 def _pre_tokenizer(header: GGUFHeader, model: str) -> PreTokenizer:
     name = model if model == _GEMMA4 else header.metadata.text(Keys.Tokenizer.PRE) or "default"
-    found = PRE_TOKENIZERS.get(name)
-    if found is None:
+    pre = PRE_TOKENIZERS.get(name)
+    if pre is None:
         raise unsupported(header, f"the pre-tokenizer {name!r}")
-    return found
+    return pre
 
 
 def _ranks(header: GGUFHeader) -> dict[tuple[str, str], float]:
