@@ -52,7 +52,6 @@ class Identity:
 
     @classmethod
     def of(cls, model: Costed) -> Identity:
-        """That of a model on this machine."""
         can = model.capabilities
         here: dict[str, Any] = {"model": can.name, "device": can.accelerator or processor()}
         return cls(**{each.name: here.get(each.name) or getattr(can, each.name) for each in fields(cls)})
@@ -222,7 +221,6 @@ class Grid:
 
     @property
     def all_work(self) -> int:
-        """What all curves take."""
         return sum(self.work(batch, context) for batch in self.batches for context in self.contexts)
 
     def among(self, points: Iterable[Point]) -> list[Point]:

@@ -45,7 +45,6 @@ def check_fits(path: Path, weights: int) -> None:
 
 
 def too_large(path: Path, weights: int, free: int) -> RunError:
-    """The error of weights that do not fit."""
     needed = (weights + weights / _SHARE) / 1e9
     return RunError(
         f"{path} needs {needed:.3g} GB of memory, and {free / 1e9:.3g} GB are free: take a smaller quantisation, or "

@@ -80,7 +80,6 @@ class PrefixCache:
         self._model.close(self._kept.pop(0)[1])
 
     def clear(self) -> None:
-        """Close all rows."""
         while self._kept:
             self.evict()
 

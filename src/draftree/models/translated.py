@@ -306,7 +306,6 @@ class _Predicted(NamedTuple):
     shares: NDArray[np.float64]
 
     def at(self, places: NDArray[np.bool_] | NDArray[np.int64]) -> _Predicted:
-        """Some of them."""
         return _Predicted(self.tokens[places], self.logprobs[places], self.readings[places], self.shares[places])
 
 
@@ -315,8 +314,6 @@ _NOTHING_PREDICTED = _Predicted(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, 
 
 
 class _Scored(NamedTuple):
-    """A node that is scored."""
-
     row: TranslatedRow
     node: int
 

@@ -152,7 +152,6 @@ class SampleStore:
 
     @property
     def count(self) -> int:
-        """Samples that are there."""
         return sum(self.counts.values())
 
     def add(self, number: int, samples: Samples) -> None:

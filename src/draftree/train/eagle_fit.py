@@ -214,7 +214,6 @@ def evaluate(head: DraftHead, responses: Sequence[Response], seed: int, progress
 
 
 def _share(ranks: Sequence[int | None], most: int) -> float:
-    """Share of ranks below ``most``."""
     return sum(rank is not None and rank < most for rank in ranks) / max(1, len(ranks))
 
 

@@ -210,7 +210,6 @@ class HeadTraining:
 
 
 def _card(training: HeadTraining, learned: list[Response], fit: Fit, figures: Mapping[str, HeadFigures]) -> str:
-    """The model card."""
     recipe, target, data = training.recipe, training.target.capabilities.name, training.data
     rows = (f"| {s.name} | {s.count} | {s.licence or 'not stated'} | `{s.digest[:16]}` |" for s in training.sources)
     sources, tables = "\n".join(rows), "".join(_tables(name, head_figures) for name, head_figures in figures.items())

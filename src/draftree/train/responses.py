@@ -217,7 +217,6 @@ class DataRecipe:
 
 
 def seed_of(number: int, seed: int) -> int:
-    """The seed of response ``number``."""
     return (seed + number) % 2**63
 
 

@@ -116,7 +116,6 @@ class HeadModel(LanguageModel):
         return bytes_of(lengths, self.capabilities.slot_bytes) <= self.cache_bytes
 
     def open(self) -> HeadRow:
-        """A new row (``LanguageModel.open``)."""
         row = HeadRow(
             predicted=self._zeros(1, self.network.sizes[0]),
             scored=self._zeros(1, self.network.sizes[0]),
@@ -132,12 +131,10 @@ class HeadModel(LanguageModel):
         return self.network.fused(features)
 
     def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
-        """[K] the tokens of a row's logits (``DraftHead.vocabulary_of``)."""
         return np.concatenate([self.vocabulary, self.own(row).further])
 
     @torch.inference_mode()
     def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
-        """Commit tokens of the target with its hidden states (``DraftHead.read``)."""
         none = self._zeros(0, self.network.sizes[1])
         features = [
             feature_row(target).last_features(len(text), self.features) if len(text) else none
@@ -240,7 +237,6 @@ class HeadModel(LanguageModel):
         return out
 
     def _placed(self) -> Sequence[HeadRow]:
-        """The rows that the next pass covers."""
         at = self._rows.cache.placement
         return [*map(self._rows.at, range(at.first, at.first + at.count))]
 
@@ -257,7 +253,6 @@ class HeadModel(LanguageModel):
 
     @torch.inference_mode()
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
         row = self.own(row)
         self._rows.commit(row, path)
         last = path[-1] if len(path) else ROOT
@@ -291,7 +286,6 @@ class HeadModel(LanguageModel):
 
     @torch.inference_mode()
     def close(self, row: Row) -> None:
-        """Forget a row (``LanguageModel.close``)."""
         self._rows.close(self.own(row))
 
 

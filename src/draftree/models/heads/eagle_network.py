@@ -220,7 +220,6 @@ class HeadPasses(EagerRunner):
         self._turns: Tensor | None = None
 
     def make(self, step: DevicePass, cache: TreeCache) -> Made:
-        """One pass (``EagerRunner.make``)."""
         network, at = self._network, cache.placement
         if self._turns is None or self._turns.shape[0] < at.slots:
             self._turns = network.turns(torch.arange(at.slots, device=self.device))

@@ -262,7 +262,6 @@ class HeadFolder:
             raise self._unreadable(first_line(error)) from None
 
     def _unreadable(self, why: str) -> ModelFileError:
-        """What is raised where it cannot be read."""
         return ModelFileError(f"cannot read the draft head {self.folder}: {why}: copy it again, whole")
 
     def _check_tensors(self, tensors: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> None:

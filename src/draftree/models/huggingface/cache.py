@@ -235,7 +235,6 @@ class Rows(Generic[R]):
         return self._keep(row, path, len(path), NO_NODES)
 
     def prune(self, row: R, keep: Sequence[int], trunk: int) -> Tensor | None:
-        """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         return self._keep(row, keep, trunk, row.pruned(keep, trunk))
 
     def _keep(self, row: R, keep: Sequence[int], trunk: int, parents: Ints) -> Tensor | None:

@@ -184,11 +184,9 @@ class HFModel(LanguageModel):
 
     @property
     def layer_sizes(self) -> LayerSizes:
-        """Sizes of its own layers (``FeatureModel.layer_sizes``)."""
         return inspection.layer_sizes(self.model.config.get_text_config(decoder=True))
 
     def hidden_states(self, row: Row) -> Tensor:
-        """[n, F] the tracked hidden states of committed tokens (``FeatureModel.hidden_states``)."""
         return feature_row(row).last_features()
 
     @property
@@ -197,16 +195,13 @@ class HFModel(LanguageModel):
         return self.model.get_input_embeddings().weight.detach()  # type: ignore[no-any-return]
 
     def embeddings(self, ids: Tensor) -> Tensor:
-        """[n, H] embeddings of tokens (``FeatureModel.embeddings``)."""
         return embedding(ids, self._embeddings)
 
     def embedding_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """[n, H] embeddings of tokens (``FeatureModel.embedding_rows``)."""
         rows = self.embeddings(torch.from_numpy(ids).to(self.capabilities.device))
         return rows.float().cpu().numpy()
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weights and biases of the output layer (``FeatureModel.output_rows``)."""
         layer: Any = self.model.get_output_embeddings()
         return layer.weight.detach()[ids], None if layer.bias is None else layer.bias.detach()[ids]
 
@@ -237,14 +232,12 @@ class HFModel(LanguageModel):
 
     @exclusive
     def open(self) -> Row:
-        """A new row (``LanguageModel.open``)."""
         row = FeatureRow()
         self._rows.add(row)
         return row
 
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         opened = [self._rows.own(row) for row in rows]
         self._scores.expire()
         every = range(len(opened))
@@ -294,19 +287,16 @@ class HFModel(LanguageModel):
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
         row = self._rows.own(row)
         row.keep_features(path, len(path), self._rows.commit(row, path))
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         row = self._rows.own(row)
         row.keep_features(keep, trunk, self._rows.prune(row, keep, trunk))
 
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
-        """A new row with the first committed tokens of another (``LanguageModel.fork``)."""
         source, length = self._rows.own(row), row.prefix(length)
         forked = replace(source, length=length, parents=NO_NODES, features=source.first_features(length), pending=None)
         self._rows.fork(source, forked)

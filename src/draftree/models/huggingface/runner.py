@@ -129,7 +129,6 @@ class StockRunner(EagerRunner):
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def make(self, step: DevicePass, cache: TreeCache) -> Made:
-        """One pass (``EagerRunner.make``)."""
         options = {"logits_to_keep": step.inputs.wanted} if self._selects else {}
         with laid_out(cache.placement):
             out = self._model(
@@ -177,7 +176,6 @@ class GraphRunner:
         self.uncaptured = "" if self._captures else f"device {eager.device.type} has no CUDA graphs"
 
     def forward(self, step: Pass, cache: TreeCache) -> Made:
-        """One pass (``EagerRunner.forward``)."""
         at, new, total = cache.placement, step.inputs, step.inputs.count
         tokens, slots = _filled(total), rounded(at.end)
         width, words = tokens if at.count == 1 else _filled(at.width), max(_WORDS, _filled(new.words))

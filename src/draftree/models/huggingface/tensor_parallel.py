@@ -122,7 +122,6 @@ def _follow(rank: int) -> int:
 
 
 def _make(model: HFModel, method: str, rows: Sequence[Row], arguments: Sequence[Any]) -> Any:
-    """A call of a model's method on rows."""
     first = [list(rows)] if method == "extend" else rows
     return getattr(model, method)(*first, *arguments)
 
@@ -164,38 +163,30 @@ class ParallelModel(LanguageModel):
         )
 
     def holds(self, lengths: Sequence[int]) -> bool:
-        """Rows of so many tokens can be open together (``LanguageModel.holds``)."""
         return self._part.holds(lengths)
 
     def reserve(self, rows: int, tokens: int) -> None:
-        """Make room on every rank (``LanguageModel.reserve``)."""
         self._made("reserve", (), rows, tokens)
 
     def open(self) -> Row:
-        """A new row (``LanguageModel.open``)."""
         row: Row = self._made("open", ())
         return row
 
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-        """Append uncommitted nodes in one pass of all ranks (``LanguageModel.extend``)."""
         scores: Scores = self._made("extend", rows, list(nodes))
         return scores
 
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        """Keep the uncommitted nodes of a path (``LanguageModel.commit``)."""
         self._made("commit", (row,), list(path))
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         self._made("prune", (row,), list(keep), trunk)
 
     def fork(self, row: Row, length: int | None = None) -> Row:
-        """A new row with the first committed tokens of another (``LanguageModel.fork``)."""
         fork: Row = self._made("fork", (row,), length)
         return fork
 
     def close(self, row: Row) -> None:
-        """Forget a row (``LanguageModel.close``)."""
         self._made("close", (row,))
 
     def _made(self, method: str, rows: Sequence[Row], *arguments: Any) -> Any:

@@ -353,7 +353,6 @@ class Context:
         self._weights.library.memory_seq_rm(self._memory, sequence, start, -1)
 
     def clear(self) -> None:
-        """Free all cells."""
         self._weights.library.memory_clear(self._memory, False)
 
     def decode(self, tokens: Sequence[Token]) -> NDArray[np.float32] | None:

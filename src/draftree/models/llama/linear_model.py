@@ -101,7 +101,6 @@ class LinearModel(OpenRows[LinearRow]):
 
     @exclusive
     def open(self) -> Row:
-        """A new row (``LanguageModel.open``)."""
         return self._add(LinearRow())
 
     def _add(self, row: LinearRow) -> LinearRow:
@@ -170,7 +169,6 @@ class LinearModel(OpenRows[LinearRow]):
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        """Keep the uncommitted tokens of ``path`` and drop the others (``LanguageModel.commit``)."""
         row = self.own(row)
         row.check_path(path)
         self._cut(row, row.length + len(path))
@@ -178,7 +176,6 @@ class LinearModel(OpenRows[LinearRow]):
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted tokens and commit the first of them (``LanguageModel.prune``)."""
         row, parents = self.own(row), row.pruned(keep, trunk)
         self._cut(row, row.length + len(keep))
         row.length, row.parents = row.length + trunk, parents

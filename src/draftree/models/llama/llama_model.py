@@ -52,7 +52,6 @@ _SPLIT = 512
 
 
 def tokenizer_of(weights: Weights) -> Tokenizer | None:
-    """That of a loaded file."""
     return read_tokenizer(weights.library, weights.vocab, weights.header.chat_template, weights)
 
 
@@ -151,7 +150,6 @@ class LlamaModel(OpenRows[LlamaRow]):
 
     @exclusive
     def open(self) -> Row:
-        """A new row (``LanguageModel.open``)."""
         return self._add(LlamaRow(branches=Branches(-1)))
 
     def _add(self, row: LlamaRow) -> LlamaRow:
@@ -166,7 +164,6 @@ class LlamaModel(OpenRows[LlamaRow]):
 
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         opened, most = [self.own(row) for row in rows], self.capabilities.max_length
         self._scores.expire()
         before, added = [len(row.branches.ids) for row in opened], list[_Node]()
@@ -268,7 +265,6 @@ class LlamaModel(OpenRows[LlamaRow]):
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
         row = self.own(row)
         row.check_path(path)
         self._keep(row, path, len(path))
@@ -276,7 +272,6 @@ class LlamaModel(OpenRows[LlamaRow]):
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         row, parents = self.own(row), row.pruned(keep, trunk)
         self._keep(row, keep, trunk)
         row.parents = parents
@@ -298,7 +293,6 @@ class LlamaModel(OpenRows[LlamaRow]):
 
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
-        """A new row with the first committed tokens of another, whose cells they share (``LanguageModel.fork``)."""
         source, length = self.own(row), row.prefix(length)
         forked = self._add(replace(source, length=length, parents=NO_NODES))
         self._context.copy(source.number, forked.number, 0, length)

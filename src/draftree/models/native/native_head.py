@@ -242,12 +242,10 @@ class NativeHead(NativeRows[NativeHeadRow]):
         super().__init__(target._lock)
 
     def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
-        """[K] the tokens of a row's logits (``DraftHead.vocabulary_of``)."""
         return self.loaded.outputs(self.own(row).number).astype(np.int64)
 
     @exclusive
     def open(self) -> NativeHeadRow:
-        """A new row (``LanguageModel.open``)."""
         return self._add(NativeHeadRow(self.loaded.open(), tracked=FeatureSpec()))
 
     @exclusive
@@ -263,7 +261,6 @@ class NativeHead(NativeRows[NativeHeadRow]):
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        """Keep uncommitted nodes as they were drafted (``LanguageModel.commit``)."""
         row = self.own(row)
         super().commit(row, path)
         if len(path):
@@ -272,7 +269,6 @@ class NativeHead(NativeRows[NativeHeadRow]):
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         row, drafted = self.own(row), self.own(row).drafted
         super().prune(row, keep, trunk)
         if trunk:
@@ -281,7 +277,6 @@ class NativeHead(NativeRows[NativeHeadRow]):
 
     @exclusive
     def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
-        """Commit tokens of the target with its hidden states (``DraftHead.read``)."""
         head_rows, target_rows = [*map(self.own, rows)], [*map(self._target.own, targets)]
         nodes, counts, numbers, sources = list[Nodes](), list[int](), list[int](), list[int]()
         for row, text, target in zip(head_rows, texts, target_rows, strict=True):

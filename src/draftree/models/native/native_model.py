@@ -53,7 +53,7 @@ class NativeRow(Row):
     """A sequence inside a model, whose cells keep hidden states.
 
     Attributes:
-        tracked: which: those that were so when it, or the row that it was forked from, was opened.
+        tracked: which: those that the model tracked when it, or the row that it was forked from, was opened.
     """
 
     tracked: FeatureSpec
@@ -123,14 +123,12 @@ class NativeRows(OpenRows[R], Generic[R]):
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        """Keep the uncommitted nodes of ``path`` and drop the others (``LanguageModel.commit``)."""
         self.loaded.commit(self.own(row).number, path)
         row.length += len(path)
         row.parents = NO_NODES
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        """Keep some uncommitted nodes and commit the first of them (``LanguageModel.prune``)."""
         number, parents = self.own(row).number, row.pruned(keep, trunk)
         self.loaded.prune(number, keep, trunk)
         row.length += trunk
@@ -138,7 +136,6 @@ class NativeRows(OpenRows[R], Generic[R]):
 
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
-        """A new row with the first committed tokens of another, whose pages they share (``LanguageModel.fork``)."""
         row, length = self.own(row), row.prefix(length)
         return self._add(replace(row, number=self.loaded.fork(row.number, length), length=length, parents=NO_NODES))
 
@@ -200,7 +197,6 @@ class NativeScores(Scores):
 
 @lru_cache(maxsize=256)
 def _c_warpings(warpings: tuple[Warping, ...]) -> NDArray[np.void]:
-    """Warpings as C reads them."""
     return np.array(list(map(tuple, warpings)), WARPING)
 
 
@@ -334,7 +330,6 @@ class NativeModel(NativeRows[NativeRow]):
 
     @exclusive
     def open(self) -> Row:
-        """A new row (``LanguageModel.open``)."""
         return self._add(NativeRow(self.loaded.open(), tracked=self.tracked))
 
     @exclusive
@@ -358,7 +353,6 @@ class NativeModel(NativeRows[NativeRow]):
         self.loaded.track((self.tracked | wanted).layers)
 
     def hidden_states(self, row: Row) -> Tensor:
-        """[n, F] the tracked hidden states of committed tokens (``FeatureModel.hidden_states``)."""
         return _tensor(self.states(row, 0, row.length))
 
     def free_cache(self) -> None:
@@ -369,7 +363,6 @@ class NativeModel(NativeRows[NativeRow]):
         return _tensor(self.embedding_rows(ids.numpy()))
 
     def embedding_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """[n, H] embeddings of tokens, dequantized (``FeatureModel.embedding_rows``)."""
         return self.loaded.rows(EMBEDDING, ids)
 
     def output_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -380,7 +373,6 @@ class NativeModel(NativeRows[NativeRow]):
 
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-        """Append uncommitted nodes to each row in one pass (``LanguageModel.extend``)."""
         scored = self._pass([*map(self.own, rows)], nodes)
         return NativeScores(self.loaded, scored)
 

@@ -46,14 +46,12 @@ class Translation:
             self._texts, self._numbers, self._known = [b""], {b"": 0}, 0
 
     def number(self, text: bytes) -> int:
-        """The number of a text."""
         if (index := self._numbers.get(text)) is None:
             index = self._numbers[text] = len(self._texts)
             self._texts.append(text)
         return index
 
     def text(self, number: int) -> bytes:
-        """The text of a number."""
         return self._texts[number]
 
     def find(self, keys: Sequence[Key]) -> None:

@@ -313,7 +313,6 @@ def _texts(header: GGUFHeader) -> list[str]:
 
 
 def _kinds(header: GGUFHeader) -> list[int]:
-    """The type of each token (``TokenType``)."""
     stored = header.token_types
     return [_NORMAL] * len(header.metadata.texts(Keys.Tokenizer.LIST)) if stored is None else stored.tolist()
 
