@@ -19,7 +19,7 @@ from draftree.models.huggingface import cache, runner
 from draftree.models.huggingface.cache import TreeCache, feature_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.pass_inputs import Placement, Shape
-from draftree.models.huggingface.runner import GraphRunner, Made, StockRunner, chosen_runner
+from draftree.models.huggingface.runner import GraphRunner, PassOutput, StockRunner, chosen_runner
 
 from ..pairs import drafter, policy
 from ..references import extended, prefilled
@@ -132,9 +132,9 @@ class Frozen:
 
     def __init__(self, cache: Callable[[], TreeCache], refused: str = "") -> None:
         self._cache, self._refused, self.made, self.replayed = cache, refused, 0, 0
-        self._given = list[Made]()
+        self._given = list[PassOutput]()
 
-    def __call__(self, make: Callable[[], Made]) -> Callable[[], Made]:
+    def __call__(self, make: Callable[[], PassOutput]) -> Callable[[], PassOutput]:
         if self._refused:
             raise RuntimeError(self._refused)
         at = replace(self._cache().placement)
@@ -142,7 +142,7 @@ class Frozen:
         self.made += 1
         self._given.append(made)
 
-        def again() -> Made:
+        def again() -> PassOutput:
             assert all(a is b for a, b in zip(storage, self._storage(), strict=True)), "the storage has moved"
             self.replayed += 1
             now = self._cache().placement
@@ -165,7 +165,7 @@ class Frozen:
         return [*self._cache().blocks]
 
 
-def _tensors(made: Made) -> list[Tensor]:
+def _tensors(made: PassOutput) -> list[Tensor]:
     """What it has computed; ids that are the head's own vocabulary stay where they are."""
     ids = None if made.ids is None or made.ids._is_view() else made.ids
     return [tensor for tensor in (made.states, made.logits, ids, made.best) if tensor is not None]
@@ -366,13 +366,13 @@ def test_graphs_of_another_storage_share_no_memory_with_those_that_are_gone(monk
             self.given_back = False
             pools.append(self)
 
-        def __call__(self, make: Callable[[], Made]) -> Callable[[], Made]:
+        def __call__(self, make: Callable[[], PassOutput]) -> Callable[[], PassOutput]:
             if self.given_back:
                 raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
             graph = self
 
             class Graph:
-                def __call__(self) -> Made:
+                def __call__(self) -> PassOutput:
                     return make()
 
                 def __del__(self) -> None:

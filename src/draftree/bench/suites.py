@@ -90,7 +90,7 @@ def spider(row: Row, number: int, schemas: Mapping[str, str]) -> Iterator[Item]:
         yield Item(str(row.get("id", number)), "spider", (prompt,), reference)
 
 
-def own(row: Row, number: int) -> Iterator[Item]:
+def user_line(row: Row, number: int) -> Iterator[Item]:
     """A user's own line: ``prompt`` or ``turns``, optional ``id``, ``category`` and ``reference``."""
     if ("prompt" in row) == ("turns" in row):
         raise ValueError('it needs either "prompt" (text) or "turns" (a list of texts)')
@@ -159,14 +159,14 @@ def load_suite(name: str, *, data: str | None = None) -> list[Item]:
     """All prompts of a suite.
 
     Args:
-        name: ``STARTER``, one of ``SUITES``, or a file of JSON lines (``own``).
+        name: ``STARTER``, one of ``SUITES``, or a file of JSON lines (``user_line``).
         data: the folder that holds suites (``data_folder``).
 
     Raises:
         UnknownNameError: there is no such suite or file; the message says where to put it.
         PromptError: a line cannot be read; the message has its number. Or two prompts have one id.
     """
-    parse: Parse = own
+    parse: Parse = user_line
     if name in SUITES:
         suite, folder = SUITES[name], data_folder(data)
         path = next((folder / file for file in suite.files if (folder / file).is_file()), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import RunError
+from ..errors import CacheError, RunError
 from .cpu_threads import control_groups
 
 _SYSTEM = Path("/")
@@ -49,4 +49,11 @@ def too_large(path: Path, weights: int, free: int) -> RunError:
     return RunError(
         f"{path} needs {needed:.3g} GB of memory, and {free / 1e9:.3g} GB are free: take a smaller quantisation, or "
         "end other programs"
+    )
+
+
+def cache_full(needs: str, size: int, most: int) -> CacheError:
+    """The error of a cache that would need ``size`` bytes of the ``most`` that it may use."""
+    return CacheError(
+        f"{needs} {size} bytes of cache, but {most} may be used: use shorter prompts, or fewer requests at a time"
     )

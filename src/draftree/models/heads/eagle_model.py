@@ -23,7 +23,7 @@ from ..base import NO_NODES, STOCK, FeatureSpec, LanguageModel, Nodes, Row
 from ..huggingface.cache import Rows, bytes_of, feature_row
 from ..huggingface.inspection import computing, fingerprint, free_bytes, torch_dtype
 from ..huggingface.pass_inputs import BEFORE, NOTHING_FURTHER, Further, Longs, on_device
-from ..huggingface.runner import GRAPH, Made, Pass, runner_of
+from ..huggingface.runner import GRAPH, Pass, PassOutput, runner_of
 from ..huggingface.torch_scores import HeadScores
 from ..protocols import FeatureModel, feature_model
 from .eagle_network import EagleNetwork, HeadPasses
@@ -182,7 +182,7 @@ class HeadModel(LanguageModel):
         return self._kept(_scores(out, [1] * len(rows)), began)
 
     @torch.inference_mode()
-    def _scored(self, rows: Sequence[HeadRow], states: Tensor, places: Longs, which: Longs) -> Made:
+    def _scored(self, rows: Sequence[HeadRow], states: Tensor, places: Longs, which: Longs) -> PassOutput:
         """What follows states at places, each of the row ``which``."""
         further = self._further(rows)
         tokens, room, at, state_rows = on_device(self.capabilities.device, *further, places, which)
@@ -204,7 +204,7 @@ class HeadModel(LanguageModel):
             out = self._append(own_rows, nodes, zeros)
         return self._kept(_scores(out, [new.scored for new in nodes]), began)
 
-    def _append_below(self, rows: Sequence[HeadRow], nodes: Sequence[Nodes]) -> Made:
+    def _append_below(self, rows: Sequence[HeadRow], nodes: Sequence[Nodes]) -> PassOutput:
         """Append nodes to each row, whose parents' states are predicted."""
         for row, new in zip(rows, nodes, strict=True):
             if (new.parents >= len(row.parents)).any():
@@ -220,7 +220,7 @@ class HeadModel(LanguageModel):
         nodes: Sequence[Nodes],
         states: Tensor,
         before: Longs | None = None,
-    ) -> Made:
+    ) -> PassOutput:
         """Append nodes to each row in one pass.
 
         Args:
@@ -289,7 +289,7 @@ class HeadModel(LanguageModel):
         self._rows.close(self.own(row))
 
 
-def _scores(out: Made, counts: Sequence[int]) -> HeadScores:
+def _scores(out: PassOutput, counts: Sequence[int]) -> HeadScores:
     """Scores of what a pass has found, ``counts`` of each row."""
     assert out.ids is not None  # noqa: S101
     return HeadScores(out.logits, out.ids, counts, out.best)

@@ -33,7 +33,7 @@ from ..huggingface.attention import attend_as_one
 from ..huggingface.cache import TreeCache, packed, padded
 from ..huggingface.inspection import torch_dtype
 from ..huggingface.pass_inputs import Longs, on_device
-from ..huggingface.runner import DevicePass, EagerRunner, Made
+from ..huggingface.runner import DevicePass, EagerRunner, PassOutput
 from ..huggingface.torch_scores import ranked
 from ..protocols import FeatureModel
 from .head_format import (
@@ -219,7 +219,7 @@ class HeadPasses(EagerRunner):
         (self._vocabulary,) = on_device(self.device, vocabulary)
         self._turns: Tensor | None = None
 
-    def make(self, step: DevicePass, cache: TreeCache) -> Made:
+    def make(self, step: DevicePass, cache: TreeCache) -> PassOutput:
         network, at = self._network, cache.placement
         if self._turns is None or self._turns.shape[0] < at.slots:
             self._turns = network.turns(torch.arange(at.slots, device=self.device))
@@ -237,7 +237,7 @@ class HeadPasses(EagerRunner):
         wanted, rows = (each.index_select(0, inputs.wanted) for each in (predicted, inputs.rows))
         return replace(self.scored(wanted, inputs.further, inputs.places, rows), states=predicted)
 
-    def scored(self, states: Tensor, further: Tensor, places: Tensor, rows: Tensor) -> Made:
+    def scored(self, states: Tensor, further: Tensor, places: Tensor, rows: Tensor) -> PassOutput:
         """Logits after [W, H] states, each over its row's draft vocabulary.
 
         Args:
@@ -254,9 +254,9 @@ class HeadPasses(EagerRunner):
             further_logits = further_logits.gather(1, clamped).masked_fill(columns < 0, float("-inf"))
             logits, ids = torch.cat([logits, further_logits], dim=-1), torch.cat([ids, further[clamped]], dim=-1)
         if not self.best:
-            return Made(None, logits, ids)
+            return PassOutput(None, logits, ids)
         places, figures = ranked(logits.float(), self.best)
-        return Made(None, logits, ids, torch.cat([ids.gather(1, places), figures], dim=1))
+        return PassOutput(None, logits, ids, torch.cat([ids.gather(1, places), figures], dim=1))
 
 
 PROPOSED = 5

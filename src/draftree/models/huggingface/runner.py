@@ -67,7 +67,7 @@ class DevicePass:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class PassOutput:
     """What a pass makes, valid until the runner's next pass.
 
     Attributes:
@@ -82,11 +82,11 @@ class Made:
     ids: Tensor | None = None
     best: Tensor | None = None
 
-    def first(self, tokens: int, wanted: int) -> Made:
+    def first(self, tokens: int, wanted: int) -> PassOutput:
         """Of so many tokens, and of so many wanted ones."""
         states = None if self.states is None else self.states[:tokens]
         ids, best = (None if each is None else each[:wanted] for each in (self.ids, self.best))
-        return Made(states, self.logits[:wanted], ids, best)
+        return PassOutput(states, self.logits[:wanted], ids, best)
 
 
 class EagerRunner(ABC):
@@ -98,7 +98,7 @@ class EagerRunner(ABC):
 
     device: torch.device
 
-    def forward(self, step: Pass, cache: TreeCache) -> Made:
+    def forward(self, step: Pass, cache: TreeCache) -> PassOutput:
         """One pass; its keys and values go to where the cache is placed."""
         at, new = cache.placement, step.inputs
         shape = Shape(new.count, at.count, at.width, at.end, len(new.wanted), new.words, *new.further.sizes)
@@ -113,7 +113,7 @@ class EagerRunner(ABC):
         return tokens
 
     @abstractmethod
-    def make(self, step: DevicePass, cache: TreeCache) -> Made:
+    def make(self, step: DevicePass, cache: TreeCache) -> PassOutput:
         """One pass whose inputs are on the device."""
 
 
@@ -128,7 +128,7 @@ class StockRunner(EagerRunner):
         self._model, self.hidden, self.device = model, hidden, model.device
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def make(self, step: DevicePass, cache: TreeCache) -> Made:
+    def make(self, step: DevicePass, cache: TreeCache) -> PassOutput:
         options = {"logits_to_keep": step.inputs.wanted} if self._selects else {}
         with laid_out(cache.placement):
             out = self._model(
@@ -140,7 +140,7 @@ class StockRunner(EagerRunner):
                 **options,
             )
         logits: Tensor = out.logits[0] if self._selects else out.logits[0, step.inputs.wanted]
-        return Made(self.hidden.read(step.features) if self.hidden and step.features else None, logits)
+        return PassOutput(self.hidden.read(step.features) if self.hidden and step.features else None, logits)
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -148,7 +148,7 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
-Capture = Callable[[Callable[[], Made]], Callable[[], Made]]
+Capture = Callable[[Callable[[], PassOutput]], Callable[[], PassOutput]]
 """Takes what makes a pass, and gives what makes it again: the same kernels on the same addresses."""
 
 
@@ -175,7 +175,7 @@ class GraphRunner:
         self._graphs: WeakKeyDictionary[TreeCache, _Graphs] = WeakKeyDictionary()
         self.uncaptured = "" if self._captures else f"device {eager.device.type} has no CUDA graphs"
 
-    def forward(self, step: Pass, cache: TreeCache) -> Made:
+    def forward(self, step: Pass, cache: TreeCache) -> PassOutput:
         at, new, total = cache.placement, step.inputs, step.inputs.count
         tokens, slots = _filled(total), rounded(at.end)
         width, words = tokens if at.count == 1 else _filled(at.width), max(_WORDS, _filled(new.words))
@@ -199,7 +199,7 @@ class GraphRunner:
         """Those of a pass over the last of them, and one for what fills it up: graphs live as long as the storage."""
         return rounded(tokens) + 1
 
-    def _replayed(self, key: tuple[int, ...], make: Callable[[], Made], cache: TreeCache) -> Made:
+    def _replayed(self, key: tuple[int, ...], make: Callable[[], PassOutput], cache: TreeCache) -> PassOutput:
         """A pass of a shape, from a row on, with some hidden states, by its graph where there is one."""
         if self._captures is None:
             return make()
@@ -247,7 +247,7 @@ class _Graphs:
     moves: int
     capture: Capture
     refused: set[tuple[int, ...]] = field(default_factory=set)
-    by_key: dict[tuple[int, ...], Callable[[], Made]] = field(default_factory=dict)
+    by_key: dict[tuple[int, ...], Callable[[], PassOutput]] = field(default_factory=dict)
     seen: set[tuple[int, ...]] = field(default_factory=set)
 
 

@@ -19,6 +19,7 @@ from ...scores import LastScores, NumpyScores, Scores
 from ...tree import ROOT
 from ..base import DRAFTED, NO_NODES, PROMPT, Nodes, OpenRows, Row, check_finite, exclusive
 from ..cpu_threads import default_threads
+from ..memory import cache_full
 from .library import IDS, Context, Token, Weights
 from .llama_model import FIRST_CELLS, capabilities_of, tokenizer_of
 
@@ -156,10 +157,7 @@ class LinearModel(OpenRows[LinearRow]):
         if used <= self._context.cells:
             return
         if (size := self._bytes(used, len(self._open))) > self.cache_bytes:
-            raise CacheError(
-                f"{used} tokens of {self.capabilities.name} take {size} bytes of cache, but {self.cache_bytes} may be "
-                "used: use shorter prompts, or fewer requests at a time"
-            )
+            raise cache_full(f"{used} tokens of {self.capabilities.name} take", size, self.cache_bytes)
         self._grow(2 * used, self._context.sequences)
 
     def _forget(self, row: LinearRow) -> None:

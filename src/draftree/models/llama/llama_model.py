@@ -39,6 +39,7 @@ from ..base import (
 from ..cpu_threads import default_threads
 from ..gguf.gguf_checks import capabilities
 from ..gguf.gguf_file import slot_bytes
+from ..memory import cache_full
 from .branches import Branches
 from .library import F16, IDS, Context, Token, Weights, open_library
 from .llama_tokenizer import read_tokenizer
@@ -227,10 +228,7 @@ class LlamaModel(OpenRows[LlamaRow]):
         used = sum(row.length + len(row.branches.ids) for row in self._open.values())
         if used > self._most:
             size = self.capabilities.slot_bytes * used
-            raise CacheError(
-                f"{used} tokens of {self.capabilities.name} take {size} bytes of cache, but {self.cache_bytes} may be "
-                "used: use shorter prompts, or fewer requests at a time"
-            )
+            raise cache_full(f"{used} tokens of {self.capabilities.name} take", size, self.cache_bytes)
         self._move(max(cells, min(self._most, 2 * used)))
         logits = self._context.decode(tokens)
         if logits is None:

@@ -38,7 +38,7 @@ from ..base import (
 from ..cpu_threads import default_threads
 from ..gguf.gguf_checks import capabilities, check_header, check_weights
 from ..gguf.gguf_file import GGUFHeader
-from ..memory import free_memory
+from ..memory import cache_full, free_memory
 from ..protocols import LayerSizes
 from .architecture import Description, Hyperparameters, describe
 from .binding import EMBEDDING, OUTPUT, VERSION, WARPING, CEdits, IntsLike, Loaded, LoadedModel, open_library, tiers
@@ -109,10 +109,7 @@ class NativeRows(OpenRows[R], Generic[R]):
     def _check_room(self, tokens: int) -> None:
         needed = self.loaded.cache_bytes() + tokens * self.loaded.token_bytes
         if needed > self.cache_bytes:
-            raise CacheError(
-                f"{tokens} tokens more of {self.capabilities.name} make {needed} bytes of cache, but "
-                f"{self.cache_bytes} may be used: use shorter prompts, or fewer requests at a time"
-            )
+            raise cache_full(f"{tokens} tokens more of {self.capabilities.name} make", needed, self.cache_bytes)
 
     @exclusive
     def lend(self, call: Callable[[], T], tokens: int) -> T:

@@ -57,12 +57,12 @@ class Translation:
     def find(self, keys: Sequence[Key]) -> None:
         """Put the entries of these keys into C's table."""
         for kind, text, token in dict.fromkeys(keys):
-            first, behind, ids = self._found(kind, text, token)
+            first, behind, ids = self._entry(kind, text, token)
             array, key = (c_int32 * len(ids))(*ids), CTranslationKey(kind, text, token)
             check(self._library.draftree_translation_put(self.pointer, byref(key), first, behind, array, len(ids)))
             self._known += 1
 
-    def _found(self, kind: int, text: int, token: int) -> tuple[int, int, Sequence[int]]:
+    def _entry(self, kind: int, text: int, token: int) -> tuple[int, int, Sequence[int]]:
         left = self._texts[text]
         if kind == READING:
             ids, ends = self._text.read(left, [token], hold=False)
