@@ -208,24 +208,47 @@ def describe(header: GGUFHeader) -> Description:
     rope_size = file.number(Keys.Rope.DIMENSION_COUNT, head_size)
     if rope_size % 2 or rope_size > head_size:
         raise damaged(header.path, f"rope turns {rope_size} of the {head_size} dimensions of a head")
-    feed_forward = file.number(Keys.LLM.FEED_FORWARD_LENGTH)
-    _check(file, head_size, hidden, feed_forward)
+    _check(file, head_size, hidden, file.number(Keys.LLM.FEED_FORWARD_LENGTH))
     ropes, layer_rope, magnitudes = _ropes(file, family, rope_size, local)
+    numbers = _hyperparameters(file, family, head_size, rope_size, len(ropes), magnitudes)
+    window = file.number(Keys.Attention.SLIDING_WINDOW, 0)
+    window = window if window < numbers.context else 0
+    return Description(
+        files=file.files,
+        hyperparameters=numbers,
+        rope_frequencies=ropes,
+        layer_rope=layer_rope,
+        layer_window=np.where(local, window, 0).astype(np.int32),
+        layer_tensors=_layer_tensors(file, family, numbers),
+        model_tensors=_model_tensors(file),
+    )
+
+
+def _hyperparameters(
+    file: HeaderReader,
+    family: Family,
+    head_size: int,
+    rope_size: int,
+    rope_tables: int,
+    magnitudes: tuple[float, float],
+) -> Hyperparameters:
+    sizes = (Keys.LLM.EMBEDDING_LENGTH, Keys.LLM.BLOCK_COUNT, Keys.Attention.HEAD_COUNT)
+    hidden, layers, heads = map(file.number, sizes)
     context, growth = file.number(Keys.LLM.CONTEXT_LENGTH), file.real(Keys.Attention.TEMPERATURE_SCALE, 0.0)
     # Files of Gemma 3 27B do not tell their scale.
-    width = hidden / heads if header.architecture == "gemma3" and layers == 62 else head_size
-    numbers = Hyperparameters(
+    width = hidden / heads if file.header.architecture == "gemma3" and layers == 62 else head_size
+    return Hyperparameters(
         vocabulary=file.place("token_embd.weight").rows,
         hidden=hidden,
         layers=layers,
         query_heads=heads,
         key_heads=file.number(Keys.Attention.HEAD_COUNT_KV, heads),
         head_size=head_size,
-        feed_forward=feed_forward,
+        feed_forward=file.number(Keys.LLM.FEED_FORWARD_LENGTH),
         context=context,
         rope_size=rope_size,
         rope_halves=family.halves,
-        rope_tables=len(ropes),
+        rope_tables=rope_tables,
         activation=int(family.gelu),
         query_key_norm=family.norm_of.value,
         temperature_length=file.number(Keys.Rope.SCALING_ORIG_CTX_LEN, context) if growth else 0,
@@ -237,17 +260,6 @@ def describe(header: GGUFHeader) -> Description:
         residual_scale=file.real(Keys.LLM.RESIDUAL_SCALE, 1.0),
         logit_scale=1 / file.real(Keys.LLM.LOGIT_SCALE, 1.0),
         temperature_growth=growth,
-    )
-    window = file.number(Keys.Attention.SLIDING_WINDOW, 0)
-    window = window if window < context else 0
-    return Description(
-        files=file.files,
-        hyperparameters=numbers,
-        rope_frequencies=ropes,
-        layer_rope=layer_rope,
-        layer_window=np.where(local, window, 0).astype(np.int32),
-        layer_tensors=_layer_tensors(file, family, numbers),
-        model_tensors=_model_tensors(file),
     )
 
 
