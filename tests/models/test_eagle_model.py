@@ -146,7 +146,7 @@ def test_a_parent_must_have_been_drafted_before(target: HFModel) -> None:
 def test_passes_can_be_measured_without_a_target(target: HFModel) -> None:
     head = random_head(target)
     made, logits = prefilled(head, [1, 2, 3])
-    row = head.own(made)
+    row = head.checked(made)
     assert row.length == 3
     tokens = head.vocabulary_of(row)
     assert bool(logits[: len(tokens)].isfinite().all())

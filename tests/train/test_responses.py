@@ -209,7 +209,7 @@ def test_the_first_prompts_are_kept_apart(target: HFModel, tmp_path: Path) -> No
 
 def test_further_responses_to_a_prompt_are_sampled_and_others(target: HFModel, tmp_path: Path) -> None:
     data = HeadData(tmp_path / "a", RECIPE, PROMPTS)
-    data.collect(target, tokens=1000, seconds=60, rows=4, progress=lambda done: None, each=3, held_out=1)
+    data.collect(target, tokens=1000, seconds=60, rows=4, progress=lambda done: None, answers=3, held_out=1)
     found = {r.number: r for r in data.responses()}
     assert sorted(found) == [0, 1, 2, 3, 5, 6, 7, 9, 10, 11]  # the first prompt is kept apart, and answered once
     assert [found[n].temperature for n in (5, 6, 7, 9, 10, 11)] == [0.7, 1.0, 0.7, 1.0, 0.7, 1.0]

@@ -441,7 +441,7 @@ class OpenRows(LanguageModel, Generic[R]):
         """How many rows are open."""
         return len(self._open)
 
-    def own(self, row: Row) -> R:
+    def checked(self, row: Row) -> R:
         """``row``, if it is open and this model's."""
         if (own_row := self._open.get(row.number)) is row and own_row is not None:
             return own_row

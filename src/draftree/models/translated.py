@@ -173,16 +173,16 @@ class TranslatedModel(LanguageModel):
         return TranslatedRow(inner=self.inner.open())
 
     def close(self, row: Row) -> None:
-        self.inner.close(_own(row).inner)
+        self.inner.close(_checked(row).inner)
 
     def fork(self, row: Row, length: int | None = None) -> Row:
-        source, length = _own(row), row.prefix(length)
+        source, length = _checked(row), row.prefix(length)
         inner = self.inner.fork(source.inner, source.ends[length - 1][0] if length else 0)
         return TranslatedRow(inner=inner, length=length, tokens=source.tokens[:length], ends=source.ends[:length])
 
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
         self._scores.expire()
-        opened = [_own(row) for row in rows]
+        opened = [_checked(row) for row in rows]
         passes = [self._translated(row, new) for row, new in zip(opened, nodes, strict=True)]
         inner, slots, base = list[tuple[Row, Nodes]](), list[int | None](), 0
         for row, read in zip(opened, passes, strict=True):
@@ -265,7 +265,7 @@ class TranslatedModel(LanguageModel):
         return ids, [(0, b"")] * (len(run) - len(ends)) + ends
 
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        row = _own(row)
+        row = _checked(row)
         row.check_path(path)
         nodes, before = [row.nodes[node] for node in path], row.inner.length
         self.inner.commit(row.inner, row.inner_above([node.inner for node in nodes[-1:]]))
@@ -273,7 +273,7 @@ class TranslatedModel(LanguageModel):
         row.nodes, row.rests, row.parents = [], {}, NO_NODES
 
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        row, parents = _own(row), row.pruned(keep, trunk)
+        row, parents = _checked(row), row.pruned(keep, trunk)
         nodes, before = [row.nodes[node] for node in keep], row.inner.length
         above = row.inner_above([node.inner for node in nodes])
         depth = nodes[trunk - 1].depth if trunk else 0
@@ -285,7 +285,7 @@ class TranslatedModel(LanguageModel):
         row.parents = parents
 
 
-def _own(row: Row) -> TranslatedRow:
+def _checked(row: Row) -> TranslatedRow:
     assert isinstance(row, TranslatedRow)  # noqa: S101
     return row
 

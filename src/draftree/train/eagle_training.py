@@ -123,7 +123,7 @@ class HeadTraining:
                     seconds=seconds * share,
                     rows=limits.rows,
                     progress=progress,
-                    each=limits.responses,
+                    answers=limits.responses,
                     held_out=limits.held_out,
                 )
         learned, apart = data.split(limits.held_out)

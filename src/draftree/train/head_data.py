@@ -72,7 +72,7 @@ class HeadData:
         seconds: float,
         rows: int,
         progress: Callable[[int], None],
-        each: int = 1,
+        answers: int = 1,
         held_out: int = 0,
     ) -> None:
         """Draw responses until there are so many tokens, or so much time is spent, or all prompts are done.
@@ -82,7 +82,7 @@ class HeadData:
         Args:
             rows: responses that are drawn together.
             progress: called with how many tokens there are.
-            each: responses to a prompt, the second ones after the first ones to all.
+            answers: to a prompt, the second ones after the first ones to all.
             held_out: prompts at the front that are answered once.
 
         Raises:
@@ -92,7 +92,7 @@ class HeadData:
         order = by_length([*map(len, self.prompts)], _BATCHES * rows)
 
         def wanted() -> Iterator[int]:
-            for again, prompt in product(range(each), order):
+            for again, prompt in product(range(answers), order):
                 if self.tokens >= tokens or time.monotonic() - began >= seconds:
                     return
                 number = again * len(self.prompts) + prompt

@@ -103,9 +103,9 @@ class HeadModel(LanguageModel):
         """Which hidden states of the target it reads."""
         return self.network.features
 
-    def own(self, row: Row) -> HeadRow:
+    def checked(self, row: Row) -> HeadRow:
         """``row``, if it is open and this model's; else a ``CacheError``."""
-        return self._rows.own(row)
+        return self._rows.checked(row)
 
     def reserve(self, rows: int, tokens: int) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens at once."""
@@ -131,7 +131,7 @@ class HeadModel(LanguageModel):
         return self.network.fused(features)
 
     def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
-        return np.concatenate([self.vocabulary, self.own(row).further])
+        return np.concatenate([self.vocabulary, self.checked(row).further])
 
     @torch.inference_mode()
     def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
@@ -140,7 +140,7 @@ class HeadModel(LanguageModel):
             feature_row(target).last_features(len(text), self.features) if len(text) else none
             for text, target in zip(texts, targets, strict=True)
         ]
-        return self.advance([*map(self.own, rows)], texts, features)
+        return self.advance([*map(self.checked, rows)], texts, features)
 
     def _kept(self, scores: HeadScores, began: float) -> HeadScores:
         self.pass_seconds += time.perf_counter() - began
@@ -196,7 +196,7 @@ class HeadModel(LanguageModel):
         """
         began = time.perf_counter()
         self._scores.expire()
-        own_rows = [self.own(row) for row in rows]
+        own_rows = [self.checked(row) for row in rows]
         if any(row.length for row in own_rows):
             out = self._append_below(own_rows, nodes)
         else:
@@ -253,7 +253,7 @@ class HeadModel(LanguageModel):
 
     @torch.inference_mode()
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        row = self.own(row)
+        row = self.checked(row)
         self._rows.commit(row, path)
         last = path[-1] if len(path) else ROOT
         if last != ROOT:
@@ -277,7 +277,7 @@ class HeadModel(LanguageModel):
         Raises:
             CacheError: fewer are wanted, whose last prediction is not kept.
         """
-        source = self.own(row)
+        source = self.checked(row)
         if length not in (None, source.length):
             raise CacheError(f"cannot fork {length} tokens of a row of {source.length} in a head: read them again")
         forked = replace(source, parents=NO_NODES, predicted=source.predicted[:1], known=source.known.copy())
@@ -286,7 +286,7 @@ class HeadModel(LanguageModel):
 
     @torch.inference_mode()
     def close(self, row: Row) -> None:
-        self._rows.close(self.own(row))
+        self._rows.close(self.checked(row))
 
 
 def _scores(out: PassOutput, counts: Sequence[int]) -> HeadScores:

@@ -202,7 +202,7 @@ class Rows(Generic[R]):
         """The open row of a number."""
         return self._open[number]
 
-    def own(self, row: Row) -> R:
+    def checked(self, row: Row) -> R:
         """``row``, if it is open and this model's; else a ``CacheError``."""
         if 0 <= row.number < len(self._open) and (own_row := self._open[row.number]) is row:
             return own_row

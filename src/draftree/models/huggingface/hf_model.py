@@ -222,9 +222,9 @@ class HFModel(LanguageModel):
         """Free the keys and values of rows that were closed; none may be open."""
         self._rows.cache = TreeCache(self.cache)
 
-    def own(self, row: Row) -> FeatureRow:
+    def checked(self, row: Row) -> FeatureRow:
         """``row``, if it is open and this model's; else a ``CacheError``."""
-        return self._rows.own(row)
+        return self._rows.checked(row)
 
     def row_at(self, number: int) -> Row:
         """The open row with this ``Row.number``."""
@@ -238,7 +238,7 @@ class HFModel(LanguageModel):
 
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-        opened = [self._rows.own(row) for row in rows]
+        opened = [self._rows.checked(row) for row in rows]
         self._scores.expire()
         every = range(len(opened))
         if len(opened) > 1 and not attention.takes_packed_rows(self.model):
@@ -287,17 +287,17 @@ class HFModel(LanguageModel):
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        row = self._rows.own(row)
+        row = self._rows.checked(row)
         row.keep_features(path, len(path), self._rows.commit(row, path))
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        row = self._rows.own(row)
+        row = self._rows.checked(row)
         row.keep_features(keep, trunk, self._rows.prune(row, keep, trunk))
 
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
-        source, length = self._rows.own(row), row.prefix(length)
+        source, length = self._rows.checked(row), row.prefix(length)
         forked = replace(source, length=length, parents=NO_NODES, features=source.first_features(length), pending=None)
         self._rows.fork(source, forked)
         return forked
@@ -306,4 +306,4 @@ class HFModel(LanguageModel):
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
-            self._rows.close(self._rows.own(row))
+            self._rows.close(self._rows.checked(row))

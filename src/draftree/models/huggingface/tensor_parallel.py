@@ -192,7 +192,7 @@ class ParallelModel(LanguageModel):
     def _made(self, method: str, rows: Sequence[Row], *arguments: Any) -> Any:
         """A call by all ranks on rows, which have the same numbers everywhere; what rank 0's part returns."""
         with self._lock:
-            numbers = [self._part.own(row).number for row in rows]
+            numbers = [self._part.checked(row).number for row in rows]
             with self._ranks.call(method, self._number, numbers, arguments):
                 result = _make(self._part, method, rows, arguments)
             self.pass_seconds = self._part.pass_seconds

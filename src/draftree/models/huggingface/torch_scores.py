@@ -217,19 +217,19 @@ def _edited(rows: Tensor, edits: Edits) -> Tensor:
     lists = {i: edit.changes for i, edit in enumerate(edits) if edit.changes is not None}
     masks = {i: edit.mask for i, edit in enumerate(edits) if edit.mask is not None and edit.mask.any()}
     if lists:
-        which = np.repeat([*lists], [len(own.tokens) for own in lists.values()])
-        tokens = np.concatenate([own.tokens for own in lists.values()]).astype(np.int64)
-        columns = zip(*((own.positive, own.negative, own.addend) for own in lists.values()), strict=True)
+        which = np.repeat([*lists], [len(change.tokens) for change in lists.values()])
+        tokens = np.concatenate([change.tokens for change in lists.values()]).astype(np.int64)
+        columns = zip(*((change.positive, change.negative, change.addend) for change in lists.values()), strict=True)
         numbers = [np.concatenate(c).astype(np.float64).view(np.int64) for c in columns]
         row, token, *bits = on_device(device, which, tokens, *numbers)
-        positive, negative, addend = (own.view(torch.float64).float() for own in bits)
+        positive, negative, addend = (column.view(torch.float64).float() for column in bits)
         x = rows[row, token]
         rows[row, token] = x * torch.where(x > 0, positive, negative) + addend
     if masks:
-        own, words = on_device(device, np.array([*masks]), np.stack([*masks.values()]).astype(np.int64))
-        every = words.view(len(own), -1, 1) >> torch.arange(32, device=device) & 1
+        masked, words = on_device(device, np.array([*masks]), np.stack([*masks.values()]).astype(np.int64))
+        every = words.view(len(masked), -1, 1) >> torch.arange(32, device=device) & 1
         allowed = every.flatten(1)[:, : rows.shape[1]].bool()
-        rows[own] = rows[own].masked_fill(~allowed, float("-inf"))
+        rows[masked] = rows[masked].masked_fill(~allowed, float("-inf"))
     return rows
 
 
@@ -280,11 +280,11 @@ class HeadScores(TorchScores):
         masks = {i: edit.mask for i, edit in enumerate(edits or ()) if edit.mask is not None}
         if not masks:
             return rows
-        own, words = on_device(rows.device, np.array([*masks]), np.stack([*masks.values()]).astype(np.int64))
-        some, ids = rows.index_select(0, own), self._at(self.ids, slots).index_select(0, own)
-        allowed = (words.view(len(own), -1).gather(1, ids >> 5) >> (ids & 31) & 1).bool()
-        allows_none = ~(allowed & some.isfinite()).any(-1, keepdim=True)
-        return rows.index_copy(0, own, some.masked_fill(~(allowed | allows_none), float("-inf")))
+        masked, words = on_device(rows.device, np.array([*masks]), np.stack([*masks.values()]).astype(np.int64))
+        logits, ids = rows.index_select(0, masked), self._at(self.ids, slots).index_select(0, masked)
+        allowed = (words.view(len(masked), -1).gather(1, ids >> 5) >> (ids & 31) & 1).bool()
+        allows_none = ~(allowed & logits.isfinite()).any(-1, keepdim=True)
+        return rows.index_copy(0, masked, logits.masked_fill(~(allowed | allows_none), float("-inf")))
 
     def _noise(self, slots: Slots, keys: Sequence[int]) -> Iterator[Tensor]:
         return iter(gumbel_noise(keys, self._at(self.ids, slots)).split(_ROWS))

@@ -367,7 +367,7 @@ class Context:
         """
         library, n = self._weights.library, len(tokens)
         self._ids[:n], self._positions[:n], sequences, self._wanted[:n] = zip(*tokens, strict=True)
-        flat, counts = np.array([own for each in sequences for own in each], np.int32), [*map(len, sequences)]
+        flat, counts = np.array([id_ for ids in sequences for id_ in ids], np.int32), [*map(len, sequences)]
         self._counts[:n] = counts
         self._sequences[:n] = list(accumulate(counts[:-1], lambda at, count: at + 4 * count, initial=flat.ctypes.data))
         self._batch.n_tokens = n

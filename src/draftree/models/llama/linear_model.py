@@ -121,7 +121,7 @@ class LinearModel(OpenRows[LinearRow]):
         Raises:
             CacheError: they do not follow one another, behind those that wait; nothing has changed.
         """
-        opened, can = [self.own(row) for row in rows], self.capabilities
+        opened, can = [self.checked(row) for row in rows], self.capabilities
         self._scores.expire()
         batch = list[Token]()
         for row, new in zip(opened, nodes, strict=True):
@@ -167,14 +167,14 @@ class LinearModel(OpenRows[LinearRow]):
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        row = self.own(row)
+        row = self.checked(row)
         row.check_path(path)
         self._cut(row, row.length + len(path))
         row.length, row.parents = len(row.tokens), NO_NODES
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        row, parents = self.own(row), row.pruned(keep, trunk)
+        row, parents = self.checked(row), row.pruned(keep, trunk)
         self._cut(row, row.length + len(keep))
         row.length, row.parents = row.length + trunk, parents
 
@@ -189,7 +189,7 @@ class LinearModel(OpenRows[LinearRow]):
 
         With all that it has read it shares the state, and with fewer of them it reads them itself in its next pass.
         """
-        source, length = self.own(row), row.prefix(length)
+        source, length = self.checked(row), row.prefix(length)
         forked = self._add(LinearRow(length=length, tokens=source.tokens[:length]))
         if length == source.read:
             self._context.copy(source.number, forked.number, 0, -1)
@@ -199,7 +199,7 @@ class LinearModel(OpenRows[LinearRow]):
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
-            row = self.own(row)
+            row = self.checked(row)
             self._forget(row)
             del self._open[row.number]
             row.number = -1

@@ -165,7 +165,7 @@ class LlamaModel(OpenRows[LlamaRow]):
 
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-        opened, most = [self.own(row) for row in rows], self.capabilities.max_length
+        opened, most = [self.checked(row) for row in rows], self.capabilities.max_length
         self._scores.expire()
         before, added = [len(row.branches.ids) for row in opened], list[_Node]()
         try:
@@ -263,14 +263,14 @@ class LlamaModel(OpenRows[LlamaRow]):
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        row = self.own(row)
+        row = self.checked(row)
         row.check_path(path)
         self._keep(row, path, len(path))
         row.parents = NO_NODES
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        row, parents = self.own(row), row.pruned(keep, trunk)
+        row, parents = self.checked(row), row.pruned(keep, trunk)
         self._keep(row, keep, trunk)
         row.parents = parents
 
@@ -291,7 +291,7 @@ class LlamaModel(OpenRows[LlamaRow]):
 
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
-        source, length = self.own(row), row.prefix(length)
+        source, length = self.checked(row), row.prefix(length)
         forked = self._add(replace(source, length=length, parents=NO_NODES))
         self._context.copy(source.number, forked.number, 0, length)
         return forked
@@ -299,7 +299,7 @@ class LlamaModel(OpenRows[LlamaRow]):
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
-            row = self.own(row)
+            row = self.checked(row)
             for id_ in row.branches.tips:
                 self._context.copy(id_, _TRASH, 0, -1)
                 self._context.drop(id_, 0)

@@ -242,7 +242,7 @@ class NativeHead(NativeRows[NativeHeadRow]):
         super().__init__(target._lock)
 
     def vocabulary_of(self, row: Row) -> NDArray[np.int64]:
-        return self.loaded.outputs(self.own(row).number).astype(np.int64)
+        return self.loaded.outputs(self.checked(row).number).astype(np.int64)
 
     @exclusive
     def open(self) -> NativeHeadRow:
@@ -255,13 +255,13 @@ class NativeHead(NativeRows[NativeHeadRow]):
         Raises:
             CacheError: there are not so many.
         """
-        forked = self.own(super().fork(row, length))
+        forked = self.checked(super().fork(row, length))
         forked.drafted = []
         return forked
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        row = self.own(row)
+        row = self.checked(row)
         super().commit(row, path)
         if len(path):
             row.last = row.drafted[path[-1]]
@@ -269,7 +269,7 @@ class NativeHead(NativeRows[NativeHeadRow]):
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        row, drafted = self.own(row), self.own(row).drafted
+        row, drafted = self.checked(row), self.checked(row).drafted
         super().prune(row, keep, trunk)
         if trunk:
             row.last = drafted[keep[trunk - 1]]
@@ -277,7 +277,7 @@ class NativeHead(NativeRows[NativeHeadRow]):
 
     @exclusive
     def read(self, rows: Sequence[Row], texts: Sequence[Sequence[int]], targets: Sequence[Row]) -> Scores:
-        head_rows, target_rows = [*map(self.own, rows)], [*map(self._target.own, targets)]
+        head_rows, target_rows = [*map(self.checked, rows)], [*map(self._target.checked, targets)]
         nodes, counts, numbers, sources = list[Nodes](), list[int](), list[int](), list[int]()
         for row, text, target in zip(head_rows, texts, target_rows, strict=True):
             fed = self._begin(row, text)
@@ -312,7 +312,7 @@ class NativeHead(NativeRows[NativeHeadRow]):
 
         Nodes of an empty row read zeros: passes are measured so.
         """
-        opened, sources = [*map(self.own, rows)], list[int]()
+        opened, sources = [*map(self.checked, rows)], list[int]()
         for row, new in zip(opened, nodes, strict=True):
             sources += [LAST_STATE if row.length else NO_STATE] * len(new.tokens)
         return self._scored(opened, nodes, [0] * len(opened), sources)

@@ -120,26 +120,26 @@ class NativeRows(OpenRows[R], Generic[R]):
 
     @exclusive
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        self.loaded.commit(self.own(row).number, path)
+        self.loaded.commit(self.checked(row).number, path)
         row.length += len(path)
         row.parents = NO_NODES
 
     @exclusive
     def prune(self, row: Row, keep: Sequence[int], trunk: int) -> None:
-        number, parents = self.own(row).number, row.pruned(keep, trunk)
+        number, parents = self.checked(row).number, row.pruned(keep, trunk)
         self.loaded.prune(number, keep, trunk)
         row.length += trunk
         row.parents = parents
 
     @exclusive
     def fork(self, row: Row, length: int | None = None) -> Row:
-        row, length = self.own(row), row.prefix(length)
+        row, length = self.checked(row), row.prefix(length)
         return self._add(replace(row, number=self.loaded.fork(row.number, length), length=length, parents=NO_NODES))
 
     def close(self, row: Row) -> None:
         """Forget a row (``LanguageModel.close``); another thread's pass is waited for, so that no row stays open."""
         with self._lock:
-            self.loaded.close(self.own(row).number)
+            self.loaded.close(self.checked(row).number)
             del self._open[row.number]
             row.number = -1
 
@@ -332,7 +332,7 @@ class NativeModel(NativeRows[NativeRow]):
     @exclusive
     def states(self, row: Row, first: int, count: int) -> NDArray[np.float32]:
         """[count, F] hidden states that a row keeps of its tokens, and behind them of its nodes, from ``first`` on."""
-        row = self.own(row)
+        row = self.checked(row)
         return self.loaded.states(row.number, first, count, len(row.tracked.layers)).reshape(count, -1)
 
     @exclusive
@@ -370,7 +370,7 @@ class NativeModel(NativeRows[NativeRow]):
 
     @exclusive
     def extend(self, rows: Sequence[Row], nodes: Sequence[Nodes]) -> Scores:
-        scored = self._pass([*map(self.own, rows)], nodes)
+        scored = self._pass([*map(self.checked, rows)], nodes)
         return NativeScores(self.loaded, scored)
 
 
