@@ -1,4 +1,8 @@
-"""What is wrong with a body: fields that are refused by name, and errors in OpenAI's shape. Knows no HTTP."""
+"""What is wrong with a body: fields that are refused by name, and errors in OpenAI's shape. Knows no HTTP.
+
+Fields that this server reads are taken. Others are ignored, and the log names them; few are refused, for what a client
+gets without them is another answer.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from ..config import way_out
@@ -19,58 +22,47 @@ log = logging.getLogger("draftree.openai")
 
 NOT_JSON = "the body is no JSON object: send one, as application/json"
 
-_NOTHING: Sequence[object] = (0, "", [], {})  # 0 is False, and 1 is True
-_NEUTRAL: Mapping[str, Sequence[object]] = {
-    name: (None, *neutral)
-    for names, neutral in (
-        (
-            "adapter_id audio chat_format context conversation custom_logit_processor custom_params documents "
-            "ebnf enable_thinking grammar_triggers guided_choice guided_grammar "
-            "guided_json guided_regex guided_whitespace_pattern image_data input input_extra input_ids input_prefix "
-            "input_suffix instructions json_schema logits_processors logit_processors lora_path max_completion_tokens "
-            "max_length max_new_tokens max_output_tokens messages min_length models moderation "
-            "negative_prompt penalty_prompt prediction prompt prompt_embeds prompt_logprobs random_seed "
-            "reasoning_budget regex refusal response_fields sampler_seq samplers sampling_seed session_params "
-            "speculative stop_regex stop_sequences structural_tag system t_max_predict_ms t_max_prompt_ms template "
-            "text thinking thinking_budget thinking_token_budget top_logprobs truncate_prompt_tokens vllm_xargs "
-            "web_search_options",
-            (),
-        ),
-        (
-            "adaptive_target ban_eos_token chat_template chat_template_kwargs continue_final_message dry_multiplier "
-            "dynamic_temperature dynatemp_range early_stopping echo epsilon_cutoff eta_cutoff format functions grammar "
-            "grammar_lazy images lora min_keep min_new_tokens mirostat mirostat_mode mm_processor_kwargs n_discard "
-            "n_indent n_probs no_repeat_ngram_size no_stop_trim options penalty_alpha post_sampling_probs "
-            "return_full_text return_token_ids return_tokens return_tokens_as_token_ids safe_prompt smoothing_factor "
-            "suffix tools top_a transforms use_beam_search watermark xtc_probability",
-            _NOTHING,
-        ),
-        (
-            "add_bos_token add_generation_prompt add_special_tokens best_of cfg_scale detokenize do_sample "
-            "encoder_repetition_penalty guidance_scale length_penalty num_beams num_return_sequences rep_pen "
-            "repeat_penalty spaces_between_special_tokens tfs tfs_z typ_p typical typical_p",
-            (1,),
-        ),
-        ("repeat_last_n n_predict top_n_sigma", (-1,)),
-        ("function_call tool_choice", ("none", "auto")),
-        ("modalities", (["text"],)),
-        ("response_format", ({"type": "text"},)),
-        ("truncation_side", ("left",)),
-    )
-    for name in names.split()
+_OTHER_TOOLS = "use tools and tool_choice"
+_OTHER_CONSTRAINT = "use structured_outputs"
+_OTHER_LIMIT = "use max_tokens, or max_output_tokens of a response"
+_OF_CHATS = "send it to /v1/chat/completions"
+_OF_RESPONSES = "send it to /v1/responses"
+_ALONE = "leave it out"
+_REFUSED: Mapping[str, tuple[str, Sequence[object]]] = {
+    "add_special_tokens": (_ALONE, (True,)),
+    "audio": (_ALONE, ()),
+    "best_of": (_ALONE, (1,)),
+    "chat_template": ("start the server with --chat-template", ("",)),
+    "function_call": (_OTHER_TOOLS, ("none", "auto")),
+    "functions": (_OTHER_TOOLS, ([],)),
+    "grammar": (_OTHER_CONSTRAINT, ("",)),
+    "guided_choice": (_OTHER_CONSTRAINT, ()),
+    "guided_grammar": (_OTHER_CONSTRAINT, ()),
+    "guided_json": (_OTHER_CONSTRAINT, ()),
+    "guided_regex": (_OTHER_CONSTRAINT, ()),
+    "input": (_OF_RESPONSES, ()),
+    "instructions": (_OF_RESPONSES, ()),
+    "json_schema": (_OTHER_CONSTRAINT, ()),
+    "max_completion_tokens": (_OTHER_LIMIT, ()),
+    "max_output_tokens": (_OTHER_LIMIT, ()),
+    "messages": (_OF_CHATS, ()),
+    "modalities": (_ALONE, (["text"],)),
+    "moderation": (_ALONE, ()),
+    "prompt": ("send a text to /v1/completions", ()),
+    "repeat_penalty": ("use repetition_penalty", (1,)),
+    "response_format": ("use text.format of a response", ({"type": "text"},)),
+    "suffix": (_ALONE, ("",)),
+    "tool_choice": (_OF_CHATS, ("none", "auto")),
+    "tools": (_OF_CHATS, ([],)),
+    "truncate_prompt_tokens": ("shorten the prompt", ()),
+    "use_beam_search": (_ALONE, (False,)),
+    "web_search_options": (_ALONE, ()),
 }
-"""Fields of OpenAI, vLLM, llama.cpp and others that would change an answer -> the values that change nothing."""
+"""Fields that clients send and that would change the answer -> the way out, and the values that change nothing."""
 
-_WISHES: Mapping[str, tuple[Sequence[object], str]] = {
-    "context_management": ((None, []), "no conversation is compacted here"),
-    "reasoning": ((None, {}, {"effort": None}, {"effort": "none"}), "how a model reasons is not set here"),
-    "reasoning_effort": ((None, "none"), "how a model reasons is not set here"),
-    "store": ((None, False), "no answer is stored here"),
-    "truncation": ((None, "disabled"), "a conversation that does not fit the context is refused"),
-    "verbosity": ((None, "medium"), "how long a model's answers are is not set here"),
-}
-"""Fields without which the text means the same -> the values that wish for nothing, and what the log says of others."""
-
+_MOST_LOGGED = 1 << 8
+"""Kinds of things left out that the log names: clients make names up."""
+_LONGEST_LOGGED = 80
 _MOST_OBJECTS = 1 << 14
 """Messages, their parts, calls and all else that is an object or a list: each takes some 20 us to be read."""
 _MOST_FIELDS = 1 << 10
@@ -80,7 +72,7 @@ _NESTED = (dict, list)
 class UnsupportedError(FieldError):
     """A field that would change the answer, and is not supported."""
 
-    def __init__(self, field: str, way_out: str = "leave it out") -> None:
+    def __init__(self, field: str, way_out: str) -> None:
         super().__init__(field, f"{field} is not supported here: {way_out}")
 
 
@@ -94,25 +86,33 @@ def check_model(asked: str, there: str) -> None:
         raise UnknownModelError("model", f"no model {asked!r}: there is {there!r}")
 
 
-def check_extra(extra: Mapping[str, object]) -> None:
-    """Refuse what a body has beside its fields and would change the answer; what is wished for is left out.
+def refuse_unsupported(extra: Mapping[str, object]) -> None:
+    """Refuse fields that would change the answer.
 
     Raises:
         UnsupportedError: of the first such field.
     """
     for name, value in extra.items():
-        if name in _WISHES:
-            nothing, why = _WISHES[name]
-            if value not in nothing:
-                left_out(name, why)
-        elif (neutral := _NEUTRAL.get(name.partition(".")[0])) is not None and value not in neutral:
-            raise UnsupportedError(name)
+        way_out, neutral = _REFUSED.get(name, ("", (value,)))
+        if value not in neutral:
+            raise UnsupportedError(name, way_out)
 
 
-@lru_cache(maxsize=1 << 10)
+logged: set[str] = set()
+"""What the log has named."""
+
+
 def left_out(what: str, why: str) -> None:
-    """Log what requests have and no answer needs, once for each kind."""
-    log.warning("%s", shortened(f"{what} of requests is left out: {why}"))
+    """Log what requests have and no answer needs: each kind once, its name cut and its control characters escaped."""
+    what = what if len(what) <= _LONGEST_LOGGED else f"{what[:_LONGEST_LOGGED]}…"
+    if what in logged or len(logged) > _MOST_LOGGED:
+        return
+    logged.add(what)
+    if len(logged) > _MOST_LOGGED:
+        log.warning("more is left out of requests; the log has named %d kinds and names no others", _MOST_LOGGED)
+    else:
+        name = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in what)
+        log.warning("%s of requests is left out: %s", name, why)
 
 
 def check_values(body: object) -> object:

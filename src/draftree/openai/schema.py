@@ -1,7 +1,4 @@
-"""Bodies of requests in OpenAI's format, and the engine's settings that they stand for.
-
-A field that would change the answer and is not supported raises by its name; unknown fields are ignored.
-"""
+"""Bodies of requests in OpenAI's format, and the engine's settings that they stand for."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError
 from ..sampling.grammar import Grammar
 from ..text.encoding import Prompt
-from .bad_bodies import UnsupportedError, check_extra, check_values
+from .bad_bodies import UnsupportedError, check_values, left_out, refuse_unsupported
 
 T = TypeVar("T")
 Many = Annotated[list[T], Field(fail_fast=True)]
@@ -84,8 +81,8 @@ class Body(Fields):
     model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="after")
-    def _check_extra(self) -> Self:
-        check_extra(self.model_extra or {})
+    def _refuse_unsupported(self) -> Self:
+        refuse_unsupported(self.model_extra or {})
         return self
 
 
@@ -93,6 +90,12 @@ class Sent(Body):
     """The whole body of a request."""
 
     _check_values = model_validator(mode="before")(check_values)
+
+    @model_validator(mode="after")
+    def _log_unknown(self) -> Self:
+        for name in self.model_extra or ():
+            left_out(f"field {name}", "it is not read here")
+        return self
 
     @contextmanager
     def named(self) -> Iterator[None]:
