@@ -1,7 +1,6 @@
-"""What is wrong with a body: fields that are refused by name, and errors in OpenAI's shape. Knows no HTTP.
+"""Rejects bodies, and describes errors in OpenAI's shape. Knows no HTTP.
 
-Fields that this server reads are taken. Others are ignored, and the log names them; few are refused, for what a client
-gets without them is another answer.
+Unknown fields are ignored, and the log names them. A few are rejected: a client would get another answer without them.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _REFUSED: Mapping[str, tuple[str, Sequence[object]]] = {
 """Fields that clients send and that would change the answer -> the way out, and the values that change nothing."""
 
 _MOST_LOGGED = 1 << 8
-"""Kinds of things left out that the log names: clients make names up."""
+"""Most names that are logged: clients may make names up."""
 _LONGEST_LOGGED = 80
 _MOST_OBJECTS = 1 << 14
 """Messages, their parts, calls and all else that is an object or a list: each takes some 20 us to be read."""
@@ -70,28 +69,24 @@ _NESTED = (dict, list)
 
 
 class UnsupportedError(FieldError):
-    """A field that would change the answer, and is not supported."""
+    """A field that would change the answer is not supported."""
 
     def __init__(self, field: str, way_out: str) -> None:
         super().__init__(field, f"{field} is not supported here: {way_out}")
 
 
 class UnknownModelError(FieldError):
-    """The model is another one."""
+    """The request names a model that is not served."""
 
 
-def check_model(asked: str, there: str) -> None:
-    """Raise UnknownModelError unless a model is the one that is there."""
-    if asked != there:
-        raise UnknownModelError("model", f"no model {asked!r}: there is {there!r}")
+def check_model(name: str, served: str) -> None:
+    """Raise UnknownModelError unless a model is the served one."""
+    if name != served:
+        raise UnknownModelError("model", f"no model {name!r}: there is {served!r}")
 
 
 def refuse_unsupported(extra: Mapping[str, object]) -> None:
-    """Refuse fields that would change the answer.
-
-    Raises:
-        UnsupportedError: of the first such field.
-    """
+    """Raise UnsupportedError for the first field that would change the answer."""
     for name, value in extra.items():
         way_out, neutral = _REFUSED.get(name, ("", (value,)))
         if value not in neutral:
@@ -99,11 +94,11 @@ def refuse_unsupported(extra: Mapping[str, object]) -> None:
 
 
 logged: set[str] = set()
-"""What the log has named."""
+"""Names that were logged."""
 
 
 def left_out(what: str, why: str) -> None:
-    """Log what requests have and no answer needs: each kind once, its name cut and its control characters escaped."""
+    """Log a part of requests that is ignored, once. Its name is cut, and control characters in it are escaped."""
     what = what if len(what) <= _LONGEST_LOGGED else f"{what[:_LONGEST_LOGGED]}…"
     if what in logged or len(logged) > _MOST_LOGGED:
         return
@@ -116,7 +111,7 @@ def left_out(what: str, why: str) -> None:
 
 
 def check_values(body: object) -> object:
-    """The body, if an answer could repeat all that it has.
+    """Return the body if an answer could repeat it.
 
     Raises:
         FieldError: a number is none (NaN, Infinity), or a text has half a character, or is nested too deep, or it has
@@ -137,13 +132,13 @@ def check_values(body: object) -> object:
 
 
 def _objects(value: object) -> int:
-    """Objects and lists inside it; no more are counted than may be there."""
-    found, left = 0, [value]
-    while left and found <= _MOST_OBJECTS:
+    """Count the objects and lists in a value, up to one more than allowed."""
+    count, left = 0, [value]
+    while left and count <= _MOST_OBJECTS:
         if isinstance(inner := left.pop(), _NESTED):
-            found += 1
+            count += 1
             left += [each for each in (inner.values() if isinstance(inner, dict) else inner) if type(each) in _NESTED]
-    return found
+    return count
 
 
 def error(message: str, kind: str, field: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -152,23 +147,23 @@ def error(message: str, kind: str, field: str | None = None, code: str | None = 
 
 
 def _whole(text: str) -> str:
-    """Text with escapes in place of halves of characters, which cannot be sent."""
+    """Escape halves of characters, which cannot be sent."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def failure(found: Exception, prefix: str = "") -> tuple[int, dict[str, Any]]:
-    """Status and body of a request that was not answered; ``prefix`` begins the message."""
-    if not isinstance(found, InputError):
-        why = shortened(f"{prefix}{type(found).__name__}: {' '.join(str(found).split())}")
+def failure(raised: Exception, prefix: str = "") -> tuple[int, dict[str, Any]]:
+    """Compute status and body of an exception's response; ``prefix`` begins the message."""
+    if not isinstance(raised, InputError):
+        why = shortened(f"{prefix}{type(raised).__name__}: {' '.join(str(raised).split())}")
         return 500, error(why, "server_error")
-    if not isinstance(found, FieldError):
-        return 400, error(f"{prefix}{found}", INVALID)
-    code = next((word for kind, word in _WORDS.items() if isinstance(found, kind)), "invalid_value")
-    message = str(found) if found.field in str(found) else f"{found.field}: {found}"
-    if isinstance(found, ChatTemplateError):
+    if not isinstance(raised, FieldError):
+        return 400, error(f"{prefix}{raised}", INVALID)
+    code = next((word for kind, word in _WORDS.items() if isinstance(raised, kind)), "invalid_value")
+    message = str(raised) if raised.field in str(raised) else f"{raised.field}: {raised}"
+    if isinstance(raised, ChatTemplateError):
         message += " (/v1/completions continues texts; who serves the model gives it a template by --chat-template)"
-    status, kind = (404, MISSING) if isinstance(found, UnknownModelError) else (400, INVALID)
-    return status, error(prefix + message, kind, found.field, code)
+    status, kind = (404, MISSING) if isinstance(raised, UnknownModelError) else (400, INVALID)
+    return status, error(prefix + message, kind, raised.field, code)
 
 
 _WORDS = {
@@ -179,37 +174,37 @@ _WORDS = {
 
 
 def body_error(errors: Sequence[Any], sent: object, prefix: str = "") -> dict[str, Any]:
-    """Of a body that is not what it should be: what is wrong with the first field that is.
+    """Describe what is wrong with the first wrong field of a body.
 
     Args:
-        errors: as pydantic lists them; of a union there is one for each of its types, of which the deepest counts.
+        errors: as pydantic lists them; a union has one for each of its types, and the deepest counts.
         sent: the body.
     """
     first = errors[0]["loc"][:1]
     placed = [(tuple(_place(each, sent)), each) for each in errors if each["loc"][:1] == first]
     place = max((at for at, _ in placed), key=len)
     here = [each for at, each in placed if at == place]
-    found = next((each for each in here if each["type"] == "value_error"), here[0])
+    wrong = next((each for each in here if each["type"] == "value_error"), here[0])
     name = re.sub(r"\.(?=\[)", "", ".".join(place))
-    if isinstance(inner := found.get("ctx", {}).get("error"), FieldError):
+    if isinstance(inner := wrong.get("ctx", {}).get("error"), FieldError):
         inner.rename(f"{name}.{inner.field}".lstrip("."))
         return failure(inner, prefix)[1]
     if not place:
         return error(f"{prefix}{NOT_JSON}", INVALID)
-    if found["type"] == "missing":
+    if wrong["type"] == "missing":
         return error(f"{prefix}{name} is missing: add it", INVALID, name, "missing_required_parameter")
-    value = json.dumps(found["input"]) if isinstance(found["input"], (str, int, float)) else "wrong"
+    value = json.dumps(wrong["input"]) if isinstance(wrong["input"], (str, int, float)) else "wrong"
     what = ", or ".join(dict.fromkeys(way_out(each) for each in here))
-    code = "invalid_type" if found["type"].endswith("_type") else "invalid_value"
+    code = "invalid_type" if wrong["type"].endswith("_type") else "invalid_value"
     return error(prefix + shortened(f"{name} is {value}: {what}"), INVALID, name, code)
 
 
-def _place(found: Mapping[str, Any], sent: object) -> Iterator[str]:
-    """Where something is in a body, without pydantic's names of the types of a union; a key is in its object."""
-    parts = found["loc"][: -2 if found["loc"][-1:] == ("[key]",) else None]
+def _place(wrong: Mapping[str, Any], sent: object) -> Iterator[str]:
+    """Yield the path to an error in a body, without pydantic's tags of unions; a bad key is located in its object."""
+    parts = wrong["loc"][: -2 if wrong["loc"][-1:] == ("[key]",) else None]
     for part in parts:
         if (isinstance(sent, list) and isinstance(part, int)) or (isinstance(sent, dict) and part in sent):
             yield f"[{part}]" if isinstance(sent, list) else str(part)
             sent = sent[part]
-    if found["type"] == "missing" and found["loc"]:
-        yield str(found["loc"][-1])
+    if wrong["type"] == "missing" and wrong["loc"]:
+        yield str(wrong["loc"][-1])
