@@ -52,6 +52,7 @@ WORDS_OF_OTHERS = {
     *("LogitsProcessor", "streamer", "langchain"),  # transformers and clients
     *("additionalProperties", "anyOf", "oneOf", "allOf", "uniqueItems", "properties", "if", "not"),  # JSON Schema
     *("least_conn", "upstream", "proxy_next_upstream", "ai", "Dockerfile", "bwrap", "lib", "lib64", "ATTACH", "PRAGMA"),
+    "enable_thinking",  # of chat templates
     *("HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN", "FILE", "RUN", "__cause__", "atexit"),
 }
 _TYPES = Path(openai.__file__).with_name("types").rglob("*.py")
@@ -156,7 +157,7 @@ def wrong_words(name: str, text: str) -> list[str]:
     texts, names = code_words()
     known = texts | public().words | set(vars(errors)) | WORDS_OF_OTHERS | EXTRAS | set(dir(builtins))
     if name not in ("extend.md", "python.md"):
-        known |= names | WORDS_OF_OPENAI | {*bad_bodies._NEUTRAL, *json_schemas._UNENFORCED}
+        known |= names | WORDS_OF_OPENAI | {*json_schemas._UNENFORCED}
     words = list[str]()
     for span in spans(text):
         if re.fullmatch(r"[A-Za-z_]\w*(?:\.[a-z_]\w*|\[\d*\])*", span) and not re.search(_FILE, span):
@@ -201,7 +202,7 @@ def wrong_fields(text: str) -> list[str]:
     bodies = (chat_api.ChatRequest, schema.CompletionRequest, responses_api.ResponsesRequest)
     known = (
         set().union(*map(_fields, bodies))
-        | {*bad_bodies._NEUTRAL, *json_schemas._UNENFORCED}
+        | {*bad_bodies._REFUSED, *json_schemas._UNENFORCED}
         | {"code", "param", "bytes", "grammar", "finish_reason"}
     )
     fields = [span for span in spans(paragraphs) if re.fullmatch(r"[a-z_]+", span)]

@@ -295,9 +295,9 @@ def append_line(path: Path, line: bytes, whole: int) -> None:
 
 def first_error(error: ValidationError) -> str:
     """The first thing that pydantic finds wrong, on one line: where, and what."""
-    found = error.errors(include_url=False)[0]
-    where = ".".join(map(str, found["loc"]))
-    return f"{where}: {found['msg']}" if where else found["msg"]
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,10 +324,10 @@ class JsonFormat(Generic[T]):
         Raises:
             RunError: it cannot be written.
         """
-        own = {"format": self.name, "version": self.version}
+        saved = {"format": self.name, "version": self.version}
         for key, value in _fields(content).items():
-            own |= _fields(value) if is_dataclass(value) else {key: value}
-        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value, default=_fields)}" for key, value in own.items())
+            saved |= _fields(value) if is_dataclass(value) else {key: value}
+        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value, default=_fields)}" for key, value in saved.items())
         write_whole(path, f"{{\n{lines}\n}}\n")
 
     def read(self, path: Path) -> T:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from draftree.openai import bad_bodies
 
 from .running import NAME, TEXT, Running, posted
 
@@ -156,42 +159,23 @@ MISPLACED: list[tuple[str, str, Any]] = [
 ]
 HOSTILE = [(path, field, value) for path in ANSWERS for field, values in WRONG.items() for value in values] + MISPLACED
 
-# Fields of OpenAI, vLLM, llama.cpp and others that would change an answer, and the value that would not.
-REFUSED: dict[str, tuple[Any, Any]] = {
-    "grammar": ('root ::= "a"', ""),
-    "mirostat": (2, 0),
-    "typical_p": (0.5, 1.0),
-    "length_penalty": (0.5, 1.0),
-    "web_search_options": ({}, None),
-    "function_call": ({"name": "f"}, "auto"),
-    "functions": ([{"name": "f"}], []),
-    "speculative": ({"n_max": 4}, None),
-    "speculative.n_max": (4, None),
-    "use_beam_search": (True, False),
-    "guided_json": ({"type": "object"}, None),
-    "json_schema": ({"type": "object"}, None),
-    "prompt_logprobs": (3, None),
-    "top_n_sigma": (1.5, -1),
-    "xtc_probability": (0.5, 0),
-    "dry_multiplier": (0.8, 0),
-    "dynatemp_range": (0.5, 0.0),
-    "repeat_penalty": (1.3, 1.0),
-    "n_predict": (5, -1),
-    "samplers": (["top_k"], None),
-    "lora": ([{"id": 0, "scale": 1.0}], []),
-    "logits_processors": (["x"], None),
-    "spaces_between_special_tokens": (False, True),
-    "modalities": (["text", "audio"], ["text"]),
-    "documents": ([{"text": "x"}], None),
-    "no_repeat_ngram_size": (3, 0),
-    "random_seed": (5, None),
-    "max_new_tokens": (5, None),
-    "stop_sequences": (["x"], None),
-    "top_a": (0.2, 0),
-    "do_sample": (False, True),
-    "num_beams": (4, 1),
-    "early_stopping": (True, False),
-    "system": ("Be brief.", None),
+# Fields that would change an answer: a value that does, one that does not, and a word of the way out.
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "audio": ({"voice": "x", "format": "wav"}, None, "leave it out"),
+    "best_of": (4, 1, "leave it out"),
+    "chat_template": ("{{ 1 }}", "", "--chat-template"),
+    "function_call": ({"name": "f"}, "auto", "tool_choice"),
+    "functions": ([{"name": "f"}], [], "tools"),
+    "grammar": ('root ::= "a"', "", "structured_outputs"),
+    "guided_choice": (["a"], None, "structured_outputs"),
+    "guided_json": ({"type": "object"}, None, "structured_outputs"),
+    "guided_regex": ("a", None, "structured_outputs"),
+    "json_schema": ({"type": "object"}, None, "structured_outputs"),
+    "modalities": (["text", "audio"], ["text"], "leave it out"),
+    "repeat_penalty": (1.3, 1.0, "repetition_penalty"),
+    "suffix": ("x", "", "leave it out"),
+    "use_beam_search": (True, False, "leave it out"),
+    "web_search_options": ({}, None, "leave it out"),
 }
 
 
@@ -238,10 +222,47 @@ def test_there_are_at_least_two_hundred() -> None:
 @pytest.mark.parametrize("path", ANSWERS)
 @pytest.mark.parametrize("field", REFUSED)
 def test_a_field_that_would_change_the_answer_is_refused_by_name(served: Running, path: str, field: str) -> None:
-    changes, neutral = REFUSED[field]
+    changes, neutral, way_out = REFUSED[field]
     status, found = posted(served, path, {**GOOD[path], field: changes})
-    assert (status, found["error"]["param"], found["error"]["code"]) == (400, field, "unsupported_parameter")
+    error = found["error"]
+    assert (status, error["param"], error["code"]) == (400, field, "unsupported_parameter")
+    assert error["message"].startswith(field) and way_out in error["message"]
     assert posted(served, path, {**GOOD[path], field: neutral})[0] == 200
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """What the log says of requests from here on."""
+    bad_bodies.logged.clear()
+    yield lambda: [record.getMessage() for record in caplog.records if record.name == "draftree.openai"]
+    bad_bodies.logged.clear()
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_an_unknown_field_is_ignored_and_the_log_names_it_once(
+    served: Running, lines: Callable[[], list[str]], path: str
+) -> None:
+    for value in (5, "x", {"a": [1]}):
+        assert posted(served, path, {**GOOD[path], "mirostat": value})[0] == 200
+    assert ["mirostat" in line for line in lines()].count(True) == 1
+
+
+def test_made_up_names_fill_neither_the_log_nor_memory(served: Running, lines: Callable[[], list[str]]) -> None:
+    """Each name was a line of the log, and was kept: a client could send a thousand a request, of megabytes."""
+    for start in range(0, 3000, 1000):
+        more = {f"{'x' * 500}{n}" if n % 2 else f"{n}": n for n in range(start, start + 1000)}
+        assert posted(served, CHAT, {**GOOD[CHAT], **more})[0] == 200
+        tools = [{"type": f"made up {n}"} for n in range(start, start + 100)]
+        assert posted(served, CHAT, {**GOOD[CHAT], "tools": tools})[0] == 200
+    assert 200 < len(lines()) < 300 and sum(map(len, lines())) < 1 << 16
+    assert sum(map(len, bad_bodies.logged)) < 1 << 15
+
+
+def test_a_name_cannot_write_lines_or_colours_into_the_log(served: Running, lines: Callable[[], list[str]]) -> None:
+    name = "a\nERROR b\x1b[31m\u202e\x85\u2028"
+    assert posted(served, CHAT, {**GOOD[CHAT], name: 1})[0] == 200
+    (line,) = lines()
+    assert line.isprintable() and r"a\nERROR b\x1b[31m\u202e\x85\u2028" in line
 
 
 @pytest.mark.parametrize("path", GOOD)

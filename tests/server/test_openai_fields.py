@@ -200,7 +200,7 @@ def test_a_tool_that_is_no_function_is_left_out(
     served: Running, caplog: pytest.LogCaptureFixture, path: str, kind: str
 ) -> None:
     """The answer is that of the request without it, functions beside it are offered, and the log says it once."""
-    bad_bodies.left_out.cache_clear()
+    bad_bodies.logged.clear()
     function = CHAT_FUNCTION if path == CHAT else FUNCTION
     tool = {"type": kind, **_HOSTED.get(kind, {})}
     body = {**BODIES[path], "temperature": 0}

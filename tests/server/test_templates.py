@@ -12,7 +12,7 @@ import pytest
 
 from draftree.cli.main import run
 from draftree.engine.engine import Engine
-from draftree.openai.bad_bodies import left_out
+from draftree.openai.bad_bodies import logged
 from draftree.openai.batches import Answering, BatchLine
 from draftree.text.encoding import user
 
@@ -104,7 +104,7 @@ def test_the_effort_goes_to_a_template_that_reads_it(
 def test_others_do_without_and_the_log_says_so(
     served: Running, caplog: pytest.LogCaptureFixture, path: str, body: dict[str, Any]
 ) -> None:
-    left_out.cache_clear()  # it says so once
+    logged.clear()  # it says so once
     with caplog.at_level(logging.INFO, "draftree.openai"):
         assert len(prompt_of(served, path, body)) == len("[user|hi]red,1")
     (record,) = [record for record in caplog.records if record.name == "draftree.openai"]

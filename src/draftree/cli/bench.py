@@ -129,8 +129,8 @@ def bench(
         folder.write_summary(
             {
                 "ran": ran,
-                "methods": {name: {of: asdict(found) for of, found in rows.items()} for name, rows in table.items()},
-                "differences": [asdict(found) for found in differences],
+                "methods": {name: {of: asdict(cell) for of, cell in rows.items()} for name, rows in table.items()},
+                "differences": [asdict(difference) for difference in differences],
             }
         )
     out.print(overview(table))
@@ -139,14 +139,14 @@ def bench(
 
 def _files(names: Iterable[str]) -> dict[str, str]:
     """Size and time of the files, and of the folders' files, that are among the names or parts of them."""
-    found = {}
+    digests = {}
     for name in sorted({part for named in names for part in (named, *re.split(r"[+>]", named))}):
         path = user_path(name)
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
         if stats:
-            found[name] = _digest(stats)
-    return found
+            digests[name] = _digest(stats)
+    return digests
 
 
 def _digest(value: object) -> str:
@@ -174,8 +174,8 @@ def commit() -> str | None:
         return None
 
     def output(*words: str) -> str:
-        found = subprocess.run([git, "-C", root, *words, "--", "src"], capture_output=True, text=True)  # noqa: S603
-        return found.stdout.strip()
+        result = subprocess.run([git, "-C", root, *words, "--", "src"], capture_output=True, text=True)  # noqa: S603
+        return result.stdout.strip()
 
     changed = "-dirty" if output("status", "--porcelain") else ""
     return output("log", "-1", "--format=%h") + changed or None

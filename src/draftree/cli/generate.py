@@ -36,7 +36,7 @@ from .options import ComputeOptions, Model, Target, TemplateOptions, TraceOption
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerOptions:
-    """What an answer must be, and what is printed of it."""
+    """Constraints of the answer, and what is printed."""
 
     raw: bool = option("Continue the prompt as it is, without the chat template.", False)
     prediction: str | None = option(
@@ -58,7 +58,7 @@ class AnswerOptions:
 
 
 _OF_BEAMS = ("--drafter", "--raw", "--json")
-"""Options beside those of sampling, beams and computing that beams have a use for."""
+"""Options outside the groups of sampling, beams and computing that go with --beams."""
 
 
 @with_options
@@ -76,22 +76,20 @@ def generate(
     compute: ComputeOptions,
 ) -> None:
     """Answer one prompt, with the target's exact output."""
-    method, verify = str(speculation.method), speculation.scheme.name
     schema = None if options.json_schema is None else read_json(options.json_schema, "--json-schema")
-    if options.explain and (method != DEFAULT_METHOD or str(speculation.spec) == NONE):
-        what = f"method {method}" if method != DEFAULT_METHOD else "drafter none"
-        raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
+    if options.explain:
+        _check_choices(speculation)
     text = read_prompt(prompt)
     message: Prompt = text if options.raw else user(text)
     if beams is not None:
-        for flag in (*given(speculation), *given(trace), *given(options), *given(template)):
-            if flag not in _OF_BEAMS:
-                raise ConfigError(f"--beams and {flag} exclude each other: leave one out")
+        flags = (*given(speculation), *given(trace), *given(options), *given(template))
+        if unused := next((flag for flag in flags if flag not in _OF_BEAMS), None):
+            raise ConfigError(f"--beams and {unused} exclude each other: leave one out")
         beams.check(params)
         beam_engine = load_beam_engine(target, drafter=speculation.spec, **compute.options)
         _print_beams(beam_engine, message, params, beams, options.as_json)
         return
-    predicted = ""
+    predicted, method = "", str(speculation.method)
     if options.prediction is not None:
         predicted, speculation = read_file(options.prediction, "--prediction"), _reading_predictions(speculation)
     observers = trace.observers(context, method)
@@ -104,43 +102,59 @@ def generate(
     elif options.regex is not None:
         params = replace(params, constraint=engine.grammars.regex(options.regex))
     handle = engine.submit(message, params, prediction=predicted)
-    request, scheme, drafter = handle.request, engine.speculation.scheme, engine.speculation.drafter
+    request = handle.request
     with on_interrupt(lambda: f"interrupted after {len(request.output_ids)} tokens"):
         run(handle, silent=options.as_json, stream=not options.show_trees)
-    report: dict[str, object] = {
+    report = _report(engine, request)
+    if options.explain:
+        report["explanation"] = _explanation(engine)
+    if not options.as_json:
+        names = f"{engine.speculation.drafter.name}, {method}, {report['verification']}"
+        err.print(show.LEGEND)
+        err.print(f"{names}: {show.figures(request.stats, engine.speculation.scheme.lossy)}")
+        if options.explain:
+            err.print(report["explanation"])
+    compared = _compare(engine, request, report, target, compute) if options.compare else []
+    if options.as_json:
+        write(json.dumps(report, ensure_ascii=False) + "\n")
+    elif compared:
+        err.print("\n".join(compared))
+
+
+def _check_choices(speculation: SpeculationParams) -> None:
+    """Raise ConfigError unless the method auto has something to choose."""
+    method, drafter = str(speculation.method), str(speculation.spec)
+    if method != DEFAULT_METHOD or drafter == NONE:
+        what = f"method {method}" if method != DEFAULT_METHOD else "drafter none"
+        raise ConfigError(f"--explain is about choices but {what} leaves none: use --method auto and a drafter")
+
+
+def _report(engine: Engine, request: Request) -> dict[str, object]:
+    scheme = engine.speculation.scheme
+    return {
         "text": request.text,
         "token_ids": request.output_ids,
         "finish_reason": request.finish_reason,
         "seed": request.seed,
-        "verification": verify,
+        "verification": scheme.name,
         "candidates": scheme.candidates,
         "lossy": scheme.lossy,
         "stats": show.as_json(request.stats),
     }
-    policy = drafter.policy
-    if options.explain and isinstance(policy, AutoTree):
-        report["explanation"] = policy.report.text()
-    elif options.explain:
-        report["explanation"] = f"nothing is drafted: {engine.target.capabilities.no_trees}"
-    if not options.as_json:
-        err.print(show.LEGEND)
-        names = f"{drafter.name}, {method}, {verify}"
-        err.print(f"{names}: {show.figures(request.stats, scheme.lossy)}")
-        if options.explain:
-            err.print(report["explanation"])
-    if options.compare:
-        said = _compare(engine, request, report, target, compute)
-        if not options.as_json:
-            err.print("\n".join(said))
-    if options.as_json:
-        write(json.dumps(report, ensure_ascii=False) + "\n")
+
+
+def _explanation(engine: Engine) -> str:
+    policy = engine.speculation.drafter.policy
+    if isinstance(policy, AutoTree):
+        return policy.report.text()
+    return f"nothing is drafted: {engine.target.capabilities.no_trees}"
 
 
 def _reading_predictions(speculation: SpeculationParams) -> SpeculationParams:
-    """With a drafter that drafts from predictions: lookup, unless another is named.
+    """Choose a drafter that drafts from predictions: lookup, unless another is named.
 
     Raises:
-        ConfigError: the one that is named does not.
+        ConfigError: the named drafter does not.
     """
     if str(speculation.spec) == AUTO:
         return replace(speculation, drafter=LOOKUP)
@@ -154,15 +168,15 @@ def _reading_predictions(speculation: SpeculationParams) -> SpeculationParams:
 def _compare(
     engine: Engine, request: Request, report: dict[str, object], target: str, compute: ComputeOptions
 ) -> list[str]:
-    """Decode the same prompt without drafts, also by llama.cpp if our engine reads the file; the lines to print."""
+    """Decode the same prompt without drafts, also by llama.cpp if our engine reads the file; return lines to print."""
     from ..models.native.native_model import NativeModel
 
     prompt = request.ids[: request.prompt_length]
     params = replace(request.params, seed=request.seed)
-    other, scheme = Engine(engine.target).generate([prompt], params)[0], engine.speculation.scheme
-    difference = first_difference(engine.target, prompt, request.output_ids, other.token_ids, params)
-    ratio = request.stats.tokens_per_second / other.stats.tokens_per_second
-    report["ar"] = {"same_tokens": difference is None, "speedup": ratio, "stats": show.as_json(other.stats)}
+    ar, scheme = Engine(engine.target).generate([prompt], params)[0], engine.speculation.scheme
+    difference = first_difference(engine.target, prompt, request.output_ids, ar.token_ids, params)
+    ratio = request.stats.tokens_per_second / ar.stats.tokens_per_second
+    report["ar"] = {"same_tokens": difference is None, "speedup": ratio, "stats": show.as_json(ar.stats)}
     verdict = "the same text" if difference is None else f"text differs from token {difference.index} on"
     if difference and difference.near_tie:
         verdict += f" (a near-tie: the two logits are {difference.gap:.1g} apart)"
@@ -171,7 +185,7 @@ def _compare(
     elif difference and request.params.temperature and not isinstance(scheme, Match):
         verdict += f" ({scheme.name}: another draw from the same distribution)"
     said = [
-        f"none (AR decoding): {show.figures(other.stats)}",
+        f"none (AR decoding): {show.figures(ar.stats)}",
         f"draft trees decode {ratio:.2f}x as fast as AR decoding (tokens per second), {verdict}",
     ]
     if isinstance(engine.target, NativeModel) and has_library():
@@ -184,29 +198,29 @@ def _compare(
 
 def _print_beams(engine: BeamEngine, prompt: Prompt, params: SamplingParams, beams: BeamParams, as_json: bool) -> None:
     """Decode one prompt and print its best sequences: figures go to standard error."""
-    made = engine.generate([prompt], params, beams)[0]
-    best = made.hypotheses[0]
+    generation = engine.generate([prompt], params, beams)[0]
+    best = generation.hypotheses[0]
     if as_json:
         report = {
             "text": best.text,
             "token_ids": best.token_ids,
             "finish_reason": best.finish_reason,
-            "seed": made.seed,
-            "beams": [asdict(found) for found in made.hypotheses],
-            "peak_slots": made.peak_slots,
-            "stats": show.as_json(made.stats),
+            "seed": generation.seed,
+            "beams": [asdict(beam) for beam in generation.hypotheses],
+            "peak_slots": generation.peak_slots,
+            "stats": show.as_json(generation.stats),
         }
         write(json.dumps(report, ensure_ascii=False) + "\n")
         return
-    for rank, found in enumerate(made.hypotheses, start=1):
+    for rank, beam in enumerate(generation.hypotheses, start=1):
         if beams.returned > 1:
-            out.print(f"{rank}. score {found.score:.4f}, {len(found.token_ids)} tokens", style="dim")
-        write(f"{found.text}\n")
+            out.print(f"{rank}. score {beam.score:.4f}, {len(beam.token_ids)} tokens", style="dim")
+        write(f"{beam.text}\n")
     drafter, kind = engine.source.name if engine.source else NONE, "sampled" if params.temperature else "searched"
-    layers = f"{made.stats.tokens} layers, {made.stats.drafted_layers} drafted"
+    layers = f"{generation.stats.tokens} layers, {generation.stats.drafted_layers} drafted"
     err.print(
-        f"{drafter}: {beams.width} beams {kind}, {layers}, at most {made.peak_slots} tokens in the cache · "
-        f"{show.figures(made.stats)}",
+        f"{drafter}: {beams.width} beams {kind}, {layers}, at most {generation.peak_slots} tokens in the cache · "
+        f"{show.figures(generation.stats)}",
     )
 
 

@@ -90,7 +90,7 @@ def info(
 
 
 def _runs(model: LanguageModel) -> str:
-    """Which backend runs a model and how, and why the native engine does not run a GGUF file."""
+    """Describe which backend runs a model and how, and why the native engine does not run a GGUF file."""
     from ..models.llama.linear_model import LinearModel
     from ..models.llama.llama_model import LlamaModel
     from ..models.native.native_model import NativeModel, not_native
@@ -113,7 +113,7 @@ def _engine(can: Capabilities | Identity) -> str:
 
 
 def _costs(can: Capabilities, measured: Profile | None) -> str:
-    """Where they come from."""
+    """Name the source of the cost profile."""
     if measured is not None:
         return f"measured, kept as {_file(measured.identity)}"
     return f"by the table of {can.tier} that ships; 'draftree profile' or an idle server measures them"
@@ -122,12 +122,12 @@ def _costs(can: Capabilities, measured: Profile | None) -> str:
 def _auto_drafter(target: LanguageModel) -> str:
     drafter = DrafterSpec.parse(AUTO)
     usual, drawn = (resolved(drafter, target, AutoTree(), learning=learning) for learning in (True, False))
-    found = [str(usual)]
+    names = [str(usual)]
     if str(usual) != str(drawn):
-        found.append(f"{drawn} where children are drawn at random")
+        names.append(f"{drawn} where children are drawn at random")
     if DEFAULT_MODEL in usual.sources and isinstance(load_draft_model(DEFAULT_MODEL, target), TranslatedModel):
-        found.append(f"{DEFAULT_MODEL} has another vocabulary, and is translated")
-    return "; ".join(filter(None, [*found, advice(target)]))
+        names.append(f"{DEFAULT_MODEL} has another vocabulary, and is translated")
+    return "; ".join(filter(None, [*names, advice(target)]))
 
 
 def _file(identity: Identity) -> Path:

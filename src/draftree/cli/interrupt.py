@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import contextmanager
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType, TracebackType
+    from collections.abc import Callable, Iterator
+    from types import FrameType
 
 INTERRUPTED = 130
 """Exit code of a process that Ctrl-C has ended, by the convention of shells."""
@@ -20,23 +21,20 @@ GO_ON = "the same command goes on from there"
 _lines: list[Callable[[], str | None]] = [lambda: "interrupted"]
 
 
-class Interrupted(Exception):
+class InterruptError(Exception):
     """Ctrl-C has ended a command where it raises KeyboardInterrupt: among several processes, and under ``run``."""
 
 
-class on_interrupt:
+@contextmanager
+def on_interrupt(line: Callable[[], str | None]) -> Iterator[None]:
     """Meanwhile Ctrl-C ends the process with this line, or with none where it returns None: what runs goes on."""
-
-    def __init__(self, line: Callable[[], str | None]) -> None:
-        self._line = line
-
-    def __enter__(self) -> None:
-        _lines.append(self._line)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    _lines.append(line)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptError(line() or "interrupted") from None
+    finally:
         _lines.pop()
-        if isinstance(error, KeyboardInterrupt):
-            raise Interrupted(self._line() or "interrupted") from None
 
 
 def exit_on_interrupt() -> None:

@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from ..errors import ChatTemplateError, DraftreeWarning, InputError, RunError, first_line, needs_extra
-from .interrupt import INTERRUPTED, Interrupted
+from .interrupt import INTERRUPTED, InterruptError
 from .option_groups import GroupedCommand
 
 COMMANDS = {
@@ -43,23 +43,23 @@ COMMANDS = {
 
 
 class _Commands(UserDict[str, Any]):
-    """The commands as typer has them, each made when it is looked up."""
+    """Commands of typer; each is built when it is looked up."""
 
     def __getitem__(self, name: str) -> Any:
         if self.data[name] is None:
             with needs_extra("torch", f"draftree {name}"):
                 module = import_module(f".{COMMANDS[name][0]}", __package__)
-            made = getattr(module, name)
-            if not isinstance(made, typer.Typer):
+            command = getattr(module, name)
+            if not isinstance(command, typer.Typer):
                 single = typer.Typer(add_completion=False, rich_markup_mode=None)
-                single.command(name, cls=GroupedCommand)(made)
-                made = single
-            self.data[name] = get_command(made)
+                single.command(name, cls=GroupedCommand)(command)
+                command = single
+            self.data[name] = get_command(command)
         return self.data[name]
 
 
 class _CommandGroup(TyperGroup):
-    """All commands."""
+    """Lists ``COMMANDS`` without importing them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -159,7 +159,7 @@ def _run_command(arguments: list[str]) -> int:
         options = " (--raw, or --chat-template FILE)" if isinstance(error, ChatTemplateError) else ""
         complain(f"{error}{options}")
         return 2 if isinstance(error, InputError) else 1
-    except (KeyboardInterrupt, Interrupted, typer.Abort) as error:
+    except (KeyboardInterrupt, InterruptError, typer.Abort) as error:
         complain(str(error) or "interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has left

@@ -23,7 +23,7 @@ GROUPS = {
         "--single-cache --help"
     ).split(),
 }
-"""Title -> options, in the order of the help; options that stand in none of them are a command's own."""
+"""Title -> options, in the order of the help; the help of a command lists its remaining options first."""
 _GROUP = {option: title for title, options in GROUPS.items() for option in options}
 _OWN = "Options"
 

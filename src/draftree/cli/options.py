@@ -44,18 +44,18 @@ def with_options(function: Callable[..., None], without: Collection[str] = ()) -
         if not is_dataclass(kinds[0]):
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        made, optional = kinds[0], NoneType in kinds
-        filled[parameter.name] = made, optional
-        parameters += [_parameter(f, kind, optional) for f, kind in _option_fields(made) if f.name not in without]
+        group, optional = kinds[0], NoneType in kinds
+        filled[parameter.name] = group, optional
+        parameters += [_parameter(f, kind, optional) for f, kind in _option_fields(group) if f.name not in without]
 
     def command(**given: Any) -> None:
-        for name, (made, optional) in filled.items():
-            values = {f.name: _read(f, given.pop(f.name, None)) for f, _ in _option_fields(made)}
+        for name, (group, optional) in filled.items():
+            values = {f.name: _read(f, given.pop(f.name, None)) for f, _ in _option_fields(group)}
             values = {key: value for key, value in values.items() if value is not None}
             try:
-                given[name] = _made_if_given(made, values) if optional else made(**values)
+                given[name] = _filled_if_given(group, values) if optional else group(**values)
             except FieldError as error:
-                error.rename(next((flag_of(f) for f, _ in _option_fields(made) if f.name == error.field), error.field))
+                error.rename(next((flag_of(f) for f, _ in _option_fields(group) if f.name == error.field), error.field))
                 raise
         function(**given)
 
@@ -65,13 +65,12 @@ def with_options(function: Callable[..., None], without: Collection[str] = ()) -
     return command
 
 
-def _option_fields(made: Any) -> list[tuple[Field[Any], Any]]:
-    hints = get_type_hints(made)
-    return [(f, hints[f.name]) for f in fields(made) if "help" in f.metadata]
+def _option_fields(group: Any) -> list[tuple[Field[Any], Any]]:
+    hints = get_type_hints(group)
+    return [(f, hints[f.name]) for f in fields(group) if "help" in f.metadata]
 
 
 def flag_of(field: Field[Any]) -> str:
-    """The option's name."""
     return str(field.metadata["name"] or f"--{field.name.replace('_', '-')}")
 
 
@@ -85,18 +84,18 @@ def _parameter(field: Field[Any], hint: Any, optional: bool) -> inspect.Paramete
         kind = next((known for known in (bool, int, float) if known in kinds), str)
     parser = _parser(kind) if kind in (int, float) else None
     metavar = about["metavar"] or "|".join(about["choices"]) or None
-    made = typer.Option(flag_of(field), parser=parser, metavar=metavar, help=about["help"])
+    typed = typer.Option(flag_of(field), parser=parser, metavar=metavar, help=about["help"])
     default = None if optional or kind == list[str] else field.default
     if kind is bool:
         default = False
     elif about["choices"]:
         default = next((text for text, value in about["choices"].items() if value is default), None)
-    annotation: Any = Annotated[kind if kind is bool else kind | None, made]
+    annotation: Any = Annotated[kind if kind is bool else kind | None, typed]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _read(field: Field[Any], value: Any) -> Any:
-    """The field's value from that of its option; None: it was not given."""
+    """Convert an option's value to its field's; None means not given."""
     if value is None or value is False:
         return None
     if choices := field.metadata["choices"]:
@@ -107,10 +106,10 @@ def _read(field: Field[Any], value: Any) -> Any:
     return value if (read := field.metadata["read"]) is None else read(value)
 
 
-def _made_if_given(made: Any, values: dict[str, Any]) -> Any:
-    first, *others = (f for f, _ in _option_fields(made))
+def _filled_if_given(group: Any, values: dict[str, Any]) -> Any:
+    first, *others = (f for f, _ in _option_fields(group))
     if first.name in values:
-        return made(**values)
+        return group(**values)
     for f in others:
         if f.name in values:
             raise ConfigError(f"{flag_of(f)} {values[f.name]} goes with {flag_of(first)}: give that too, or neither")
@@ -118,7 +117,7 @@ def _made_if_given(made: Any, values: dict[str, Any]) -> Any:
 
 
 def given(value: Any) -> list[str]:
-    """The options of a dataclass that are not at their defaults."""
+    """List the options of a dataclass that differ from their defaults."""
     return [flag_of(f) for f, _ in _option_fields(type(value)) if getattr(value, f.name) != f.default]
 
 
@@ -136,27 +135,26 @@ class ComputeOptions(Checked):
 
     @property
     def options(self) -> ModelOptions:
-        """For ``draftree.load``."""
+        """Keyword arguments of ``draftree.load``."""
         return cast(ModelOptions, asdict(self))
 
     def load(self, name: str) -> LanguageModel:
-        """Load a model (``draftree.load``)."""
         return load(name, **self.options)
 
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise ConfigError(f"--chat-template-kwargs is {text!r}: write a JSON object, such as '{{\"name\": true}}'")
-    return found
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateOptions:
-    """What makes a prompt of a conversation."""
+    """How a conversation becomes a prompt."""
 
     chat_template: str | None = option(
         "A chat template (Jinja) for a model that has none, or in place of its own.", metavar="FILE"
@@ -172,7 +170,7 @@ class TemplateOptions:
         check_variables(self.variables or {}, "--chat-template-kwargs")
 
     def given_to(self, model: LanguageModel) -> LanguageModel:
-        """The model with the template.
+        """Set the model's chat template and return the model.
 
         Raises:
             PromptError: the file cannot be read, or is no template that takes a question.
@@ -195,12 +193,12 @@ Drafter = Annotated[str, typer.Option(help="What drafts, named as for generate."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
-    """A trace, if there is a file for it."""
+    """Where a trace is written, if anywhere."""
 
     trace: str | None = option("Write what every step did to this file (JSON lines).", metavar="FILE")
 
     def observers(self, context: typer.Context, method: str) -> list[Observer]:
-        """A trace that ends with the command, or nothing."""
+        """Return a trace that ends with the command, or nothing."""
         if self.trace is None:
             return []
         from ..engine.trace import Trace

@@ -71,7 +71,7 @@ class ServerOptions:
         metavar="N",
     )
     max_body: Annotated[int, Interval(ge=1, le=_MOST)] = option("Most kilobytes of a request.", 4096, metavar="N")
-    kept: int = option(
+    kept_rows: int = option(
         "Rows of ended requests that are kept for prompts that begin as they do.", 64, name="--prefixes", metavar="N"
     )
     drain: Timer = option("Seconds that requests under way get to end when the server is stopped.", 30, metavar="S")
@@ -91,17 +91,17 @@ class ServerOptions:
                 raise ConfigError(f"--origin is {origin!r}: write it as browsers do, as https://example.com, or *")
 
     def keys(self) -> list[str]:
-        """All keys.
+        """Collect the keys of the options, the file and the environment.
 
         Raises:
             ConfigError: the file cannot be read or is empty, or a key is empty or has spaces or is no printable ASCII.
         """
-        found = [*self.api_key, *filter(None, [os.environ.get(KEY)])]
+        keys = [*self.api_key, *filter(None, [os.environ.get(KEY)])]
         if self.api_key_file is not None:
-            found += read_file(self.api_key_file, "--api-key-file").split()
-        if not all(re.fullmatch("[!-~]+", key) for key in found):
+            keys += read_file(self.api_key_file, "--api-key-file").split()
+        if not all(re.fullmatch("[!-~]+", key) for key in keys):
             raise ConfigError("a key is empty, or has spaces or characters beyond ASCII: use letters, digits and signs")
-        return found
+        return keys
 
 
 @partial(with_options, without=("prefixes",))
@@ -135,10 +135,10 @@ def serve(
     metrics = Metrics()
     observers = [metrics, UnusedDrafters(), *trace.observers(context, str(speculation.method))]
     with _listening(server.host, server.port) as listener:
-        scheduling = replace(scheduling, prefixes=server.kept, slowdown=_SLOWDOWN)
+        scheduling = replace(scheduling, prefixes=server.kept_rows, slowdown=_SLOWDOWN)
         most_nodes = 0
 
-        def made() -> Engine:
+        def load() -> Engine:
             nonlocal most_nodes, speculation
             target = template.given_to(_loaded(compute, model))
             most_nodes = server.nodes_limit or max(profile_of(target).most_nodes(_LONGEST), speculation.nodes or 0)
@@ -152,7 +152,7 @@ def serve(
             )
 
         with loading(listener):
-            loop = EngineLoop(made)
+            loop = EngineLoop(load)
         settings = ServerSettings(
             name=server.name or loop.engine.target.capabilities.name,
             speculation=speculation,
@@ -186,28 +186,28 @@ def _loaded(compute: ComputeOptions, name: str) -> LanguageModel:
 
 
 def _log(config: dict[str, Any], *, as_json: bool) -> dict[str, Any]:
-    """uvicorn's, all of it on standard error, and our own."""
-    made = copy.deepcopy(config)
-    made["handlers"]["access"]["stream"] = "ext://sys.stderr"
-    made["formatters"]["default"]["()"] = "draftree.server.metrics.SafeLines"
+    """Extend uvicorn's logging configuration by ours, all of it on standard error."""
+    merged = copy.deepcopy(config)
+    merged["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    merged["formatters"]["default"]["()"] = "draftree.server.metrics.SafeLines"
     if as_json:
         lines = {"()": "draftree.server.metrics.JsonLines"}
-        made["formatters"] = {"default": lines, "access": lines}
-    made["loggers"]["draftree"] = {"handlers": ["default"], "level": "INFO"}
-    return made
+        merged["formatters"] = {"default": lines, "access": lines}
+    merged["loggers"]["draftree"] = {"handlers": ["default"], "level": "INFO"}
+    return merged
 
 
 def _is_loopback(address: str) -> bool:
-    """Only this machine reaches an address, which may be IPv4's as IPv6 writes it, or have a zone."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+    """Test whether only this machine reaches an address, which may have a zone or be IPv4 in IPv6's form."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens.
+    """Open a listening socket.
 
     Raises:
-        RunError: it cannot.
+        RunError: the address or the port is not available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -255,7 +255,7 @@ def batch(
                 for record in answering.records(waiting):
                     output.append(record)
                     progress(len(output.done))
-    kept = f", {before} of them before" if before else ""
+    again = f", {before} of them before" if before else ""
     if output.errors:
-        raise RunError(f"{out}: {output.errors} of {total} lines could not be answered{kept}: their records have why")
-    err.print(f"{out}: {total} lines answered{kept}")
+        raise RunError(f"{out}: {output.errors} of {total} lines could not be answered{again}: their records have why")
+    err.print(f"{out}: {total} lines answered{again}")

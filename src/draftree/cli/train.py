@@ -103,7 +103,7 @@ class CalibrationPrompts(PromptOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadOptions(Checked):
-    """What a training of a head starts from."""
+    """Which head is trained, and on what responses."""
 
     arch: Architecture = option(
         "Kind of head: EAGLE-1, or EAGLE-3 with an output layer of its own.",
@@ -167,10 +167,10 @@ def head(
     )
     with on_interrupt(lambda: f"interrupted: {GO_ON}"):
         figures = training.run(progress_reporter)
-    for name, found in figures.items():
-        rates = " ".join(f"{row[0]:.3f}" for row in found.acceptance)
-        lengths = ", ".join(f"{tree} {mal:.2f}" for tree, mal in found.mal.items())
-        output.print(f"{name}: acceptance at depth 1 to {len(found.acceptance)}: {rates}; MAL: {lengths}")
+    for name, head_figures in figures.items():
+        rates = " ".join(f"{row[0]:.3f}" for row in head_figures.acceptance)
+        lengths = ", ".join(f"{tree} {mal:.2f}" for tree, mal in head_figures.mal.items())
+        output.print(f"{name}: acceptance at depth 1 to {len(head_figures.acceptance)}: {rates}; MAL: {lengths}")
     output.print(f"{folder}: draft with it by --drafter {folder}")
 
 
@@ -221,8 +221,8 @@ def classifier(
             collect(store, model, drafts, tokens, most=most, rows=rows, progress=progress)
         learned, kept_apart = store.samples().split(apart)
         with progress_reporter("fitting, epochs", recipe.epochs) as progress:
-            found = fit(learned, recipe, negatives, progress, kept_apart)
-    figures = evaluate(found, kept_apart, negatives)
+            fitted = fit(learned, recipe, negatives, progress, kept_apart)
+    figures = evaluate(fitted, kept_apart, negatives)
     trained_on = {
         "prompts": [asdict(file) for file in files],
         "responses": len(store.counts),
@@ -234,15 +234,15 @@ def classifier(
         "temperatures": list(TEMPERATURES),
         "recipe": asdict(recipe),
     }
-    CLASSIFIER_FILE.write(path, ClassifierFile(found, made_for, trained_on, asdict(figures)))
-    _report_classifier(found, figures, path, folder)
+    CLASSIFIER_FILE.write(path, ClassifierFile(fitted, made_for, trained_on, asdict(figures)))
+    _report_classifier(fitted, figures, path, folder)
 
 
 def _drafting(name: str) -> DrafterSpec:
-    """A drafter that drafts.
+    """Parse a drafter.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is unknown, or drafts nothing.
     """
     spec = DrafterSpec.parse(read_drafter(name))
     if str(spec) == NONE:
@@ -250,7 +250,7 @@ def _drafting(name: str) -> DrafterSpec:
     return spec
 
 
-def _report_classifier(found: Classifier, figures: ClassifierFigures, path: Path, folder: Path) -> None:
+def _report_classifier(fitted: Classifier, figures: ClassifierFigures, path: Path, folder: Path) -> None:
     if figures.prompts:
         output.print(f"{figures.prompts} prompts kept apart, {figures.nodes} nodes, {figures.accepted} accepted")
         output.print("beta  precision  recall  positive rate")
@@ -260,7 +260,7 @@ def _report_classifier(found: Classifier, figures: ClassifierFigures, path: Path
     else:
         output.print("no prompt kept apart was drafted for: no figures; use larger --samples, or a smaller --apart")
     output.print(
-        f"{path}: {found.parameters} parameters; draft with it by --method c2t --set classifier={path}; "
+        f"{path}: {fitted.parameters} parameters; draft with it by --method c2t --set classifier={path}; "
         f"{folder} may be deleted",
     )
 
@@ -310,7 +310,7 @@ def calibrate(
             f"drafter {drafts.name} was never right in {sum(counts.trials)} trials: use more prompts, a larger "
             "--max-tokens, or another drafter"
         )
-    found = TreeFile(
+    tree_file = TreeFile(
         made_for=Provenance(model.capabilities.name, drafts.name),
         temperature=options.temperature,
         prompts=len(prompts),
@@ -318,8 +318,8 @@ def calibrate(
         expected_acceptance_length=expected_acceptance_length(acceptance, tree),
         tree=tree,
     )
-    TREE_FILE.write(path, found)
+    TREE_FILE.write(path, tree_file)
     output.print(
         f"{path}: {len(tree)} nodes down to depth {max(map(len, tree))}, "
-        f"expected acceptance length {found.expected_acceptance_length:.2f} (bonus included)",
+        f"expected acceptance length {tree_file.expected_acceptance_length:.2f} (bonus included)",
     )

@@ -1,4 +1,4 @@
-"""From a body to its choices, which the engine decodes, and from these to bodies of answers in OpenAI's shape."""
+"""Turns bodies into the engine's requests, and these into bodies of answers in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Scored = tuple[int, Logprobs | None]
 
 
 class Choices:
-    """What a body wants of an engine; compiles grammars, which may take long.
+    """The choices that a body asks an engine for. Compiles grammars, which may take long.
 
     Attributes:
         asked: of each choice the prompt and how it is drawn: ``n`` choices of the first prompt, then of the next.
@@ -68,7 +68,7 @@ class Choices:
         _log_effort(body, engine)
 
     def requests(self, observers: Sequence[Observer] = ()) -> list[EngineRequest]:
-        """A request for each choice.
+        """Build a request for each choice.
 
         Args:
             observers: one for each, or none.
@@ -88,13 +88,13 @@ class Choices:
         ]
 
     def _behind_thoughts(self, constraint: Grammar | None, inside: bool) -> Constraint | None:
-        """A constraint that leaves what the model thinks free."""
+        """Delay a constraint until the thought has ended."""
         if constraint is None or self.thoughts is None:
             return constraint
         return AfterThought(constraint, self.engine.grammars.thoughts, inside=inside)
 
     def parser(self, number: int) -> CallParser | ThoughtParser | None:
-        """What takes the text of a choice apart; None: it is text alone."""
+        """Return the parser of a choice's text; None: it is text alone."""
         calls = None if self.tags is None else CallParser(self.tags)
         if self.thoughts is None:
             return calls
@@ -107,7 +107,7 @@ _TAIL = 16
 
 
 def _thinks(engine: Engine, ids: Sequence[int], begun: str) -> bool:
-    """A prompt has begun a thought: at its end, or in the text that the answer goes on with."""
+    """Test whether a prompt ends within a thought, or the text that the answer continues does."""
     if begun:
         opens, closes = (decoded(engine, ids)[-len(begun) :].rfind(tag) for tag in THINK_TAGS)
         return opens > closes
@@ -120,12 +120,12 @@ def _log_effort(body: Sampled, engine: Engine) -> None:
 
 
 def system_fingerprint(engine: Engine) -> str:
-    """Of the version and the weights: with the same one a seed gives the same text."""
+    """Identify version and weights: with equal fingerprints a seed gives the same text."""
     return f"draftree-{version('draftree')}-{engine.target.capabilities.fingerprint}"
 
 
 def tokenizer_of(engine: Engine) -> Tokenizer:
-    """The model's tokenizer.
+    """Return the model's tokenizer.
 
     Raises:
         PromptError: it has none.
@@ -136,13 +136,13 @@ def tokenizer_of(engine: Engine) -> Tokenizer:
 
 
 def decoded(engine: Engine, ids: Sequence[int]) -> str:
-    """The text of token ids, special ones included."""
+    """Decode token ids, special ones included."""
     options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     return str(tokenizer_of(engine).decode(list(ids), **options))
 
 
 def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
-    """What drafting did for an answer, by vLLM's names; positions are depths of trees."""
+    """Summarize the drafting of an answer by vLLM's names; positions are depths of trees."""
     steps, tokens = sum(s.steps for s in stats), sum(s.tokens for s in stats) - len(stats)
     columns = ([s.drafted for s in stats], [s.accepted for s in stats])
     drafted, accepted = (list(map(sum, zip_longest(*rows, fillvalue=0))) for rows in columns)
@@ -156,16 +156,16 @@ def speculative_decoding(stats: Sequence[Stats]) -> dict[str, object]:
         "drafted_by_depth": drafted,
         "accepted_by_depth": accepted,
         "by_drafter": {
-            name: {"drafted": sum(d.drafted for d in made), "accepted": sum(d.accepted for d in made)}
+            name: {"drafted": sum(d.drafted for d in parts), "accepted": sum(d.accepted for d in parts)}
             for name in dict.fromkeys(name for s in stats for name in s.drafters)
-            if (made := [s.drafters[name] for s in stats if name in s.drafters])
+            if (parts := [s.drafters[name] for s in stats if name in s.drafters])
         },
         "out_of_context": {name: most for s in stats for name, most in s.out_of_context.items()},
     }
 
 
 def agreement(prediction: Sequence[int], output: Sequence[int]) -> int:
-    """Tokens of a predicted output that appear in the output, in order: the longest common subsequence.
+    """Count the tokens of a predicted output that the output has, in order: the longest common subsequence.
 
     A bit of ``rises`` is a token of the prediction: 0 where the longest one with the output so far grows by it (Hyyrö
     2004, "Bit-parallel LCS-length computation revisited"). So each token of the output costs few operations, whatever
@@ -184,7 +184,7 @@ def agreement(prediction: Sequence[int], output: Sequence[int]) -> int:
 
 
 def usage_of(requests: Sequence[Request], n: int = 1) -> dict[str, Any]:
-    """Tokens of an answer, the same on every route.
+    """Count the tokens of an answer, in the same way on every route.
 
     Each prompt counts once, however many choices it has; its cached tokens are those that no choice had to read.
 
@@ -203,7 +203,7 @@ def usage_of(requests: Sequence[Request], n: int = 1) -> dict[str, Any]:
 
 
 def named_logprobs(chunks: Sequence[Chunk], spell: Callable[[int], bytes]) -> list[dict[str, Any]]:
-    """Log-probabilities of tokens by their texts, and beside them the most probable ones; those that were asked for."""
+    """List the log-probabilities of tokens, by their texts, with those of the most probable alternatives."""
 
     def named(token: int, value: float) -> dict[str, Any]:
         spelt = spell(token)
@@ -217,7 +217,7 @@ def named_logprobs(chunks: Sequence[Chunk], spell: Callable[[int], bytes]) -> li
 
 
 def text_offsets(stream: Detokenizer, tokens: Sequence[int], begin: int) -> list[int]:
-    """Where tokens begin in a text, and where they end; tokens inside a character: where that begins.
+    """Compute where tokens begin in a text, and where the last ends; a token inside a character begins with it.
 
     Args:
         stream: of the text, without stop strings: what waits for one has its place all the same.
@@ -227,7 +227,7 @@ def text_offsets(stream: Detokenizer, tokens: Sequence[int], begin: int) -> list
 
 
 class CompletionBuilder:
-    """The bodies of one answer of a chat or a completion.
+    """Builds the bodies of one answer of a chat or a completion.
 
     Args:
         key: its id.
@@ -256,7 +256,7 @@ class CompletionBuilder:
         }
 
     def whole(self) -> dict[str, Any]:
-        """The answer when all choices have ended."""
+        """Build the answer when all choices have ended."""
         return {
             **self._common,
             "object": "chat.completion" if self._chat else "text_completion",
@@ -281,7 +281,7 @@ class CompletionBuilder:
         return self._part(index, "message", whole, reason, self._logprobs(index, chunks, echoed))
 
     def _end(self) -> dict[str, Any]:
-        """What an answer ends with: usage, with the tokens of a predicted output, and what drafting did."""
+        """Build the usage and the metrics that end an answer."""
         requests = self._requests
         usage = usage_of(requests, self._body.n)
         if self._body.predicted:
@@ -295,7 +295,7 @@ class CompletionBuilder:
         return {"usage": usage, "metrics": {"speculative_decoding": drafting}}
 
     def first(self) -> Iterator[dict[str, Any]]:
-        """The events that a stream begins with."""
+        """Yield the events that begin a stream."""
         for index, echoed in enumerate(self._echoed):
             if self._chat:
                 yield self._piece(index, {"role": "assistant", "content": None if self._parsers[index] else ""})
@@ -303,7 +303,7 @@ class CompletionBuilder:
                 yield self._piece(index, echoed)
 
     def events(self, index: int, chunks: Sequence[Chunk]) -> Iterator[dict[str, Any]]:
-        """What a choice has gained, as one event; one for each token where a trace is beside them."""
+        """Yield new tokens of a choice as one event, or as one each if the stream has a trace."""
         parser = self._parsers[index]
         for some in map(lambda chunk: [chunk], chunks) if self._options.include_trace else [chunks]:
             part: Any = "".join([chunk.text for chunk in some])
@@ -313,7 +313,7 @@ class CompletionBuilder:
                 yield self._piece(index, {"content": part} if self._chat and not parser else part, None, some)
 
     def ended(self, index: int) -> Iterator[dict[str, Any]]:
-        """The end of a choice, with what of its text was held back."""
+        """Yield the event that ends a choice, with the text that was held back."""
         request, parser = self._requests[index], self._parsers[index]
         if request.error is not None:
             yield failure(request.error)[1]
@@ -322,7 +322,7 @@ class CompletionBuilder:
             yield self._piece(index, rest if self._chat else "", _finish(request.finish_reason, parser))
 
     def last(self) -> list[dict[str, Any]]:
-        """The events that a stream ends with."""
+        """List the events that end a stream."""
         return [self._streamed([], **self._end())] if self._options.include_usage else []
 
     def _piece(
@@ -331,8 +331,8 @@ class CompletionBuilder:
         return self._streamed([self._part(index, "delta", part, finish_reason, self._logprobs(index, chunks))])
 
     def _part(self, index: int, name: str, part: Any, finish_reason: str | None, logprobs: Any) -> dict[str, Any]:
-        found = {"index": index, "logprobs": logprobs, "finish_reason": finish_reason}
-        return found | {name if self._chat else "text": part}
+        fields = {"index": index, "logprobs": logprobs, "finish_reason": finish_reason}
+        return fields | {name if self._chat else "text": part}
 
     def _streamed(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
@@ -340,16 +340,16 @@ class CompletionBuilder:
         return {**self._common, "object": kind, "choices": choices, **usage, **more}
 
     def _logprobs(self, index: int, chunks: Sequence[Chunk], echoed: Sequence[Scored] = ()) -> dict[str, Any] | None:
-        """Log-probabilities of the next tokens of a choice; None: they were not asked for."""
-        own = [(chunk.token, chunk.logprobs) for chunk in chunks if chunk.logprobs is not None]
-        scored = [*echoed, *own]
+        """Build the log-probabilities of new tokens of a choice; None if the request has none."""
+        chosen = [(chunk.token, chunk.logprobs) for chunk in chunks if chunk.logprobs is not None]
+        scored = [*echoed, *chosen]
         if not scored:
             return None
         if self._chat:
             return {"content": named_logprobs(chunks, self._spell), "refusal": None}
         stream = Detokenizer(self._tokenizer, skip_special_tokens=False)
         *before, _ = text_offsets(stream, [token for token, _ in echoed], 0)
-        *offsets, self._ends[index] = text_offsets(self._texts[index], [token for token, _ in own], self._ends[index])
+        *offsets, self._ends[index] = text_offsets(self._texts[index], [t for t, _ in chosen], self._ends[index])
         return {
             "tokens": [self._named(token) for token, _ in scored],
             "token_logprobs": [one and one.token for _, one in scored],
@@ -358,7 +358,7 @@ class CompletionBuilder:
         }
 
     def _named(self, token: int) -> str:
-        """A token's text, or its bytes by OpenAI's spelling of them where it is part of a character."""
+        """Return a token's text, or for a part of a character its bytes in OpenAI's spelling."""
         spelt = self._spell(token)
         try:
             return spelt.decode()
@@ -367,13 +367,13 @@ class CompletionBuilder:
 
 
 def _finish(reason: str | None, parser: CallParser | ThoughtParser | None) -> str:
-    """OpenAI's word for the end of a request, whose text may have been parsed."""
-    found = "stop" if reason == "eos" else reason or "cancelled"
-    return "tool_calls" if found == "stop" and parser is not None and parser.called else found
+    """Translate a finish reason to OpenAI's."""
+    word = "stop" if reason == "eos" else reason or "cancelled"
+    return "tool_calls" if word == "stop" and parser is not None and parser.called else word
 
 
 def _delta(parts: Sequence[Parsed]) -> dict[str, Any]:
-    """What tokens have brought: a call's id and name first, its arguments with them or later."""
+    """Build a delta. The first of a call has its id and name, later ones more of its arguments."""
     content, thought, calls = "", "", dict[int, dict[str, Any]]()
     for part in parts:
         if part.thought:
@@ -384,8 +384,8 @@ def _delta(parts: Sequence[Parsed]) -> dict[str, Any]:
             function = {"name": call.name, "arguments": ""}
             calls[call.index] = {"index": call.index, "id": call.key, "type": "function", "function": function}
         elif part.text:
-            delta = calls.setdefault(call.index, {"index": call.index, "function": {"arguments": ""}})
-            delta["function"]["arguments"] += part.text
-    found: dict[str, Any] = {"reasoning_content": thought} if thought else {}
-    found |= {"content": content} if content else {}
-    return found | ({"tool_calls": list(calls.values())} if calls else {})
+            begun = calls.setdefault(call.index, {"index": call.index, "function": {"arguments": ""}})
+            begun["function"]["arguments"] += part.text
+    delta: dict[str, Any] = {"reasoning_content": thought} if thought else {}
+    delta |= {"content": content} if content else {}
+    return delta | ({"tool_calls": list(calls.values())} if calls else {})

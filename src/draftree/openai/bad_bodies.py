@@ -1,4 +1,7 @@
-"""What is wrong with a body: fields that are refused by name, and errors in OpenAI's shape. Knows no HTTP."""
+"""Rejects bodies, and describes errors in OpenAI's shape. Knows no HTTP.
+
+Unknown fields are ignored, and the log names them. A few are rejected: a client would get another answer without them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from ..config import way_out
@@ -19,58 +21,47 @@ log = logging.getLogger("draftree.openai")
 
 NOT_JSON = "the body is no JSON object: send one, as application/json"
 
-_NOTHING: Sequence[object] = (0, "", [], {})  # 0 is False, and 1 is True
-_NEUTRAL: Mapping[str, Sequence[object]] = {
-    name: (None, *neutral)
-    for names, neutral in (
-        (
-            "adapter_id audio chat_format context conversation custom_logit_processor custom_params documents "
-            "ebnf enable_thinking grammar_triggers guided_choice guided_grammar "
-            "guided_json guided_regex guided_whitespace_pattern image_data input input_extra input_ids input_prefix "
-            "input_suffix instructions json_schema logits_processors logit_processors lora_path max_completion_tokens "
-            "max_length max_new_tokens max_output_tokens messages min_length models moderation "
-            "negative_prompt penalty_prompt prediction prompt prompt_embeds prompt_logprobs random_seed "
-            "reasoning_budget regex refusal response_fields sampler_seq samplers sampling_seed session_params "
-            "speculative stop_regex stop_sequences structural_tag system t_max_predict_ms t_max_prompt_ms template "
-            "text thinking thinking_budget thinking_token_budget top_logprobs truncate_prompt_tokens vllm_xargs "
-            "web_search_options",
-            (),
-        ),
-        (
-            "adaptive_target ban_eos_token chat_template chat_template_kwargs continue_final_message dry_multiplier "
-            "dynamic_temperature dynatemp_range early_stopping echo epsilon_cutoff eta_cutoff format functions grammar "
-            "grammar_lazy images lora min_keep min_new_tokens mirostat mirostat_mode mm_processor_kwargs n_discard "
-            "n_indent n_probs no_repeat_ngram_size no_stop_trim options penalty_alpha post_sampling_probs "
-            "return_full_text return_token_ids return_tokens return_tokens_as_token_ids safe_prompt smoothing_factor "
-            "suffix tools top_a transforms use_beam_search watermark xtc_probability",
-            _NOTHING,
-        ),
-        (
-            "add_bos_token add_generation_prompt add_special_tokens best_of cfg_scale detokenize do_sample "
-            "encoder_repetition_penalty guidance_scale length_penalty num_beams num_return_sequences rep_pen "
-            "repeat_penalty spaces_between_special_tokens tfs tfs_z typ_p typical typical_p",
-            (1,),
-        ),
-        ("repeat_last_n n_predict top_n_sigma", (-1,)),
-        ("function_call tool_choice", ("none", "auto")),
-        ("modalities", (["text"],)),
-        ("response_format", ({"type": "text"},)),
-        ("truncation_side", ("left",)),
-    )
-    for name in names.split()
+_OTHER_TOOLS = "use tools and tool_choice"
+_OTHER_CONSTRAINT = "use structured_outputs"
+_OTHER_LIMIT = "use max_tokens, or max_output_tokens of a response"
+_OF_CHATS = "send it to /v1/chat/completions"
+_OF_RESPONSES = "send it to /v1/responses"
+_ALONE = "leave it out"
+_REFUSED: Mapping[str, tuple[str, Sequence[object]]] = {
+    "add_special_tokens": (_ALONE, (True,)),
+    "audio": (_ALONE, ()),
+    "best_of": (_ALONE, (1,)),
+    "chat_template": ("start the server with --chat-template", ("",)),
+    "function_call": (_OTHER_TOOLS, ("none", "auto")),
+    "functions": (_OTHER_TOOLS, ([],)),
+    "grammar": (_OTHER_CONSTRAINT, ("",)),
+    "guided_choice": (_OTHER_CONSTRAINT, ()),
+    "guided_grammar": (_OTHER_CONSTRAINT, ()),
+    "guided_json": (_OTHER_CONSTRAINT, ()),
+    "guided_regex": (_OTHER_CONSTRAINT, ()),
+    "input": (_OF_RESPONSES, ()),
+    "instructions": (_OF_RESPONSES, ()),
+    "json_schema": (_OTHER_CONSTRAINT, ()),
+    "max_completion_tokens": (_OTHER_LIMIT, ()),
+    "max_output_tokens": (_OTHER_LIMIT, ()),
+    "messages": (_OF_CHATS, ()),
+    "modalities": (_ALONE, (["text"],)),
+    "moderation": (_ALONE, ()),
+    "prompt": ("send a text to /v1/completions", ()),
+    "repeat_penalty": ("use repetition_penalty", (1,)),
+    "response_format": ("use text.format of a response", ({"type": "text"},)),
+    "suffix": (_ALONE, ("",)),
+    "tool_choice": (_OF_CHATS, ("none", "auto")),
+    "tools": (_OF_CHATS, ([],)),
+    "truncate_prompt_tokens": ("shorten the prompt", ()),
+    "use_beam_search": (_ALONE, (False,)),
+    "web_search_options": (_ALONE, ()),
 }
-"""Fields of OpenAI, vLLM, llama.cpp and others that would change an answer -> the values that change nothing."""
+"""Fields that clients send and that would change the answer -> the way out, and the values that change nothing."""
 
-_WISHES: Mapping[str, tuple[Sequence[object], str]] = {
-    "context_management": ((None, []), "no conversation is compacted here"),
-    "reasoning": ((None, {}, {"effort": None}, {"effort": "none"}), "how a model reasons is not set here"),
-    "reasoning_effort": ((None, "none"), "how a model reasons is not set here"),
-    "store": ((None, False), "no answer is stored here"),
-    "truncation": ((None, "disabled"), "a conversation that does not fit the context is refused"),
-    "verbosity": ((None, "medium"), "how long a model's answers are is not set here"),
-}
-"""Fields without which the text means the same -> the values that wish for nothing, and what the log says of others."""
-
+_MOST_LOGGED = 1 << 8
+"""Most names that are logged: clients may make names up."""
+_LONGEST_LOGGED = 80
 _MOST_OBJECTS = 1 << 14
 """Messages, their parts, calls and all else that is an object or a list: each takes some 20 us to be read."""
 _MOST_FIELDS = 1 << 10
@@ -78,45 +69,49 @@ _NESTED = (dict, list)
 
 
 class UnsupportedError(FieldError):
-    """A field that would change the answer, and is not supported."""
+    """A field that would change the answer is not supported."""
 
-    def __init__(self, field: str, way_out: str = "leave it out") -> None:
+    def __init__(self, field: str, way_out: str) -> None:
         super().__init__(field, f"{field} is not supported here: {way_out}")
 
 
 class UnknownModelError(FieldError):
-    """The model is another one."""
+    """The request names a model that is not served."""
 
 
-def check_model(asked: str, there: str) -> None:
-    """Raise UnknownModelError unless a model is the one that is there."""
-    if asked != there:
-        raise UnknownModelError("model", f"no model {asked!r}: there is {there!r}")
+def check_model(name: str, served: str) -> None:
+    """Raise UnknownModelError unless a model is the served one."""
+    if name != served:
+        raise UnknownModelError("model", f"no model {name!r}: there is {served!r}")
 
 
-def check_extra(extra: Mapping[str, object]) -> None:
-    """Refuse what a body has beside its fields and would change the answer; what is wished for is left out.
-
-    Raises:
-        UnsupportedError: of the first such field.
-    """
+def refuse_unsupported(extra: Mapping[str, object]) -> None:
+    """Raise UnsupportedError for the first field that would change the answer."""
     for name, value in extra.items():
-        if name in _WISHES:
-            nothing, why = _WISHES[name]
-            if value not in nothing:
-                left_out(name, why)
-        elif (neutral := _NEUTRAL.get(name.partition(".")[0])) is not None and value not in neutral:
-            raise UnsupportedError(name)
+        way_out, neutral = _REFUSED.get(name, ("", (value,)))
+        if value not in neutral:
+            raise UnsupportedError(name, way_out)
 
 
-@lru_cache(maxsize=1 << 10)
+logged: set[str] = set()
+"""Names that were logged."""
+
+
 def left_out(what: str, why: str) -> None:
-    """Log what requests have and no answer needs, once for each kind."""
-    log.warning("%s", shortened(f"{what} of requests is left out: {why}"))
+    """Log a part of requests that is ignored, once. Its name is cut, and control characters in it are escaped."""
+    what = what if len(what) <= _LONGEST_LOGGED else f"{what[:_LONGEST_LOGGED]}…"
+    if what in logged or len(logged) > _MOST_LOGGED:
+        return
+    logged.add(what)
+    if len(logged) > _MOST_LOGGED:
+        log.warning("more is left out of requests; the log has named %d kinds and names no others", _MOST_LOGGED)
+    else:
+        name = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in what)
+        log.warning("%s of requests is left out: %s", name, why)
 
 
 def check_values(body: object) -> object:
-    """The body, if an answer could repeat all that it has.
+    """Return the body if an answer could repeat it.
 
     Raises:
         FieldError: a number is none (NaN, Infinity), or a text has half a character, or is nested too deep, or it has
@@ -137,13 +132,13 @@ def check_values(body: object) -> object:
 
 
 def _objects(value: object) -> int:
-    """Objects and lists inside it; no more are counted than may be there."""
-    found, left = 0, [value]
-    while left and found <= _MOST_OBJECTS:
+    """Count the objects and lists in a value, up to one more than allowed."""
+    count, left = 0, [value]
+    while left and count <= _MOST_OBJECTS:
         if isinstance(inner := left.pop(), _NESTED):
-            found += 1
+            count += 1
             left += [each for each in (inner.values() if isinstance(inner, dict) else inner) if type(each) in _NESTED]
-    return found
+    return count
 
 
 def error(message: str, kind: str, field: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -152,23 +147,23 @@ def error(message: str, kind: str, field: str | None = None, code: str | None = 
 
 
 def _whole(text: str) -> str:
-    """Text with escapes in place of halves of characters, which cannot be sent."""
+    """Escape halves of characters, which cannot be sent."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def failure(found: Exception, prefix: str = "") -> tuple[int, dict[str, Any]]:
-    """Status and body of a request that was not answered; ``prefix`` begins the message."""
-    if not isinstance(found, InputError):
-        why = shortened(f"{prefix}{type(found).__name__}: {' '.join(str(found).split())}")
+def failure(raised: Exception, prefix: str = "") -> tuple[int, dict[str, Any]]:
+    """Compute status and body of an exception's response; ``prefix`` begins the message."""
+    if not isinstance(raised, InputError):
+        why = shortened(f"{prefix}{type(raised).__name__}: {' '.join(str(raised).split())}")
         return 500, error(why, "server_error")
-    if not isinstance(found, FieldError):
-        return 400, error(f"{prefix}{found}", INVALID)
-    code = next((word for kind, word in _WORDS.items() if isinstance(found, kind)), "invalid_value")
-    message = str(found) if found.field in str(found) else f"{found.field}: {found}"
-    if isinstance(found, ChatTemplateError):
+    if not isinstance(raised, FieldError):
+        return 400, error(f"{prefix}{raised}", INVALID)
+    code = next((word for kind, word in _WORDS.items() if isinstance(raised, kind)), "invalid_value")
+    message = str(raised) if raised.field in str(raised) else f"{raised.field}: {raised}"
+    if isinstance(raised, ChatTemplateError):
         message += " (/v1/completions continues texts; who serves the model gives it a template by --chat-template)"
-    status, kind = (404, MISSING) if isinstance(found, UnknownModelError) else (400, INVALID)
-    return status, error(prefix + message, kind, found.field, code)
+    status, kind = (404, MISSING) if isinstance(raised, UnknownModelError) else (400, INVALID)
+    return status, error(prefix + message, kind, raised.field, code)
 
 
 _WORDS = {
@@ -179,37 +174,37 @@ _WORDS = {
 
 
 def body_error(errors: Sequence[Any], sent: object, prefix: str = "") -> dict[str, Any]:
-    """Of a body that is not what it should be: what is wrong with the first field that is.
+    """Describe what is wrong with the first wrong field of a body.
 
     Args:
-        errors: as pydantic lists them; of a union there is one for each of its types, of which the deepest counts.
+        errors: as pydantic lists them; a union has one for each of its types, and the deepest counts.
         sent: the body.
     """
     first = errors[0]["loc"][:1]
     placed = [(tuple(_place(each, sent)), each) for each in errors if each["loc"][:1] == first]
     place = max((at for at, _ in placed), key=len)
     here = [each for at, each in placed if at == place]
-    found = next((each for each in here if each["type"] == "value_error"), here[0])
+    wrong = next((each for each in here if each["type"] == "value_error"), here[0])
     name = re.sub(r"\.(?=\[)", "", ".".join(place))
-    if isinstance(inner := found.get("ctx", {}).get("error"), FieldError):
+    if isinstance(inner := wrong.get("ctx", {}).get("error"), FieldError):
         inner.rename(f"{name}.{inner.field}".lstrip("."))
         return failure(inner, prefix)[1]
     if not place:
         return error(f"{prefix}{NOT_JSON}", INVALID)
-    if found["type"] == "missing":
+    if wrong["type"] == "missing":
         return error(f"{prefix}{name} is missing: add it", INVALID, name, "missing_required_parameter")
-    value = json.dumps(found["input"]) if isinstance(found["input"], (str, int, float)) else "wrong"
+    value = json.dumps(wrong["input"]) if isinstance(wrong["input"], (str, int, float)) else "wrong"
     what = ", or ".join(dict.fromkeys(way_out(each) for each in here))
-    code = "invalid_type" if found["type"].endswith("_type") else "invalid_value"
+    code = "invalid_type" if wrong["type"].endswith("_type") else "invalid_value"
     return error(prefix + shortened(f"{name} is {value}: {what}"), INVALID, name, code)
 
 
-def _place(found: Mapping[str, Any], sent: object) -> Iterator[str]:
-    """Where something is in a body, without pydantic's names of the types of a union; a key is in its object."""
-    parts = found["loc"][: -2 if found["loc"][-1:] == ("[key]",) else None]
+def _place(wrong: Mapping[str, Any], sent: object) -> Iterator[str]:
+    """Yield the path to an error in a body, without pydantic's tags of unions; a bad key is located in its object."""
+    parts = wrong["loc"][: -2 if wrong["loc"][-1:] == ("[key]",) else None]
     for part in parts:
         if (isinstance(sent, list) and isinstance(part, int)) or (isinstance(sent, dict) and part in sent):
             yield f"[{part}]" if isinstance(sent, list) else str(part)
             sent = sent[part]
-    if found["type"] == "missing" and found["loc"]:
-        yield str(found["loc"][-1])
+    if wrong["type"] == "missing" and wrong["loc"]:
+        yield str(wrong["loc"][-1])

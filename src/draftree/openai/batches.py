@@ -52,15 +52,15 @@ class BatchLine:
 
 
 def batch_lines(path: Path) -> list[BatchLine]:
-    """The lines of a file that are not empty.
+    """Read the lines of a file that are not empty.
 
     Raises:
         ConfigError: it cannot be read, or has none.
     """
-    found = [BatchLine(number, text) for number, line in _numbered(path, "batch") if (text := line.strip())]
-    if not found:
+    lines = [BatchLine(number, text) for number, line in _numbered(path, "batch") if (text := line.strip())]
+    if not lines:
         raise ConfigError(f"batch {path} is empty: write a request a line")
-    return found
+    return lines
 
 
 def _numbered(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
@@ -121,11 +121,11 @@ class BatchOutput:
             RunError: it cannot be written.
             ConfigError: it is of another model, or release, than those before.
         """
-        own = fingerprint_of(record)
-        if None is not self._fingerprint != own is not None:
+        fingerprint = fingerprint_of(record)
+        if None is not self._fingerprint != fingerprint is not None:
             raise ConfigError(
-                f"output {self.path} has answers of {self._fingerprint}, and this is {own}: give the same model as "
-                "before, or name another file"
+                f"output {self.path} has answers of {self._fingerprint}, and this is {fingerprint}: give the same "
+                "model as before, or name another file"
             )
         line = json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
         append_line(self.path, line, self._whole)
@@ -134,13 +134,13 @@ class BatchOutput:
 
 
 def fingerprint_of(record: Record) -> str | None:
-    """The system fingerprint of an answer; None: it has none."""
+    """Return the system fingerprint of an answer, or None."""
     body = (record.get("response") or {}).get("body") or {}
     return body.get("system_fingerprint")
 
 
 def is_error(record: Record) -> bool:
-    """A line that could not be answered."""
+    """Test whether a record is that of a line that could not be answered."""
     response = record["response"]
     return response is None or response["status_code"] != 200
 
@@ -160,7 +160,7 @@ class LineError(InputError):
 
 
 class BatchRequest(Fields):
-    """A line in full."""
+    """A line in OpenAI's batch format."""
 
     custom_id: str
     method: Literal["POST"] = "POST"
@@ -170,7 +170,7 @@ class BatchRequest(Fields):
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """A line under way.
+    """A line that is being answered.
 
     Attributes:
         custom_id: the caller's name of it, once it is read.
@@ -191,11 +191,11 @@ class _Line:
 
     @property
     def where(self) -> str:
-        """What messages about it begin with."""
+        """The beginning of error messages about the line."""
         return f"line {self.line.number}: "
 
     def read(self, model: str) -> Sampled:
-        """The body; of a line in short a greedy chat, unless it says otherwise.
+        """Parse the line's body. A line in short is a greedy chat, unless it sets the temperature.
 
         Args:
             model: the name for lines in short, which name none.
@@ -245,7 +245,7 @@ class Answering:
         self._most = _AHEAD * rows
 
     def records(self, lines: Iterable[BatchLine]) -> Iterator[Record]:
-        """The record of each line, in the order in which they end; leaving early cancels the others."""
+        """Yield the record of each line as it ends. Leaving early cancels the others."""
         under = list[_Line]()
         try:
             for line in lines:
@@ -259,26 +259,26 @@ class Answering:
                 each.cancel()
 
     def _ended(self, under: list[_Line]) -> Iterator[Record]:
-        """Wait until lines have ended, and take them out."""
+        """Wait until lines have ended; remove them and yield their records."""
         self._engine.wait(lambda: any(each.done for each in under))
         for each in [each for each in under if each.done]:
             under.remove(each)
             yield self._record(each)
 
     def _begun(self, line: BatchLine) -> _Line:
-        found = _Line(line)
+        started = _Line(line)
         try:
-            body = found.read(self.model)
+            body = started.read(self.model)
             check_model(body.model, self.model)
             if body.stream:
                 raise FieldError("stream", "stream is not for batches: leave it out")
             with body.named():
-                found.choices = choices = Choices(body, self._engine, self._speculation)
+                started.choices = choices = Choices(body, self._engine, self._speculation)
                 requests = choices.requests()
-                found.handles = self._engine.enqueue(requests, body.priority, body.timeout)
+                started.handles = self._engine.enqueue(requests, body.priority, body.timeout)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a line, the others are answered
-            found.error = error
-        return found
+            started.error = error
+        return started
 
     def _record(self, each: _Line) -> Record:
         record = {"id": each.line.id, "custom_id": each.custom_id}

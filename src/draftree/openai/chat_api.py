@@ -19,7 +19,7 @@ TEXTS = ("text", "input_text", "output_text", "refusal")
 
 
 class Part(Body):
-    """A part of a message."""
+    """A part of a message's content. The model reads text alone."""
 
     type: str
     text: str | None = None
@@ -27,19 +27,19 @@ class Part(Body):
 
 
 class CalledFunction(NamedFunction):
-    """A function that was called, and its arguments as JSON."""
+    """A called function and its arguments, as JSON."""
 
     arguments: str = ""
 
 
 class CustomCall(NamedFunction):
-    """A tool that was called with a text."""
+    """A call of a custom tool, whose input is a text."""
 
     input: str = ""
 
 
 class PastCall(Body):
-    """A call of an earlier answer."""
+    """A tool call of an earlier answer."""
 
     id: str = ""
     type: Literal["function", "custom"] = "function"
@@ -64,27 +64,27 @@ class Message(Body):
     reasoning_content: str | None = None
 
     def plain(self, at: int) -> dict[str, Any]:
-        """As chat templates take it.
+        """Convert the message to the form of chat templates.
 
         Raises:
             FieldError: a part is no text, or a call names no function.
         """
         content = text_of(self.content or self.refusal or "", f"messages[{at}].content")
-        found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.role == "assistant" and self.tool_calls:
-            found["tool_calls"] = [
+            turn["tool_calls"] = [
                 past_call(call.id, call.called, f"messages[{at}].tool_calls[{i}].{call.type}")
                 for i, call in enumerate(self.tool_calls)
             ]
         if self.role == "assistant" and self.reasoning_content is not None:
-            found["reasoning_content"] = self.reasoning_content
+            turn["reasoning_content"] = self.reasoning_content
         if self.role == "tool" and self.tool_call_id is not None:
-            found["tool_call_id"] = self.tool_call_id
-        return found
+            turn["tool_call_id"] = self.tool_call_id
+        return turn
 
 
 def past_call(key: str, function: CalledFunction, field: str) -> dict[str, Any]:
-    """A call as chat templates take it; arguments that are no JSON object, as those of a call cut off, stay text.
+    """Convert a call to the form of chat templates. Arguments that are no JSON object stay text, as of a call cut off.
 
     Raises:
         FieldError: it names no function.
@@ -101,27 +101,27 @@ def past_call(key: str, function: CalledFunction, field: str) -> dict[str, Any]:
 
 
 def text_of(content: str | list[Part], field: str) -> str:
-    """Text, or text parts as one.
+    """Join text parts.
 
     Raises:
         FieldError: a part is no text.
     """
     if isinstance(content, str):
         return content
-    if other := next((part.type for part in content if part.type not in TEXTS), None):
-        raise FieldError(field, f"a content part of type {other!r}: give text")
+    if kind := next((part.type for part in content if part.type not in TEXTS), None):
+        raise FieldError(field, f"a content part of type {kind!r}: give text")
     return "".join(part.text or part.refusal or "" for part in content)
 
 
 class Prediction(Body):
-    """Predicted Outputs: text that the answer probably repeats."""
+    """A predicted output: text that the answer probably repeats. Drafts are taken from it."""
 
     type: Literal["content"]
     content: str | Many[Part]
 
 
 class ChatRequest(WithTools):
-    """The body of ``POST /v1/chat/completions``: a conversation to answer."""
+    """A conversation to answer: the body of ``POST /v1/chat/completions``."""
 
     prefix = "chatcmpl-"
     messages: Annotated[Many[Message], Field(min_length=1)]
@@ -179,7 +179,7 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 class TokenizeRequest(Sent):
-    """``/tokenize``: a text, or a conversation with what begins an answer."""
+    """A text or a conversation to tokenize. A conversation gets the beginning of an answer."""
 
     prompt: str | None = None
     content: str | None = None  # llama.cpp's name of the prompt
@@ -189,7 +189,7 @@ class TokenizeRequest(Sent):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def conversation(self) -> Conversation:
-        """The messages as chat templates take them."""
+        """Convert the messages to the form of chat templates."""
         variables = self.chat_template_kwargs or {}
         check_variables(variables, "chat_template_kwargs")
         tools = [tool.template() for tool in check_tools(functions(self.tools)).values()]

@@ -1,4 +1,4 @@
-"""What a model thinks aloud before it answers, taken out of an answer's text as it comes."""
+"""Separates a model's thought from its answer, as the text comes."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class ThoughtParser:
 
     @property
     def thinking(self) -> bool:
-        """What has come is a thought, or white space behind it."""
+        """Whether the last text belongs to a thought, or is white space behind it."""
         return self._thought or self._blank
 
     def push(self, chunk: Chunk) -> list[Parsed]:
         return list(self._parts(chunk))
 
     def end(self) -> list[Parsed]:
-        """The answer has ended: what of it was held back."""
-        found = [part for chunk in self._waiting or () for part in self._answer(chunk)]
+        """Return the text that was held back at the end of an answer."""
+        parts = [part for chunk in self._waiting or () for part in self._answer(chunk)]
         if self._thought and (rest := self._held.rstrip()):
-            found.append(Parsed(rest, thought=True))
-        return found + ([] if self._inner is None else self._inner.end())
+            parts.append(Parsed(rest, thought=True))
+        return parts + ([] if self._inner is None else self._inner.end())
 
     def _parts(self, chunk: Chunk) -> Iterator[Parsed]:
         if self._waiting is not None:
@@ -102,5 +102,5 @@ class ThoughtParser:
 
 
 def _begins(text: str) -> bool:
-    """It may become the tag that begins a thought."""
+    """Test whether a text may become the tag that begins a thought."""
     return text != _OPENS and _OPENS.startswith(text)

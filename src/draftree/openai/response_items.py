@@ -62,7 +62,7 @@ _PICTURES = ("computer_screenshot", "input_audio", "input_file", "input_image")
 
 
 class InputItem(Body):
-    """A message, a call of a function, or what it returned."""
+    """A message, a function call, or its result."""
 
     type: Literal["message", "function_call", "function_call_output"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -74,7 +74,7 @@ class InputItem(Body):
     output: str | Many[Any] | None = None
 
     def turns(self, where: str) -> Iterator[dict[str, Any]]:
-        """As chat templates take it.
+        """Yield the turn of the item.
 
         Raises:
             FieldError: something is missing, or a part is no text.
@@ -95,7 +95,7 @@ class InputItem(Body):
 
 
 class AdditionalTools(Body):
-    """Tools that came with a turn; they are offered as the request's own."""
+    """Tools that were added with a turn. The model may call them like those of ``tools``."""
 
     type: Literal["additional_tools"]
     tools: Many[AnyTool]
@@ -105,14 +105,14 @@ class AdditionalTools(Body):
 
 
 class OtherItem(BaseModel):
-    """A call of a tool that is no function, what it returned, or what else a conversation of OpenAI's has."""
+    """Another item of a conversation, such as a call of a tool that is no function, or its result."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     type: str
 
     def turns(self, where: str) -> Iterator[dict[str, Any]]:
-        """As chat templates take it; of a call also what it returned, where the item has that.
+        """Yield the turns of the item: a call and its result, if the item has one.
 
         Raises:
             FieldError: it cannot be left out, or has no name.
@@ -139,10 +139,10 @@ class OtherItem(BaseModel):
 
 
 def _class_of(item: Any) -> str:
-    found = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    if found in (None, "message", "function_call", "function_call_output"):
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    if kind in (None, "message", "function_call", "function_call_output"):
         return "a turn"
-    return "tools" if found == "additional_tools" else "another"
+    return "tools" if kind == "additional_tools" else "another"
 
 
 AnyItem = Annotated[
@@ -159,21 +159,21 @@ def turns_of(items: Sequence[AnyItem]) -> list[dict[str, Any]]:
     Raises:
         FieldError: an item has no turn.
     """
-    found: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     for at, item in enumerate(items):
         for turn in item.turns(f"input[{at}]"):
-            before = found[-1] if found and found[-1]["role"] == turn["role"] == "assistant" else {}
+            before = turns[-1] if turns and turns[-1]["role"] == turn["role"] == "assistant" else {}
             if "tool_calls" in turn and before:
                 before.setdefault("tool_calls", []).extend(turn["tool_calls"])
             elif before.keys() == {"role", "content", "reasoning_content"} and not before["content"]:
                 before |= turn
             else:
-                found.append(turn)
-    return found
+                turns.append(turn)
+    return turns
 
 
 def _thought(sent: Mapping[str, Any]) -> str:
-    """What a model has thought, or else a summary of it."""
+    """Return a thought, or else its summary."""
     lists = (each for name in ("content", "summary") if isinstance(each := sent.get(name), list))
     texts = ("".join(str(part.get("text") or "") for part in parts if isinstance(part, dict)) for parts in lists)
     return next(filter(None, texts), "")

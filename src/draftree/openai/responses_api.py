@@ -22,7 +22,7 @@ from .tools import Parsed, Tool, WithTools, functions
 
 
 class ReasoningOptions(Fields):
-    """How the model is to think; what a template does not read comes back as it was sent."""
+    """How much the model thinks, if its chat template reads that. The response repeats all fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -30,13 +30,13 @@ class ReasoningOptions(Fields):
 
 
 class TextOptions(Body):
-    """The format of the text."""
+    """Settings of the answer's text: its format."""
 
     format: ResponseFormat = ResponseFormat()
 
 
 class ResponsesRequest(WithTools):
-    """The body of ``POST /v1/responses``: a conversation to answer, without stored state."""
+    """A conversation to answer, without stored state: the body of ``POST /v1/responses``."""
 
     prefix = "resp_"
     n: Literal[1] = 1
@@ -76,14 +76,14 @@ class ResponsesRequest(WithTools):
                 raise UnsupportedError(field, way_out)
 
     def functions(self) -> dict[str, Tool]:
-        found = super().functions()
+        tools = super().functions()
         for at, item in enumerate(self.items):
             if isinstance(item, AdditionalTools):
-                found |= functions(item.tools, f"input[{at}].tools")
-        return found
+                tools |= functions(item.tools, f"input[{at}].tools")
+        return tools
 
     def prompts(self) -> Sequence[Conversation]:
-        """The instructions and the input as chat templates take them."""
+        """Convert the instructions and the input to a conversation."""
         instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return [Conversation([*instructions, *turns_of(self.items)], self.templates(), variables=self.variables)]
 
@@ -104,7 +104,7 @@ _DRAWN = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
 class ResponseBuilder:
-    """The bodies of one response.
+    """Builds the bodies of one response.
 
     Args:
         key: its id.
@@ -125,18 +125,18 @@ class ResponseBuilder:
         self._unsaid: list[Chunk] = []  # whose text has not come, or is a call's
 
     def whole(self) -> dict[str, Any]:
-        """The response when the request has ended, without events."""
+        """Build the response of a request that has ended."""
         list(self.events(0, self._request.chunks))
         list(self.ended(0))
         return self._response()
 
     def first(self) -> Iterator[dict[str, Any]]:
-        """The events that a stream begins with."""
+        """Yield the events that begin a stream."""
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._begun("in_progress"))
 
     def events(self, index: int, chunks: Sequence[Chunk]) -> Iterator[dict[str, Any]]:
-        """The events of what the response has gained."""
+        """Yield the events of new tokens."""
         if self._parser is not None:
             for chunk in chunks:
                 self._unsaid.append(chunk)
@@ -150,17 +150,17 @@ class ResponseBuilder:
             yield from self._said(text)
 
     def waiting(self) -> Iterator[dict[str, Any]]:
-        """The event of a time in which nothing comes: clients that time events out do not count comments."""
+        """Yield an event while no token comes: clients with a time limit do not count comments."""
         yield self._event("response.in_progress", response={**self._begun("in_progress"), "output": self._items})
 
     def failed(self, error: Mapping[str, Any]) -> dict[str, Any]:
-        """The event that a stream ends with in place of the last: what went wrong, in OpenAI's shape."""
+        """Build the event that ends a failed stream."""
         why = {"code": error["code"] or error["type"], "message": error["message"]}
         response = {**self._begun("failed"), "output": self._items, "error": why}
         return self._event("response.failed", response=response)
 
     def last(self) -> list[dict[str, Any]]:
-        """The event that a stream ends with."""
+        """List the event that ends a stream."""
         response = self._response()
         return [self._event(f"response.{response['status']}", response=response)]
 
@@ -183,12 +183,12 @@ class ResponseBuilder:
 
     @property
     def _cut(self) -> str | None:
-        """What made the response incomplete; None: nothing did."""
+        """Why the response is incomplete; None: it is complete."""
         reason = self._request.finish_reason or ""
         return {"eos": None, "stop": None, "length": "max_output_tokens"}.get(reason, reason)
 
     def ended(self, index: int) -> Iterator[dict[str, Any]]:
-        """The events of the response's end.
+        """Yield the events that end the output.
 
         Raises:
             the exception that ended the request.
@@ -245,7 +245,7 @@ class ResponseBuilder:
             yield self._within("response.output_text.delta", content_index=0, delta=text, logprobs=scored)
 
     def _open(self, kind: str, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """An item begins; a message before it has ended."""
+        """Begin an item; end the message before it."""
         if self._items and self._items[-1]["status"] == "in_progress":
             yield from self._close("completed")
         begun = {"id": f"{kind}_{secrets.token_hex(16)}", "status": "in_progress", **item}
@@ -293,7 +293,7 @@ class ResponseBuilder:
             "model": self._model,
             "output": [],
             "instructions": body.instructions,
-            "tools": [found for tool in body.tools or () if (found := tool.echoed())],
+            "tools": [echo for tool in body.tools or () if (echo := tool.echoed())],
             "tool_choice": chosen if isinstance(chosen, str) else chosen.model_dump(exclude_unset=True),
             "parallel_tool_calls": body.several,
             "truncation": sent.get("truncation") or "disabled",
@@ -311,6 +311,6 @@ class ResponseBuilder:
 def answer_builder(
     key: str, model: str, choices: Choices, requests: Sequence[Request]
 ) -> CompletionBuilder | ResponseBuilder:
-    """The builder of an answer's bodies, by its endpoint."""
+    """Return the builder of an answer's bodies."""
     kind = ResponseBuilder if isinstance(choices.body, ResponsesRequest) else CompletionBuilder
     return kind(key, model, choices, requests)

@@ -1,7 +1,4 @@
-"""Bodies of requests in OpenAI's format, and the engine's settings that they stand for.
-
-A field that would change the answer and is not supported raises by its name; unknown fields are ignored.
-"""
+"""Bodies of requests in OpenAI's format, and the engine's settings that they stand for."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError
 from ..sampling.grammar import Grammar
 from ..text.encoding import Prompt
-from .bad_bodies import UnsupportedError, check_extra, check_values
+from .bad_bodies import UnsupportedError, check_values, left_out, refuse_unsupported
 
 T = TypeVar("T")
 Many = Annotated[list[T], Field(fail_fast=True)]
@@ -79,13 +76,13 @@ class Fields(BaseModel):
 
 
 class Body(Fields):
-    """The body of a request or a part of it; extra fields are kept."""
+    """A body or a part of it. Unknown fields are kept."""
 
     model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="after")
-    def _check_extra(self) -> Self:
-        check_extra(self.model_extra or {})
+    def _refuse_unsupported(self) -> Self:
+        refuse_unsupported(self.model_extra or {})
         return self
 
 
@@ -93,6 +90,12 @@ class Sent(Body):
     """The whole body of a request."""
 
     _check_values = model_validator(mode="before")(check_values)
+
+    @model_validator(mode="after")
+    def _log_unknown(self) -> Self:
+        for name in self.model_extra or ():
+            left_out(f"field {name}", "it is not read here")
+        return self
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -111,7 +114,7 @@ _CLIENTS = {"prompt": ("messages", "input"), "max_tokens": ("max_output_tokens",
 
 
 class Speculative(Fields):
-    """How one request is drafted for; a missing field has the server's own setting."""
+    """How one request is drafted for. A missing field keeps the server's setting."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -123,7 +126,7 @@ class Speculative(Fields):
 
 
 class StructuredOutputs(Fields):
-    """A constraint of the answer by vLLM's names; exactly one field is set."""
+    """A constraint of the answer, by vLLM's names. Exactly one field is set."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -134,7 +137,7 @@ class StructuredOutputs(Fields):
     grammar: str | None = None
 
     def compiled(self, engine: Engine) -> Grammar:
-        """The grammar.
+        """Compile the grammar.
 
         Raises:
             FieldError: there are none or several, or it cannot be used.
@@ -153,7 +156,7 @@ class StructuredOutputs(Fields):
 
 @contextmanager
 def of_field(name: str) -> Iterator[None]:
-    """Errors of what is compiled meanwhile name the field that has it."""
+    """Make a compiler's errors name a field."""
     try:
         yield
     except ConfigError as error:
@@ -161,20 +164,20 @@ def of_field(name: str) -> Iterator[None]:
 
 
 class NamedSchema(Body):
-    """A JSON Schema with a name."""
+    """A JSON Schema and its name."""
 
     name: str = ""
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class ResponseFormat(NamedSchema):
-    """What the answer must look like; the schema is in ``json_schema``, of responses beside the type."""
+    """The format of the answer. Its schema is in ``json_schema``, or of responses beside the type."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None
 
     def wanted(self, field: str) -> dict[str, Any] | None:
-        """The JSON Schema of an answer; None: any text.
+        """Return the JSON Schema of an answer, or None for any text.
 
         Raises:
             FieldError: there is no schema.
@@ -231,19 +234,19 @@ class Sampled(Sent):
 
     @property
     def format(self) -> tuple[str, ResponseFormat]:
-        """The response format, and the field that has it."""
+        """The name and the value of the field for the response format."""
         return "response_format", ResponseFormat()
 
     @property
     def compiles(self) -> bool:
-        """``constraint`` compiles a grammar."""
+        """Whether ``constraint`` compiles a grammar."""
         return self.structured_outputs is not None or self.format[1].type != "text"
 
     def constraint(self, engine: Engine) -> Grammar | None:
-        """What the answer must look like; None: any text. Compiles, which may take long.
+        """Compile the constraint of the answer, which may take long; None: any text.
 
         Raises:
-            FieldError: it was asked for twice, or cannot be used.
+            FieldError: there are two constraints, or one cannot be compiled.
         """
         field, wanted = self.format
         schema = wanted.wanted(field)
@@ -255,22 +258,18 @@ class Sampled(Sent):
         return self.structured_outputs.compiled(engine)
 
     def tags(self, engine: Engine) -> Mapping[int, str] | None:
-        """Of an answer that may call functions: tokens of tags that give no text; None: it calls none."""
+        """Return the tokens of call tags that give no text; None: the answer calls no functions."""
         return None
 
     @abstractmethod
     def prompts(self) -> Sequence[Prompt]:
-        """What is to be answered."""
+        """Return the prompts to answer."""
 
     def refuse(self) -> None:
-        """Refuse fields that do not go together.
-
-        Raises:
-            FieldError: of one of them.
-        """
+        """Raise FieldError where fields exclude each other."""
 
     def limit(self, room: int) -> int | None:
-        """Most tokens of an answer; what the client has not said fits into the ``room`` that the prompt leaves."""
+        """Return the most tokens of an answer. A default fits into ``room``, the tokens that the prompt leaves."""
         sent = (getattr(self, name, None) for name in (*_CLIENTS["max_tokens"], "max_tokens"))
         return next((most for most in sent if most is not None), None)
 
@@ -281,22 +280,22 @@ class Sampled(Sent):
 
     @property
     def raw(self) -> bool:
-        """Prompts are no conversations, and answers are text as it comes."""
+        """Whether prompts are texts to continue, not conversations."""
         return False
 
     @property
     def effort(self) -> str | None:
-        """How much the model is to think; None: as its chat template has it."""
+        """How much the model thinks; None: the chat template's default."""
         return None
 
     @property
     def begun(self) -> str:
-        """The text that the answer goes on with, of a conversation; empty: it begins one."""
+        """The text of the assistant that the answer continues; empty: it begins a turn."""
         return ""
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """Most probable tokens whose log-probabilities are wanted beside each token's own; None: none at all."""
+        """How many alternatives get log-probabilities beside each token; None: no log-probabilities."""
         return None
 
     @property
@@ -305,7 +304,7 @@ class Sampled(Sent):
         return self.stream and self.stream_options is not None and self.stream_options.include_trace
 
     def params(self, choice: int, room: int) -> SamplingParams:
-        """How one choice is drawn.
+        """Return the sampling parameters of a choice.
 
         Args:
             choice: its number, from 0; each has a seed of its own.
@@ -324,7 +323,7 @@ class Sampled(Sent):
         return SamplingParams(**given)
 
     def speculation(self, default: SpeculationParams, most: int = MAX_NODES) -> SpeculationParams | None:
-        """How it is drafted for; None: as the server was started. A predicted output is drafted from by ``lookup``.
+        """Return how the request is drafted for; None: by default. ``lookup`` drafts from a predicted output.
 
         Args:
             most: drafted tokens of a step's tree; methods whose own bound is larger get this one.
@@ -361,7 +360,7 @@ _ENGINES = {field.name for field in fields(SamplingParams)} & Sampled.model_fiel
 
 
 class CompletionRequest(Sampled):
-    """The body of ``POST /v1/completions``: texts to continue."""
+    """Texts to continue: the body of ``POST /v1/completions``."""
 
     prefix = "cmpl-"
     prompt: str | Many[str] | Many[int] | Many[Many[int]]
@@ -386,8 +385,7 @@ class CompletionRequest(Sampled):
         return max(1, min(room, max(_TOKENS, self.min_tokens or 0))) if most is None else most
 
     def params(self, choice: int, room: int) -> SamplingParams:
-        found = super().params(choice, room)
-        return replace(found, prompt_logprobs=self.logprobs if self.echo else None)
+        return replace(super().params(choice, room), prompt_logprobs=self.logprobs if self.echo else None)
 
     def refuse(self) -> None:
         if not self.prompt:
@@ -401,6 +399,6 @@ class CompletionRequest(Sampled):
 
 
 class DetokenizeRequest(Sent):
-    """``/detokenize``."""
+    """Token ids whose text is wanted."""
 
     tokens: TokenIds

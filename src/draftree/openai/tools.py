@@ -1,4 +1,4 @@
-"""Functions that a request lets the model call, the grammar of an answer, and its text taken apart as it comes."""
+"""Functions that the model may call: how a request describes them, the answer's grammar, and its parser."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _END = f"}}\n{_CLOSES}"
 
 
 class NamedFunction(Body):
-    """A function by its name."""
+    """A function's name."""
 
     name: str = ""
 
 
 class NamedTool(NamedFunction):
-    """A function by its name, which stands in ``function``, of responses beside the type."""
+    """The function to call. Its name is in ``function``, or of responses beside the type."""
 
     type: Literal["function"] = "function"
     function: NamedFunction | None = None
@@ -55,7 +55,7 @@ class NamedTool(NamedFunction):
 
 
 class DescribedFunction(NamedFunction):
-    """A function."""
+    """A function: what it does, and the JSON Schema of its arguments."""
 
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -63,7 +63,7 @@ class DescribedFunction(NamedFunction):
 
 
 class Tool(DescribedFunction):
-    """A function, described in ``function``, of responses beside the type."""
+    """A function that the model may call, described in ``function``, or of responses beside the type."""
 
     type: Literal["function"]
     function: DescribedFunction | None = None
@@ -74,30 +74,30 @@ class Tool(DescribedFunction):
         return self.function or self
 
     def field(self, where: str, name: str) -> str:
-        """Where a field of the function is in the request, the tool being ``where``."""
+        """Return the path of a function's field in the request; ``where`` is that of the tool."""
         return f"{where}.{'function.' if self.function is not None else ''}{name}"
 
     def called(self) -> dict[str, str]:
-        """How a call names it to the client."""
+        """Return how a call names the function to the client."""
         if self._namespace is None:
             return {"name": self.described.name}
         return {"name": self.described.name.removeprefix(f"{self._namespace}."), "namespace": self._namespace}
 
     def within(self, namespace: Namespace) -> Tool:
-        """The same in a namespace, which the model reads before the function's name and description."""
+        """Return a copy in a namespace, whose name and description come before the function's."""
         function = self.described
         texts = filter(None, (namespace.description, function.description))
         more = {"name": f"{namespace.name}.{function.name}", "description": " ".join(texts)}
-        found = self.model_copy(
+        renamed = self.model_copy(
             update=more if self.function is None else {"function": function.model_copy(update=more)}
         )
-        found._namespace = namespace.name
-        return found
+        renamed._namespace = namespace.name
+        return renamed
 
     def template(self) -> dict[str, Any]:
         function = self.described
-        found: dict[str, Any] = {"name": function.name, "description": function.description or ""}
-        return {"type": "function", "function": found | {"parameters": function.parameters or _NO_PARAMETERS}}
+        described = {"name": function.name, "description": function.description or ""}
+        return {"type": "function", "function": described | {"parameters": function.parameters or _NO_PARAMETERS}}
 
     def echoed(self) -> dict[str, Any]:
         function = self.described
@@ -105,7 +105,7 @@ class Tool(DescribedFunction):
         return {"type": "function", **fields, "strict": bool(function.strict)}
 
     def compiled(self) -> Function:
-        """Its arguments are an object of those that it names, unless its schema says more."""
+        """Return the function for the grammar: no argument but those that the schema names, unless that says more."""
         schema = {**(self.described.parameters or _NO_PARAMETERS), "type": "object"}
         properties, required = schema.get("properties"), schema.get("required", [])
         if isinstance(properties, dict) and isinstance(required, list) and not _SAYS_MORE & schema.keys():
@@ -115,7 +115,7 @@ class Tool(DescribedFunction):
 
 
 class OtherTool(BaseModel):
-    """A tool that is no function: the model is not offered it."""
+    """A tool that is no function. The model is not offered it."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -126,11 +126,11 @@ class OtherTool(BaseModel):
 
 
 def by_type(*types: str) -> Discriminator:
-    """Which class of a union, tagged "a TYPE" or "another", reads what a client has sent."""
+    """Choose a union's class by the field ``type``: tag "a TYPE", or else "another"."""
 
     def tag(sent: Any) -> str:
-        found = sent.get("type") if isinstance(sent, dict) else getattr(sent, "type", None)
-        return f"a {found}" if found in types else "another"
+        kind = sent.get("type") if isinstance(sent, dict) else getattr(sent, "type", None)
+        return f"a {kind}" if kind in types else "another"
 
     return Discriminator(tag)
 
@@ -140,7 +140,7 @@ _Other = Annotated[OtherTool, Tag("another")]
 
 
 class Namespace(Body):
-    """Functions under a name of their own."""
+    """Functions under a common name: the model calls ``NAMESPACE.FUNCTION``."""
 
     type: Literal["namespace"]
     name: Annotated[str, Field(min_length=1)]
@@ -148,7 +148,7 @@ class Namespace(Body):
     tools: Many[Annotated[_Function | _Other, by_type("function")]]
 
     def echoed(self) -> dict[str, Any] | None:
-        inner = [found for tool in self.tools if (found := tool.echoed())]
+        inner = [echo for tool in self.tools if (echo := tool.echoed())]
         return {"type": "namespace", "name": self.name, "description": self.description or "", "tools": inner}
 
 
@@ -156,17 +156,17 @@ AnyTool = Annotated[_Function | Annotated[Namespace, Tag("a namespace")] | _Othe
 
 
 def functions(given: Sequence[AnyTool] | None, where: str = "tools") -> dict[str, Tool]:
-    """The functions among tools, by where they are in the request; other tools are left out."""
-    found = dict[str, Tool]()
+    """Map places in the request to the functions there; other tools are left out."""
+    tools = dict[str, Tool]()
     for at, tool in enumerate(given or ()):
         place = f"{where}[{at}]"
         if isinstance(tool, Tool):
-            found[place] = tool
+            tools[place] = tool
         elif isinstance(tool, Namespace):
-            found |= {at: inner.within(tool) for at, inner in functions(tool.tools, f"{place}.tools").items()}
+            tools |= {at: inner.within(tool) for at, inner in functions(tool.tools, f"{place}.tools").items()}
         else:
             left_out(f"tools: type {tool.type!r}", "the model is offered functions alone")
-    return found
+    return tools
 
 
 class WithTools(Sampled):
@@ -179,7 +179,7 @@ class WithTools(Sampled):
 
     @property
     def variables(self) -> Mapping[str, Any]:
-        """What the chat template reads.
+        """The variables of the chat template.
 
         Raises:
             FieldError: the conversation sets one of them.
@@ -190,22 +190,22 @@ class WithTools(Sampled):
 
     @property
     def forced(self) -> bool:
-        """The answer has to call a function."""
+        """Whether the answer has to call a function."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property
     def several(self) -> bool:
-        """More than one call may come; of forced ones by request alone, or a small model calls until its limit."""
+        """Whether several calls may come. Forced ones only on request: a small model would call until its limit."""
         if isinstance(self.tool_choice, NamedTool):
             return False
         return not self.forced if self.parallel_tool_calls is None else self.parallel_tool_calls
 
     def functions(self) -> dict[str, Tool]:
-        """All functions of the request, by where they are in it."""
+        """Map places in the request to all functions there."""
         return functions(self.tools)
 
     def offered(self) -> dict[str, Tool]:
-        """Functions that the answer may call, by where they are in the request; none: it calls none.
+        """Map places in the request to the functions that the answer may call.
 
         Raises:
             FieldError: a function cannot be offered, or the one that is chosen is not there.
@@ -222,7 +222,7 @@ class WithTools(Sampled):
         return {} if chosen == "none" else tools
 
     def templates(self) -> list[dict[str, Any]]:
-        """Functions that the prompt describes; none where it must not call any."""
+        """List the functions for the prompt; none if the answer must not call any."""
         return [tool.template() for tool in self.functions().values()] if self.offered() else []
 
     def tags(self, engine: Engine) -> Mapping[int, str] | None:
@@ -248,12 +248,12 @@ class WithTools(Sampled):
             held = {at: leave_out(f.parameters) for at, f in functions.items() if not offered[at].described.strict}
             compiled = functions | {at: replace(functions[at], parameters=schema) for at, (schema, _) in held.items()}
             try:
-                made = grammars.calls(list(compiled.values()), forced=self.forced, several=self.several, text=text)
+                grammar = grammars.calls(list(compiled.values()), forced=self.forced, several=self.several, text=text)
             except ConfigError as error:
                 refused = error
             else:
                 _log_left_out({offered[at].field(at, "parameters"): places for at, (_, places) in held.items()})
-                return made
+                return grammar
         for at, function in functions.items():
             if at not in held:
                 with of_field(offered[at].field(at, "parameters")):
@@ -265,19 +265,18 @@ class WithTools(Sampled):
 
 
 def _log_left_out(places: Mapping[str, Sequence[str]]) -> None:
-    """Log what calls are not held to."""
-    if found := [
+    """Log the parts of schemas that the grammar does not enforce."""
+    if fields := [
         f"{field}: {shortened(listed(left_out, 'keyword'))}" for field, left_out in places.items() if left_out
     ]:
-        log.warning("calls are not held to what cannot be enforced of schemas: %s", "; ".join(found))
+        log.warning("calls are not held to what cannot be enforced of schemas: %s", "; ".join(fields))
 
 
 def check_tools(given: dict[str, Tool]) -> dict[str, Tool]:
-    """The functions of a request, by where they are in it.
+    """Return the functions of a request, by their places in it.
 
     Raises:
-        FieldError: they are too many, or one has no name that can be used, or another's, or parameters that are no
-            object's.
+        FieldError: they are too many, or a name is wrong or stands twice, or parameters are no object's.
     """
     if len(given) > _MOST:
         raise FieldError("tools", f"tools have {len(given)} functions: give at most {_MOST}")
@@ -347,7 +346,7 @@ class CallParser:
 
     @property
     def called(self) -> bool:
-        """There are calls, all of them whole."""
+        """Whether there are calls, all of them complete."""
         return bool(self.calls) and self.calls[-1].whole and not self._held.startswith(_OPENS)
 
     def push(self, chunk: Chunk) -> list[Parsed]:
@@ -355,7 +354,7 @@ class CallParser:
         return list(self._parts())
 
     def end(self) -> list[Parsed]:
-        """The answer has ended: what of its text was held back; of a call that would be its end, or its beginning."""
+        """Return the text that was held back at the end of an answer; parts of call tags are dropped."""
         return [] if self.calls or not self._held or self._held.startswith(_OPENS) else [Parsed(self._held)]
 
     def _parts(self) -> Iterator[Parsed]:
@@ -382,7 +381,7 @@ class CallParser:
                 yield Parsed("", call, begins=True)
 
     def _until(self, mark: str) -> tuple[str, bool]:
-        """Text before a mark, and whether it is there; it, or what may be its beginning, stays held."""
+        """Take the text before a mark; return it, and whether the mark has come. A partial mark stays held."""
         at = self._held.find(mark)
         cut = at if at >= 0 else len(self._held) - overlap(self._held, mark)
         text, self._held = self._held[:cut], self._held[cut:]

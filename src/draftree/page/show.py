@@ -21,9 +21,9 @@ _WRITE = "'draftree generate --trace FILE' and draftree.Trace write one"
 
 @lru_cache(maxsize=1)
 def page_files() -> dict[str, str]:
-    """Name -> text of every file of the inspector's page."""
-    found = [path for path in Path(__file__).parent.iterdir() if path.suffix in (".html", ".css", ".js", ".svg")]
-    return {path.name: path.read_text(encoding="utf-8") for path in found}
+    """Map the names of the page's files to their texts."""
+    paths = [path for path in Path(__file__).parent.iterdir() if path.suffix in (".html", ".css", ".js", ".svg")]
+    return {path.name: path.read_text(encoding="utf-8") for path in paths}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def show(trace: Generation | Sequence[Generation] | str | Path) -> TracePage:
     files = page_files()
     script = "\n".join(re.sub(r"^(import .*|export )", "", files[name], flags=re.MULTILINE) for name in _VIEWS)
     parts = {"/* style */": files["inspector.css"], "/* script */": script, "/* trace */": text.replace("<", "\\u003c")}
-    return TracePage(re.sub("|".join(map(re.escape, parts)), lambda found: parts[found[0]], files["show.html"]))
+    return TracePage(re.sub("|".join(map(re.escape, parts)), lambda mark: parts[mark[0]], files["show.html"]))
 
 
 def _read(name: str | Path) -> str:
@@ -73,8 +73,8 @@ def _read(name: str | Path) -> str:
 
 def _lines_of(trace: object) -> str:
     results = [trace] if isinstance(trace, Generation) else trace
-    traces = [getattr(found, "trace", ()) for found in results] if isinstance(results, (list, tuple)) else []
+    traces = [getattr(result, "trace", ()) for result in results] if isinstance(results, (list, tuple)) else []
     if not traces or not all(traces):
         raise ConfigError(f"a {type(trace).__name__} without a trace cannot be drawn: call generate(..., trace=True)")
-    records = [record for found in traces for record in found]
+    records = [record for records in traces for record in records]
     return "".join(trace_line(record) for i, record in enumerate(records) if i == 0 or record["kind"] != "run")

@@ -24,12 +24,12 @@ _STACK = 1 << 20
 
 
 def render(template: str, variables: dict[str, Any]) -> str:
-    """The text of a chat template."""
+    """Render a chat template."""
     return str(_environment().from_string(template).render(**variables))
 
 
 def variables(template: str) -> list[str]:
-    """The names that a chat template reads and does not set."""
+    """List the names that a chat template reads and does not set."""
     from jinja2 import meta
 
     environment = _environment()
@@ -64,7 +64,7 @@ def _environment() -> Any:
 
 
 def read_grammar(kind: str, source: str) -> str:
-    """A grammar as llguidance's matchers take it.
+    """Compile a grammar for llguidance's matchers.
 
     Args:
         kind: "json_schema", "regex", "lark", or "grammar", which is Lark or GBNF.
@@ -72,15 +72,15 @@ def read_grammar(kind: str, source: str) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
-    made = {
+    grammar = {
         "json_schema": lambda: LLMatcher.grammar_from_json_schema(source, overrides=JSON_LAYOUT),
         "regex": lambda: LLMatcher.grammar_from_regex(source),
         "lark": lambda: LLMatcher.grammar_from_lark(source),
         "grammar": lambda: LLMatcher.grammar_from_lark(any_to_lark(source)),
     }[kind]()
-    if error := LLMatcher.validate_grammar(made):
+    if error := LLMatcher.validate_grammar(grammar):
         raise ValueError(error)
-    return made
+    return grammar
 
 
 JSON_LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
@@ -97,7 +97,7 @@ def _limit(name: str, most: int) -> None:
 
 
 def _resident() -> int:
-    """Bytes of memory; 0: the system does not say."""
+    """Return the resident memory in bytes, or 0 where it is unknown."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -110,14 +110,14 @@ def main() -> None:
     _limit("RLIMIT_STACK", _STACK)
     _limit("RLIMIT_AS", _MEMORY)
     for line in sys.stdin.buffer:
-        seconds, kept, name, arguments = json.loads(line)
+        seconds, most_kept, name, arguments = json.loads(line)
         # The process ends, even where nobody waits for it any more, when a job takes longer.
         _limit("RLIMIT_CPU", int(time.process_time()) + 1 + seconds)
         try:
             answer: dict[str, Any] = {"result": _JOBS[name](*arguments)}
         except BaseException as error:  # noqa: BLE001 - a library's panics are no Exceptions
             answer = {"error": f"{type(error).__name__}: {error}"[: 1 << 12]}
-        answer["last"] = _resident() > kept
+        answer["last"] = _resident() > most_kept
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()
 

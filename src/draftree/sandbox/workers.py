@@ -28,7 +28,7 @@ _IDLE = 4
 
 
 class JobError(DraftreeError):
-    """A job was not done; callers know which value of which field it was about."""
+    """A job failed; callers name the value that it was about."""
 
 
 _idle: list[subprocess.Popen[bytes]] = []
@@ -37,7 +37,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def run(name: str, *arguments: Any) -> Any:
-    """What a job of ``jobs`` gives, in a worker that nobody else uses meanwhile.
+    """Run a job of ``jobs`` in a worker of its own and return its result.
 
     Raises:
         JobError: it failed, or took too much.

@@ -1,4 +1,4 @@
-"""The HTTP endpoints: OpenAI's, and those that operators ask."""
+"""The HTTP endpoints: OpenAI's, and those for operators."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Server:
         return {"object": "list", "data": [self._described]}
 
     async def model(self, name: str) -> dict[str, Any]:
-        """Describe the model."""
+        """Describe the served model; other names are not found."""
         check_model(name, self._settings.name)
         return self._described
 
@@ -176,7 +176,7 @@ class Server:
         return EventStream(submission, builder, traces)
 
     async def _worked(self, request: Request, queue: WorkQueue | None, call: Callable[..., T], *args: Any) -> T:
-        """Off the event loop: what takes long because of what was sent waits where nobody else does."""
+        """Call a function off the event loop. Work on large bodies waits in a queue of its own."""
         if queue is None and len(await request.body()) > _SHORT:
             queue = self._long
         return await (asyncio.to_thread(call, *args) if queue is None else queue.run(call, *args))
@@ -197,10 +197,10 @@ class Server:
         requests = await self._worked(request, None, choices.requests, traces)
         return self.loop.submit(requests, ended, choices.body.priority, timeout)
 
-    # What operators ask.
+    # For operators.
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> dict[str, Any]:
-        """Token ids of a text, or of a conversation as the chat template writes it."""
+        """Return the token ids of a text, or of a conversation in the chat template's form."""
         given = [each for each in (body.prompt, body.content, body.messages) if each is not None]
         if len(given) != 1:
             raise FieldError("prompt", "give one of prompt, content and messages")
@@ -215,7 +215,7 @@ class Server:
         return {"tokens": ids, "count": len(ids), "max_model_len": self._engine.target.capabilities.max_length}
 
     async def tokenizer_info(self) -> dict[str, Any]:
-        """Special tokens and chat template, for clients that count tokens."""
+        """Return the special tokens and the chat template, for clients that count tokens."""
         tokenizer = tokenizer_of(self._engine)
         template, named = tokenizer.chat_template, tokenizer.special_tokens_map
         return {
@@ -225,33 +225,33 @@ class Server:
         }
 
     async def detokenize(self, body: DetokenizeRequest, request: Request) -> dict[str, str]:
-        """The text of token ids."""
+        """Return the text of token ids."""
         vocabulary = self._engine.target.capabilities.vocab_size
         if out := next((token for token in body.tokens if token >= vocabulary), None):
             raise FieldError("tokens", f"token {out}: use ids from 0 to {vocabulary - 1}")
         return {"prompt": await self._worked(request, None, decoded, self._engine, body.tokens)}
 
     async def health(self) -> Response:
-        """Liveness: 200 while the engine makes steps, else 503."""
+        """Report liveness: 200 while the engine makes steps, else 503."""
         if self.loop.alive:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": f"the engine has ended: {self.loop.failure}"}, 503)
 
     async def ready(self) -> Response:
-        """Readiness: 200 while requests are taken, else 503."""
+        """Report readiness: 200 while requests are taken, else 503."""
         return JSONResponse({"status": "draining"}, 503) if self.draining else await self.health()
 
     async def figures(self) -> Response:
-        """Metrics in Prometheus' text format."""
+        """Return metrics in Prometheus' text format."""
         return Response(self._metrics.text(self._engine), media_type="text/plain; version=0.0.4")
 
     async def about(self) -> dict[str, str]:
-        """Version of draftree."""
+        """Return the version of draftree."""
         return {"version": version("draftree")}
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The answer that a task makes, which is cancelled when the client goes."""
+    """Return a coroutine's answer; cancel it when the client leaves."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -40,7 +40,7 @@ class Submission:
         return [handle.request for handle in self._handles]
 
     def wake(self) -> bool:
-        """Let the task look; whether all requests have ended."""
+        """Wake the task; return whether all requests have ended."""
         self._changed.set()
         for index in [index for index in self._under if self._handles[index].done]:
             self._under.remove(index)
@@ -48,9 +48,9 @@ class Submission:
         return not self._under
 
     async def steps(self) -> AsyncGenerator[list[tuple[int, Sequence[Chunk], bool]]]:
-        """Of each request that has gained tokens or ended since the last time: its number, these, and whether it ended.
+        """Yield (number, new tokens, whether it ended) of each request that has gained tokens or ended.
 
-        Nothing where nothing came for ``QUIET`` seconds. Leaving early cancels all requests.
+        After ``QUIET`` seconds without any it yields an empty list. Leaving early cancels all requests.
 
         Raises:
             RunError: the engine has ended.
@@ -59,16 +59,16 @@ class Submission:
         try:
             while given:
                 self._changed.clear()
-                found = list[tuple[int, Sequence[Chunk], bool]]()
+                gained = list[tuple[int, Sequence[Chunk], bool]]()
                 for index, count in list(given.items()):
                     done, new = self._handles[index].done, self._handles[index].request.chunks[count:]
                     if new or done:
                         given[index] += len(new)
-                        found.append((index, new, done))
+                        gained.append((index, new, done))
                     if done:
                         del given[index]
-                if found:
-                    yield found
+                if gained:
+                    yield gained
                 else:
                     self._owner.check()
                     try:
@@ -86,8 +86,8 @@ class Submission:
             the exception that ended one of them.
         """
         async with aclosing(self.steps()) as steps:
-            async for found in steps:
-                for index, _, done in found:
+            async for gained in steps:
+                for index, _, done in gained:
                     if done and (error := self._handles[index].request.error) is not None:
                         raise error
 
@@ -122,7 +122,7 @@ class EngineLoop:
 
     @property
     def alive(self) -> bool:
-        """Whether its thread makes steps."""
+        """Whether the thread makes steps."""
         return self._started.is_set() and self._thread.is_alive() and self.failure is None
 
     def check(self) -> None:
@@ -162,12 +162,12 @@ class EngineLoop:
         self._notify()
 
     def _has_ended(self) -> bool:
-        """Called after each step, which the submissions are notified of."""
+        """Notify the submissions of a step; return whether the loop is to end."""
         self._notify()
         return self._stopped and not self.engine.scheduler.jobs
 
     def _models(self) -> tuple[LanguageModel, ...]:
-        """That make the passes of requests which choose no drafter of their own."""
+        """Return the models that run requests with the default drafter."""
         drafter = self.engine.speculation.drafter
         return self.engine.target, *(drafter.source.models if isinstance(drafter, TreeDrafter) else ())
 

@@ -40,7 +40,7 @@ def inspector(model: str, engine: Engine, speculation: SpeculationParams, run: R
     @router.get("/", include_in_schema=False)
     @router.get("/page/{name:path}", include_in_schema=False)
     async def page(name: str = "index.html") -> Response:
-        """A file of the page."""
+        """Return a file of the page."""
         files = await asyncio.to_thread(page_files)
         if name not in files:
             raise HTTPException(404, f"the page has no file {name!r}")
@@ -48,7 +48,7 @@ def inspector(model: str, engine: Engine, speculation: SpeculationParams, run: R
 
     @router.get("/draftree/about")
     async def about() -> dict[str, Any]:
-        """What is served; the cost profile that ``auto`` looks at, and where it stands; null: this server has none."""
+        """Describe what is served, the cost profile of ``auto`` and its state; null: this server has none."""
         return {
             "model": model,
             "drafter": str(speculation.spec),

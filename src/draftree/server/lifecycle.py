@@ -91,7 +91,7 @@ class PatientProtocol(H11Protocol):
 
 
 def patient(seconds: float = PATIENCE) -> type[PatientProtocol]:
-    """How connections are served that get so many seconds (``PatientProtocol``): uvicorn takes a class."""
+    """Return a class of ``PatientProtocol`` with a time limit in seconds, for uvicorn."""
     return type("Patient", (PatientProtocol,), {"patience": seconds})
 
 

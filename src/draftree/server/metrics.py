@@ -99,29 +99,29 @@ class Metrics(Observer):
 
     def closed(self, request: Request) -> None:
         self._last.pop(request, None)
-        for name, made in request.stats.drafters.items():
-            self._by_drafter.labels(name, "no").inc(made.drafted - made.accepted)
-            self._by_drafter.labels(name, "yes").inc(made.accepted)
+        for name, drafts in request.stats.drafters.items():
+            self._by_drafter.labels(name, "no").inc(drafts.drafted - drafts.accepted)
+            self._by_drafter.labels(name, "yes").inc(drafts.accepted)
 
     def ended(self, request: Request) -> None:
-        """A request has ended, be it in the queue, where no observer hears of it."""
+        """Count an ended request; observers miss those that end in the queue."""
         self._finished.labels(request.finish_reason or "cancelled").inc()
 
     def text(self, engine: Engine) -> bytes:
-        """All figures in Prometheus' format: what was counted, and how the engine stands now."""
+        """Return all figures in Prometheus' format: the counters, and gauges of the engine's state."""
         now = CollectorRegistry()
         gauge = partial(Gauge, registry=now)
 
         def by_label(name: str, about: str, label: str, values: Mapping[Any, float]) -> None:
-            made = gauge(name, about, [label])
+            labelled = gauge(name, about, [label])
             for key, value in values.items():
-                made.labels(str(key)).set(value)
+                labelled.labels(str(key)).set(value)
 
-        running, kept = engine.scheduler.running, engine.stepper.prefixes.lengths
+        running, prefixes = engine.scheduler.running, engine.stepper.prefixes.lengths
         gauge("draftree:requests_running", "Requests that run: rows in use.").set(len(running))
         gauge("draftree:requests_waiting", "Requests that wait in the queue.").set(len(engine.scheduler.waiting))
-        gauge("draftree:prefix_rows_kept", "Rows kept for prompts to come.").set(len(kept))
-        held = {"running": sum(row.length for job in running if (row := job.request.row)), "kept": sum(kept)}
+        gauge("draftree:prefix_rows_kept", "Rows kept for prompts to come.").set(len(prefixes))
+        held = {"running": sum(row.length for job in running if (row := job.request.row)), "kept": sum(prefixes)}
         by_label("draftree:kv_tokens", "Tokens whose keys and values are held, by kind of row.", "rows", held)
         target = engine.target
         if (slot := target.capabilities.slot_bytes) and (most := target.cache_bytes // slot):

@@ -1,4 +1,4 @@
-"""What is not answered: requests without a key or too long, and errors in OpenAI's shape."""
+"""Rejects requests without a key or with too long a body; writes errors in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ class Limits:
 
 
 def _values(scope: Scope, name: bytes) -> list[bytes]:
-    """Of all headers of a name."""
+    """Return the values of all headers of a name."""
     return [value for key, value in scope["headers"] if key == name]
 
 
 def _name(host: str) -> str:
-    """A host in small letters, without its port; what is no host as it is."""
-    found = _HOST.fullmatch(host)
-    return (found[1] if found else host).lower().removesuffix(".")
+    """Return a host in small letters, without its port; another text stays as it is."""
+    match = _HOST.fullmatch(host)
+    return (match[1] if match else host).lower().removesuffix(".")
 
 
 def _is_address(name: str) -> bool:
@@ -109,23 +109,23 @@ def _is_address(name: str) -> bool:
     return True
 
 
-async def refuse(request: Request, found: Exception) -> Response:
-    """The answer to a request that an exception has ended."""
+async def refuse(request: Request, raised: Exception) -> Response:
+    """Convert an exception to an error response."""
     headers: Mapping[str, str] | None = None
-    if isinstance(found, RequestValidationError):  # a body that is not what it should be
-        errors = [{**each, "loc": each["loc"][1:]} for each in found.errors()]
+    if isinstance(raised, RequestValidationError):  # a body that is not what it should be
+        errors = [{**each, "loc": each["loc"][1:]} for each in raised.errors()]
         if errors[0]["type"] == "json_invalid":
             errors[0]["loc"] = ()
-        status, body = 400, body_error(errors, found.body)
-    elif isinstance(found, QueueFullError):
-        status, body = 429, error(str(found), "rate_limit_error", code="rate_limit_exceeded")
-        headers = {"Retry-After": f"{found.retry_after:.0f}"}
-    elif isinstance(found, HTTPException):
-        status, headers = found.status_code, found.headers
+        status, body = 400, body_error(errors, raised.body)
+    elif isinstance(raised, QueueFullError):
+        status, body = 429, error(str(raised), "rate_limit_error", code="rate_limit_exceeded")
+        headers = {"Retry-After": f"{raised.retry_after:.0f}"}
+    elif isinstance(raised, HTTPException):
+        status, headers = raised.status_code, raised.headers
         kind = "server_error" if status >= 500 else MISSING if status == 404 else INVALID
-        body = error(NOT_JSON if status == 400 else found.detail, kind)  # FastAPI's own: JSON that Python cannot read
+        body = error(NOT_JSON if status == 400 else raised.detail, kind)  # FastAPI's own: JSON that Python cannot read
     else:
-        status, body = failure(found)
+        status, body = failure(raised)
     if status == 500:
-        log.exception("a request failed", exc_info=found)
+        log.exception("a request failed", exc_info=raised)
     return JSONResponse(body, status, headers)

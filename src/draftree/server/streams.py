@@ -46,11 +46,11 @@ class EventStream(StreamingResponse):
         try:
             if text := self._text(builder.first()):
                 yield text
-            async for found in self._submission.steps():
-                text = self._text(event for at, chunks, _ in found for event in builder.events(at, chunks))
-                if text or not found:
+            async for steps in self._submission.steps():
+                text = self._text(event for at, chunks, _ in steps for event in builder.events(at, chunks))
+                if text or not steps:
                     yield text or (self._text(responding.waiting()) if responding else ": waiting\n\n")
-                for at in [at for at, _, ended in found if ended]:
+                for at in [at for at, _, ended in steps if ended]:
                     yield self._text(builder.ended(at))
             if text := self._text(await asyncio.to_thread(builder.last)):
                 yield text

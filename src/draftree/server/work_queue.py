@@ -1,4 +1,4 @@
-"""Threads for work that takes long, apart from those that all requests need."""
+"""A few threads for long work, apart from the threads that all requests need."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WorkQueue:
         self._free, self.waiting = asyncio.Semaphore(threads), 0
 
     async def run(self, call: Callable[..., T], *args: Any) -> T:
-        """What a call returns; a task that is cancelled leaves the queue, or what its call returns.
+        """Run a call and return its result. A cancelled task leaves the queue, or drops the result.
 
         Raises:
             QueueFullError: too many wait.
