@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 from ..config import MAX_NODES, Budget
 from ..drafters.base import Drafter
+from ..draws import Draws
 from ..errors import ConfigError, RunError, call_named, check_tokens
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import WORTHWHILE, PrefixCache, common_prefix
 from ..request import DrafterStats, Logprobs, Outcome, Request, StepCost
-from ..sampling.draws import Draws
 from ..scores import Scores
 from ..tree import ROOT, DraftTree
 from ..verify.schemes import Scheme, Verdict
