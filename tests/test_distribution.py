@@ -10,12 +10,12 @@ import torch
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
+from draftree.draws import Draws
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.policies.base import GrowthPolicy
 from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
-from draftree.sampling.draws import Draws
 from draftree.scores import Scores
 from draftree.tree import DraftTree
 from draftree.verify.schemes import Match, Verdict, match

@@ -21,10 +21,10 @@ from transformers import (
 )
 
 from draftree.config import SamplingParams
+from draftree.draws import Draws, draw_at
 from draftree.errors import ConfigError
 from draftree.models.huggingface import torch_scores
 from draftree.sampling import warping
-from draftree.sampling.draws import Draws, draw_at
 from draftree.sampling.warping import stream_key
 from draftree.scores import NumpyScores
 

@@ -135,12 +135,12 @@ def test_prompts_are_read_in_chunks_only_while_others_wait_for_their_next_token(
     reading, decoding = job(), job()
     made.add(reading)
     made.admit()
-    alone = made.prompt_tokens
+    alone, _ = made.limits
     made.add(decoding)
     made.admit()
     decoding.request.row = Row(0, 3)
     decoding.request.append([7], 0)
-    assert alone > made.prompt_tokens == 16
+    assert alone > made.limits[0] == 16
 
 
 @pytest.mark.parametrize("token", [0.001, 0.01, 0.0001])
@@ -282,10 +282,10 @@ def test_whoever_is_alone_drafts_within_its_own_budget() -> None:
     made.drafts.longest = 2.0
     made.add(job())
     made.admit()
-    assert made.nodes is None
+    assert made.limits[1] is None
     made.add(job())
     made.admit()
-    assert made.nodes == 0
+    assert made.limits[1] == 0
 
 
 def test_a_short_prompt_does_not_wait_for_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +340,7 @@ def test_a_chunk_that_is_given_stays() -> None:
     jobs[0].request.append([7], 0)
     made.chunk.observe(0, 0.1)
     made.chunk.observe(48, 10.0)
-    assert made.prompt_tokens == 48
+    assert made.limits[0] == 48
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import draftree
@@ -12,8 +13,9 @@ PACKAGE = Path(draftree.__file__).parent
 FLOORS = [
     ["errors", "installation", "importing", "progress", "artifacts", "tree", "sandbox"],
     ["text"],
-    ["config", "sampling", "scores"],
-    ["models"],
+    ["sampling"],
+    ["config", "scores"],
+    ["models", "draws"],
     ["request"],
     ["policies"],
     ["drafters"],
@@ -125,9 +127,22 @@ def test_the_package_does_not_import_benchmarks() -> None:
             assert not [n for n in names if n.split(".")[0] == "benchmarks"], name
 
 
-def test_imports_make_no_circle() -> None:
-    left = {name: _imports(name) - {name} for name in MODULES}
-    while free := [name for name, needs in left.items() if not needs & left.keys()]:
+def _circular(imports: Mapping[str, set[str]]) -> set[str]:
+    """Names that import themselves through others, and names that import these."""
+    left = dict(imports)
+    while free := [name for name, needs in left.items() if not (needs - {name}) & left.keys()]:
         for name in free:
             del left[name]
-    assert not left
+    return set(left)
+
+
+def test_modules_make_no_circle() -> None:
+    assert not _circular({name: _imports(name) for name in MODULES})
+
+
+def test_rooms_make_no_circle() -> None:
+    """A room is a folder, with the folders in it, or a module of the root."""
+    rooms: dict[str, set[str]] = {}
+    for name in MODULES:
+        rooms.setdefault(name.split(".")[0], set()).update(module.split(".")[0] for module in _imports(name))
+    assert not _circular(rooms)

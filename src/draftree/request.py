@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .config import SamplingParams
+from .draws import Draws
 from .models.base import Row
 from .sampling.constraint import ConstraintState, followed
-from .sampling.draws import Draws
 from .scores import Scores
 from .text.detokenizer import TextStream
 from .tree import ROOT, DraftTree

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.config import SamplingParams
+from draftree.draws import Draws
 from draftree.sampling.constraint import TextEnded
-from draftree.sampling.draws import Draws
 from draftree.sampling.warping import softmax
 from draftree.scores import NumpyScores
 from draftree.tree import ROOT, DraftTree

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 
 from ..config import MAX_NODES, Count, Probability, SamplingParams, check_fields, option
+from ..draws import Draws
 from ..errors import ConfigError
 from ..models.base import LanguageModel, Nodes, Row
 from ..request import Request
-from ..sampling.draws import Draws
 from ..text.detokenizer import NoText
 from ..tree import ROOT, Floats
 

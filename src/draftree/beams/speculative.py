@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import SamplingParams
-from ..sampling.draws import Draws
+from ..draws import Draws
 from ..sampling.warping import F, derive_seed, draw, largest, log_sum_exp, softmax, stream_key, uniform, warp
 from ..scores import edited
 from .forest import BeamNode, BeamRequest

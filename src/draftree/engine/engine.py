@@ -384,7 +384,7 @@ class Engine:
                 running.append(request)
                 unread += 0 if request.decodes else request.unread
         began = time.perf_counter()
-        prompt_tokens, nodes = self.scheduler.prompt_tokens, self.scheduler.nodes
+        prompt_tokens, nodes = self.scheduler.limits
         if outcomes := self._step(running, prompt_tokens, nodes):
             self.scheduler.observe(min(unread, prompt_tokens), outcomes, time.perf_counter() - began)
         if any(map(attrgetter("finish_reason"), running)):

@@ -11,10 +11,10 @@ import numpy as np
 
 from ..config import Budget, SamplingParams
 from ..drafters.base import Drafter
+from ..draws import Draws
 from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel, Nodes, Row, prefill, prefill_scored
 from ..request import Outcome, Request, StepCost
 from ..sampling.constraint import followed
-from ..sampling.draws import Draws
 from ..sampling.warping import gumbel_noise
 from ..text.detokenizer import NoText
 from ..tree import DraftTree

@@ -257,17 +257,12 @@ class Scheduler:
         return rows > 1 == len(groups) and job.group not in groups
 
     @property
-    def prompt_tokens(self) -> int:
-        """How many tokens of prompts the next step may read."""
-        beside = len(self.running) > 1 and any(job.request.decodes for job in self.running)
-        return (self._params.chunk or self.chunk.size) if beside else self._alone
-
-    @property
-    def nodes(self) -> int | None:
-        """How many tokens the next step may draft in all; None: as many as requests have in their budgets."""
+    def limits(self) -> tuple[int, int | None]:
+        """Most tokens that the next step reads of prompts, and most that it drafts (None: as the budgets allow)."""
         if len(self.running) < 2:
-            return None
-        return self.drafts.most(sum([job.request.decodes for job in self.running]))
+            return self._alone, None
+        decoding = sum([job.request.decodes for job in self.running])
+        return (self._params.chunk or self.chunk.size) if decoding else self._alone, self.drafts.most(decoding)
 
     def observe(self, read: int, outcomes: Sequence[Outcome], seconds: float) -> None:
         """A step of these outcomes read so many tokens of prompts."""

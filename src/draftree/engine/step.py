@@ -9,17 +9,19 @@ with the next tokens of it in place of a tree; when the last of them is read, it
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import wraps
+from operator import attrgetter
+from typing import Concatenate, ParamSpec, TypeVar
 
 from ..config import MAX_NODES, Budget
 from ..drafters.base import Drafter
 from ..errors import ConfigError, RunError, call_named, check_tokens
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import WORTHWHILE, PrefixCache, common_prefix
-from ..request import DrafterStats, Logprobs, Outcome, Request, StepCost
-from ..sampling.draws import Draws
+from ..request import DrafterStats, Logprobs, Outcome, StepCost
 from ..scores import Scores
 from ..tree import ROOT, DraftTree
 from ..verify.schemes import Scheme, Verdict
@@ -30,34 +32,47 @@ _RESERVED = 256
 _SCORED = 64
 """Most tokens of a prompt that a step reads where their log-probabilities are wanted: it computes all their logits."""
 
+_NO_TREE, _NO_VERDICT = DraftTree.empty(), Verdict([], [])
+_Groups = list[tuple[Drafter, list[EngineRequest]]]
+_Trees = dict[EngineRequest, DraftTree]
+_Verdicts = dict[EngineRequest, Verdict]
+_TokenLogprobs = dict[EngineRequest, list[Logprobs]]
 
-@dataclass(slots=True, eq=False)
-class _Part:
-    """What one request adds to the step's pass.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Feed:
+    """What one request feeds to a step's pass, above its tree.
 
     Attributes:
-        head: tokens that its row has not: of a prompt as many as are read now, else the last token alone.
-        decodes: its prompt has been read.
-        ends: the head ends with the request's last token: the next one is drawn.
-        scored: how many log-probabilities are wanted beside those of the prompt that it reads; None: not even those.
-        tree: drafted below the last token of the head, its root.
-        first: slot of node 0 of the tree; node n has slot first + n, ROOT included.
-        verdict: on the tree; empty where the head does not end with the request's last token.
-        logprobs: of its tokens, where they were asked for.
-        taken: tokens that the request took of the verdict.
+        tokens: of a prompt as many as are read now, else the request's last token alfeed.
+        decodes: its prompt was read before.
+        ends: with the request's last token: the next one is drawn.
+        scored: how many log-probabilities are wanted beside that of each token of the prompt; None: not even those.
     """
 
     request: EngineRequest
     row: Row
-    head: list[int]
+    tokens: list[int]
     decodes: bool
     ends: bool
-    scored: int | None = None
-    tree: DraftTree = DraftTree.empty()
-    first: int = 0
-    verdict: Verdict = Verdict([], [])
-    logprobs: list[Logprobs] = field(default_factory=list)
-    taken: int = 0
+    scored: int | None
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _measured(phase: Callable[Concatenate[Stepper, P], T]) -> Callable[Concatenate[Stepper, P], T]:
+    """A phase of a step whose wall-clock seconds the stepper keeps, by the method's name, until the next step."""
+
+    @wraps(phase)
+    def run(self: Stepper, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        began = time.perf_counter()
+        result = phase(self, *args, **kwargs)
+        self.seconds[phase.__name__] = time.perf_counter() - began
+        return result
+
+    return run
 
 
 class Stepper:
@@ -69,12 +84,14 @@ class Stepper:
 
     Attributes:
         requests: those that hold something, in the order in which they came.
+        seconds: what the measured phases of the last step took.
     """
 
     def __init__(self, target: LanguageModel, observers: Sequence[Observer] = (), prefixes: int = 0) -> None:
         self.prefixes = PrefixCache(target, prefixes)
         self._target, self._observers = target, tuple(observers)
         self.requests: dict[EngineRequest, None] = {}
+        self.seconds: dict[str, float] = {}
         self._leaders: dict[EngineRequest, tuple[EngineRequest, int]] = {}
         """Request that waits -> the one that reads the beginning of both texts, and how many tokens that has."""
 
@@ -82,19 +99,19 @@ class Stepper:
         """Give a request its row in the target, with what is kept of its prompt; steps read the rest."""
         self._target.reserve(1, self.row_length(request))
         scored = request.params.prompt_logprobs is not None
-        # a row without trees is not forked where the texts part, behind which the other one has read on
+        # a row without trees is not forked where the texts part, behind which its request has read on
         alone = scored or bool(self._target.capabilities.no_trees)
-        readers = [] if alone else [other for other in self.requests if not other.decodes]
-        shared = [common_prefix(other.ids, request.ids[:-1]) for other in readers]
+        readers = [] if alone else [reader for reader in self.requests if not reader.decodes]
+        shared = [common_prefix(reader.ids, request.ids[:-1]) for reader in readers]
         if (longest := max(shared, default=0)) >= WORTHWHILE:
             self._leaders[request] = readers[shared.index(longest)], longest
-        request.row = self._target.open() if scored or longest >= WORTHWHILE else self._found(request)
+        request.row = self._target.open() if scored or longest >= WORTHWHILE else self._reused_row(request)
         request.stats.reused = request.row.length
         self.requests[request] = None
 
-    def _found(self, request: EngineRequest) -> Row:
+    def _reused_row(self, request: EngineRequest) -> Row:
         """A row with what rows hold of a text: those that are kept, and those of other requests."""
-        live = [(other.ids, other.row) for other in self.requests if other.row is not None and other is not request]
+        live = [(r.ids, r.row) for r in self.requests if r.row is not None and r is not request]
         return self.prefixes.find(request.ids, live)
 
     def _waits(self, request: EngineRequest, requests: Sequence[EngineRequest]) -> bool:
@@ -107,7 +124,7 @@ class Stepper:
         del self._leaders[request]
         if request.row is not None and not request.row.length:
             self._target.close(request.row)
-            request.row = self._found(request)
+            request.row = self._reused_row(request)
             request.stats.reused = request.row.length
         return False
 
@@ -128,67 +145,161 @@ class Stepper:
             ConfigError: a request is closed or finished, or there twice.
             RunError: a step of one failed after its commit.
         """
-        began = time.perf_counter()
+        feeds = self._feeds(requests, prompt_tokens)
+        if not feeds:
+            return []
+        groups, trees = self._draft(feeds, prompt_tokens, nodes)
+        verdicts, logprobs = self._verify(feeds, trees)
+        taken = self._commit(feeds, verdicts, logprobs)
+        outcomes = self._notify(feeds, groups, trees, verdicts, taken)
+        return [*filter(None, map(outcomes.get, requests))]
+
+    def _feeds(self, requests: Sequence[EngineRequest], prompt_tokens: int | None) -> list[_Feed]:
+        """What each request feeds, in the order of their rows."""
         if len(set(requests)) < len(requests):
             raise ConfigError("a request is in this step twice: step each once")
         if self._leaders:
             requests = [request for request in requests if not self._waits(request, requests)]
-        parts = _parts(requests, prompt_tokens)
-        if not parts:
-            return []
-        rows, nodes_of = list[Row](), list[Nodes]()
-        for part in parts:
-            if len(part.row.parents):  # a failed step has left them behind
-                self._target.commit(part.row, [])
-        groups = _draft(parts, prompt_tokens, nodes, self._target.capabilities.vocab_size)
-        drafted = time.perf_counter()
-        for part in parts:
-            rows.append(part.row)
-            drawn = 1 + len(part.tree.tokens) if part.ends else 0
-            nodes_of.append(Nodes.below(part.head, part.tree, drawn if part.scored is None else None))
-        scores = self._target.extend(rows, nodes_of)
-        opened = _read(parts, scores)
-        _verify(parts, scores)
-        verified = time.perf_counter()
-        for part in parts:
-            below = len(part.head)
-            self._target.commit(part.row, [*range(below), *map(below.__add__, part.verdict.path)])
-            if not part.ends:
-                continue
-            before = len(part.request.ids)
-            try:
-                part.request.append(part.verdict.tokens, len(part.verdict.path), part.logprobs)
-            except Exception as error:  # noqa: BLE001 - a stopping criterion raises what it likes; it ends no other
-                part.request.fail(error)
-            part.taken = len(part.request.ids) - before
-        verify, other = verified - drafted, time.perf_counter() - verified
-        outcomes: dict[Request, Outcome] = {}
-        for drafter, own in groups:
-            cost = StepCost(len(parts), drafter.seconds, verify, other, drafter.passes, drafter.part_seconds)
-            became = list[Outcome]()
-            for part in own:
-                request, found = part.request, part.verdict
-                outcomes[request] = Outcome(request, part.tree, found.path, found.tokens, part.taken, cost)
-                became.append(outcomes[request])
-            self._observe(drafter, own, became)
-        for part in parts:
-            if not part.decodes:
-                part.request.stats.seconds.prefill += time.perf_counter() - began
-        for part in opened:
-            part.request.stats.tokens = part.taken
-            for observer in (*self._observers, *part.request.observers):
-                observer.opened(part.request)
-        return [*filter(None, map(outcomes.get, requests))]
+        feeds, reading, unread_tokens = list[_Feed](), list[tuple[EngineRequest, Row]](), list[int]()
+        for request in requests:
+            if (row := request.row) is None or request.finish_reason is not None:
+                raise ConfigError("a closed or finished request cannot go on: open its prompt again")
+            unread = len(request.ids) - row.length
+            if unread < 1 or (request.decodes and unread > 1):
+                raise RunError("a step of this request failed half-way: open its prompt again")
+            if len(row.parents):  # a failed step has left them behind
+                self._target.commit(row, [])
+            if request.decodes:
+                feeds.append(_Feed(request, row, request.ids[-1:], True, True, None))
+            else:
+                reading.append((request, row))
+                unread_tokens.append(unread if request.params.prompt_logprobs is None else min(unread, _SCORED))
+        if prompt_tokens is not None and reading:
+            unread_tokens = _shares(unread_tokens, prompt_tokens)
+        for (request, row), count in zip(reading, unread_tokens, strict=True):
+            if count:
+                end = row.length + count
+                tokens, ends = request.ids[row.length : end], end == len(request.ids)
+                feeds.append(_Feed(request, row, tokens, False, ends, request.params.prompt_logprobs))
+        return sorted(feeds, key=attrgetter("row.number"))
 
-    def _observe(self, drafter: Drafter, parts: Sequence[_Part], outcomes: Sequence[Outcome]) -> None:
-        call_named(f"drafter {drafter.name}: observe", drafter.observe, outcomes)
-        for outcome in outcomes:
-            count(outcome, drafter)
-        for observer in self._observers:
-            observer.stepped(outcomes)
-        for part, outcome in zip(parts, outcomes, strict=True):
-            for observer in part.request.observers:
-                observer.stepped([outcome])
+    def _draft(self, feeds: Sequence[_Feed], reading: int | None, nodes: int | None) -> tuple[_Groups, _Trees]:
+        """Draft for the requests that decode: which drafter is whose, and the tree of each request of the step."""
+        vocab = self._target.capabilities.vocab_size
+        groups, trees = dict[int, tuple[Drafter, list[EngineRequest]]](), _Trees()
+        for feed in feeds:
+            trees[feed.request] = _NO_TREE
+            if feed.decodes:
+                drafter = feed.request.speculation.drafter
+                groups.setdefault(id(drafter), (drafter, []))[1].append(feed.request)
+        share = MAX_NODES
+        if nodes is not None:
+            drafting = [len(requests) for drafter, requests in groups.values() if drafter.policy is not None]
+            share = nodes // max(1, sum(drafting))
+        drafted = 0
+        for drafter, requests in groups.values():
+            if drafter.policy is None:
+                continue
+            # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
+            budgets = list[Budget]()
+            for request in requests:
+                budgets.append(Budget(min(request.speculation.nodes, share), request.tokens_left - 1))
+            other_tokens = sum(map(len, map(attrgetter("tokens"), feeds))) - len(requests) + drafted
+            drawing, name = requests[0].speculation.scheme.drawing, f"drafter {drafter.name}"
+            proposed = call_named(name, drafter.propose, requests, budgets, drawing, other_tokens, reading)
+            for request, tree in zip(requests, proposed, strict=True):
+                if (tokens := tree.tokens.tolist()) and not 0 <= min(tokens) <= max(tokens) < vocab:
+                    check_tokens(name, tokens, vocab)
+                trees[request] = tree
+                drafted += len(tokens)
+        return [*groups.values()], trees
+
+    @_measured
+    def _verify(self, feeds: Sequence[_Feed], trees: _Trees) -> tuple[_Verdicts, _TokenLogprobs]:
+        """Score tokens and trees in one pass of the target, and verify trees by one scheme after the other.
+
+        Returns:
+            verdicts on the requests whose next token is drawn, and log-probabilities of their tokens where wanted.
+        """
+        rows, nodes = list[Row](), list[Nodes]()
+        for feed in feeds:
+            tree = trees[feed.request]
+            drawn = 1 + len(tree.tokens) if feed.ends else 0
+            rows.append(feed.row)
+            nodes.append(Nodes.below(feed.tokens, tree, drawn if feed.scored is None else None))
+        scores = self._target.extend(rows, nodes)
+        groups: dict[Scheme, dict[EngineRequest, int]] = {}  # the slot of each tree's node 0
+        for feed, start in zip(feeds, scores.starts, strict=False):
+            if not feed.decodes:
+                _read(feed, scores, start)
+            if feed.ends:
+                first = start + (1 if feed.scored is None else len(feed.tokens))
+                groups.setdefault(feed.request.speculation.scheme, {})[feed.request] = first
+        verdicts, logprobs = _Verdicts(), _TokenLogprobs()
+        for scheme, firsts in groups.items():
+            columns = [*firsts.values()], [*map(trees.__getitem__, firsts)], [*map(attrgetter("draws"), firsts)]
+            verdicts.update(zip(firsts, scheme.verify(scores, *columns), strict=True))
+            for request, first in firsts.items():
+                if (best := request.params.logprobs) is not None:
+                    verdict = verdicts[request]
+                    slots = [first + node for node in (ROOT, *verdict.path)]
+                    logprobs[request] = Logprobs.of(scores, slots, verdict.tokens, best)
+        return verdicts, logprobs
+
+    @_measured
+    def _commit(
+        self, feeds: Sequence[_Feed], verdicts: _Verdicts, logprobs: _TokenLogprobs
+    ) -> dict[EngineRequest, int]:
+        """Keep accepted paths in the cache and append their tokens to the requests; how many each of them took."""
+        taken = dict[EngineRequest, int]()
+        for feed in feeds:
+            request, above = feed.request, len(feed.tokens)
+            verdict = verdicts.get(request, _NO_VERDICT)
+            self._target.commit(feed.row, [*range(above), *map(above.__add__, verdict.path)])
+            if feed.ends:
+                before = len(request.ids)
+                try:
+                    request.append(verdict.tokens, len(verdict.path), logprobs.get(request, ()))
+                except Exception as error:  # noqa: BLE001 - a stopping criterion raises what it likes; it ends no other
+                    request.fail(error)
+                taken[request] = len(request.ids) - before
+        return taken
+
+    def _notify(
+        self,
+        feeds: Sequence[_Feed],
+        groups: _Groups,
+        trees: _Trees,
+        verdicts: _Verdicts,
+        taken: dict[EngineRequest, int],
+    ) -> dict[EngineRequest, Outcome]:
+        """Let drafters, statistics and observers know what became of the trees, and whose prompts are read."""
+        draft, verify, other = 0.0, self.seconds["_verify"], self.seconds["_commit"]
+        all_outcomes = dict[EngineRequest, Outcome]()
+        for drafter, requests in groups:
+            draft += drafter.seconds
+            cost = StepCost(len(feeds), drafter.seconds, verify, other, drafter.passes, drafter.part_seconds)
+            outcomes = list[Outcome]()
+            for request in requests:
+                path, tokens = verdicts[request].path, verdicts[request].tokens
+                outcomes.append(Outcome(request, trees[request], path, tokens, taken[request], cost))
+            call_named(f"drafter {drafter.name}: observe", drafter.observe, outcomes)
+            for outcome in outcomes:
+                count(outcome, drafter)
+            for observer in self._observers:
+                observer.stepped(outcomes)
+            for request, outcome in zip(requests, outcomes, strict=True):
+                all_outcomes[request] = outcome
+                for observer in request.observers:
+                    observer.stepped([outcome])
+        for feed in feeds:
+            if not feed.decodes:
+                feed.request.stats.seconds.prefill += draft + verify + other
+                if feed.ends:
+                    feed.request.stats.tokens = taken[feed.request]
+                    for observer in (*self._observers, *feed.request.observers):
+                        observer.opened(feed.request)
+        return all_outcomes
 
     def close(self, request: EngineRequest) -> None:
         """Free what a request holds in the models; its tokens and figures stay readable. Twice is harmless.
@@ -215,32 +326,6 @@ class Stepper:
         return request.prompt_length + tokens + 1 + min(request.speculation.nodes, _RESERVED)
 
 
-def _parts(requests: Sequence[EngineRequest], prompt_tokens: int | None) -> list[_Part]:
-    """What each request feeds, in the order of their rows."""
-    parts, counts, reading = list[_Part](), list[int](), list[int]()
-    for at, request in enumerate(requests):
-        if request.row is None or request.finish_reason is not None:
-            raise ConfigError("a closed or finished request cannot go on: open its prompt again")
-        unread = len(request.ids) - request.row.length
-        if unread != 1 if request.decodes else unread < 1:
-            raise RunError("a step of this request failed half-way: open its prompt again")
-        if not request.decodes:
-            reading.append(at)
-            unread = unread if request.params.prompt_logprobs is None else min(unread, _SCORED)
-        counts.append(unread)
-    if prompt_tokens is not None and reading:
-        for at, count in zip(reading, _shares([counts[at] for at in reading], prompt_tokens), strict=True):
-            counts[at] = count
-    for request, unread in zip(requests, counts, strict=True):
-        row, decodes = request.row, request.decodes
-        if unread and row is not None:
-            head = request.ids[row.length : row.length + unread]
-            ends = row.length + unread == len(request.ids)
-            scored = None if decodes else request.params.prompt_logprobs
-            parts.append(_Part(request, row, head, decodes, ends, scored))
-    return sorted(parts, key=lambda part: part.row.number) if len(parts) > 1 else parts
-
-
 def _shares(unread: Sequence[int], most: int) -> list[int]:
     """How much is read of each prompt: half of ``most`` is for the first, and short ones do not wait for long ones."""
     shares = [0] * len(unread)
@@ -252,71 +337,16 @@ def _shares(unread: Sequence[int], most: int) -> list[int]:
     return shares
 
 
-def _draft(
-    parts: Sequence[_Part], reading: int | None, nodes: int | None, vocab: int
-) -> list[tuple[Drafter, list[_Part]]]:
-    """Draft for the requests that decode, by one drafter after the other; what each of them drafts for."""
-    groups: dict[int, tuple[Drafter, list[_Part]]] = {}
-    for part in parts:
-        if part.decodes:
-            drafter = part.request.speculation.drafter
-            groups.setdefault(id(drafter), (drafter, []))[1].append(part)
-    share = MAX_NODES
-    if nodes is not None:
-        share = nodes // max(1, sum([len(own) for drafter, own in groups.values() if drafter.policy is not None]))
-    for drafter, own in groups.values():
-        if drafter.policy is not None:
-            other_tokens = sum([len(part.head) + len(part.tree.tokens) for part in parts if part not in own])
-            # a path of depth d gains d + 1 tokens: no node is deeper than the tokens left, less the bonus token
-            requests, budgets = list[EngineRequest](), list[Budget]()
-            for part in own:
-                requests.append(part.request)
-                most = min(part.request.speculation.nodes, share)
-                budgets.append(Budget(most, part.request.tokens_left - 1))
-            drawing = requests[0].speculation.scheme.drawing
-            name = f"drafter {drafter.name}"
-            trees = call_named(name, drafter.propose, requests, budgets, drawing, other_tokens, reading)
-            for part, tree in zip(own, trees, strict=True):
-                if (tokens := tree.tokens.tolist()) and not 0 <= min(tokens) <= max(tokens) < vocab:
-                    check_tokens(name, tokens, vocab)
-                part.tree = tree
-    return list(groups.values())
-
-
-def _read(parts: Sequence[_Part], scores: Scores) -> list[_Part]:
-    """Take the pass's scores; returns the parts whose prompts are read to their end now."""
-    opened = list[_Part]()
-    for part, start in zip(parts, scores.starts, strict=False):
-        part.first = start - ROOT
-        if part.scored is not None:  # slots of the whole head come before those of the tree
-            at, ids, part.first = part.row.length, part.request.ids, start + len(part.head)
-            tokens = ids[at + 1 : at + 1 + len(part.head)]
-            slots = range(start, start + len(tokens))
-            part.request.prompt_logprobs[at:] = Logprobs.of(scores, slots, tokens, part.scored)
-        if part.ends and not part.decodes:
-            drafter = part.request.speculation.drafter
-            call_named(f"drafter {drafter.name}: open", drafter.open, part.request)
-            opened.append(part)
-    return opened
-
-
-def _verify(parts: Sequence[_Part], scores: Scores) -> None:
-    """Find the verdicts, by one scheme after the other, and log-probabilities of their tokens where they are wanted."""
-    groups: dict[Scheme, list[_Part]] = {}
-    for part in parts:
-        if part.ends:
-            groups.setdefault(part.request.speculation.scheme, []).append(part)
-    for scheme, own in groups.items():
-        firsts, trees, draws = list[int](), list[DraftTree](), list[Draws]()
-        for part in own:
-            firsts.append(part.first)
-            trees.append(part.tree)
-            draws.append(part.request.draws)
-        for part, verdict in zip(own, scheme.verify(scores, firsts, trees, draws), strict=True):
-            part.verdict = verdict
-            if (best := part.request.params.logprobs) is not None:
-                slots = [part.first + node for node in (ROOT, *verdict.path)]
-                part.logprobs = Logprobs.of(scores, slots, verdict.tokens, best)
+def _read(feed: _Feed, scores: Scores, start: int) -> None:
+    """Keep the log-probabilities of a prompt's tokens, which begin at a slot; open the drafter at the prompt's end."""
+    request, length = feed.request, feed.row.length
+    if feed.scored is not None:
+        tokens = request.ids[length + 1 : length + 1 + len(feed.tokens)]
+        slots = range(start, start + len(tokens))
+        request.prompt_logprobs[length:] = Logprobs.of(scores, slots, tokens, feed.scored)
+    if feed.ends:
+        drafter = request.speculation.drafter
+        call_named(f"drafter {drafter.name}: open", drafter.open, request)
 
 
 def count(outcome: Outcome, drafter: Drafter) -> None:

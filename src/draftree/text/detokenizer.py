@@ -216,9 +216,8 @@ class Detokenizer:
 
     def _shorten(self, cut: int) -> None:
         """Keep a long window's end, of which ``cut`` characters are held back."""
-        if len(self._window) > _WINDOW:
-            self._window = self._tail(self._window)
-            self._shown = max(len(self._decode(self._window)) - cut, 0)
+        self._window = self._tail(self._window)
+        self._shown = max(len(self._decode(self._window)) - cut, 0)
 
     def push(self, tokens: Sequence[int | None], last: bool) -> list[str]:
         """Text that became final with each token, up to the one with which the text has stopped.
@@ -234,7 +233,8 @@ class Detokenizer:
             if texts is not None and _INCOMPLETE not in (text := "".join(texts)):
                 self._window += ids
                 self._shown += len(text)
-                self._shorten(0)
+                if len(self._window) > _WINDOW:
+                    self._shorten(0)
                 return texts
         given, final = list[str](), len(tokens) if last else 0
         for count, token in enumerate(tokens, start=1):
@@ -246,7 +246,8 @@ class Detokenizer:
             if not cut or len(self._window) > 2 * _WINDOW:  # so many bytes are no character
                 self._held += text[self._shown : len(text) - cut]
                 self._shown = len(text) - cut
-                self._shorten(cut)
+                if len(self._window) > _WINDOW:
+                    self._shorten(cut)
             self._incomplete = cut > 0
             found, kept, new = list[tuple[int, int]](), 0, self._held[before:]
             for each in self._stop if self._passed > self._min_tokens else ():

@@ -27,10 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import Checked
+from ..draws import Draws, draw_at
 from ..errors import ConfigError, call_named, check_tokens, unknown_name
 from ..importing import import_named
 from ..policies.base import GrowthPolicy
-from ..sampling.draws import Draws, draw_at
 from ..sampling.warping import largest, softmax
 from ..scores import Scores
 from ..tree import ROOT, DraftDistribution, DraftTree, Drawing

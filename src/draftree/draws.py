@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import SamplingParams
-from ..scores import NO_EDIT, Changes, Edit, Scores
-from .constraint import ConstraintState, followed
-from .warping import Warping, derive_seed, draw, stream_key, uniform, warp
+from .config import SamplingParams
+from .sampling.constraint import ConstraintState, followed
+from .sampling.warping import Warping, derive_seed, draw, stream_key, uniform, warp
+from .scores import NO_EDIT, Changes, Edit, Scores
 
 _ACCEPTANCE = 1
 """Label of the acceptance draws."""
