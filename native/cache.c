@@ -38,8 +38,8 @@ void start_cache(Cache *cache, int layers, int heads, int head_size, int state_s
 
 /* What lies before the cells of a page. */
 typedef struct {
-    size_t bytes;    /* of the page, this included */
-    int32_t holders; /* rows */
+    size_t bytes;       /* of the page, this included */
+    int32_t references; /* rows */
 } PageHeader;
 
 static PageHeader *header_of(uint8_t *page) { return (PageHeader *)(void *)(page - PAGE_HEADER); }
@@ -55,16 +55,16 @@ static uint8_t *new_page(Cache *cache) {
         page = memory + PAGE_HEADER;
         header_of(page)->bytes = cache->page_bytes;
     }
-    header_of(page)->holders = 1;
+    header_of(page)->references = 1;
     cache->bytes += (int64_t)header_of(page)->bytes;
     return page;
 }
 
 static void free_page(uint8_t *page) { release(page - PAGE_HEADER, header_of(page)->bytes); }
 
-static void leave_page(Cache *cache, uint8_t *page) {
+static void release_page(Cache *cache, uint8_t *page) {
     const size_t bytes = header_of(page)->bytes;
-    if (--header_of(page)->holders)
+    if (--header_of(page)->references)
         return;
     cache->bytes -= (int64_t)bytes;
     if (cache->spare && cache->spare_count < MOST_SPARE && bytes == cache->page_bytes)
@@ -154,7 +154,7 @@ static int copy_learned(const Cache *cache, const Row *source, int32_t length, R
 
 static void drop_pages(Cache *cache, Row *row, int32_t from) {
     while (row->page_count > from)
-        leave_page(cache, row->pages[--row->page_count]);
+        release_page(cache, row->pages[--row->page_count]);
 }
 
 void drop_nodes(Cache *cache, Row *row, int32_t count) {
@@ -226,7 +226,7 @@ int draftree_fork(Model *model, int32_t row, int32_t length, int32_t *fork) {
     }
     for (int32_t page = 0; page < pages; page++) {
         copy->pages[page] = source->pages[page];
-        header_of(copy->pages[page])->holders++;
+        header_of(copy->pages[page])->references++;
     }
     copy->page_count = pages;
     copy->length = length;
@@ -252,13 +252,13 @@ int reserve_nodes(Cache *cache, Row *row, int32_t count) {
         return DRAFTREE_NO_MEMORY;
     for (int32_t page = (row->length + row->count) / PAGE_CELLS; page < row->page_count; page++) {
         uint8_t *shared = row->pages[page];
-        if (header_of(shared)->holders == 1)
+        if (header_of(shared)->references == 1)
             continue;
         uint8_t *own = new_page(cache);
         if (!own)
             return DRAFTREE_NO_MEMORY;
         memcpy(own, shared, header_of(shared)->bytes - PAGE_HEADER); /* no later page is smaller */
-        leave_page(cache, shared);
+        release_page(cache, shared);
         row->pages[page] = own;
     }
     while (row->page_count < pages) {
@@ -290,9 +290,9 @@ int32_t path_cells(const Row *row, int32_t node, int32_t *cells) {
     return count;
 }
 
-HeadCache head_cache(const Cache *cache, const Row *row, int layer, int head) {
+KvHeadCache kv_head_cache(const Cache *cache, const Row *row, int layer, int head) {
     const size_t keys = ((size_t)layer * (size_t)cache->heads + (size_t)head) * 2 * key_bytes(cache);
-    return (HeadCache){
+    return (KvHeadCache){
         .pages = row->pages,
         .keys = keys,
         .values = keys + key_bytes(cache),

@@ -89,6 +89,6 @@ int32_t path_cells(const Row *row, int32_t node, int32_t *cells);
 float *cell_states(const Cache *cache, const Row *row, int32_t cell);
 
 /* How the head of a layer finds its keys and values. */
-HeadCache head_cache(const Cache *cache, const Row *row, int layer, int head);
+KvHeadCache kv_head_cache(const Cache *cache, const Row *row, int layer, int head);
 
 #endif

@@ -2,13 +2,13 @@
 
 #include <string.h>
 
-/* Bits of the answer of available_sets. */
+/* Bits that available_sets returns. */
 enum { SET_AVX2 = 1, SET_AVX_VNNI = 2, SET_AVX512_VNNI = 4, SET_NEON_DOT = 8 };
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-/* State components that the operating system saves for threads (XCR0); 0: it does not say. */
+/* State components that the operating system saves for threads (XCR0); 0: unknown. */
 static unsigned saved_state(unsigned features) {
     unsigned low, high;
     if (!(features >> 27 & 1)) /* OSXSAVE */
@@ -17,7 +17,7 @@ static unsigned saved_state(unsigned features) {
     return low;
 }
 
-/* Not __builtin_cpu_supports: under zig it always answers 0. */
+/* Not __builtin_cpu_supports: under zig it always returns 0. */
 static unsigned available_sets(void) {
     unsigned a, b, c, d, b7 = 0, c7 = 0, a71 = 0, sets = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d))

@@ -1,4 +1,4 @@
-/* Draft trees of all requests of a step, grown layer by layer: a part scores a layer in one go, the rule chooses. */
+/* Draft trees of all requests of a step, tree layer by layer: a part scores a layer in one go, the rule chooses. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ int reserve(Buffer *buffer, int64_t count, size_t size) {
     return DRAFTREE_OK;
 }
 
-static void free_found(const Found *found) {
+static void free_candidates(const CandidateBuffers *found) {
     free(found->counts.data);
     free(found->tokens.data);
     free(found->logprobs.data);
@@ -37,25 +37,25 @@ int draftree_draft_open(Draft **draft) {
 void draftree_draft_close(Draft *draft) {
     if (!draft)
         return;
-    Grown *grown = draft->grown.data;
-    for (int64_t i = 0; i < draft->grown.capacity / (int64_t)sizeof *grown; i++) {
-        free(grown[i].nodes.data);
-        free(grown[i].matches.data);
-        free(grown[i].best.data);
+    GrowingTree *tree = draft->trees.data;
+    for (int64_t i = 0; i < draft->trees.capacity / (int64_t)sizeof *tree; i++) {
+        free(tree[i].nodes.data);
+        free(tree[i].matches.data);
+        free(tree[i].best.data);
     }
     Buffer *cells = draft->cells.data;
     for (int64_t i = 0; i < draft->cells.capacity / (int64_t)sizeof *cells; i++)
         free(cells[i].data);
     free_pass_memory(&draft->pass_memory);
     free_translations(draft);
-    const Buffer *buffers[] = {&draft->grown,       &draft->fed,      &draft->cells, &draft->layer,
-                               &draft->masks,       &draft->forced,   &draft->asked, &draft->asked_at,
-                               &draft->asked_masks, &draft->children, &draft->best,  &draft->numbers,
+    const Buffer *buffers[] = {&draft->trees,       &draft->fed,      &draft->cells, &draft->layer,
+                               &draft->masks,       &draft->forced,   &draft->batch, &draft->batch_at,
+                               &draft->batch_masks, &draft->children, &draft->best,  &draft->numbers,
                                &draft->ranked,      &draft->left,     &draft->gains, &draft->output};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         free(buffers[i]->data);
-    free_found(&draft->found);
-    free_found(&draft->answer);
+    free_candidates(&draft->candidates);
+    free_candidates(&draft->batch_candidates);
     free(draft);
 }
 
@@ -70,7 +70,7 @@ static int check_step(const DraftStep *step) {
     for (int32_t part = 0; part < step->part_count; part++) {
         const DraftPart *own = step->parts + part;
         if (own->kind < BY_TEXT || own->kind > BY_CALLER || (own->kind == BY_CALLER && !step->score) ||
-            (own->kind == BY_TRANSLATION && (!own->translation || !step->find_meanings)) ||
+            (own->kind == BY_TRANSLATION && (!own->translation || !step->find_translations)) ||
             ((by_pass(own) || own->kind == BY_TRANSLATION) && !own->model))
             return DRAFTREE_BAD_ARGUMENT;
     }
@@ -95,11 +95,11 @@ static int reserve_cells(Draft *draft, int32_t part, int32_t request, int32_t co
 
 /* Room for the root and `count` nodes of a request. */
 static int reserve_nodes_of(Draft *draft, const DraftStep *step, int32_t request, int32_t count) {
-    Grown *grown = grown_of(draft, request);
-    int code = reserve(&grown->nodes, (int64_t)count + 1, sizeof(Drafted));
+    GrowingTree *tree = growing_tree(draft, request);
+    int code = reserve(&tree->nodes, (int64_t)count + 1, sizeof(DraftedNode));
     for (int32_t part = 0; part < step->part_count && !code; part++)
         if (step->parts[part].kind == BY_TEXT)
-            code = reserve(&grown->matches, (int64_t)count + 1, sizeof(NgramMatches));
+            code = reserve(&tree->matches, (int64_t)count + 1, sizeof(NgramMatches));
         else if (by_pass(step->parts + part))
             code = reserve_cells(draft, part, request, count);
     return code;
@@ -107,7 +107,7 @@ static int reserve_nodes_of(Draft *draft, const DraftStep *step, int32_t request
 
 static int begin(Draft *draft, const DraftStep *step) {
     const int32_t requests = step->request_count, parts = step->part_count;
-    if (reserve(&draft->grown, requests, sizeof(Grown)) ||
+    if (reserve(&draft->trees, requests, sizeof(GrowingTree)) ||
         reserve(&draft->fed, (int64_t)requests * parts, sizeof(Fed)) ||
         reserve(&draft->cells, (int64_t)requests * parts, sizeof(Buffer)) ||
         reserve(&draft->read_trees, (int64_t)requests * parts, sizeof(ReadTree)) ||
@@ -121,12 +121,12 @@ static int begin(Draft *draft, const DraftStep *step) {
     for (int32_t request = 0; request < requests; request++) {
         if (reserve_nodes_of(draft, step, request, 0))
             return DRAFTREE_NO_MEMORY;
-        Grown *grown = grown_of(draft, request);
+        GrowingTree *tree = growing_tree(draft, request);
         const DraftRequest *own = step->requests + request;
-        grown->part = -1;
-        grown->count = grown->best_count = 0;
-        grown->most = own->nodes ? most_drafted(step->rule, own->nodes) : 0;
-        *drafted(grown, -1) = (Drafted){.token = -1, .parent = -1, .first = -1, .number = -1, .value = 1};
+        tree->part = -1;
+        tree->count = tree->best_count = 0;
+        tree->most = own->nodes ? most_drafted(step->rule, own->nodes) : 0;
+        *node_at(tree, -1) = (DraftedNode){.token = -1, .parent = -1, .first = -1, .number = -1, .value = 1};
         NgramMatches followed; /* from now on */
         for (int32_t part = 0; part < parts; part++)
             if (step->parts[part].enabled && source_of(step, request, part)->index)
@@ -145,7 +145,7 @@ static int fit_children(Draft *draft, const DraftStep *step) {
     Child *children = draft->children.data;
     int32_t *left = draft->left.data, over = 0;
     for (int32_t request = 0; request < step->request_count; request++)
-        left[request] = grown_of(draft, request)->most - grown_of(draft, request)->count;
+        left[request] = growing_tree(draft, request)->most - growing_tree(draft, request)->count;
     for (int32_t i = 0; i < draft->child_count; i++)
         over |= --left[layer[children[i].at].request] < 0;
     if (!over)
@@ -171,32 +171,32 @@ static int fit_children(Draft *draft, const DraftStep *step) {
 /* Add children; those that may get children in turn are the next layer. */
 static int add_children(Draft *draft, const DraftStep *step) {
     const Child *children = draft->children.data;
-    const Candidates *found = &draft->found.view;
+    const Candidates *found = &draft->candidates.view;
     if (reserve(&draft->layer, (int64_t)draft->layer_count + draft->child_count, sizeof(DraftNode)))
         return DRAFTREE_NO_MEMORY;
     DraftNode *layer = draft->layer.data;
     int32_t next = draft->layer_count;
     for (int32_t i = 0; i < draft->child_count; i++) {
         const DraftNode parent = layer[children[i].at];
-        Grown *grown = grown_of(draft, parent.request);
-        if (reserve_nodes_of(draft, step, parent.request, grown->count + 1))
+        GrowingTree *tree = growing_tree(draft, parent.request);
+        if (reserve_nodes_of(draft, step, parent.request, tree->count + 1))
             return DRAFTREE_NO_MEMORY;
         const int32_t token = found->tokens[(int64_t)children[i].at * found->width + children[i].rank];
-        *drafted(grown, grown->count) = (Drafted){.token = token,
-                                                  .parent = parent.node,
-                                                  .depth = draft->depth + 1,
-                                                  .first = -1,
-                                                  .path = children[i].path,
-                                                  .value = children[i].value,
-                                                  .entropy = found->entropies[children[i].at]};
+        *node_at(tree, tree->count) = (DraftedNode){.token = token,
+                                                    .parent = parent.node,
+                                                    .depth = draft->depth + 1,
+                                                    .first = -1,
+                                                    .path = children[i].path,
+                                                    .value = children[i].value,
+                                                    .entropy = found->entropies[children[i].at]};
         if (children[i].extends)
-            layer[next++] = (DraftNode){parent.request, grown->count, parent.node, token};
-        grown->count++;
+            layer[next++] = (DraftNode){parent.request, tree->count, parent.node, token};
+        tree->count++;
     }
     int32_t count = 0;
     for (int32_t at = draft->layer_count; at < next; at++)
         if (step->requests[layer[at].request].depth > draft->depth + 1 &&
-            grown_of(draft, layer[at].request)->most > grown_of(draft, layer[at].request)->count)
+            growing_tree(draft, layer[at].request)->most > growing_tree(draft, layer[at].request)->count)
             layer[count++] = layer[at];
     draft->layer_count = count;
     draft->depth++;
@@ -223,24 +223,24 @@ static int grow(Draft *draft, const DraftStep *step, DraftWork *work) {
         if (!code)
             code = add_children(draft, step);
     }
-    return code ? code : choose_kept(draft, step);
+    return code ? code : choose_verified(draft, step);
 }
 
 /* ---- finished trees */
 
 /* The nodes of a request that are verified, as columns from `columns` on; returns how many, or an error code. */
 static int32_t finish(const Draft *draft, const DraftStep *step, int32_t request, int32_t *columns) {
-    const Grown *grown = grown_of(draft, request);
-    const int translated = grown->part >= 0 && step->parts[grown->part].kind == BY_TRANSLATION;
+    const GrowingTree *tree = growing_tree(draft, request);
+    const int translated = tree->part >= 0 && step->parts[tree->part].kind == BY_TRANSLATION;
     int32_t count = 0, number = 0;
-    for (int32_t node = 0; node < grown->count; node++)
-        count += drafted(grown, node)->kept;
-    for (int32_t node = 0; node < grown->count; node++) {
-        Drafted *own = drafted(grown, node);
-        if (!own->kept)
+    for (int32_t node = 0; node < tree->count; node++)
+        count += node_at(tree, node)->verified;
+    for (int32_t node = 0; node < tree->count; node++) {
+        DraftedNode *own = node_at(tree, node);
+        if (!own->verified)
             continue;
-        const Drafted *parent = drafted(grown, own->parent);
-        if (own->parent >= 0 && !parent->kept)
+        const DraftedNode *parent = node_at(tree, own->parent);
+        if (own->parent >= 0 && !parent->verified)
             return DRAFTREE_BAD_TREE;
         const float path = (float)own->path, entropy = (float)own->entropy;
         columns[number] = own->token;
@@ -252,7 +252,7 @@ static int32_t finish(const Draft *draft, const DraftStep *step, int32_t request
         columns[6 * count + number] = -1;
         columns[7 * count + number] = 0;
         if (translated)
-            find_end(draft, grown->part, request, node, columns + 6 * count + number, columns + 7 * count + number);
+            find_end(draft, tree->part, request, node, columns + 6 * count + number, columns + 7 * count + number);
         own->number = number++;
     }
     return count;
@@ -261,16 +261,16 @@ static int32_t finish(const Draft *draft, const DraftStep *step, int32_t request
 static int finish_trees(Draft *draft, const DraftStep *step, DraftTree *trees) {
     int64_t nodes = 0;
     for (int32_t request = 0; request < step->request_count; request++)
-        nodes += grown_of(draft, request)->count;
+        nodes += growing_tree(draft, request)->count;
     if (reserve(&draft->output, 8 * nodes, sizeof(int32_t)))
         return DRAFTREE_NO_MEMORY;
     int32_t *columns = draft->output.data;
     for (int32_t request = 0; request < step->request_count; request++) {
-        const Grown *grown = grown_of(draft, request);
+        const GrowingTree *tree = growing_tree(draft, request);
         const int32_t count = finish(draft, step, request, columns);
         if (count < 0)
             return count;
-        trees[request] = (DraftTree){count, count ? grown->part : 0, columns};
+        trees[request] = (DraftTree){count, count ? tree->part : 0, columns};
         columns += 8 * (int64_t)count;
     }
     return DRAFTREE_OK;
@@ -296,18 +296,18 @@ int draftree_draft(Draft *draft, const DraftStep *step, DraftTree *trees, DraftW
 /* ---- outcomes */
 
 /* Walk down what was proposed along the target's tokens; candidates count whether they became nodes or not. */
-static int32_t find_trials(const Grown *grown, const DraftOutcome *outcome, DraftTrial *trials) {
+static int32_t find_trials(const GrowingTree *tree, const DraftOutcome *outcome, DraftTrial *trials) {
     int32_t count = 0, node = -1;
     for (int32_t i = 0; i < outcome->token_count; i++) {
-        const Drafted *own = drafted(grown, node);
+        const DraftedNode *own = node_at(tree, node);
         if (own->first < 0)
             break;
-        trials[count++] = (DraftTrial){grown->part, own->first == outcome->tokens[i], own->logprob};
+        trials[count++] = (DraftTrial){tree->part, own->first == outcome->tokens[i], own->logprob};
         int32_t child = node + 1;
-        while (child < grown->count &&
-               (drafted(grown, child)->parent != node || drafted(grown, child)->token != outcome->tokens[i]))
+        while (child < tree->count &&
+               (node_at(tree, child)->parent != node || node_at(tree, child)->token != outcome->tokens[i]))
             child++;
-        if (child == grown->count)
+        if (child == tree->count)
             break;
         node = child;
     }
@@ -316,23 +316,24 @@ static int32_t find_trials(const Grown *grown, const DraftOutcome *outcome, Draf
 
 /* Commit what the rows of a request have read of its accepted path. */
 static int commit_path(Draft *draft, const DraftStep *step, int32_t request, const DraftOutcome *outcome) {
-    const Grown *grown = grown_of(draft, request);
+    const GrowingTree *tree = growing_tree(draft, request);
     int32_t *path = draft->numbers.data;
     for (int32_t i = 0; i < outcome->path_count; i++) {
         int32_t node = 0;
-        while (node < grown->count && !(drafted(grown, node)->kept && drafted(grown, node)->number == outcome->path[i]))
+        while (node < tree->count &&
+               !(node_at(tree, node)->verified && node_at(tree, node)->number == outcome->path[i]))
             node++;
-        if (node == grown->count)
+        if (node == tree->count)
             return DRAFTREE_BAD_TREE;
         path[i] = node;
     }
     int code = DRAFTREE_OK;
     for (int32_t part = 0; part < step->part_count && !code; part++)
         if (step->parts[part].enabled && by_pass(step->parts + part))
-            code = keep_accepted(step, part, request, fed_of(draft, part, request), path,
-                                 grown->part == part ? outcome->path_count : 0, &draft->pass_memory);
+            code = commit_accepted(step, part, request, fed_of(draft, part, request), path,
+                                   tree->part == part ? outcome->path_count : 0, &draft->pass_memory);
         else if (step->parts[part].enabled && step->parts[part].kind == BY_TRANSLATION)
-            code = keep_translated(draft, step, part, request, path, grown->part == part ? outcome->path_count : 0);
+            code = commit_translated(draft, step, part, request, path, tree->part == part ? outcome->path_count : 0);
     return code;
 }
 
@@ -346,7 +347,7 @@ int draftree_accept(Draft *draft, const DraftStep *step, const DraftOutcome *out
             return DRAFTREE_NO_MEMORY;
     int code = DRAFTREE_OK;
     for (int32_t request = 0; request < step->request_count && !code; request++) {
-        *trial_count += find_trials(grown_of(draft, request), outcomes + request, trials + *trial_count);
+        *trial_count += find_trials(growing_tree(draft, request), outcomes + request, trials + *trial_count);
         code = commit_path(draft, step, request, outcomes + request);
     }
     draft->requests = 0;

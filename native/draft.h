@@ -40,8 +40,9 @@ void free_pass_memory(PassMemory *memory);
 /* Write the last tokens of an index's text, at most NGRAM_LONGEST; returns how many. */
 int32_t ngram_tail(const NgramIndex *index, int32_t *tail);
 
-/* The parts of kind BY_MODEL and BY_HEAD. fed: [request_count] of the part, each with room for all nodes of its pool.
- * What they change is in their rows alone: Python finds the new lengths there (draftree_length), also after an error.
+/* The parts of kind BY_MODEL and BY_DRAFT_HEAD. fed: [request_count] of the part, each with room for all nodes of its
+ * pool. What they change is in their rows alone: Python finds the new lengths there (draftree_length), also after an
+ * error.
  *
  * Begin a step: drop what a failed one has left behind in the part's rows; nothing is fed yet. */
 int begin_models(const DraftStep *step, int32_t part, Fed *fed);
@@ -51,7 +52,7 @@ int begin_models(const DraftStep *step, int32_t part, Fed *fed);
 int score_by_models(const DraftStep *step, const DraftLayer *layer, Fed *fed, PassMemory *memory, Candidates *found);
 
 /* Commit what a part has read of a request's accepted path, numbers in the pool. */
-int keep_accepted(const DraftStep *step, int32_t part, int32_t request, const Fed *fed, const int32_t *path,
-                  int32_t count, PassMemory *memory);
+int commit_accepted(const DraftStep *step, int32_t part, int32_t request, const Fed *fed, const int32_t *path,
+                    int32_t count, PassMemory *memory);
 
 #endif

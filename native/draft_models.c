@@ -95,15 +95,16 @@ static void set_number(Fed *fed, int32_t node, int32_t number) {
     fed->cells[node] = number;
 }
 
-/* How many tokens a root brings: those that the row has not committed, of a head the last one again if it has read
- * them all; below 0: an error code. The first token of a text is none of a head's: no hidden state comes before it. */
+/* How many tokens a root brings: those that the row has not committed, of a draft head the last one again if it has
+ * read them all; below 0: an error code. The first token of a text is none of a draft head's: no hidden state comes
+ * before it. */
 static int32_t unread_tokens(const LayerPass *pass, int32_t request) {
     const DraftSource *source = source_of(pass->step, pass->layer->part, request);
     const Row *row = find_row(&pass->model->cache, source->row);
     if (!row)
         return DRAFTREE_BAD_ROW;
     int32_t count = pass->step->requests[request].position - row->length;
-    if (pass->model->head && --count == 0)
+    if (pass->model->draft_head && --count == 0)
         count = 1;
     return count < 1 || count > source->unread_count ? DRAFTREE_BAD_ARGUMENT : count;
 }
@@ -148,9 +149,9 @@ static int feed_text(LayerPass *pass, int32_t request) {
     return DRAFTREE_OK;
 }
 
-/* The same for a head: each token with the target's hidden states before it. Behind a text of one token there are none,
- * and any node serves to draft from. */
-static int feed_head_text(LayerPass *pass, int32_t request) {
+/* The same for a draft head: each token with the target's hidden states before it. Behind a text of one token there are
+ * none, and any node serves to draft from. */
+static int feed_draft_head_text(LayerPass *pass, int32_t request) {
     const DraftSource *source = source_of(pass->step, pass->layer->part, request);
     const int32_t count = unread_tokens(pass, request), *text = source->unread + source->unread_count - count;
     const int32_t first = pass->step->requests[request].position - 1 - count;
@@ -188,12 +189,13 @@ static int feed_layer(LayerPass *pass) {
         if (node->node >= 0)
             error = feed_node(pass, node);
         else
-            error = pass->model->head ? feed_head_text(pass, node->request) : feed_text(pass, node->request);
+            error =
+                pass->model->draft_head ? feed_draft_head_text(pass, node->request) : feed_text(pass, node->request);
     }
     return error;
 }
 
-/* Let a head keep the texts that it has read. */
+/* Let a draft head keep the texts that it has read. */
 static int commit_texts(LayerPass *pass) {
     int error = DRAFTREE_OK;
     for (int32_t b = 0, at = 0; b < pass->row_count && !error; at += pass->counts[b++]) {
@@ -206,12 +208,13 @@ static int commit_texts(LayerPass *pass) {
 }
 
 static int run_pass(LayerPass *pass) {
-    const int head = pass->model->head != NULL;
+    const int is_draft_head = pass->model->draft_head != NULL;
     int error = feed_layer(pass);
     if (!error)
         error = draftree_extend(pass->model, pass->row_count, pass->rows, pass->counts, pass->tokens, pass->parents,
-                                pass->wanted, head ? pass->target_rows : NULL, head ? pass->sources : NULL);
-    return error || !head || pass->layer->depth ? error : commit_texts(pass);
+                                pass->wanted, is_draft_head ? pass->target_rows : NULL,
+                                is_draft_head ? pass->sources : NULL);
+    return error || !is_draft_head || pass->layer->depth ? error : commit_texts(pass);
 }
 
 /* ---- what is found */
@@ -311,8 +314,8 @@ int begin_models(const DraftStep *step, int32_t part, Fed *fed) {
     return error;
 }
 
-int keep_accepted(const DraftStep *step, int32_t part, int32_t request, const Fed *fed, const int32_t *path,
-                  int32_t count, PassMemory *memory) {
+int commit_accepted(const DraftStep *step, int32_t part, int32_t request, const Fed *fed, const int32_t *path,
+                    int32_t count, PassMemory *memory) {
     const DraftSource *source = source_of(step, part, request);
     Model *model = step->parts[part].model;
     if (!source->limit)
@@ -323,7 +326,7 @@ int keep_accepted(const DraftStep *step, int32_t part, int32_t request, const Fe
     int32_t *numbers = (int32_t *)(void *)memory->bytes, kept = fed->waiting;
     for (int32_t i = 0; i < kept; i++)
         numbers[i] = i;
-    for (int32_t i = 0; i < count && !model->head && number_of(fed, path[i]) >= 0; i++)
+    for (int32_t i = 0; i < count && !model->draft_head && number_of(fed, path[i]) >= 0; i++)
         numbers[kept++] = number_of(fed, path[i]);
     return draftree_commit(model, source->row, numbers, kept);
 }

@@ -65,11 +65,11 @@ static void extend_paying(Draft *draft, const DraftStep *step) {
     for (int32_t part = 0; part < step->part_count; part++) {
         int32_t drafts = 0;
         for (int32_t i = 0; i < draft->child_count; i++)
-            drafts |= grown_of(draft, layer[children[i].at].request)->part == part;
+            drafts |= growing_tree(draft, layer[children[i].at].request)->part == part;
         seconds += drafts ? step->parts[part].layer : 0;
     }
     for (int32_t i = 0; i < draft->child_count; i++) {
-        const DraftPart *part = step->parts + grown_of(draft, layer[children[i].at].request)->part;
+        const DraftPart *part = step->parts + growing_tree(draft, layer[children[i].at].request)->part;
         const double gain = part->onward * children[i].value - least;
         children[i].extends = gain > 0;
         gains += gain > 0 ? gain : 0;
@@ -82,7 +82,7 @@ static void extend_paying(Draft *draft, const DraftStep *step) {
 /* If first candidates are right more often than they say, the others share what that leaves. */
 static int choose_paying(Draft *draft, const DraftStep *step) {
     const DraftNode *layer = draft->layer.data;
-    const Candidates *found = &draft->found.view;
+    const Candidates *found = &draft->candidates.view;
     const double spare = SPARE * least_value(draft, step->rule), least = spare > LEAST ? spare : LEAST;
     int64_t candidates = draft->best_count;
     for (int32_t at = 0; at < draft->layer_count; at++)
@@ -90,13 +90,14 @@ static int choose_paying(Draft *draft, const DraftStep *step) {
     if (reserve(&draft->best, candidates, sizeof(double)))
         return DRAFTREE_NO_MEMORY;
     for (int32_t at = 0; at < draft->layer_count; at++) {
-        const Grown *grown = grown_of(draft, layer[at].request);
-        const Drafted *parent = drafted(grown, layer[at].node);
+        const GrowingTree *tree = growing_tree(draft, layer[at].request);
+        const DraftedNode *parent = node_at(tree, layer[at].node);
         const double *logprobs = found->logprobs + (int64_t)at * found->width;
         if (!found->counts[at])
             continue;
-        const double trust = step->parts[grown->part].trust, said = exp(logprobs[0]);
-        const double first = fmin(1, trust * said), rest = said < 1 ? fmin(trust, (1 - first) / (1 - said)) : 0;
+        const double trust = step->parts[tree->part].trust, predicted = exp(logprobs[0]);
+        const double first = fmin(1, trust * predicted),
+                     rest = predicted < 1 ? fmin(trust, (1 - first) / (1 - predicted)) : 0;
         for (int32_t rank = 0; rank < found->counts[at]; rank++) {
             const double value = parent->value * (rank ? rest * exp(logprobs[rank]) : first);
             if (value > least) {
@@ -111,21 +112,21 @@ static int choose_paying(Draft *draft, const DraftStep *step) {
 }
 
 /* The number of nodes that gains most, and the best nodes of all requests: they share the pass. */
-static int keep_paying(Draft *draft, const DraftStep *step) {
+static int verify_paying(Draft *draft, const DraftStep *step) {
     const DraftRule *rule = step->rule;
     int64_t total = 0;
     for (int32_t request = 0; request < step->request_count; request++)
-        total += grown_of(draft, request)->count;
+        total += growing_tree(draft, request)->count;
     if (reserve(&draft->ranked, total, sizeof(Ranked)))
         return DRAFTREE_NO_MEMORY;
     Ranked *ranked = draft->ranked.data;
     int32_t *left = draft->left.data;
     total = 0;
     for (int32_t request = 0; request < step->request_count; request++) {
-        const Grown *grown = grown_of(draft, request);
+        const GrowingTree *tree = growing_tree(draft, request);
         left[request] = step->requests[request].nodes;
-        for (int32_t node = 0; node < grown->count; node++)
-            ranked[total++] = (Ranked){drafted(grown, node)->value, request, node};
+        for (int32_t node = 0; node < tree->count; node++)
+            ranked[total++] = (Ranked){node_at(tree, node)->value, request, node};
     }
     rank(ranked, total);
     double expected = rule->tokens, highest = expected / rule->seconds[0];
@@ -152,24 +153,24 @@ static int keep_paying(Draft *draft, const DraftStep *step) {
         }
     }
     for (int32_t i = 0; i < size; i++)
-        drafted(grown_of(draft, ranked[i].request), ranked[i].at)->kept = 1;
+        node_at(growing_tree(draft, ranked[i].request), ranked[i].at)->verified = 1;
     return DRAFTREE_OK;
 }
 
 /* ---- the most probable paths */
 
 /* Only paths above it come in. */
-static double least_path(const Grown *grown, int32_t nodes) {
-    return grown->best_count == nodes ? *(double *)grown->best.data : -INFINITY;
+static double least_path(const GrowingTree *tree, int32_t nodes) {
+    return tree->best_count == nodes ? *(double *)tree->best.data : -INFINITY;
 }
 
 /* Take a path into the heap; returns what the expected number of accepted tokens gains. */
-static double enter_path(Grown *grown, int32_t nodes, double path) {
-    double *best = grown->best.data;
+static double enter_path(GrowingTree *tree, int32_t nodes, double path) {
+    double *best = tree->best.data;
     int32_t at = 0;
     double gain = exp(path);
-    if (grown->best_count < nodes) {
-        for (at = grown->best_count++; at && best[(at - 1) / 2] > path; at = (at - 1) / 2)
+    if (tree->best_count < nodes) {
+        for (at = tree->best_count++; at && best[(at - 1) / 2] > path; at = (at - 1) / 2)
             best[at] = best[(at - 1) / 2];
     } else {
         gain -= exp(best[0]);
@@ -186,13 +187,13 @@ static double enter_path(Grown *grown, int32_t nodes, double path) {
 
 static int choose_probable(Draft *draft, const DraftStep *step) {
     const DraftNode *layer = draft->layer.data;
-    const Candidates *found = &draft->found.view;
+    const Candidates *found = &draft->candidates.view;
     for (int32_t at = 0; at < draft->layer_count; at++) {
-        Grown *grown = grown_of(draft, layer[at].request);
+        GrowingTree *tree = growing_tree(draft, layer[at].request);
         const int32_t nodes = step->requests[layer[at].request].nodes;
-        if (reserve(&grown->best, nodes, sizeof(double)))
+        if (reserve(&tree->best, nodes, sizeof(double)))
             return DRAFTREE_NO_MEMORY;
-        const double above = drafted(grown, layer[at].node)->path, least = least_path(grown, nodes);
+        const double above = node_at(tree, layer[at].node)->path, least = least_path(tree, nodes);
         const double *logprobs = found->logprobs + (int64_t)at * found->width;
         for (int32_t rank = 0; rank < found->counts[at] && above + logprobs[rank] > least; rank++)
             add_child(draft, at, rank, above + logprobs[rank], 0);
@@ -209,8 +210,8 @@ static int choose_probable(Draft *draft, const DraftStep *step) {
     for (int32_t i = 0; i < draft->child_count; i++) {
         Child *child = children + ranked[i].at;
         const int32_t request = layer[child->at].request, nodes = step->requests[request].nodes;
-        if (child->path > least_path(grown_of(draft, request), nodes)) {
-            gains[request] += enter_path(grown_of(draft, request), nodes, child->path);
+        if (child->path > least_path(growing_tree(draft, request), nodes)) {
+            gains[request] += enter_path(growing_tree(draft, request), nodes, child->path);
             child->taken = 1;
         }
     }
@@ -218,8 +219,9 @@ static int choose_probable(Draft *draft, const DraftStep *step) {
     for (int32_t i = 0; i < draft->child_count; i++) {
         const int32_t request = layer[children[i].at].request;
         /* children of the least probable node are no more probable */
-        children[i].extends = draft->depth + 1 < step->rule->depth && gains[request] > step->rule->threshold &&
-                              children[i].path > least_path(grown_of(draft, request), step->requests[request].nodes);
+        children[i].extends =
+            draft->depth + 1 < step->rule->depth && gains[request] > step->rule->threshold &&
+            children[i].path > least_path(growing_tree(draft, request), step->requests[request].nodes);
         if (children[i].taken)
             children[count++] = children[i];
     }
@@ -227,18 +229,18 @@ static int choose_probable(Draft *draft, const DraftStep *step) {
     return DRAFTREE_OK;
 }
 
-static int keep_probable(Draft *draft, const DraftStep *step) {
+static int verify_probable(Draft *draft, const DraftStep *step) {
     for (int32_t request = 0; request < step->request_count; request++) {
-        const Grown *grown = grown_of(draft, request);
-        if (reserve(&draft->ranked, grown->count, sizeof(Ranked)))
+        const GrowingTree *tree = growing_tree(draft, request);
+        if (reserve(&draft->ranked, tree->count, sizeof(Ranked)))
             return DRAFTREE_NO_MEMORY;
         Ranked *ranked = draft->ranked.data;
-        for (int32_t node = 0; node < grown->count; node++)
-            ranked[node] = (Ranked){drafted(grown, node)->path, request, node};
-        if (grown->count > step->requests[request].nodes)
-            rank(ranked, grown->count);
-        for (int32_t i = 0; i < grown->count && i < step->requests[request].nodes; i++)
-            drafted(grown, ranked[i].at)->kept = 1;
+        for (int32_t node = 0; node < tree->count; node++)
+            ranked[node] = (Ranked){node_at(tree, node)->path, request, node};
+        if (tree->count > step->requests[request].nodes)
+            rank(ranked, tree->count);
+        for (int32_t i = 0; i < tree->count && i < step->requests[request].nodes; i++)
+            node_at(tree, ranked[i].at)->verified = 1;
     }
     return DRAFTREE_OK;
 }
@@ -248,13 +250,13 @@ static int keep_probable(Draft *draft, const DraftStep *step) {
 int choose_children(Draft *draft, const DraftStep *step) {
     int64_t candidates = 0;
     for (int32_t at = 0; at < draft->layer_count; at++)
-        candidates += draft->found.view.counts[at];
+        candidates += draft->candidates.view.counts[at];
     draft->child_count = 0;
     if (candidates > INT32_MAX || reserve(&draft->children, candidates, sizeof(Child)))
         return DRAFTREE_NO_MEMORY;
     return step->rule->below ? choose_paying(draft, step) : choose_probable(draft, step);
 }
 
-int choose_kept(Draft *draft, const DraftStep *step) {
-    return step->rule->below ? keep_paying(draft, step) : keep_probable(draft, step);
+int choose_verified(Draft *draft, const DraftStep *step) {
+    return step->rule->below ? verify_paying(draft, step) : verify_probable(draft, step);
 }

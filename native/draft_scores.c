@@ -5,12 +5,12 @@
 #include "growth.h"
 #include "platform.h"
 
-/* Probability of a first candidate from which on a part is sure. */
-static const double SURE = 0.5;
+/* Probability of a first candidate from which on a part is confident. */
+static const double CONFIDENT = 0.5;
 /* Of the token that begins what a constraint forces. */
 static const double FORCED = 0.99;
 
-static int reserve_found(Found *found, int32_t count, int32_t width) {
+static int reserve_candidates(CandidateBuffers *found, int32_t count, int32_t width) {
     const int64_t candidates = (int64_t)count * width;
     if (reserve(&found->counts, count, sizeof(int32_t)) || reserve(&found->entropies, count, sizeof(double)) ||
         reserve(&found->tokens, candidates, sizeof(int32_t)) || reserve(&found->logprobs, candidates, sizeof(double)))
@@ -23,19 +23,19 @@ static int reserve_found(Found *found, int32_t count, int32_t width) {
 }
 
 /* Matches of a node's path among its text; those of nodes below are found among them. */
-static NgramMatches find_matches(const Grown *grown, NgramIndex *index, int32_t node) {
-    NgramMatches found, *kept = grown->matches.data;
+static NgramMatches find_matches(const GrowingTree *tree, NgramIndex *index, int32_t node) {
+    NgramMatches found, *kept = tree->matches.data;
     if (node < 0) {
         draftree_ngram_latest(index, &found);
         return found;
     }
-    const Drafted *own = drafted(grown, node);
-    const NgramMatches above = own->parent < 0 ? find_matches(grown, index, -1) : kept[own->parent];
+    const DraftedNode *own = node_at(tree, node);
+    const NgramMatches above = own->parent < 0 ? find_matches(tree, index, -1) : kept[own->parent];
     draftree_ngram_followed(index, &above, own->token, &found);
     if (!found.count) {
         int32_t tail[2 * NGRAM_LONGEST], path[NGRAM_LONGEST], length = 0, count = ngram_tail(index, tail);
-        for (int32_t at = node; at >= 0 && length < NGRAM_LONGEST; at = drafted(grown, at)->parent)
-            path[length++] = drafted(grown, at)->token;
+        for (int32_t at = node; at >= 0 && length < NGRAM_LONGEST; at = node_at(tree, at)->parent)
+            path[length++] = node_at(tree, at)->token;
         while (length)
             tail[count++] = path[--length];
         draftree_ngram_matches(index, tail, count, &found);
@@ -44,15 +44,15 @@ static NgramMatches find_matches(const Grown *grown, NgramIndex *index, int32_t 
 }
 
 static void score_by_text(const Draft *draft, const DraftStep *step, int32_t part) {
-    const DraftNode *asked = draft->asked.data;
-    const int32_t *at = draft->asked_at.data, *forced = draft->forced.data;
-    const Candidates *found = &draft->answer.view;
+    const DraftNode *batch = draft->batch.data;
+    const int32_t *at = draft->batch_at.data, *forced = draft->forced.data;
+    const Candidates *found = &draft->batch_candidates.view;
     int32_t tokens[NGRAM_MATCHES];
     double probabilities[NGRAM_MATCHES];
-    for (int32_t i = 0; i < draft->asked_count; i++) {
-        const Grown *grown = grown_of(draft, asked[i].request);
-        NgramIndex *index = source_of(step, asked[i].request, part)->index;
-        const NgramMatches matches = find_matches(grown, index, asked[i].node);
+    for (int32_t i = 0; i < draft->batch_count; i++) {
+        const GrowingTree *tree = growing_tree(draft, batch[i].request);
+        NgramIndex *index = source_of(step, batch[i].request, part)->index;
+        const NgramMatches matches = find_matches(tree, index, batch[i].node);
         int32_t count = draftree_ngram_probabilities(index, &matches, tokens, probabilities);
         if (forced[at[i]] >= 0) {
             count = 1;
@@ -75,73 +75,74 @@ static void score_by_text(const Draft *draft, const DraftStep *step, int32_t par
 }
 
 static int score_by_caller(const Draft *draft, const DraftStep *step, int32_t part) {
-    const Candidates *found = &draft->answer.view;
-    const int code = step->score(part, draft->asked_count, draft->asked.data, found->width, found->counts,
+    const Candidates *found = &draft->batch_candidates.view;
+    const int code = step->score(part, draft->batch_count, draft->batch.data, found->width, found->counts,
                                  found->tokens, found->logprobs, found->entropies);
-    for (int32_t i = 0; i < draft->asked_count && !code; i++)
+    for (int32_t i = 0; i < draft->batch_count && !code; i++)
         if (found->counts[i] < 0 || found->counts[i] > found->width)
             return DRAFTREE_BAD_ARGUMENT;
     return code;
 }
 
-/* Let a part score what is asked. */
-static int score_asked(Draft *draft, const DraftStep *step, int32_t part, int32_t width, DraftWork *work) {
-    if (reserve_found(&draft->answer, draft->asked_count, width))
+/* Let a part score what is batch. */
+static int score_batch(Draft *draft, const DraftStep *step, int32_t part, int32_t width, DraftWork *work) {
+    if (reserve_candidates(&draft->batch_candidates, draft->batch_count, width))
         return DRAFTREE_NO_MEMORY;
     const DraftPart *own = step->parts + part;
     const int64_t began = nanoseconds();
     int code = DRAFTREE_OK;
-    const DraftLayer layer = {part, draft->depth, draft->asked_count, draft->asked.data, draft->asked_masks.data};
+    const DraftLayer layer = {part, draft->depth, draft->batch_count, draft->batch.data, draft->batch_masks.data};
     work[part].passes += own->model != NULL;
     if (own->kind == BY_TRANSLATION)
-        code = score_by_translation(draft, step, &layer, &draft->answer.view);
+        code = score_by_translation(draft, step, &layer, &draft->batch_candidates.view);
     else if (own->kind == BY_TEXT)
         score_by_text(draft, step, part);
     else if (own->kind == BY_CALLER)
         code = score_by_caller(draft, step, part);
     else
-        code = score_by_models(step, &layer, fed_of(draft, part, 0), &draft->pass_memory, &draft->answer.view);
+        code =
+            score_by_models(step, &layer, fed_of(draft, part, 0), &draft->pass_memory, &draft->batch_candidates.view);
     work[part].nanoseconds += nanoseconds() - began;
     return code;
 }
 
-static void ask(Draft *draft, int32_t at) {
-    ((DraftNode *)draft->asked.data)[draft->asked_count] = ((DraftNode *)draft->layer.data)[at];
-    ((const uint32_t **)draft->asked_masks.data)[draft->asked_count] = ((const uint32_t **)draft->masks.data)[at];
-    ((int32_t *)draft->asked_at.data)[draft->asked_count++] = at;
+static void add_to_batch(Draft *draft, int32_t at) {
+    ((DraftNode *)draft->batch.data)[draft->batch_count] = ((DraftNode *)draft->layer.data)[at];
+    ((const uint32_t **)draft->batch_masks.data)[draft->batch_count] = ((const uint32_t **)draft->masks.data)[at];
+    ((int32_t *)draft->batch_at.data)[draft->batch_count++] = at;
 }
 
-/* Copy the candidates of the i-th asked node to the layer's. */
-static void take_answer(Draft *draft, int32_t i) {
-    const Candidates *from = &draft->answer.view, *to = &draft->found.view;
-    const int32_t at = ((int32_t *)draft->asked_at.data)[i], width = to->width, count = from->counts[i];
+/* Copy the candidates of the i-th batch node to the layer's. */
+static void copy_candidates(Draft *draft, int32_t i) {
+    const Candidates *from = &draft->batch_candidates.view, *to = &draft->candidates.view;
+    const int32_t at = ((int32_t *)draft->batch_at.data)[i], width = to->width, count = from->counts[i];
     to->counts[at] = count;
     to->entropies[at] = from->entropies[i];
     memcpy(to->tokens + (int64_t)at * width, from->tokens + (int64_t)i * width, (size_t)count * sizeof(int32_t));
     memcpy(to->logprobs + (int64_t)at * width, from->logprobs + (int64_t)i * width, (size_t)count * sizeof(double));
 }
 
-/* Score roots, and choose who drafts: a part that is sure, or the last one that has candidates. */
+/* Score roots, and choose who drafts: a part that is confident, or the last one that has candidates. */
 static int score_roots(Draft *draft, const DraftStep *step, int32_t width, DraftWork *work) {
     const DraftNode *layer = draft->layer.data;
-    const Candidates *found = &draft->found.view;
-    const double sure = log(SURE);
+    const Candidates *found = &draft->candidates.view;
+    const double confident = log(CONFIDENT);
     for (int32_t part = 0; part < step->part_count; part++) {
         if (!step->parts[part].enabled)
             continue;
-        draft->asked_count = 0;
+        draft->batch_count = 0;
         for (int32_t at = 0; at < draft->layer_count; at++) {
             const int32_t limit = source_of(step, layer[at].request, part)->limit;
-            if (limit && !(found->counts[at] && found->logprobs[(int64_t)at * width] >= sure))
-                ask(draft, at);
+            if (limit && !(found->counts[at] && found->logprobs[(int64_t)at * width] >= confident))
+                add_to_batch(draft, at);
         }
-        const int code = draft->asked_count ? score_asked(draft, step, part, width, work) : DRAFTREE_OK;
+        const int code = draft->batch_count ? score_batch(draft, step, part, width, work) : DRAFTREE_OK;
         if (code)
             return code;
-        for (int32_t i = 0; i < draft->asked_count; i++)
-            if (draft->answer.view.counts[i]) {
-                take_answer(draft, i);
-                grown_of(draft, ((DraftNode *)draft->asked.data)[i].request)->part = part;
+        for (int32_t i = 0; i < draft->batch_count; i++)
+            if (draft->batch_candidates.view.counts[i]) {
+                copy_candidates(draft, i);
+                growing_tree(draft, ((DraftNode *)draft->batch.data)[i].request)->part = part;
             }
     }
     return DRAFTREE_OK;
@@ -150,17 +151,17 @@ static int score_roots(Draft *draft, const DraftStep *step, int32_t width, Draft
 static int score_nodes(Draft *draft, const DraftStep *step, int32_t width, DraftWork *work) {
     const DraftNode *layer = draft->layer.data;
     for (int32_t part = 0; part < step->part_count; part++) {
-        draft->asked_count = 0;
+        draft->batch_count = 0;
         for (int32_t at = 0; at < draft->layer_count; at++) {
             const int32_t limit = source_of(step, layer[at].request, part)->limit;
-            if (grown_of(draft, layer[at].request)->part == part && draft->depth < limit)
-                ask(draft, at);
+            if (growing_tree(draft, layer[at].request)->part == part && draft->depth < limit)
+                add_to_batch(draft, at);
         }
-        const int code = draft->asked_count ? score_asked(draft, step, part, width, work) : DRAFTREE_OK;
+        const int code = draft->batch_count ? score_batch(draft, step, part, width, work) : DRAFTREE_OK;
         if (code)
             return code;
-        for (int32_t i = 0; i < draft->asked_count; i++)
-            take_answer(draft, i);
+        for (int32_t i = 0; i < draft->batch_count; i++)
+            copy_candidates(draft, i);
     }
     return DRAFTREE_OK;
 }
@@ -169,40 +170,40 @@ static int score_nodes(Draft *draft, const DraftStep *step, int32_t width, Draft
 
 /* Find what may follow the layer's nodes. */
 static int find_states(Draft *draft, const DraftStep *step) {
-    const uint32_t **masks = draft->masks.data, **found = draft->asked_masks.data;
+    const uint32_t **masks = draft->masks.data, **found = draft->batch_masks.data;
     int32_t *forced = draft->forced.data;
     const DraftNode *layer = draft->layer.data;
-    draft->asked_count = 0;
+    draft->batch_count = 0;
     for (int32_t at = 0; at < draft->layer_count; at++) {
         masks[at] = NULL;
         forced[at] = -1;
         if (step->requests[layer[at].request].constrained)
-            ask(draft, at);
+            add_to_batch(draft, at);
     }
-    if (!draft->asked_count)
+    if (!draft->batch_count)
         return DRAFTREE_OK;
-    if (reserve(&draft->numbers, draft->asked_count, sizeof(int32_t)))
+    if (reserve(&draft->numbers, draft->batch_count, sizeof(int32_t)))
         return DRAFTREE_NO_MEMORY;
-    int32_t *next = draft->numbers.data; /* of what is asked */
-    const int code = step->find_states(draft->asked_count, draft->asked.data, found, next);
-    for (int32_t i = 0; i < draft->asked_count && !code; i++) {
-        masks[((int32_t *)draft->asked_at.data)[i]] = found[i];
-        forced[((int32_t *)draft->asked_at.data)[i]] = next[i];
+    int32_t *next = draft->numbers.data; /* of what is batch */
+    const int code = step->find_states(draft->batch_count, draft->batch.data, found, next);
+    for (int32_t i = 0; i < draft->batch_count && !code; i++) {
+        masks[((int32_t *)draft->batch_at.data)[i]] = found[i];
+        forced[((int32_t *)draft->batch_at.data)[i]] = next[i];
     }
     return code;
 }
 
-/* Leave out candidates that a constraint refuses. */
+/* Leave out candidates that a constraint rejects. */
 static void filter(const Draft *draft, const DraftStep *step) {
     const uint32_t *const *masks = draft->masks.data;
     const DraftNode *layer = draft->layer.data;
-    const Candidates *found = &draft->found.view;
+    const Candidates *found = &draft->candidates.view;
     for (int32_t at = 0; at < draft->layer_count; at++) {
         if (!masks[at] || !found->counts[at])
             continue;
         int32_t *tokens = found->tokens + (int64_t)at * found->width, count = 0;
         double *logprobs = found->logprobs + (int64_t)at * found->width;
-        const int32_t outputs = step->parts[grown_of(draft, layer[at].request)->part].outputs;
+        const int32_t outputs = step->parts[growing_tree(draft, layer[at].request)->part].outputs;
         for (int32_t k = 0; k < found->counts[at]; k++)
             if (tokens[k] >= 0 && tokens[k] < outputs && masks[at][tokens[k] / 32] >> tokens[k] % 32 & 1) {
                 tokens[count] = tokens[k];
@@ -216,9 +217,9 @@ static void filter(const Draft *draft, const DraftStep *step) {
 
 int score_layer(Draft *draft, const DraftStep *step, int32_t width, DraftWork *work) {
     const int32_t count = draft->layer_count;
-    if (reserve_found(&draft->found, count, width) || reserve(&draft->asked, count, sizeof(DraftNode)) ||
-        reserve(&draft->asked_at, count, sizeof(int32_t)) || reserve(&draft->forced, count, sizeof(int32_t)) ||
-        reserve(&draft->masks, count, sizeof(uint32_t *)) || reserve(&draft->asked_masks, count, sizeof(uint32_t *)))
+    if (reserve_candidates(&draft->candidates, count, width) || reserve(&draft->batch, count, sizeof(DraftNode)) ||
+        reserve(&draft->batch_at, count, sizeof(int32_t)) || reserve(&draft->forced, count, sizeof(int32_t)) ||
+        reserve(&draft->masks, count, sizeof(uint32_t *)) || reserve(&draft->batch_masks, count, sizeof(uint32_t *)))
         return DRAFTREE_NO_MEMORY;
     int code = find_states(draft, step);
     if (!code)
@@ -227,10 +228,10 @@ int score_layer(Draft *draft, const DraftStep *step, int32_t width, DraftWork *w
         return code;
     filter(draft, step);
     const DraftNode *layer = draft->layer.data;
-    const Candidates *found = &draft->found.view;
+    const Candidates *found = &draft->candidates.view;
     for (int32_t at = 0; at < count; at++)
         if (found->counts[at]) {
-            Drafted *node = drafted(grown_of(draft, layer[at].request), layer[at].node);
+            DraftedNode *node = node_at(growing_tree(draft, layer[at].request), layer[at].node);
             node->first = found->tokens[(int64_t)at * width];
             node->logprob = found->logprobs[(int64_t)at * width];
         }

@@ -42,7 +42,7 @@ void free_translations(Draft *draft) {
     ReadTree *trees = draft->read_trees.data;
     for (int64_t i = 0; i < draft->read_trees.capacity / (int64_t)sizeof *trees; i++) {
         free(trees[i].nodes.data);
-        free(trees[i].rests.data);
+        free(trees[i].continuations.data);
     }
     free(trees);
     TranslationMemory *memory = &draft->translation_memory;
@@ -65,7 +65,7 @@ void find_end(const Draft *draft, int32_t part, int32_t request, int32_t node, i
 
 /* Note a key that has no entry. */
 static int want(Scoring *scoring, int32_t kind, int32_t text, int32_t token) {
-    if (meaning_of(scoring->translation, kind, text, token))
+    if (find_entry(scoring->translation, kind, text, token))
         return DRAFTREE_OK;
     Buffer *missing = &scoring->memory->missing;
     if (reserve(missing, (int64_t)scoring->missing + 1, sizeof(TranslationKey)))
@@ -79,19 +79,19 @@ static int find_missing(Scoring *scoring) {
     const TranslationKey *keys = scoring->memory->missing.data;
     const int32_t count = scoring->missing;
     scoring->missing = 0;
-    const int code = count ? scoring->step->find_meanings(scoring->layer->part, count, keys) : DRAFTREE_OK;
+    const int code = count ? scoring->step->find_translations(scoring->layer->part, count, keys) : DRAFTREE_OK;
     for (int32_t i = 0; i < count && !code; i++)
-        if (!meaning_of(scoring->translation, keys[i].kind, keys[i].text, keys[i].token))
+        if (!find_entry(scoring->translation, keys[i].kind, keys[i].text, keys[i].token))
             return DRAFTREE_BAD_ARGUMENT;
     return code;
 }
 
 /* What is expected behind a token below a node; NULL: nothing is, and the model reads the token. */
-static const Rest *rest_of(const ReadTree *tree, const ReadNode *above, int32_t token) {
-    const Rest *rests = tree->rests.data;
-    for (int32_t i = above->first_rest; i < above->first_rest + above->rest_count; i++)
-        if (rests[i].token == token)
-            return rests + i;
+static const Continuation *continuation_of(const ReadTree *tree, const ReadNode *above, int32_t token) {
+    const Continuation *continuations = tree->continuations.data;
+    for (int32_t i = above->first_continuation; i < above->first_continuation + above->continuation_count; i++)
+        if (continuations[i].token == token)
+            return continuations + i;
     return NULL;
 }
 
@@ -106,10 +106,10 @@ static int find_readings(Scoring *scoring) {
         if (!is_scored(tree, node->parent))
             return DRAFTREE_BAD_TREE;
         const ReadNode *above = node_of(tree, node->parent);
-        const Rest *rest = rest_of(tree, above, node->token);
+        const Continuation *continuation = continuation_of(tree, above, node->token);
         code = want(scoring, READING, above->left, node->token);
-        if (!code && rest)
-            code = want(scoring, FIRST_OF_TEXT, rest->text, 0);
+        if (!code && continuation)
+            code = want(scoring, FIRST_OF_TEXT, continuation->text, 0);
     }
     return code ? code : find_missing(scoring);
 }
@@ -195,21 +195,21 @@ static int read_node(Scoring *scoring, int32_t i) {
     const DraftNode *node = &scoring->layer->nodes[i];
     const ReadTree *tree = tree_of(scoring->draft, scoring->layer->part, node->request);
     const ReadNode *above = node_of(tree, node->parent);
-    const Rest *rest = rest_of(tree, above, node->token);
-    const Meaning *reading = meaning_of(scoring->translation, READING, above->left, node->token);
+    const Continuation *continuation = continuation_of(tree, above, node->token);
+    const TranslationEntry *reading = find_entry(scoring->translation, READING, above->left, node->token);
     const Row *row =
         find_row(&scoring->model->cache, source_of(scoring->step, node->request, scoring->layer->part)->row);
     if (!row)
         return DRAFTREE_BAD_ROW;
     const int64_t length = (int64_t)row->length + above->depth + reading->count;
-    const int reads = !rest && length <= scoring->model->architecture.context;
+    const int reads = !continuation && length <= scoring->model->architecture.context;
     const int32_t count = reads ? reading->count : 0;
     const ReadNode read = {.number = above->number,
                            .depth = above->depth + count,
                            .own = count,
                            .left = reads ? reading->behind : reading->found,
-                           .expected = rest ? rest->text : 0,
-                           .share = rest ? rest->share : 0};
+                           .expected = continuation ? continuation->text : 0,
+                           .share = continuation ? continuation->share : 0};
     return read_chain(scoring, i, read, ids_of(scoring->translation, reading), count);
 }
 
@@ -319,7 +319,7 @@ static int32_t follow(const Scoring *scoring, int32_t i, Translated *followers) 
     const DraftRequest *request = request_at(scoring, i);
     int32_t count = 0, own = tokens_at(scoring, i, &tokens, &logprobs);
     for (int32_t rank = 0; rank < own; rank++) {
-        const Meaning *first = meaning_of(scoring->translation, FIRST_OF_TOKEN, 0, tokens[rank]);
+        const TranslationEntry *first = find_entry(scoring->translation, FIRST_OF_TOKEN, 0, tokens[rank]);
         if (is_allowed(scoring, mask, first->found))
             followers[count++] = (Translated){(double)logprobs[rank], 0, first->found, rank, first->behind};
     }
@@ -334,7 +334,8 @@ static int32_t follow(const Scoring *scoring, int32_t i, Translated *followers) 
 
 /* Find what follows a node for which no pass was made: the first token of the text that is expected there. */
 static int32_t follow_expected(const Scoring *scoring, int32_t i, const ReadNode *read, Translated *follower) {
-    const Meaning *first = read->expected ? meaning_of(scoring->translation, FIRST_OF_TEXT, read->expected, 0) : NULL;
+    const TranslationEntry *first =
+        read->expected ? find_entry(scoring->translation, FIRST_OF_TEXT, read->expected, 0) : NULL;
     if (!first || !is_allowed(scoring, mask_at(scoring, i), first->found))
         return 0;
     *follower = (Translated){.value = read->share, .token = first->found, .behind = first->behind};
@@ -350,18 +351,18 @@ static int write_candidates(const Scoring *scoring, int32_t i, const Candidates 
     ReadNode *read = node_of(tree, node->node);
     const int32_t all = place < 0 ? follow_expected(scoring, i, read, followers) : follow(scoring, i, followers);
     const int32_t count = all < scoring->width ? all : scoring->width;
-    if (reserve(&tree->rests, (int64_t)tree->rest_count + count, sizeof(Rest)))
+    if (reserve(&tree->continuations, (int64_t)tree->continuation_count + count, sizeof(Continuation)))
         return DRAFTREE_NO_MEMORY;
-    Rest *rests = tree->rests.data;
-    read->first_rest = tree->rest_count;
+    Continuation *continuations = tree->continuations.data;
+    read->first_continuation = tree->continuation_count;
     for (int32_t rank = 0; rank < count; rank++) {
         const Translated *own = followers + rank;
         found->tokens[(int64_t)i * found->width + rank] = own->token;
         found->logprobs[(int64_t)i * found->width + rank] = (float)own->value;
         if (own->behind)
-            rests[tree->rest_count++] = (Rest){own->token, own->behind, own->share};
+            continuations[tree->continuation_count++] = (Continuation){own->token, own->behind, own->share};
     }
-    read->rest_count = tree->rest_count - read->first_rest;
+    read->continuation_count = tree->continuation_count - read->first_continuation;
     found->counts[i] = count;
     found->entropies[i] = place < 0 ? 0 : ((float *)scoring->memory->entropies.data)[place];
     return DRAFTREE_OK;
@@ -373,7 +374,7 @@ int begin_translation(Draft *draft, const DraftStep *step, int32_t part) {
     int code = DRAFTREE_OK;
     for (int32_t request = 0; request < step->request_count; request++) {
         ReadTree *tree = tree_of(draft, part, request);
-        tree->count = tree->rest_count = 0;
+        tree->count = tree->continuation_count = 0;
         if (reserve(&tree->nodes, 1, sizeof(ReadNode)))
             return DRAFTREE_NO_MEMORY;
         node_of(tree, -1)->depth = -1;
@@ -412,8 +413,8 @@ static void add_numbers(Buffer *numbers, int32_t *count, const ReadNode *read) {
         ((int32_t *)numbers->data)[(*count)++] = number;
 }
 
-int keep_translated(Draft *draft, const DraftStep *step, int32_t part, int32_t request, const int32_t *path,
-                    int32_t count) {
+int commit_translated(Draft *draft, const DraftStep *step, int32_t part, int32_t request, const int32_t *path,
+                      int32_t count) {
     const ReadTree *tree = tree_of(draft, part, request);
     const DraftSource *source = source_of(step, request, part);
     if (!source->limit)

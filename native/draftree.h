@@ -71,7 +71,7 @@ enum {
     INPUT_BIAS,
     FEATURE_NORM, /* of the target's hidden states before INPUT: one vector for all of them side by side */
     STATE_NORM,   /* EAGLE-3: of the state that the first layer reads */
-    HEAD_TENSORS,
+    DRAFT_HEAD_TENSORS,
 };
 
 enum { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };
@@ -122,10 +122,10 @@ typedef struct {
     int32_t norms_residual;        /* the first layer's residual is norm(s) */
     int32_t norms_state;           /* the next state is what the output layer reads, after the last norm */
     int32_t learns;                /* its output layer is rows of the target's and grows by them (draftree_learn) */
-} HeadArchitecture;
+} DraftHeadArchitecture;
 
 /* Version of this interface and of the bits that passes compute: part of a cost profile's identity. */
-#define DRAFTREE_VERSION "10"
+#define DRAFTREE_VERSION "11"
 const char *draftree_version(void);
 
 /* Names of the instruction sets that this CPU runs, separated by spaces, the portable one first. */
@@ -155,10 +155,11 @@ int draftree_share_threads(Model *model, const Model *other);
  * has none: no pass of a head may come after its target is freed. weights: the bytes that its tensors lie in, read
  * before the call returns. tokens: [vocabulary], the target's id of each output. Of model_tensors EAGLE-1 may lack
  * OUTPUT_NORM, a head as wide as its target EMBEDDING, and one that learns OUTPUT. The rest as draftree_load. */
-int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size, const Architecture *architecture,
-                       const HeadArchitecture *head, const double *rope_frequencies, const TensorPlace *layer_tensors,
-                       const TensorPlace *model_tensors, const TensorPlace *head_tensors, const int32_t *tokens,
-                       char message[256], Model **model);
+int draftree_load_draft_head(const Model *target, const uint8_t *weights, int64_t size,
+                             const Architecture *architecture, const DraftHeadArchitecture *draft_head,
+                             const double *rope_frequencies, const TensorPlace *layer_tensors,
+                             const TensorPlace *model_tensors, const TensorPlace *draft_head_tensors,
+                             const int32_t *tokens, char message[256], Model **model);
 
 /* [count][hidden] rows of the EMBEDDING or the OUTPUT of a model: the weights of the file, not scaled. */
 int draftree_rows(const Model *model, int32_t tensor, const int32_t *tokens, int32_t count, float *rows);
@@ -180,7 +181,7 @@ int draftree_close(Model *model, int32_t row);
  * their arrival, these ones included; -1 is the last committed token.
  * wanted: [N]; the k-th node with a nonzero entry has its scores in slot k until the next extend.
  * Of a draft head, else NULL: sources: [N] where the state before each node is: cell c of the target's row, or one of:
- * LAST_STATE what the head predicted at its parent, which came with an earlier call; NO_STATE zeros. target_rows:
+ * LAST_STATE what the draft head predicted at its parent, which came with an earlier call; NO_STATE zeros. target_rows:
  * [row_count]; looked at where a source is a cell.
  */
 enum { LAST_STATE = -1, NO_STATE = -2 };
@@ -189,11 +190,11 @@ int draftree_extend(Model *model, int32_t row_count, const int32_t *rows, const 
 
 /* Let a row of a head score the tokens that are committed to it next, beside the output layer's. Scores of its nodes
  * are over [the output layer's; those learned, in their order]; a fork keeps those that are among its tokens. */
-int draftree_learn(Model *head, int32_t row, const int32_t *tokens, int32_t count);
+int draftree_learn(Model *draft_head, int32_t row, const int32_t *tokens, int32_t count);
 
 /* The tokens that a head's row scores: how many (below 0: an error code), and which. */
-int32_t draftree_output_count(const Model *head, int32_t row);
-int draftree_output_tokens(const Model *head, int32_t row, int32_t *tokens);
+int32_t draftree_output_count(const Model *draft_head, int32_t row);
+int draftree_output_tokens(const Model *draft_head, int32_t row, int32_t *tokens);
 
 /* Keep the first `length` committed tokens of a row; drop those behind them, and its nodes. */
 int draftree_cut(Model *model, int32_t row, int32_t length);
@@ -311,12 +312,12 @@ int draftree_translation_put(Translation *translation, const TranslationKey *key
 
 /* What scores nodes: the texts themselves, a model of the target's token ids, a head, a model of other token ids, the
  * caller. */
-enum { BY_TEXT, BY_MODEL, BY_HEAD, BY_TRANSLATION, BY_CALLER };
+enum { BY_TEXT, BY_MODEL, BY_DRAFT_HEAD, BY_TRANSLATION, BY_CALLER };
 
 typedef struct {
     int32_t kind;
     int32_t enabled;
-    Model *model;             /* BY_MODEL, BY_HEAD, BY_TRANSLATION; else NULL */
+    Model *model;             /* BY_MODEL, BY_DRAFT_HEAD, BY_TRANSLATION; else NULL */
     Translation *translation; /* BY_TRANSLATION */
     int32_t outputs;          /* tokens of the target's vocabulary: what a model scores beyond them is left out */
     double trust;             /* how often its candidates are right over how often they should be */
@@ -338,7 +339,7 @@ typedef struct {
 typedef struct {
     int32_t limit;     /* of the depth to which it drafts; 0: not at all */
     NgramIndex *index; /* BY_TEXT: has read the text */
-    int32_t row;       /* BY_MODEL, BY_HEAD, BY_TRANSLATION */
+    int32_t row;       /* BY_MODEL, BY_DRAFT_HEAD, BY_TRANSLATION */
     int32_t unread_count;
     const int32_t *unread; /* the end of the text: what the row has not committed or more, the last token at least;
                             * BY_TRANSLATION: the model's own tokens of what it has not read, maybe none */
@@ -372,18 +373,18 @@ typedef int (*ScoreNodes)(int32_t part, int32_t count, const DraftNode *nodes, i
 typedef int (*FindStates)(int32_t count, const DraftNode *nodes, const uint32_t **masks, int32_t *forced);
 
 /* Put the entries of these keys into a part's translation. */
-typedef int (*FindMeanings)(int32_t part, int32_t count, const TranslationKey *keys);
+typedef int (*FindTranslations)(int32_t part, int32_t count, const TranslationKey *keys);
 
 typedef struct {
     int32_t part_count, request_count;
     int32_t coupled; /* a model's candidates are those of the target's noise, else of the warped distribution alone */
     const DraftRule *rule;
-    const DraftPart *parts;       /* [part_count], in the order in which they are tried */
-    const DraftRequest *requests; /* [request_count] */
-    const DraftSource *sources;   /* [request_count][part_count] */
-    ScoreNodes score;             /* may be NULL without a part BY_CALLER */
-    FindStates find_states;       /* may be NULL where nothing is constrained */
-    FindMeanings find_meanings;   /* may be NULL without a part BY_TRANSLATION */
+    const DraftPart *parts;             /* [part_count], in the order in which they are tried */
+    const DraftRequest *requests;       /* [request_count] */
+    const DraftSource *sources;         /* [request_count][part_count] */
+    ScoreNodes score;                   /* may be NULL without a part BY_CALLER */
+    FindStates find_states;             /* may be NULL where nothing is constrained */
+    FindTranslations find_translations; /* may be NULL without a part BY_TRANSLATION */
 } DraftStep;
 
 /* A finished tree. */

@@ -4,7 +4,7 @@
 
 #include "model.h"
 
-enum { MOST_NODES = 1 << 28 }; /* of a pass */
+enum { MOST_PASS_NODES = 1 << 28 }; /* of a pass */
 
 const char *draftree_version(void) { return DRAFTREE_VERSION; }
 
@@ -87,7 +87,7 @@ static int check_nodes(const Model *model, const Pass *pass, int32_t *depths) {
                 return DRAFTREE_CONTEXT_FULL;
         }
     }
-    return model->head ? check_sources(model, pass) : DRAFTREE_OK;
+    return model->draft_head ? check_sources(model, pass) : DRAFTREE_OK;
 }
 
 static int reserve_all(Model *model, const Pass *pass, int64_t logits) {
@@ -128,7 +128,7 @@ static int run_all(Model *model, const Pass *pass) {
                 .cell = row->length + row->count - 1,
                 .slot = pass->wanted[at] ? slot++ : -1,
             };
-            if (model->head)
+            if (model->draft_head)
                 find_state(model, pass, b, at, node);
             if (work->count == CHUNK)
                 error = run_chunk_of(model);
@@ -144,7 +144,7 @@ static int extend(Model *model, const Pass *pass) {
             return DRAFTREE_BAD_ARGUMENT;
         nodes += pass->counts[b];
     }
-    if (pass->row_count < 0 || nodes > MOST_NODES)
+    if (pass->row_count < 0 || nodes > MOST_PASS_NODES)
         return DRAFTREE_BAD_ARGUMENT;
     int32_t *scratch = malloc((size_t)(nodes + pass->row_count + 1) * sizeof *scratch);
     if (!scratch)
@@ -157,7 +157,7 @@ static int extend(Model *model, const Pass *pass) {
         for (int32_t b = 0; b < pass->row_count; b++)
             before[b] = find_row(&model->cache, pass->rows[b])->count;
         model->slot_count = 0; /* their logits are written over */
-        if (model->head)
+        if (model->draft_head)
             error = list_slots(model, pass, slots);
         if (!error)
             error = reserve_all(model, pass, slots * model->logit_stride);
@@ -174,5 +174,5 @@ static int extend(Model *model, const Pass *pass) {
 int draftree_extend(Model *model, int32_t row_count, const int32_t *rows, const int32_t *counts, const int32_t *tokens,
                     const int32_t *parents, const uint8_t *wanted, const int32_t *target_rows, const int32_t *sources) {
     const Pass pass = {row_count, rows, counts, tokens, parents, wanted, target_rows, sources};
-    return !model->head == !sources ? extend(model, &pass) : DRAFTREE_BAD_ARGUMENT;
+    return !model->draft_head == !sources ? extend(model, &pass) : DRAFTREE_BAD_ARGUMENT;
 }

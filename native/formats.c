@@ -4,9 +4,9 @@
 
 #include "layout.h"
 
-enum { SUPER_SIZE = SUPER_GROUPS * GROUP_SIZE, HALF_EXPONENT = 0x7c00 };
+enum { SUPER_SIZE = SUPER_GROUPS * GROUP_SIZE, FP16_EXPONENT = 0x7c00 };
 
-float float_from_half(uint16_t half) {
+float fp16_to_fp32(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = (half >> 10) & 31, fraction = half & 1023, bits;
     float value;
     if (exponent == 0) { /* zero or subnormal: fraction * 2^-24, exact */
@@ -22,7 +22,7 @@ float float_from_half(uint16_t half) {
     return value;
 }
 
-uint16_t half_from_float(float value) {
+uint16_t fp32_to_fp16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, 4);
     uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
@@ -237,7 +237,7 @@ size_t format_row_bytes(int format, int64_t columns) {
 /* weight = scale * (code - zero) + minimum, each step rounded. */
 static void decode_block(int format, const Block *block, float *values) {
     Layout layout = layout_of(format);
-    float scale = float_from_half(block->scale), minimum = layout.minima ? float_from_half(block->minimum) : 0;
+    float scale = fp16_to_fp32(block->scale), minimum = layout.minima ? fp16_to_fp32(block->minimum) : 0;
     int span = layout.scales == SCALES_OF_HALVES ? 16 : GROUP_SIZE;
     for (int i = 0; i < block_inputs(format); i++) {
         int code = layout.table ? IQ4_VALUES[block->codes[i]] : block->codes[i] - layout.zero;
@@ -255,7 +255,7 @@ static void decode_block(int format, const Block *block, float *values) {
 
 float format_decode_number(int format, const uint8_t *source) {
     if (format == FORMAT_F16)
-        return float_from_half(read16(source));
+        return fp16_to_fp32(read16(source));
     uint32_t bits = format == FORMAT_BF16 ? (uint32_t)read16(source) << 16 : read32(source);
     float value;
     memcpy(&value, &bits, 4);
@@ -366,9 +366,9 @@ ALWAYS_INLINE int pack_quantized(int format, int64_t columns, const uint8_t *sou
         for (int row = 0; row < rows; row++) {
             Block block;
             read_block(format, bytes + (size_t)row * row_bytes, &block);
-            special |= is_special(block.scale, HALF_EXPONENT);
+            special |= is_special(block.scale, FP16_EXPONENT);
             if (layout.minima)
-                special |= is_special(block.minimum, HALF_EXPONENT);
+                special |= is_special(block.minimum, FP16_EXPONENT);
             write_scales(layout, &block, slot, row, header);
             uint8_t *lines = header + header_bytes(layout) + slot * code_bytes(layout);
             for (int j = 0; j < block_groups; j++)
@@ -409,7 +409,7 @@ int pack_tile(int format, int64_t columns, const uint8_t *source, size_t row_byt
         PACK(FORMAT_IQ4_XS)
     case FORMAT_F32: return pack_floats(4, 0x7f800000, columns, source, row_bytes, rows, tile);
     case FORMAT_BF16: return pack_floats(2, 0x7f80, columns, source, row_bytes, rows, tile);
-    default: return pack_floats(2, HALF_EXPONENT, columns, source, row_bytes, rows, tile);
+    default: return pack_floats(2, FP16_EXPONENT, columns, source, row_bytes, rows, tile);
     }
 #undef PACK
 }

@@ -75,7 +75,7 @@ void packed_decode_row(const PackedMatrix *matrix, int64_t row, float *values);
 void packed_copy_row(const PackedMatrix *matrix, int64_t from, int row, uint8_t *tile);
 
 /* float16 <-> float32, exact and round-to-nearest-even, without instructions for it. */
-float float_from_half(uint16_t half);
-uint16_t half_from_float(float value);
+float fp16_to_fp32(uint16_t half);
+uint16_t fp32_to_fp16(float value);
 
 #endif

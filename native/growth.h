@@ -17,14 +17,14 @@ int reserve(Buffer *buffer, int64_t count, size_t size);
 /* A node that was drafted, or a root. */
 typedef struct {
     int32_t token, parent, depth;
-    int32_t first;  /* its first candidate; -1: it has none, or was not scored */
-    int32_t kept;   /* it is verified */
-    int32_t number; /* in the finished tree */
-    double path;    /* log-probability */
-    double value;   /* how probable it is that it is accepted */
-    double entropy; /* of the distribution that it is from */
-    double logprob; /* of its first candidate */
-} Drafted;
+    int32_t first;    /* its first candidate; -1: it has none, or was not scored */
+    int32_t verified; /* it is verified */
+    int32_t number;   /* in the finished tree */
+    double path;      /* log-probability */
+    double value;     /* how probable it is that it is accepted */
+    double entropy;   /* of the distribution that it is from */
+    double logprob;   /* of its first candidate */
+} DraftedNode;
 
 /* What has been drafted for one request. */
 typedef struct {
@@ -32,10 +32,10 @@ typedef struct {
     int32_t most;  /* nodes to draft */
     int32_t count; /* nodes so far */
     int32_t best_count;
-    Buffer nodes;   /* Drafted: the root, then the nodes */
+    Buffer nodes;   /* DraftedNode: the root, then the nodes */
     Buffer matches; /* NgramMatches of them, where texts draft */
     Buffer best;    /* double: a heap of the most probable paths, the least of them first */
-} Grown;
+} GrowingTree;
 
 /* A candidate that becomes a node. */
 typedef struct {
@@ -54,7 +54,7 @@ typedef struct {
 typedef struct {
     Candidates view;
     Buffer counts, tokens, logprobs, entropies;
-} Found;
+} CandidateBuffers;
 
 /* How far a model of other token ids has read up to a node. */
 typedef struct {
@@ -64,20 +64,20 @@ typedef struct {
     int32_t left;     /* the text behind these, not read yet */
     int32_t expected; /* text that is expected next, so that no pass was made; 0: there was one */
     double share;     /* log-probability of that */
-    int32_t first_rest, rest_count;
+    int32_t first_continuation, continuation_count;
 } ReadNode;
 
 /* What is expected behind a candidate. */
 typedef struct {
     int32_t token, text;
     double share;
-} Rest;
+} Continuation;
 
 /* What such a model has read of a request's tree. */
 typedef struct {
-    int32_t count, rest_count;
-    Buffer nodes; /* [1 + count] ReadNode: the root, then the nodes */
-    Buffer rests; /* [rest_count] Rest */
+    int32_t count, continuation_count;
+    Buffer nodes;         /* [1 + count] ReadNode: the root, then the nodes */
+    Buffer continuations; /* [continuation_count] Continuation */
 } ReadTree;
 
 /* What goes into its passes and comes out of them. */
@@ -91,34 +91,38 @@ typedef struct {
 struct Draft {
     int32_t requests, parts; /* of the proposal whose outcomes are still to come; 0: there is none */
     int32_t depth;           /* of the layer whose nodes are scored, the roots' is 0 */
-    int32_t layer_count, asked_count, child_count;
+    int32_t layer_count, batch_count, child_count;
     int32_t best_count, paying; /* entries of `best`, and how many of them pay */
-    Buffer grown;               /* [requests] Grown */
+    Buffer trees;               /* [requests] GrowingTree */
     Buffer fed, cells;          /* [parts][requests] Fed, and Buffer of their cells */
     PassMemory pass_memory;
     Buffer read_trees; /* [parts][requests] ReadTree */
     TranslationMemory translation_memory;
     Buffer layer;           /* [layer_count] DraftNode */
     Buffer masks, forced;   /* [layer_count] const uint32_t *, int32_t */
-    Buffer asked, asked_at; /* [asked_count] DraftNode of the layer that a part scores, and where they are there */
-    Buffer asked_masks;
-    Buffer children;     /* [child_count] Child */
-    Buffer best;         /* [best_count] double: the values of all drafted nodes, in descending order */
-    Buffer ranked;       /* Ranked */
-    Buffer numbers;      /* int32_t */
-    Buffer left;         /* [requests] int32_t: nodes that still fit */
-    Buffer gains;        /* [requests] double: expected tokens that the layer adds */
-    Buffer output;       /* columns of finished trees */
-    Found found, answer; /* of the layer, and of what is asked */
+    Buffer batch, batch_at; /* [batch_count] DraftNode of the layer that a part scores, and where they are there */
+    Buffer batch_masks;
+    Buffer children; /* [child_count] Child */
+    Buffer best;     /* [best_count] double: the values of all drafted nodes, in descending order */
+    Buffer ranked;   /* Ranked */
+    Buffer numbers;  /* int32_t */
+    Buffer left;     /* [requests] int32_t: nodes that still fit */
+    Buffer gains;    /* [requests] double: expected tokens that the layer adds */
+    Buffer output;   /* columns of finished trees */
+    CandidateBuffers candidates, batch_candidates; /* of the layer, and of what is batch */
 };
 
-static inline Grown *grown_of(const Draft *draft, int32_t request) { return (Grown *)draft->grown.data + request; }
+static inline GrowingTree *growing_tree(const Draft *draft, int32_t request) {
+    return (GrowingTree *)draft->trees.data + request;
+}
 
 /* A node of a request; -1: the root. */
-static inline Drafted *drafted(const Grown *grown, int32_t node) { return (Drafted *)grown->nodes.data + 1 + node; }
+static inline DraftedNode *node_at(const GrowingTree *tree, int32_t node) {
+    return (DraftedNode *)tree->nodes.data + 1 + node;
+}
 
 /* It scores by passes of a model that reads the target's tokens. */
-static inline int by_pass(const DraftPart *part) { return part->kind == BY_MODEL || part->kind == BY_HEAD; }
+static inline int by_pass(const DraftPart *part) { return part->kind == BY_MODEL || part->kind == BY_DRAFT_HEAD; }
 
 static inline Fed *fed_of(const Draft *draft, int32_t part, int32_t request) {
     return (Fed *)draft->fed.data + (int64_t)part * draft->requests + request;
@@ -128,12 +132,12 @@ static inline const DraftSource *source_of(const DraftStep *step, int32_t reques
     return step->sources + (int64_t)request * step->part_count + part;
 }
 
-/* The parts of kind BY_TRANSLATION (draft_translated.c), as begin_models, score_by_models and keep_accepted; and the
+/* The parts of kind BY_TRANSLATION (draft_translated.c), as begin_models, score_by_models and commit_accepted; and the
  * end of what they keep. */
 int begin_translation(Draft *draft, const DraftStep *step, int32_t part);
 int score_by_translation(Draft *draft, const DraftStep *step, const DraftLayer *layer, const Candidates *found);
-int keep_translated(Draft *draft, const DraftStep *step, int32_t part, int32_t request, const int32_t *path,
-                    int32_t count);
+int commit_translated(Draft *draft, const DraftStep *step, int32_t part, int32_t request, const int32_t *path,
+                      int32_t count);
 void free_translations(Draft *draft);
 
 /* How far such a part has read up to a node: tokens, and the text that is left; not written if the node was not scored.
@@ -153,6 +157,6 @@ int32_t most_drafted(const DraftRule *rule, int32_t nodes);
 int choose_children(Draft *draft, const DraftStep *step);
 
 /* Choose the nodes that are verified. */
-int choose_kept(Draft *draft, const DraftStep *step);
+int choose_verified(Draft *draft, const DraftStep *step);
 
 #endif

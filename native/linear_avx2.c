@@ -10,15 +10,15 @@ enum { STRIP_ROWS = 8, MOST_COLUMNS = 8, MOST_FLOAT_COLUMNS = 6, MOST_CHAINS = 1
     X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6) X(FORMAT, 7) X(FORMAT, 8)
 #define FOR_FLOAT_COLUMNS(X, FORMAT) X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6)
 
-typedef Whole Codes;
+typedef IntLanes Codes;
 
-ALWAYS_INLINE float largest_of(__m256 values) {
+ALWAYS_INLINE float reduce_max(__m256 values) {
     __m128 four = _mm_max_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1));
     four = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
 
-ALWAYS_INLINE int sum_of(__m256i values) {
+ALWAYS_INLINE int reduce_add_ints(__m256i values) {
     __m128i four = _mm_add_epi32(_mm256_castsi256_si128(values), _mm256_extracti128_si256(values, 1));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
@@ -32,12 +32,12 @@ static void quantize_group(const float *values, ActivationGroup *group) {
         parts[i] = _mm256_loadu_ps(values + 8 * i);
         most = _mm256_max_ps(most, _mm256_and_ps(parts[i], magnitude));
     }
-    float largest = largest_of(most);
+    float largest = reduce_max(most);
     const __m256 inverse = _mm256_set1_ps(largest >= 1e-30f ? 127 / largest : 0);
     UNROLL for (int i = 0; i < 4; i++) /* the second operand where the first is no number */
         rounded[i] = _mm256_cvtps_epi32(_mm256_max_ps(_mm256_mul_ps(parts[i], inverse), _mm256_set1_ps(-127)));
-    int low_sum = sum_of(_mm256_add_epi32(rounded[0], rounded[1]));
-    int high_sum = sum_of(_mm256_add_epi32(rounded[2], rounded[3]));
+    int low_sum = reduce_add_ints(_mm256_add_epi32(rounded[0], rounded[1]));
+    int high_sum = reduce_add_ints(_mm256_add_epi32(rounded[2], rounded[3]));
     __m256i bytes =
         _mm256_packs_epi16(_mm256_packs_epi32(rounded[0], rounded[1]), _mm256_packs_epi32(rounded[2], rounded[3]));
     bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
@@ -66,13 +66,13 @@ ALWAYS_INLINE Codes signed_values(Codes codes) {
     return (Codes)_mm256_shuffle_epi8(values, (__m256i)codes);
 }
 
-ALWAYS_INLINE Whole all_whole(int32_t whole) { return (Whole)_mm256_set1_epi32(whole); }
+ALWAYS_INLINE IntLanes splat_int(int32_t whole) { return (IntLanes)_mm256_set1_epi32(whole); }
 
 /* By a shift: compilers make a product one of scalars, which takes another way to all lanes. */
-ALWAYS_INLINE Whole zero_product(int32_t minus_sum, int zero) {
+ALWAYS_INLINE IntLanes zero_product(int32_t minus_sum, int zero) {
     if (!zero)
-        return all_whole(0);
-    return (Whole)_mm256_slli_epi32(_mm256_set1_epi32(minus_sum), __builtin_ctz((unsigned)zero));
+        return splat_int(0);
+    return (IntLanes)_mm256_slli_epi32(_mm256_set1_epi32(minus_sum), __builtin_ctz((unsigned)zero));
 }
 
 /* Four bytes or two int16 of a column, for all rows. */
@@ -83,12 +83,12 @@ ALWAYS_INLINE __m256i broadcast_word(const void *source) {
 }
 
 /* Pairs of int16 from two registers of integers. */
-ALWAYS_INLINE __m256i pairs_of(Whole low, Whole high) {
+ALWAYS_INLINE __m256i pairs_of(IntLanes low, IntLanes high) {
     return _mm256_blend_epi16((__m256i)low, _mm256_slli_epi32((__m256i)high, 16), 0xaa);
 }
 
-ALWAYS_INLINE Whole minima_product(const Whole minima[2], const ActivationGroup *x) {
-    return (Whole)_mm256_madd_epi16(pairs_of(minima[0], minima[1]), broadcast_word(x->minus_pair));
+ALWAYS_INLINE IntLanes minima_product(const IntLanes minima[2], const ActivationGroup *x) {
+    return (IntLanes)_mm256_madd_epi16(pairs_of(minima[0], minima[1]), broadcast_word(x->minus_pair));
 }
 
 #ifdef AVX_VNNI
@@ -99,8 +99,8 @@ ALWAYS_INLINE Codes wide_codes(Codes codes) { return codes; }
 
 ALWAYS_INLINE Codes table_values(Codes codes) { return flipped(signed_values(codes)); }
 
-ALWAYS_INLINE void add_quad(Whole *sum, Codes codes, const int8_t *values, const int quad) {
-    *sum = (Whole)_mm256_dpbusd_avx_epi32((__m256i)*sum, (__m256i)codes, broadcast_word(values + 4 * quad));
+ALWAYS_INLINE void add_quad(IntLanes *sum, Codes codes, const int8_t *values, const int quad) {
+    *sum = (IntLanes)_mm256_dpbusd_avx_epi32((__m256i)*sum, (__m256i)codes, broadcast_word(values + 4 * quad));
 }
 
 #else
@@ -154,16 +154,16 @@ ALWAYS_INLINE __m256i product_of(const Layout layout, const Codes codes[GROUP_QU
 
 /* With SCALES_OF_HALVES factors are multiplied in pairs of products, before these are added. */
 ALWAYS_INLINE void group_products(const Layout layout, const int most, const int columns,
-                                  const Codes codes[GROUP_QUADS], const Whole factors[2], const ActivationGroup *x,
-                                  Whole *products) {
+                                  const Codes codes[GROUP_QUADS], const IntLanes factors[2], const ActivationGroup *x,
+                                  IntLanes *products) {
     (void)most, (void)columns; /* one */
     if (layout.zero == 128) {
-        *products = (Whole)product_of_signed(codes, x);
+        *products = (IntLanes)product_of_signed(codes, x);
         return;
     }
     if (layout.scales != SCALES_OF_HALVES) {
         const __m256i product = product_of(layout, codes, x, 0, GROUP_QUADS, _mm256_set1_epi16(1));
-        *products = (Whole)product + zero_product(x->minus_sum, layout.zero);
+        *products = (IntLanes)product + zero_product(x->minus_sum, layout.zero);
         return;
     }
     const __m256i low = pairs_of(factors[0], factors[0]), high = pairs_of(factors[1], factors[1]);
@@ -173,7 +173,7 @@ ALWAYS_INLINE void group_products(const Layout layout, const int most, const int
         _mm256_add_epi32(product_of(layout, codes, x, 0, 4, low), product_of(layout, codes, x, 4, 8, high));
     if (layout.zero)
         product = _mm256_add_epi32(product, _mm256_madd_epi16(zeros, broadcast_word(x->minus_pair)));
-    *products = (Whole)product;
+    *products = (IntLanes)product;
 }
 
 #endif

@@ -14,7 +14,7 @@ enum { STRIP_ROWS = 16, MOST_COLUMNS = 16, MOST_FLOAT_COLUMNS = 8, MOST_CHAINS =
 #define FOR_FLOAT_COLUMNS(X, FORMAT)                                                                                   \
     X(FORMAT, 1) X(FORMAT, 2) X(FORMAT, 3) X(FORMAT, 4) X(FORMAT, 5) X(FORMAT, 6) X(FORMAT, 7) X(FORMAT, 8)
 
-typedef Whole Codes;
+typedef IntLanes Codes;
 
 static void quantize_group(const float *values, ActivationGroup *group) {
     __m512 low = _mm512_loadu_ps(values), high = _mm512_loadu_ps(values + 16);
@@ -48,13 +48,13 @@ ALWAYS_INLINE Codes table_values(Codes codes) {
     return (Codes)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), (__m512i)codes);
 }
 
-ALWAYS_INLINE Whole all_whole(int32_t whole) { return (Whole)_mm512_set1_epi32(whole); }
+ALWAYS_INLINE IntLanes splat_int(int32_t whole) { return (IntLanes)_mm512_set1_epi32(whole); }
 
 /* By a shift: compilers make a product one of scalars, which takes another way to all lanes. */
-ALWAYS_INLINE Whole zero_product(int32_t minus_sum, int zero) {
+ALWAYS_INLINE IntLanes zero_product(int32_t minus_sum, int zero) {
     if (!zero)
-        return all_whole(0);
-    return (Whole)_mm512_slli_epi32(_mm512_set1_epi32(minus_sum), (unsigned)__builtin_ctz((unsigned)zero));
+        return splat_int(0);
+    return (IntLanes)_mm512_slli_epi32(_mm512_set1_epi32(minus_sum), (unsigned)__builtin_ctz((unsigned)zero));
 }
 
 /* Four bytes or two int16 of a column, for all rows. */
@@ -64,13 +64,13 @@ ALWAYS_INLINE __m512i broadcast_word(const void *source) {
     return _mm512_set1_epi32(word);
 }
 
-ALWAYS_INLINE void add_quad(Whole *sum, Codes codes, const int8_t *values, const int quad) {
-    *sum = (Whole)_mm512_dpbusd_epi32((__m512i)*sum, (__m512i)codes, broadcast_word(values + 4 * quad));
+ALWAYS_INLINE void add_quad(IntLanes *sum, Codes codes, const int8_t *values, const int quad) {
+    *sum = (IntLanes)_mm512_dpbusd_epi32((__m512i)*sum, (__m512i)codes, broadcast_word(values + 4 * quad));
 }
 
-ALWAYS_INLINE Whole minima_product(const Whole minima[2], const ActivationGroup *x) {
-    const Whole pairs = minima[0] | minima[1] << all_whole(16);
-    return (Whole)_mm512_madd_epi16((__m512i)pairs, broadcast_word(x->minus_pair));
+ALWAYS_INLINE IntLanes minima_product(const IntLanes minima[2], const ActivationGroup *x) {
+    const IntLanes pairs = minima[0] | minima[1] << splat_int(16);
+    return (IntLanes)_mm512_madd_epi16((__m512i)pairs, broadcast_word(x->minus_pair));
 }
 
 #include "linear_kernels.h"

@@ -51,16 +51,16 @@ ALWAYS_INLINE Codes table_values(Codes codes) {
     return values;
 }
 
-ALWAYS_INLINE Whole all_whole(int32_t whole) { return whole; }
+ALWAYS_INLINE IntLanes splat_int(int32_t whole) { return whole; }
 
-ALWAYS_INLINE Whole zero_product(int32_t minus_sum, int zero) { return minus_sum * zero; }
+ALWAYS_INLINE IntLanes zero_product(int32_t minus_sum, int zero) { return minus_sum * zero; }
 
-ALWAYS_INLINE void add_quad(Whole *sum, Codes codes, const int8_t *values, const int quad) {
+ALWAYS_INLINE void add_quad(IntLanes *sum, Codes codes, const int8_t *values, const int quad) {
     for (int i = 0; i < 4; i++)
         *sum += (int32_t)(codes >> (8 * i) & 255) * values[4 * quad + i];
 }
 
-ALWAYS_INLINE Whole minima_product(const Whole minima[2], const ActivationGroup *x) {
+ALWAYS_INLINE IntLanes minima_product(const IntLanes minima[2], const ActivationGroup *x) {
     return minima[0] * x->minus_halves[0] + minima[1] * x->minus_halves[1];
 }
 

@@ -13,7 +13,7 @@
  *     take_bits           bits `from`.. of each byte, moved to `to`; others are zero
  *     wide_codes          codes of 8 bits as products read them
  *     table_values        IQ4_VALUES of codes as products read codes of 8 bits
- *     all_whole           an integer in all lanes
+ *     splat_int           an integer in all lanes
  *     zero_product        minus a sum times a zero, a power of two or 0, in all lanes
  *     add_quad            add codes of a quad times activations to a sum
  *     minima_product      the minima of a group's halves times minus_halves
@@ -71,33 +71,33 @@ ALWAYS_INLINE void load_codes(const Layout layout, const uint8_t *lines, Codes c
  * weight = scale * factors[half] * (code - zero) - minimum * minima[half]. */
 typedef struct {
     Lanes scale, minimum;
-    Whole factors[2], minima[2];
+    IntLanes factors[2], minima[2];
 } TileScales;
 
 ALWAYS_INLINE void load_scales(const Layout layout, const uint8_t *header, int group, int row, TileScales *scales) {
     const uint16_t *halves = (const uint16_t *)(const void *)header + row;
     if (layout.scales == SCALES_OF_GROUPS) {
-        scales->scale = load_halves(halves + TILE_ROWS * group);
+        scales->scale = load_fp16(halves + TILE_ROWS * group);
         if (layout.minima)
-            scales->minimum = load_halves(halves + TILE_ROWS * (layout.record_groups + group));
+            scales->minimum = load_fp16(halves + TILE_ROWS * (layout.record_groups + group));
         return;
     }
     const uint8_t *bytes = header + super_scale_offset(layout) + row;
-    scales->scale = load_halves(halves);
+    scales->scale = load_fp16(halves);
     if (layout.minima)
-        scales->minimum = load_halves(halves + TILE_ROWS);
+        scales->minimum = load_fp16(halves + TILE_ROWS);
     if (layout.scales == SCALES_OF_BLOCKS) {
-        scales->scale *= lanes_of(load_signed(bytes + TILE_ROWS * group));
+        scales->scale *= lanes_from_ints(load_int8(bytes + TILE_ROWS * group));
         if (layout.minima)
             scales->minimum =
-                -scales->minimum * lanes_of(load_unsigned(bytes + super_scale_bytes(layout) + TILE_ROWS * group));
+                -scales->minimum * lanes_from_ints(load_uint8(bytes + super_scale_bytes(layout) + TILE_ROWS * group));
         return;
     }
     UNROLL for (int half = 0; half < 2; half++) {
         const uint8_t *own = bytes + TILE_ROWS * (2 * group + half);
-        scales->factors[half] = layout.minima ? load_unsigned(own) & all_whole(15) : load_signed(own);
+        scales->factors[half] = layout.minima ? load_uint8(own) & splat_int(15) : load_int8(own);
         if (layout.minima)
-            scales->minima[half] = load_unsigned(own) >> all_whole(4);
+            scales->minima[half] = load_uint8(own) >> splat_int(4);
     }
 }
 
@@ -109,10 +109,10 @@ ALWAYS_INLINE int zero_left(const Layout layout) { return SIGNED_CODES && layout
 /* The sums over a group of (code - zero) * activation, with SCALES_OF_HALVES times the factors of its halves, of the
  * first `columns` of up to `most` columns. */
 ALWAYS_INLINE void group_products(const Layout layout, const int most, const int columns,
-                                  const Codes codes[GROUP_QUADS], const Whole factors[2], const ActivationGroup *x,
-                                  Whole *products) {
+                                  const Codes codes[GROUP_QUADS], const IntLanes factors[2], const ActivationGroup *x,
+                                  IntLanes *products) {
     const int halves = layout.scales == SCALES_OF_HALVES;
-    Whole sums[MOST_CHAINS][2];
+    IntLanes sums[MOST_CHAINS][2];
     UNROLL for (int c = 0; c < most; c++)
         if (c < columns) {
             sums[c][0] = zero_product(halves ? x[c].minus_halves[0] : x[c].minus_sum, zero_left(layout));
@@ -131,15 +131,15 @@ ALWAYS_INLINE void group_products(const Layout layout, const int most, const int
 #endif
 
 /* sums + the group's part of a column. */
-ALWAYS_INLINE Lanes add_product(const Layout layout, const TileScales *scales, const ActivationGroup *x, Whole product,
-                                Lanes sums) {
-    const Lanes scale = all(x->scale);
-    sums = fused(scales->scale * scale, lanes_of(product), sums);
+ALWAYS_INLINE Lanes add_product(const Layout layout, const TileScales *scales, const ActivationGroup *x,
+                                IntLanes product, Lanes sums) {
+    const Lanes scale = splat(x->scale);
+    sums = fma_lanes(scales->scale * scale, lanes_from_ints(product), sums);
     if (!layout.minima)
         return sums;
     if (layout.scales != SCALES_OF_HALVES)
-        return fused(scales->minimum, all(x->scaled_sum), sums);
-    return fused(scales->minimum * scale, lanes_of(minima_product(scales->minima, x)), sums);
+        return fma_lanes(scales->minimum, splat(x->scaled_sum), sums);
+    return fma_lanes(scales->minimum * scale, lanes_from_ints(minima_product(scales->minima, x)), sums);
 }
 
 /* As many columns side by side as there may be chains. */
@@ -162,7 +162,7 @@ ALWAYS_INLINE void multiply_strip(const Layout layout, const int columns, const 
     Lanes sums[MOST_COLUMNS][REGISTERS];
     UNROLL for (int c = 0; c < columns; c++) {
         UNROLL for (int part = 0; part < REGISTERS; part++)
-            sums[c][part] = all(0);
+            sums[c][part] = splat(0);
     }
     for (int64_t g = 0; g < work->inputs / GROUP_SIZE; g++) {
         const int slot = (int)(g % layout.record_groups);
@@ -182,7 +182,7 @@ ALWAYS_INLINE void multiply_strip(const Layout layout, const int columns, const 
         }
         UNROLL for (int first = 0; first < columns; first += most) {
             UNROLL for (int part = 0; part < REGISTERS; part++) {
-                Whole products[MOST_CHAINS];
+                IntLanes products[MOST_CHAINS];
                 group_products(layout, most, columns - first, codes[part], scales[part].factors, x + first, products);
                 UNROLL for (int c = 0; c < most; c++)
                     if (first + c < columns)
@@ -209,23 +209,23 @@ ALWAYS_INLINE Lanes load_weights(const int format, const uint8_t *tile, int64_t 
     if (format == FORMAT_F32)
         return load((const float *)(const void *)tile + index);
     const uint16_t *halves = (const uint16_t *)(const void *)tile + index;
-    return format == FORMAT_F16 ? load_halves(halves) : load_brains(halves);
+    return format == FORMAT_F16 ? load_fp16(halves) : load_bf16(halves);
 }
 
 ALWAYS_INLINE void multiply_floats(const int format, const int columns, const TileWork *work) {
     Lanes sums[MOST_FLOAT_COLUMNS][PARTS];
     UNROLL for (int c = 0; c < columns; c++) {
         UNROLL for (int part = 0; part < PARTS; part++)
-            sums[c][part] = all(0);
+            sums[c][part] = splat(0);
     }
     for (int64_t i = 0; i < work->inputs; i++) {
         Lanes weights[PARTS];
         UNROLL for (int part = 0; part < PARTS; part++)
             weights[part] = load_weights(format, work->tile, TILE_ROWS * i + part * WIDTH);
         UNROLL for (int c = 0; c < columns; c++) {
-            const Lanes value = all(work->values[c * work->stride + i]);
+            const Lanes value = splat(work->values[c * work->stride + i]);
             UNROLL for (int part = 0; part < PARTS; part++)
-                sums[c][part] = fused(weights[part], value, sums[c][part]);
+                sums[c][part] = fma_lanes(weights[part], value, sums[c][part]);
         }
     }
     UNROLL for (int c = 0; c < columns; c++) {

@@ -38,11 +38,11 @@ ALWAYS_INLINE Codes wide_codes(Codes codes) { return veorq_u8(codes, vdupq_n_u8(
 
 ALWAYS_INLINE Codes table_values(Codes codes) { return vreinterpretq_u8_s8(vqtbl1q_s8(vld1q_s8(IQ4_VALUES), codes)); }
 
-ALWAYS_INLINE Whole all_whole(int32_t whole) { return vdupq_n_s32(whole); }
+ALWAYS_INLINE IntLanes splat_int(int32_t whole) { return vdupq_n_s32(whole); }
 
-ALWAYS_INLINE Whole zero_product(int32_t minus_sum, int zero) { return vdupq_n_s32(minus_sum * zero); }
+ALWAYS_INLINE IntLanes zero_product(int32_t minus_sum, int zero) { return vdupq_n_s32(minus_sum * zero); }
 
-ALWAYS_INLINE void add_quad(Whole *sum, Codes codes, const int8_t *values, const int quad) {
+ALWAYS_INLINE void add_quad(IntLanes *sum, Codes codes, const int8_t *values, const int quad) {
     const int8x16_t weights = vreinterpretq_s8_u8(codes), quads = vld1q_s8(values + quad / 4 * 16);
     switch (quad % 4) {
     case 0: *sum = vdotq_laneq_s32(*sum, weights, quads, 0); break;
@@ -52,8 +52,8 @@ ALWAYS_INLINE void add_quad(Whole *sum, Codes codes, const int8_t *values, const
     }
 }
 
-ALWAYS_INLINE Whole minima_product(const Whole minima[2], const ActivationGroup *x) {
-    return minima[0] * all_whole(x->minus_halves[0]) + minima[1] * all_whole(x->minus_halves[1]);
+ALWAYS_INLINE IntLanes minima_product(const IntLanes minima[2], const ActivationGroup *x) {
+    return minima[0] * splat_int(x->minus_halves[0]) + minima[1] * splat_int(x->minus_halves[1]);
 }
 
 #include "linear_kernels.h"

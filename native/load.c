@@ -37,7 +37,7 @@ static const struct {
     [ATTENTION_OUTPUT_BIAS] = {"attention output bias", offsetof(Layer, output_bias), ONE, HIDDEN, 1, 1},
 };
 static const char *const MODEL_NAMES[MODEL_TENSORS] = {"embedding", "output norm", "output"};
-static const char *const HEAD_NAMES[HEAD_TENSORS] = {"input", "input bias", "feature norm", "state norm"};
+static const char *const DRAFT_HEAD_NAMES[DRAFT_HEAD_TENSORS] = {"input", "input bias", "feature norm", "state norm"};
 
 /* What a model is loaded from. */
 typedef struct {
@@ -46,13 +46,13 @@ typedef struct {
     const int32_t *layer_rope, *layer_window; /* NULL: all 0 */
     const TensorPlace *layers;                /* [layers][LAYER_TENSORS] */
     const TensorPlace *model;                 /* [MODEL_TENSORS] */
-    const TensorPlace *head;                  /* [HEAD_TENSORS]; NULL: it is no draft head */
-    const int32_t *tokens;                    /* of a head's outputs */
+    const TensorPlace *draft_head;            /* [DRAFT_HEAD_TENSORS]; NULL: it is no draft head */
+    const int32_t *tokens;                    /* of a draft head's outputs */
     int64_t most_bytes;                       /* that packed weights may take */
     int64_t *weight_bytes;                    /* what they take; NULL: nobody wants to know */
     int (*progress)(double);
     char *message;
-} Source;
+} LoadSource;
 
 static int in_range(int64_t value, int64_t low, int64_t high) { return value >= low && value <= high; }
 
@@ -103,7 +103,7 @@ typedef struct {
 /* The first layer of EAGLE-3 reads embeddings and states side by side; that of EAGLE-1 may lack a norm. */
 static Shape layer_shape(const Model *model, int layer, int tensor) {
     const Architecture *a = &model->architecture;
-    const int first = model->head && !layer, joins = first && model->head->architecture.fuses_states;
+    const int first = model->draft_head && !layer, joins = first && model->draft_head->architecture.fuses_states;
     const int whole = a->query_key_norm == NORM_OF_ALL_HEADS;
     const int64_t queries = (int64_t)a->query_heads * a->head_size, keys = (int64_t)a->key_heads * a->head_size;
     const int64_t sizes[] = {
@@ -118,47 +118,47 @@ static Shape layer_shape(const Model *model, int layer, int tensor) {
     };
     const int pre_norm = tensor == ATTENTION_NORM || tensor == FEED_FORWARD_NORM;
     const int optional =
-        LAYER[tensor].optional || (pre_norm && !model->head) || (tensor == ATTENTION_NORM && first && !joins);
+        LAYER[tensor].optional || (pre_norm && !model->draft_head) || (tensor == ATTENTION_NORM && first && !joins);
     return (Shape){sizes[LAYER[tensor].rows], sizes[LAYER[tensor].columns], optional};
 }
 
 static Shape model_shape(const Model *model, int tensor) {
     const Architecture *a = &model->architecture;
     if (tensor == OUTPUT_NORM)
-        return (Shape){1, a->hidden, model->head && !model->head->architecture.fuses_states};
-    if (tensor == EMBEDDING && model->head) /* else the target's */
-        return (Shape){model->head->target->architecture.vocabulary, a->hidden,
-                       model->head->target->architecture.hidden == a->hidden};
-    return (Shape){a->vocabulary, a->hidden, model->head && model->head->architecture.learns};
+        return (Shape){1, a->hidden, model->draft_head && !model->draft_head->architecture.fuses_states};
+    if (tensor == EMBEDDING && model->draft_head) /* else the target's */
+        return (Shape){model->draft_head->target->architecture.vocabulary, a->hidden,
+                       model->draft_head->target->architecture.hidden == a->hidden};
+    return (Shape){a->vocabulary, a->hidden, model->draft_head && model->draft_head->architecture.learns};
 }
 
-static Shape head_shape(const Model *model, int tensor) {
-    const HeadArchitecture *head = &model->head->architecture;
+static Shape draft_head_shape(const Model *model, int tensor) {
+    const DraftHeadArchitecture *draft_head = &model->draft_head->architecture;
     const int64_t hidden = model->architecture.hidden;
-    const int64_t features = (int64_t)head->features * model->head->target->architecture.hidden;
+    const int64_t features = (int64_t)draft_head->features * model->draft_head->target->architecture.hidden;
     switch (tensor) {
-    case INPUT: return (Shape){hidden, head->fuses_states ? features : 2 * hidden, 0};
+    case INPUT: return (Shape){hidden, draft_head->fuses_states ? features : 2 * hidden, 0};
     case INPUT_BIAS: return (Shape){1, hidden, 1};
     case FEATURE_NORM: return (Shape){1, features, 1};
-    default: return (Shape){1, hidden, !head->fuses_states}; /* STATE_NORM */
+    default: return (Shape){1, hidden, !draft_head->fuses_states}; /* STATE_NORM */
     }
 }
 
-static Tensor layer_tensor(const Source *source, int layer, int tensor) {
+static Tensor layer_tensor(const LoadSource *source, int layer, int tensor) {
     return (Tensor){.place = &source->layers[(size_t)layer * LAYER_TENSORS + (size_t)tensor],
                     .name = LAYER[tensor].name,
                     .layer = layer};
 }
 
-static Tensor model_tensor(const Source *source, int tensor) {
+static Tensor model_tensor(const LoadSource *source, int tensor) {
     return (Tensor){.place = &source->model[tensor], .name = MODEL_NAMES[tensor], .layer = -1};
 }
 
-static Tensor head_tensor(const Source *source, int tensor) {
-    return (Tensor){.place = &source->head[tensor], .name = HEAD_NAMES[tensor], .layer = -1};
+static Tensor draft_head_tensor(const LoadSource *source, int tensor) {
+    return (Tensor){.place = &source->draft_head[tensor], .name = DRAFT_HEAD_NAMES[tensor], .layer = -1};
 }
 
-static int check_tensor(Shape shape, Tensor tensor, const Source *source) {
+static int check_tensor(Shape shape, Tensor tensor, const LoadSource *source) {
     const TensorPlace *place = tensor.place;
     char name[TENSOR_NAME], *message = source->message;
     name_tensor(&tensor, name);
@@ -180,128 +180,128 @@ static int check_tensor(Shape shape, Tensor tensor, const Source *source) {
  * hands it out and lists what to read into it. */
 typedef struct {
     Model *model;
-    const Source *source;
+    const LoadSource *source;
     uint8_t *memory; /* NULL in the first round */
     size_t bytes;    /* handed out */
     Tensor *tensors; /* to read */
     int count;
-} Layout;
+} WeightArena;
 
-static uint8_t *take(Layout *layout, size_t bytes) {
-    uint8_t *place = layout->memory ? layout->memory + layout->bytes : NULL;
-    layout->bytes += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+static uint8_t *arena_take(WeightArena *arena, size_t bytes) {
+    uint8_t *place = arena->memory ? arena->memory + arena->bytes : NULL;
+    arena->bytes += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     return place;
 }
 
-static void place_vector(Layout *layout, Tensor tensor, float **vector) {
+static void place_vector(WeightArena *arena, Tensor tensor, float **vector) {
     if (tensor.place->format < 0)
         return;
-    tensor.vector = (float *)(void *)take(layout, (size_t)tensor.place->columns * sizeof(float));
+    tensor.vector = (float *)(void *)arena_take(arena, (size_t)tensor.place->columns * sizeof(float));
     if (!tensor.vector)
         return;
     *vector = tensor.vector;
-    layout->tensors[layout->count++] = tensor;
+    arena->tensors[arena->count++] = tensor;
 }
 
-static void place_matrix(Layout *layout, Tensor tensor, PackedMatrix *matrix) {
+static void place_matrix(WeightArena *arena, Tensor tensor, PackedMatrix *matrix) {
     const TensorPlace *place = tensor.place;
     if (place->format < 0)
         return;
     const size_t tile_bytes = packed_tile_bytes(place->format, place->columns);
-    tensor.tiles = take(layout, (size_t)tiles_of(place->rows) * tile_bytes);
+    tensor.tiles = arena_take(arena, (size_t)tiles_of(place->rows) * tile_bytes);
     if (!tensor.tiles)
         return;
     *matrix = (PackedMatrix){place->format, place->rows, place->columns, tile_bytes, tensor.tiles};
-    layout->tensors[layout->count++] = tensor;
+    arena->tensors[arena->count++] = tensor;
 }
 
-/* The output layer of a head that learns: rows of the target's. */
-static void place_output_rows(Layout *layout) {
-    Model *model = layout->model;
-    PackedMatrix output = model->head->target->output;
+/* The output layer of a draft head that learns: rows of the target's. */
+static void place_output_rows(WeightArena *arena) {
+    Model *model = arena->model;
+    PackedMatrix output = model->draft_head->target->output;
     output.rows = model->architecture.vocabulary;
-    uint8_t *tiles = take(layout, (size_t)tiles_of(output.rows) * output.tile_bytes);
+    uint8_t *tiles = arena_take(arena, (size_t)tiles_of(output.rows) * output.tile_bytes);
     for (int64_t row = 0; tiles && row < output.rows; row++)
-        packed_copy_row(&model->head->target->output, layout->source->tokens[row], (int)(row % TILE_ROWS),
+        packed_copy_row(&model->draft_head->target->output, arena->source->tokens[row], (int)(row % TILE_ROWS),
                         tiles + (size_t)(row / TILE_ROWS) * output.tile_bytes);
     output.tiles = tiles;
     model->output = output;
 }
 
-/* One matrix in a tied model. A head without embeddings reads its target's. */
-static void place_outputs_and_embeddings(Layout *layout) {
-    Model *model = layout->model;
-    const TensorPlace *output = &layout->source->model[OUTPUT], *embedding = &layout->source->model[EMBEDDING];
-    if (model->head && model->head->architecture.learns)
-        place_output_rows(layout);
+/* One matrix in a tied model. A draft head without embeddings reads its target's. */
+static void place_outputs_and_embeddings(WeightArena *arena) {
+    Model *model = arena->model;
+    const TensorPlace *output = &arena->source->model[OUTPUT], *embedding = &arena->source->model[EMBEDDING];
+    if (model->draft_head && model->draft_head->architecture.learns)
+        place_output_rows(arena);
     else
-        place_matrix(layout, model_tensor(layout->source, OUTPUT), &model->output);
-    if (!model->head && embedding->offset == output->offset && embedding->format == output->format)
+        place_matrix(arena, model_tensor(arena->source, OUTPUT), &model->output);
+    if (!model->draft_head && embedding->offset == output->offset && embedding->format == output->format)
         model->embeddings = model->output;
     else
-        place_matrix(layout, model_tensor(layout->source, EMBEDDING), &model->embeddings);
+        place_matrix(arena, model_tensor(arena->source, EMBEDDING), &model->embeddings);
 }
 
-static void place_layer(Layout *layout, int layer) {
+static void place_layer(WeightArena *arena, int layer) {
     for (int tensor = 0; tensor < LAYER_TENSORS; tensor++) {
-        void *place = (char *)&layout->model->layers[layer] + LAYER[tensor].place;
+        void *place = (char *)&arena->model->layers[layer] + LAYER[tensor].place;
         if (LAYER[tensor].vector)
-            place_vector(layout, layer_tensor(layout->source, layer, tensor), place);
+            place_vector(arena, layer_tensor(arena->source, layer, tensor), place);
         else
-            place_matrix(layout, layer_tensor(layout->source, layer, tensor), place);
+            place_matrix(arena, layer_tensor(arena->source, layer, tensor), place);
     }
 }
 
-static void place_all(Layout *layout) {
-    Model *model = layout->model;
-    const Source *source = layout->source;
-    layout->bytes = 0;
+static void lay_out_weights(WeightArena *arena) {
+    Model *model = arena->model;
+    const LoadSource *source = arena->source;
+    arena->bytes = 0;
     for (int layer = 0; layer < model->architecture.layers; layer++)
-        place_layer(layout, layer);
-    place_vector(layout, model_tensor(source, OUTPUT_NORM), &model->output_norm);
-    place_outputs_and_embeddings(layout);
-    if (!model->head)
+        place_layer(arena, layer);
+    place_vector(arena, model_tensor(source, OUTPUT_NORM), &model->output_norm);
+    place_outputs_and_embeddings(arena);
+    if (!model->draft_head)
         return;
-    place_matrix(layout, head_tensor(source, INPUT), &model->head->input);
-    place_vector(layout, head_tensor(source, INPUT_BIAS), &model->head->input_bias);
-    place_vector(layout, head_tensor(source, FEATURE_NORM), &model->head->feature_norm);
-    place_vector(layout, head_tensor(source, STATE_NORM), &model->head->state_norm);
+    place_matrix(arena, draft_head_tensor(source, INPUT), &model->draft_head->input);
+    place_vector(arena, draft_head_tensor(source, INPUT_BIAS), &model->draft_head->input_bias);
+    place_vector(arena, draft_head_tensor(source, FEATURE_NORM), &model->draft_head->feature_norm);
+    place_vector(arena, draft_head_tensor(source, STATE_NORM), &model->draft_head->state_norm);
 }
 
-static int read_weights(Model *model, const Source *source) {
-    Layout layout = {.model = model, .source = source};
-    place_all(&layout);
+static int read_weights(Model *model, const LoadSource *source) {
+    WeightArena arena = {.model = model, .source = source};
+    lay_out_weights(&arena);
     if (source->weight_bytes)
-        *source->weight_bytes = (int64_t)layout.bytes;
-    if (layout.bytes > (size_t)source->most_bytes)
+        *source->weight_bytes = (int64_t)arena.bytes;
+    if (arena.bytes > (size_t)source->most_bytes)
         return DRAFTREE_TOO_LARGE;
-    model->weight_bytes = layout.bytes;
-    model->weights = layout.memory = allocate(layout.bytes);
-    const size_t most = (size_t)model->architecture.layers * LAYER_TENSORS + MODEL_TENSORS + HEAD_TENSORS;
-    layout.tensors = calloc(most, sizeof *layout.tensors);
+    model->weight_bytes = arena.bytes;
+    model->weights = arena.memory = allocate(arena.bytes);
+    const size_t most = (size_t)model->architecture.layers * LAYER_TENSORS + MODEL_TENSORS + DRAFT_HEAD_TENSORS;
+    arena.tensors = calloc(most, sizeof *arena.tensors);
     int error = DRAFTREE_NO_MEMORY;
-    if (layout.memory && layout.tensors) {
-        place_all(&layout);
+    if (arena.memory && arena.tensors) {
+        lay_out_weights(&arena);
         error =
-            read_tensors(&source->stored, layout.tensors, layout.count, model->pool, source->progress, source->message);
+            read_tensors(&source->stored, arena.tensors, arena.count, model->pool, source->progress, source->message);
     }
-    free(layout.tensors);
+    free(arena.tensors);
     return error;
 }
 
-static int check_tensors(const Model *model, const Source *source) {
+static int check_tensors(const Model *model, const LoadSource *source) {
     int error = DRAFTREE_OK;
     for (int tensor = 0; tensor < MODEL_TENSORS && !error; tensor++)
         error = check_tensor(model_shape(model, tensor), model_tensor(source, tensor), source);
-    for (int tensor = 0; model->head && tensor < HEAD_TENSORS && !error; tensor++)
-        error = check_tensor(head_shape(model, tensor), head_tensor(source, tensor), source);
+    for (int tensor = 0; model->draft_head && tensor < DRAFT_HEAD_TENSORS && !error; tensor++)
+        error = check_tensor(draft_head_shape(model, tensor), draft_head_tensor(source, tensor), source);
     for (int layer = 0; layer < model->architecture.layers && !error; layer++)
         for (int tensor = 0; tensor < LAYER_TENSORS && !error; tensor++)
             error = check_tensor(layer_shape(model, layer, tensor), layer_tensor(source, layer, tensor), source);
     return error;
 }
 
-static int copy_layers(Model *model, const Source *source) {
+static int copy_layers(Model *model, const LoadSource *source) {
     const Architecture *a = &model->architecture;
     const size_t frequencies = (size_t)a->rope_tables * (size_t)(a->rope_size / 2);
     model->layers = calloc((size_t)a->layers, sizeof *model->layers);
@@ -324,7 +324,7 @@ static int copy_layers(Model *model, const Source *source) {
 }
 
 /* Load what models and heads have in common, on a pool that is there. */
-static int load(Model *model, const Source *source) {
+static int load(Model *model, const LoadSource *source) {
     const Architecture *a = &model->architecture;
     int error = check_tensors(model, source);
     if (!error)
@@ -335,7 +335,7 @@ static int load(Model *model, const Source *source) {
     return start_workspace(model);
 }
 
-static int load_model(Model *model, int threads, const Source *source) {
+static int load_model(Model *model, int threads, const LoadSource *source) {
     int error = check_architecture(&model->architecture, source->message);
     if (!error)
         error = copy_layers(model, source);
@@ -371,16 +371,16 @@ int draftree_load(const int64_t *files, const int64_t *sizes, int32_t file_count
         return DRAFTREE_NO_MEMORY;
     loaded->architecture = *architecture;
     loaded->tier = found;
-    const Source source = {.stored = {.files = files, .sizes = sizes, .file_count = file_count},
-                           .rope_frequencies = rope_frequencies,
-                           .layer_rope = layer_rope,
-                           .layer_window = layer_window,
-                           .layers = layer_tensors,
-                           .model = model_tensors,
-                           .most_bytes = most_bytes,
-                           .progress = progress,
-                           .weight_bytes = weight_bytes,
-                           .message = message};
+    const LoadSource source = {.stored = {.files = files, .sizes = sizes, .file_count = file_count},
+                               .rope_frequencies = rope_frequencies,
+                               .layer_rope = layer_rope,
+                               .layer_window = layer_window,
+                               .layers = layer_tensors,
+                               .model = model_tensors,
+                               .most_bytes = most_bytes,
+                               .progress = progress,
+                               .weight_bytes = weight_bytes,
+                               .message = message};
     return loaded_or_freed(load_model(loaded, threads, &source), loaded, model);
 }
 
@@ -388,17 +388,17 @@ int draftree_share_threads(Model *model, const Model *other) {
     if (pool_threads(model->pool) != pool_threads(other->pool))
         return DRAFTREE_BAD_ARGUMENT;
     Pool *own = model->pool;
-    model->pool = hold_pool(other->pool);
-    free_pool(own);
+    model->pool = retain_pool(other->pool);
+    release_pool(own);
     return DRAFTREE_OK;
 }
 
 /* ---- draft heads */
 
-static int check_head(const Model *model, const int32_t *tokens, char message[256]) {
-    const Head *head = model->head;
-    const HeadArchitecture *h = &head->architecture;
-    const Architecture *target = &head->target->architecture;
+static int check_draft_head(const Model *model, const int32_t *tokens, char message[256]) {
+    const DraftHead *draft_head = model->draft_head;
+    const DraftHeadArchitecture *h = &draft_head->architecture;
+    const Architecture *target = &draft_head->target->architecture;
     if (!in_range(h->features, 1, MOST_FEATURES) || (!h->fuses_states && h->features != 1))
         return fail(message, "it reads %d hidden states, which the engine does not run", h->features);
     for (int32_t k = 0; k < h->features; k++)
@@ -413,32 +413,32 @@ static int check_head(const Model *model, const int32_t *tokens, char message[25
     return DRAFTREE_OK;
 }
 
-/* List the tokens of a head's outputs; let its cells keep the state that the next node reads. */
-static int start_head(Model *model, const int32_t *tokens) {
-    Head *head = model->head;
-    head->tokens = calloc((size_t)output_stride(model), sizeof *head->tokens);
-    head->known = calloc((size_t)model->tokens, 1);
-    if (!head->tokens || !head->known)
+/* List the tokens of a draft head's outputs; let its cells keep the state that the next node reads. */
+static int start_draft_head(Model *model, const int32_t *tokens) {
+    DraftHead *draft_head = model->draft_head;
+    draft_head->tokens = calloc((size_t)output_stride(model), sizeof *draft_head->tokens);
+    draft_head->known = calloc((size_t)model->tokens, 1);
+    if (!draft_head->tokens || !draft_head->known)
         return DRAFTREE_NO_MEMORY;
     for (int32_t i = 0; i < model->architecture.vocabulary; i++) {
-        head->tokens[i] = tokens[i];
-        head->known[tokens[i]] = 1;
+        draft_head->tokens[i] = tokens[i];
+        draft_head->known[tokens[i]] = 1;
     }
-    for (int32_t k = 0; k < head->architecture.features; k++)
-        if (head->architecture.places[k] > head->last_place)
-            head->last_place = head->architecture.places[k];
-    if (head->architecture.learns)
-        model->cache.learned_tile_bytes = head->target->output.tile_bytes;
-    model->tracked[0] = head->architecture.norms_state ? -1 : model->architecture.layers;
+    for (int32_t k = 0; k < draft_head->architecture.features; k++)
+        if (draft_head->architecture.places[k] > draft_head->last_place)
+            draft_head->last_place = draft_head->architecture.places[k];
+    if (draft_head->architecture.learns)
+        model->cache.learned_tile_bytes = draft_head->target->output.tile_bytes;
+    model->tracked[0] = draft_head->architecture.norms_state ? -1 : model->architecture.layers;
     track_states(&model->cache, 1);
     return DRAFTREE_OK;
 }
 
-static int load_head(Model *model, const Source *source) {
-    const Model *target = model->head->target;
+static int load_draft_head(Model *model, const LoadSource *source) {
+    const Model *target = model->draft_head->target;
     int error = check_architecture(&model->architecture, source->message);
     if (!error)
-        error = check_head(model, source->tokens, source->message);
+        error = check_draft_head(model, source->tokens, source->message);
     if (!error)
         error = copy_layers(model, source);
     if (error)
@@ -446,43 +446,44 @@ static int load_head(Model *model, const Source *source) {
     model->tokens = target->architecture.vocabulary;
     model->embeddings = target->embeddings;
     error = load(model, source);
-    return error ? error : start_head(model, source->tokens);
+    return error ? error : start_draft_head(model, source->tokens);
 }
 
-int draftree_load_head(const Model *target, const uint8_t *weights, int64_t size, const Architecture *architecture,
-                       const HeadArchitecture *head, const double *rope_frequencies, const TensorPlace *layer_tensors,
-                       const TensorPlace *model_tensors, const TensorPlace *head_tensors, const int32_t *tokens,
-                       char message[256], Model **model) {
+int draftree_load_draft_head(const Model *target, const uint8_t *weights, int64_t size,
+                             const Architecture *architecture, const DraftHeadArchitecture *draft_head,
+                             const double *rope_frequencies, const TensorPlace *layer_tensors,
+                             const TensorPlace *model_tensors, const TensorPlace *draft_head_tensors,
+                             const int32_t *tokens, char message[256], Model **model) {
     message[0] = '\0';
-    if (size < 0 || target->head)
+    if (size < 0 || target->draft_head)
         return DRAFTREE_BAD_ARGUMENT;
     Model *loaded = calloc(1, sizeof *loaded);
     if (!loaded)
         return DRAFTREE_NO_MEMORY;
     loaded->architecture = *architecture;
     loaded->tier = target->tier;
-    loaded->pool = hold_pool(target->pool);
-    loaded->head = calloc(1, sizeof *loaded->head);
+    loaded->pool = retain_pool(target->pool);
+    loaded->draft_head = calloc(1, sizeof *loaded->draft_head);
     int error = DRAFTREE_NO_MEMORY;
-    if (loaded->head) {
-        *loaded->head = (Head){.architecture = *head, .target = target};
-        const Source source = {.stored = {.sizes = &size, .file_count = 1, .memory = weights},
-                               .rope_frequencies = rope_frequencies,
-                               .layers = layer_tensors,
-                               .model = model_tensors,
-                               .head = head_tensors,
-                               .tokens = tokens,
-                               .most_bytes = INT64_MAX,
-                               .message = message};
-        error = load_head(loaded, &source);
+    if (loaded->draft_head) {
+        *loaded->draft_head = (DraftHead){.architecture = *draft_head, .target = target};
+        const LoadSource source = {.stored = {.sizes = &size, .file_count = 1, .memory = weights},
+                                   .rope_frequencies = rope_frequencies,
+                                   .layers = layer_tensors,
+                                   .model = model_tensors,
+                                   .draft_head = draft_head_tensors,
+                                   .tokens = tokens,
+                                   .most_bytes = INT64_MAX,
+                                   .message = message};
+        error = load_draft_head(loaded, &source);
     }
     return loaded_or_freed(error, loaded, model);
 }
 
-static void free_head(Head *head) {
-    free(head->tokens);
-    free(head->known);
-    free(head);
+static void free_draft_head(DraftHead *draft_head) {
+    free(draft_head->tokens);
+    free(draft_head->known);
+    free(draft_head);
 }
 
 void draftree_free(Model *model) {
@@ -490,9 +491,9 @@ void draftree_free(Model *model) {
         return;
     free_workspace(model);
     free_cache(&model->cache);
-    if (model->head)
-        free_head(model->head);
-    free_pool(model->pool);
+    if (model->draft_head)
+        free_draft_head(model->draft_head);
+    release_pool(model->pool);
     release(model->weights, model->weight_bytes);
     free(model->layers);
     free(model->rope_frequencies);

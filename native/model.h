@@ -40,7 +40,7 @@ typedef struct {
     const int32_t *path;   /* and these */
     int32_t slot;          /* of its scores; -1: nobody wants them */
     const float *features; /* of draft heads: the target's hidden states at the token before; NULL: `state` counts */
-    const float *state;    /* what the head predicted at its parent; NULL: zeros */
+    const float *state;    /* what the draft head predicted at its parent; NULL: zeros */
 } PassNode;
 
 /* Queries of one row and key head that share a reading of the cache: nodes x query heads, node by node. */
@@ -92,14 +92,14 @@ typedef struct {
 
 /* What a draft head has beside a model. */
 typedef struct {
-    HeadArchitecture architecture;
+    DraftHeadArchitecture architecture;
     const Model *target;
     int32_t last_place; /* the last of the hidden states that it reads, among those that the target tracks */
     PackedMatrix input;
     float *input_bias, *feature_norm, *state_norm;
     int32_t *tokens; /* [vocabulary] of the output layer */
     uint8_t *known;  /* [tokens of the target] which are among them */
-} Head;
+} DraftHead;
 
 /* The outputs of a slot: [vocabulary], then those that its row has learned, from the next whole tile on. */
 typedef struct {
@@ -109,7 +109,7 @@ typedef struct {
 
 struct Model {
     Architecture architecture;
-    Head *head;               /* NULL: it is none */
+    DraftHead *draft_head;    /* NULL: it is none */
     double *rope_frequencies; /* [rope_tables][rope_size / 2] */
     const Tier *tier;
     Pool *pool;
@@ -151,8 +151,8 @@ typedef struct {
     const int32_t *target_rows, *sources; /* of draft heads */
 } Pass;
 
-/* head.c: list what each slot of a pass scores; check that the states are there that a head's nodes read; find that of
- * node `at` of row b. */
+/* draft_head.c: list what each slot of a pass scores; check that the states are there that a draft head's nodes read;
+ * find that of node `at` of row b. */
 int list_slots(Model *model, const Pass *pass, int64_t slots);
 int check_sources(const Model *model, const Pass *pass);
 void find_state(const Model *model, const Pass *pass, int32_t b, int32_t at, PassNode *node);

@@ -41,11 +41,13 @@ void multiply_share(const Part *part, const Activations *x, const Product *produ
 /* The embedding of node i, scaled. */
 void embed_node(const Part *part, int i, float *embedding);
 
-/* head.c: the residual stream of a draft head, and in `inputs` what its first layer reads where that is twice as wide.
+/* draft_head.c: the residual stream of a draft head, and in `inputs` what its first layer reads where that is twice as
+ * wide.
  */
 void read_states(const Part *part);
 
-/* head.c: logits of the tokens that the rows of wanted nodes have learned; their columns are the first of `normed`. */
+/* draft_head.c: logits of the tokens that the rows of wanted nodes have learned; their columns are the first of
+ * `normed`. */
 void score_learned(const Part *part, int first_slot);
 
 #endif

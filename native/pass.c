@@ -104,7 +104,8 @@ static void rotate(const Architecture *a, float *restrict head, const float *res
         }
 }
 
-static void prepare_head(const Part *part, float *head, const float *bias, const float *norm, const float *rotation) {
+static void prepare_attention_head(const Part *part, float *head, const float *bias, const float *norm,
+                                   const float *rotation) {
     const Architecture *a = part->a;
     if (bias)
         part->vector->add(head, bias, a->head_size);
@@ -117,7 +118,7 @@ static void prepare_head(const Part *part, float *head, const float *bias, const
 }
 
 /* Norms of queries and keys over all heads, a share of the nodes by each thread. */
-static void norm_all_heads(const Part *part, const Layer *layer) {
+static void norm_attention_heads(const Part *part, const Layer *layer) {
     const Architecture *a = part->a;
     for (int i = part->thread; i < part->count; i += part->threads) {
         float *query = part->work->query + i * query_size(a), *key = part->work->key + i * key_size(a);
@@ -128,30 +129,30 @@ static void norm_all_heads(const Part *part, const Layer *layer) {
     }
 }
 
-static const float *head_bias(const float *bias, const Architecture *a, int head) {
+static const float *attention_head_bias(const float *bias, const Architecture *a, int head) {
     return bias ? bias + (int64_t)head * a->head_size : NULL;
 }
 
 /* Bias, norm and rotation of queries and keys; keys and values go to the cache. One thread writes a key head: its new
  * cells share cache lines. */
-static void prepare_heads(const Part *part, const Layer *layer, int number) {
+static void prepare_attention_heads(const Part *part, const Layer *layer, int number) {
     const Architecture *a = part->a;
     Workspace *work = part->work;
     const float *rotations = work->rotation + (int64_t)layer->rope * CHUNK * a->rope_size;
     for (int head = part->thread; head < a->query_heads; head += part->threads)
         for (int i = 0; i < part->count; i++)
-            prepare_head(part, work->query + i * query_size(a) + (int64_t)head * a->head_size,
-                         head_bias(layer->query_bias, a, head), layer->query_norm,
-                         rotations + (int64_t)i * a->rope_size);
+            prepare_attention_head(part, work->query + i * query_size(a) + (int64_t)head * a->head_size,
+                                   attention_head_bias(layer->query_bias, a, head), layer->query_norm,
+                                   rotations + (int64_t)i * a->rope_size);
     /* From the last thread on: the first ones may have had a query head more. */
     for (int head = a->key_heads - 1 - part->thread; head >= 0; head -= part->threads)
         for (int i = 0; i < part->count; i++) {
             float *key = work->key + i * key_size(a) + (int64_t)head * a->head_size;
             float *value = work->value + i * key_size(a) + (int64_t)head * a->head_size;
-            prepare_head(part, key, head_bias(layer->key_bias, a, head), layer->key_norm,
-                         rotations + (int64_t)i * a->rope_size);
-            prepare_head(part, value, head_bias(layer->value_bias, a, head), NULL, NULL);
-            const HeadCache cache = head_cache(&part->model->cache, work->nodes[i].row, number, head);
+            prepare_attention_head(part, key, attention_head_bias(layer->key_bias, a, head), layer->key_norm,
+                                   rotations + (int64_t)i * a->rope_size);
+            prepare_attention_head(part, value, attention_head_bias(layer->value_bias, a, head), NULL, NULL);
+            const KvHeadCache cache = kv_head_cache(&part->model->cache, work->nodes[i].row, number, head);
             part->vector->store(&cache, work->nodes[i].cell, key, value);
         }
 }
@@ -160,7 +161,7 @@ static void prepare_heads(const Part *part, const Layer *layer, int number) {
 
 /* The queries of an item, and the blocks of keys that they read. */
 typedef struct {
-    HeadCache cache;
+    KvHeadCache cache;
     Query queries[QUERIES_TOGETHER];
     float *scores[QUERIES_TOGETHER];
     int count;
@@ -201,7 +202,7 @@ static void start_attention(const Part *part, const AttentionItem *item, const L
         attention->scores[r] = scores + r * work->score_stride;
         query->weights = attention->scores[r] + query->first - attention->first_block * BLOCK_CELLS;
     }
-    attention->cache = head_cache(&part->model->cache, work->nodes[item->first_node].row, number, item->head);
+    attention->cache = kv_head_cache(&part->model->cache, work->nodes[item->first_node].row, number, item->head);
 }
 
 /* Item i, whose scores all threads write beside one another. */
@@ -388,10 +389,10 @@ static void attention_block(const Part *part, const Layer *layer, int number) {
     multiply_share(part, &x, products, 3);
     pool_barrier(pool, part->thread);
     if (a->query_key_norm == NORM_OF_ALL_HEADS) {
-        norm_all_heads(part, layer);
+        norm_attention_heads(part, layer);
         pool_barrier(pool, part->thread);
     }
-    prepare_heads(part, layer, number);
+    prepare_attention_heads(part, layer, number);
     pool_barrier(pool, part->thread);
     if (work->split)
         attend_together(part, layer, number);
@@ -457,7 +458,7 @@ static void output_block(const Part *part) {
     const Share own = share(output_stride(model) / TILE_ROWS, part->thread, part->threads);
     part->linear->multiply(&model->output, own.first, own.last, &x,
                            model->logits + (int64_t)first_slot * model->logit_stride, model->logit_stride);
-    if (model->head)
+    if (model->draft_head)
         score_learned(part, first_slot);
 }
 
@@ -478,7 +479,7 @@ static void run_part(void *argument, int thread, int threads) {
         .inputs = work->own[thread].inputs,
         .groups = work->own[thread].groups,
     };
-    if (model->head)
+    if (model->draft_head)
         read_states(&part);
     else
         for (int i = 0; i < part.count; i++)
@@ -501,7 +502,7 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Numbers of a token before the first layer of a draft head. */
 static int64_t input_size(const Model *model) {
-    return model->head ? larger(2 * model->architecture.hidden, model->head->input.columns) : 0;
+    return model->draft_head ? larger(2 * model->architecture.hidden, model->draft_head->input.columns) : 0;
 }
 
 /* Hand out `floats` of the arena; a round without memory adds them up. */
@@ -543,7 +544,7 @@ static void lay_out(Model *model) {
 int start_workspace(Model *model) {
     Workspace *work = &model->work;
     model->logit_stride = output_stride(model);
-    model->most_logits = output_stride(model) + (model->head ? model->tokens + TILE_ROWS : 0);
+    model->most_logits = output_stride(model) + (model->draft_head ? model->tokens + TILE_ROWS : 0);
     work->own = calloc((size_t)pool_threads(model->pool), sizeof *work->own);
     work->items = calloc((size_t)CHUNK * (size_t)model->architecture.query_heads, sizeof *work->items);
     if (!work->own || !work->items)

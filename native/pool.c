@@ -74,10 +74,10 @@ enum {
     LATE = 500000,
     /* What tasks lose is a mean over so long: a single wait of a few milliseconds says little. */
     WINDOW = 50000000,
-    /* With fewer threads, until all are tried again: at first, and at most. Each trial that fails doubles it. */
-    FIRST_REST = 50000000,
+    /* With fewer threads, until all are tried again: at first, and at most. Each probe that fails doubles it. */
+    FIRST_PROBE_DELAY = 50000000,
 };
-static const int64_t LONGEST_REST = 5000000000;
+static const int64_t LONGEST_PROBE_DELAY = 5000000000;
 
 /* Counters that different threads write lie in cache lines of their own. */
 typedef struct {
@@ -95,13 +95,13 @@ struct Pool {
     Worker **workers;
     Lock sleep; /* of workers that go to sleep, or wake */
     Condition woken;
-    Lock turn; /* held while a task runs */
+    Lock running; /* held while a task runs */
     void (*task)(void *, int, int);
     void *argument;
-    double lost;        /* share of the last tasks' time that waits took */
-    int64_t rest;       /* nanoseconds with fewer threads until all are tried again */
-    int64_t trial;      /* when all threads are tried again, or were last */
-    atomic_int holders; /* models that run on it */
+    double lost;           /* share of the last tasks' time that waits took */
+    int64_t probe_delay;   /* nanoseconds with fewer threads until all are tried again */
+    int64_t probe_time;    /* when all threads are tried again, or were last */
+    atomic_int references; /* models that run on it */
     atomic_int stopping;
     _Alignas(CACHE_LINE) atomic_int finished;
     _Alignas(CACHE_LINE) atomic_int arrived;
@@ -173,30 +173,30 @@ Pool *new_pool(int threads) {
     Pool *pool = allocate(sizeof *pool);
     if (!pool)
         return NULL;
-    pool->trial = -LONGEST_REST;
-    pool->holders = 1;
+    pool->probe_time = -LONGEST_PROBE_DELAY;
+    pool->references = 1;
     start_lock(&pool->sleep);
     start_condition(&pool->woken);
-    start_lock(&pool->turn);
+    start_lock(&pool->running);
     pool->workers = calloc((size_t)threads, sizeof(Worker *));
     int error = !pool->workers;
     while (!error && pool->threads < threads)
         error = add_worker(pool);
     if (error) {
-        free_pool(pool);
+        release_pool(pool);
         return NULL;
     }
     pool->active = threads;
     return pool;
 }
 
-Pool *hold_pool(Pool *pool) {
-    atomic_fetch_add(&pool->holders, 1);
+Pool *retain_pool(Pool *pool) {
+    atomic_fetch_add(&pool->references, 1);
     return pool;
 }
 
-void free_pool(Pool *pool) {
-    if (!pool || atomic_fetch_sub(&pool->holders, 1) > 1)
+void release_pool(Pool *pool) {
+    if (!pool || atomic_fetch_sub(&pool->references, 1) > 1)
         return;
     atomic_store(&pool->stopping, 1);
     begin_generation(pool, pool->threads);
@@ -240,15 +240,16 @@ static void choose_threads(Pool *pool, int64_t duration, int64_t now) {
     /* A thread fewer takes n / (n - 1) times as long: as much as is lost where 1 / n of the time is. */
     if (pool->active > 1 && pool->lost * pool->active > 1) {
         if (pool->active == pool->threads)
-            pool->rest = now - pool->trial > LONGEST_REST ? FIRST_REST : pool->rest * 2;
-        if (pool->rest > LONGEST_REST)
-            pool->rest = LONGEST_REST;
+            pool->probe_delay =
+                now - pool->probe_time > LONGEST_PROBE_DELAY ? FIRST_PROBE_DELAY : pool->probe_delay * 2;
+        if (pool->probe_delay > LONGEST_PROBE_DELAY)
+            pool->probe_delay = LONGEST_PROBE_DELAY;
         pool->active--;
-        pool->trial = now + pool->rest;
+        pool->probe_time = now + pool->probe_delay;
         pool->lost = 0;
-    } else if (pool->active < pool->threads && now > pool->trial) {
+    } else if (pool->active < pool->threads && now > pool->probe_time) {
         pool->active = pool->threads;
-        pool->trial = now;
+        pool->probe_time = now;
         pool->lost = 0;
     }
 }
@@ -258,7 +259,7 @@ void pool_run(Pool *pool, void (*task)(void *argument, int thread, int threads),
         task(argument, 0, 1);
         return;
     }
-    lock(&pool->turn);
+    lock(&pool->running);
     const int others = pool->active - 1;
     int64_t began = nanoseconds(), waiting = 0;
     pool->task = task;
@@ -271,7 +272,7 @@ void pool_run(Pool *pool, void (*task)(void *argument, int thread, int threads),
     end_waiting(pool->workers[0], waiting);
     const int64_t now = nanoseconds();
     choose_threads(pool, now - began, now);
-    unlock(&pool->turn);
+    unlock(&pool->running);
 }
 
 void pool_barrier(Pool *pool, int thread) {

@@ -6,8 +6,8 @@
 typedef struct Pool Pool;
 
 Pool *new_pool(int threads);        /* NULL: threads cannot be started */
-Pool *hold_pool(Pool *pool);        /* for one more model: their tasks take turns */
-void free_pool(Pool *pool);         /* a model less; the last one ends the threads */
+Pool *retain_pool(Pool *pool);      /* for one more model: their tasks take turns */
+void release_pool(Pool *pool);      /* a model less; the last one ends the threads */
 int pool_threads(const Pool *pool); /* the most that share a task: so many need memory of their own */
 
 /* Run task(argument, thread, threads) once for each thread, 0 to threads - 1; thread 0 is the caller. Fewer threads

@@ -10,15 +10,15 @@
 enum { BEST_BLOCK = 64 };
 
 /* One call: what is wanted of which slots. Entry i is of slot slots[i]. */
-typedef struct Question Question;
-struct Question {
+typedef struct ScoresCall ScoresCall;
+struct ScoresCall {
     Model *model;
     int32_t count;
     const int32_t *slots;
     const Edits *edits;
-    void (*answer)(const Question *question, int32_t entry, const float *logits, int thread);
+    void (*score_entry)(const ScoresCall *call, int32_t entry, const float *logits, int thread);
     int32_t k;
-    const int32_t *given;
+    const int32_t *scored_tokens;
     const uint64_t *keys;
     const Warping *warpings;
     int32_t *tokens;
@@ -26,23 +26,23 @@ struct Question {
     float *entropies;
 };
 
-static const VectorKernels *vector(const Question *question) { return question->model->tier->vector; }
+static const VectorKernels *vector(const ScoresCall *call) { return call->model->tier->vector; }
 
 /* Logits of an entry: all, or those of a draft head's outputs and what the row has learned. */
-static int64_t logit_count(const Question *question, int32_t entry) {
-    const Model *model = question->model;
-    const int32_t learned = model->head ? model->slots[question->slots[entry]].learned : 0;
+static int64_t logit_count(const ScoresCall *call, int32_t entry) {
+    const Model *model = call->model;
+    const int32_t learned = model->draft_head ? model->slots[call->slots[entry]].learned : 0;
     return learned ? output_stride(model) + learned : model->architecture.vocabulary;
 }
 
 /* The token of a logit. */
-static int32_t token_of(const Question *question, int32_t entry, int64_t logit) {
-    const Model *model = question->model;
-    if (!model->head)
+static int32_t token_of(const ScoresCall *call, int32_t entry, int64_t logit) {
+    const Model *model = call->model;
+    if (!model->draft_head)
         return (int32_t)logit;
     const int64_t learned = logit - output_stride(model);
-    return learned < 0 ? model->head->tokens[logit]
-                       : model->learned_tokens[model->slots[question->slots[entry]].first + learned];
+    return learned < 0 ? model->draft_head->tokens[logit]
+                       : model->learned_tokens[model->slots[call->slots[entry]].first + learned];
 }
 
 /* ---- edits */
@@ -75,49 +75,49 @@ static void mask_logits(const uint32_t *mask, int64_t tokens, float *logits) {
 static int allows(const uint32_t *mask, int32_t token) { return mask[token / 32] >> (token % 32) & 1; }
 
 /* Mask a draft head's logits; a mask that allows none of its tokens is left out. */
-static void mask_outputs(const Question *question, int32_t entry, const uint32_t *mask, float *logits) {
-    const int64_t count = logit_count(question, entry);
+static void mask_outputs(const ScoresCall *call, int32_t entry, const uint32_t *mask, float *logits) {
+    const int64_t count = logit_count(call, entry);
     int any = 0;
     for (int64_t i = 0; i < count && !any; i++)
-        any = logits[i] > -INFINITY && allows(mask, token_of(question, entry, i));
+        any = logits[i] > -INFINITY && allows(mask, token_of(call, entry, i));
     for (int64_t i = 0; i < count && any; i++)
-        if (!allows(mask, token_of(question, entry, i)))
+        if (!allows(mask, token_of(call, entry, i)))
             logits[i] = -INFINITY;
 }
 
 /* The logits of an entry, edited in memory of the thread's own where there are edits. */
-static const float *edited_logits(const Question *question, int32_t entry, int thread) {
-    const Model *model = question->model;
-    const Edits *edits = question->edits;
-    const float *raw = model->logits + question->slots[entry] * model->logit_stride;
+static const float *edited_logits(const ScoresCall *call, int32_t entry, int thread) {
+    const Model *model = call->model;
+    const Edits *edits = call->edits;
+    const float *raw = model->logits + call->slots[entry] * model->logit_stride;
     const int32_t mask = edits && edits->mask_of ? edits->mask_of[entry] : -1;
     const int changed = edits && edits->change_starts && edits->change_starts[entry + 1] > edits->change_starts[entry];
     if (mask < 0 && !changed)
         return raw;
     float *logits = model->work.own[thread].edited;
-    memcpy(logits, raw, (size_t)logit_count(question, entry) * sizeof *logits);
+    memcpy(logits, raw, (size_t)logit_count(call, entry) * sizeof *logits);
     if (changed)
         change_logits(edits, entry, logits);
     if (mask < 0)
         return logits;
     const uint32_t *bits = edits->masks + mask * ((model->tokens + 31) / 32);
-    if (model->head)
-        mask_outputs(question, entry, bits, logits);
+    if (model->draft_head)
+        mask_outputs(call, entry, bits, logits);
     else
         mask_logits(bits, model->tokens, logits);
     return logits;
 }
 
-static void answer_share(void *argument, int thread, int threads) {
-    const Question *question = argument;
-    for (int32_t entry = thread; entry < question->count; entry += threads)
-        question->answer(question, entry, edited_logits(question, entry, thread), thread);
+static void score_share(void *argument, int thread, int threads) {
+    const ScoresCall *call = argument;
+    for (int32_t entry = thread; entry < call->count; entry += threads)
+        call->score_entry(call, entry, edited_logits(call, entry, thread), thread);
 }
 
 static int check_edits(const Model *model, int32_t count, const Edits *edits) {
     if (!edits || !edits->change_starts)
         return DRAFTREE_OK;
-    if (model->head)
+    if (model->draft_head)
         return DRAFTREE_BAD_ARGUMENT;
     for (int32_t entry = 0; entry < count; entry++)
         if (edits->change_starts[entry] < 0 || edits->change_starts[entry] > edits->change_starts[entry + 1])
@@ -128,34 +128,34 @@ static int check_edits(const Model *model, int32_t count, const Edits *edits) {
     return DRAFTREE_OK;
 }
 
-static int answer(Question *question) {
-    Model *model = question->model;
-    if (question->count < 0)
+static int run_call(ScoresCall *call) {
+    Model *model = call->model;
+    if (call->count < 0)
         return DRAFTREE_BAD_ARGUMENT;
-    for (int32_t entry = 0; entry < question->count; entry++)
-        if (question->slots[entry] < 0 || question->slots[entry] >= model->slot_count)
+    for (int32_t entry = 0; entry < call->count; entry++)
+        if (call->slots[entry] < 0 || call->slots[entry] >= model->slot_count)
             return DRAFTREE_BAD_ARGUMENT;
-    int error = check_edits(model, question->count, question->edits);
+    int error = check_edits(model, call->count, call->edits);
     if (error)
         return error;
-    if (question->count > 1)
-        pool_run(model->pool, answer_share, question);
-    else if (question->count == 1) /* nobody to share it with: no thread is woken */
-        question->answer(question, 0, edited_logits(question, 0, 0), 0);
+    if (call->count > 1)
+        pool_run(model->pool, score_share, call);
+    else if (call->count == 1) /* nobody to share it with: no thread is woken */
+        call->score_entry(call, 0, edited_logits(call, 0, 0), 0);
     return DRAFTREE_OK;
 }
 
 /* ---- argmax, log-probabilities */
 
-static void answer_argmax(const Question *question, int32_t entry, const float *logits, int thread) {
+static void score_argmax(const ScoresCall *call, int32_t entry, const float *logits, int thread) {
     (void)thread;
-    question->tokens[entry] = token_of(question, entry, vector(question)->argmax(logits, logit_count(question, entry)));
+    call->tokens[entry] = token_of(call, entry, vector(call)->argmax(logits, logit_count(call, entry)));
 }
 
 int draftree_argmax(Model *model, int32_t count, const int32_t *slots, const Edits *edits, int32_t *tokens) {
-    Question question = {
-        .model = model, .count = count, .slots = slots, .edits = edits, .answer = answer_argmax, .tokens = tokens};
-    return answer(&question);
+    ScoresCall call = {
+        .model = model, .count = count, .slots = slots, .edits = edits, .score_entry = score_argmax, .tokens = tokens};
+    return run_call(&call);
 }
 
 /* log of the sum of exp(logits), and the entropy in nats of their softmax. */
@@ -164,24 +164,23 @@ typedef struct {
     double entropy;
 } Normaliser;
 
-static Normaliser normaliser(const Question *question, int32_t entry, const float *logits) {
-    const int64_t count = logit_count(question, entry);
-    const float most = logits[vector(question)->argmax(logits, count)];
+static Normaliser normaliser(const ScoresCall *call, int32_t entry, const float *logits) {
+    const int64_t count = logit_count(call, entry);
+    const float most = logits[vector(call)->argmax(logits, count)];
     double sum, weighted;
-    vector(question)->exponential_sums(logits, count, most, &sum, &weighted);
+    vector(call)->exponential_sums(logits, count, most, &sum, &weighted);
     const double entropy = log(sum) - weighted / sum;
     return (Normaliser){most + log(sum), entropy > 0 ? entropy : 0};
 }
 
-static void answer_given(const Question *question, int32_t entry, const float *logits, int thread) {
+static void score_tokens(const ScoresCall *call, int32_t entry, const float *logits, int thread) {
     (void)thread;
-    const int32_t given = question->given[entry];
-    const double log_sum = normaliser(question, entry, logits).log_sum;
-    int64_t logit = question->model->head ? 0 : given;
-    while (logit < logit_count(question, entry) && token_of(question, entry, logit) != given)
+    const int32_t scored_tokens = call->scored_tokens[entry];
+    const double log_sum = normaliser(call, entry, logits).log_sum;
+    int64_t logit = call->model->draft_head ? 0 : scored_tokens;
+    while (logit < logit_count(call, entry) && token_of(call, entry, logit) != scored_tokens)
         logit++;
-    question->log_probabilities[entry] =
-        logit < logit_count(question, entry) ? (float)(logits[logit] - log_sum) : -INFINITY;
+    call->log_probabilities[entry] = logit < logit_count(call, entry) ? (float)(logits[logit] - log_sum) : -INFINITY;
 }
 
 int draftree_log_probabilities(Model *model, int32_t count, const int32_t *slots, const int32_t *tokens,
@@ -189,20 +188,21 @@ int draftree_log_probabilities(Model *model, int32_t count, const int32_t *slots
     for (int32_t entry = 0; entry < count; entry++)
         if (tokens[entry] < 0 || tokens[entry] >= model->tokens)
             return DRAFTREE_BAD_TOKEN;
-    Question question = {.model = model,
-                         .count = count,
-                         .slots = slots,
-                         .answer = answer_given,
-                         .given = tokens,
-                         .log_probabilities = log_probabilities};
-    return answer(&question);
+    ScoresCall call = {.model = model,
+                       .count = count,
+                       .slots = slots,
+                       .score_entry = score_tokens,
+                       .scored_tokens = tokens,
+                       .log_probabilities = log_probabilities};
+    return run_call(&call);
 }
 
 int draftree_logits(const Model *model, int32_t slot, int32_t count, float *logits) {
     if (slot < 0 || slot >= model->slot_count || count < model->architecture.vocabulary)
         return DRAFTREE_BAD_ARGUMENT;
     const float *own = model->logits + slot * model->logit_stride;
-    const int32_t outputs = model->architecture.vocabulary, learned = model->head ? model->slots[slot].learned : 0;
+    const int32_t outputs = model->architecture.vocabulary,
+                  learned = model->draft_head ? model->slots[slot].learned : 0;
     if (learned > count - outputs)
         return DRAFTREE_BAD_ARGUMENT;
     memcpy(logits, own, (size_t)outputs * sizeof *logits);
@@ -225,16 +225,16 @@ typedef struct {
 
 /* A warped distribution, and the key of its noise. */
 typedef struct {
-    const Question *question;
+    const ScoresCall *call;
     int32_t entry;
     const float *logits;
     int64_t length;
     const Warping *warping;
     uint64_t key;
-    int32_t favourite; /* the most probable token */
-    float most;        /* the largest warped logit */
-    float edge;        /* tokens below it are dropped */
-    void *scratch;     /* the thread's own (ThreadSpace) */
+    int32_t argmax;  /* the most probable token */
+    float max_logit; /* the largest warped logit */
+    float threshold; /* tokens below it are dropped */
+    void *scratch;   /* the thread's own (ThreadSpace) */
 } Draw;
 
 static int compare_candidates(const void *left, const void *right) {
@@ -246,24 +246,23 @@ static int compare_candidates(const void *left, const void *right) {
 
 /* The largest warped logit of some tokens. */
 static float largest(const Draw *draw, int64_t first, int64_t size) {
-    return draw->logits[first + vector(draw->question)->argmax(draw->logits + first, size)] /
-           draw->warping->temperature;
+    return draw->logits[first + vector(draw->call)->argmax(draw->logits + first, size)] / draw->warping->temperature;
 }
 
-/* Tokens whose warped logit is at least `edge`, in the thread's memory until the next call. Most blocks of tokens hold
- * none: their largest one tells. */
-static Candidate *collect(const Draw *draw, float edge, int64_t *count) {
+/* Tokens whose warped logit is at least `threshold`, in the thread's memory until the next call. Most blocks of tokens
+ * hold none: their largest one tells. */
+static Candidate *collect(const Draw *draw, float threshold, int64_t *count) {
     const int64_t length = draw->length;
     Candidate *candidates = draw->scratch;
     *count = 0;
     for (int64_t block = 0; block < length; block += DRAW_BLOCK) {
         const int64_t size = length - block < DRAW_BLOCK ? length - block : DRAW_BLOCK;
-        if (!(largest(draw, block, size) >= edge))
+        if (!(largest(draw, block, size) >= threshold))
             continue;
         for (int64_t token = block; token < block + size; token++) {
             const float logit = draw->logits[token] / draw->warping->temperature;
             candidates[*count] = (Candidate){logit, (int32_t)token};
-            *count += logit >= edge;
+            *count += logit >= threshold;
         }
     }
     return candidates;
@@ -273,23 +272,23 @@ static float kth_largest(const Draw *draw, int64_t k) {
     /* Wider and wider below the largest, until k tokens are there. */
     for (float width = 4;; width *= 2) {
         int64_t count;
-        const float edge = width < 1e4f ? draw->most - width : -INFINITY;
-        Candidate *candidates = collect(draw, edge, &count);
-        if (count >= k || edge == -INFINITY) {
+        const float threshold = width < 1e4f ? draw->max_logit - width : -INFINITY;
+        Candidate *candidates = collect(draw, threshold, &count);
+        if (count >= k || threshold == -INFINITY) {
             qsort(candidates, (size_t)count, sizeof *candidates, compare_candidates);
             return count >= k ? candidates[k - 1].logit : -INFINITY; /* fewer are numbers */
         }
     }
 }
 
-/* sum of exp(x - most) over the tokens at or above the edge. */
+/* sum of exp(x - most) over the tokens at or above the threshold. */
 static double mass(const Draw *draw) {
-    if (draw->edge > -INFINITY) {
+    if (draw->threshold > -INFINITY) {
         int64_t count;
         double sum = 0;
-        const Candidate *candidates = collect(draw, draw->edge, &count);
+        const Candidate *candidates = collect(draw, draw->threshold, &count);
         for (int64_t i = 0; i < count; i++)
-            sum += exp((double)candidates[i].logit - draw->most);
+            sum += exp((double)candidates[i].logit - draw->max_logit);
         return sum;
     }
     const int64_t length = draw->length;
@@ -300,7 +299,7 @@ static double mass(const Draw *draw) {
         double sum, weighted;
         for (int64_t i = 0; i < size; i++)
             block[i] = draw->logits[at + i] / draw->warping->temperature;
-        vector(draw->question)->exponential_sums(block, size, draw->most, &sum, &weighted);
+        vector(draw->call)->exponential_sums(block, size, draw->max_logit, &sum, &weighted);
         total += sum;
     }
     return total;
@@ -326,8 +325,8 @@ static int64_t partition(Candidate *candidates, int64_t count, float pivot, int6
 }
 
 /* The smallest logit of the fewest largest candidates whose masses reach `wanted`; -INFINITY: all do not. */
-static float edge_of_mass(Candidate *candidates, int64_t count, double wanted, double unit, float most) {
-    double held = 0; /* by candidates that are certainly kept */
+static float threshold_of_mass(Candidate *candidates, int64_t count, double wanted, double unit, float most) {
+    double above_mass = 0; /* by candidates that are certainly kept */
     while (count) {
         const float pivot = candidates[count / 2].logit;
         int64_t same;
@@ -335,12 +334,12 @@ static float edge_of_mass(Candidate *candidates, int64_t count, double wanted, d
         double sum = 0;
         for (int64_t i = 0; i < above; i++)
             sum += exp((double)candidates[i].logit - most) / unit;
-        if (held + sum >= wanted && above) {
+        if (above_mass + sum >= wanted && above) {
             count = above;
             continue;
         }
-        held += sum + (double)same * exp((double)pivot - most) / unit;
-        if (held >= wanted)
+        above_mass += sum + (double)same * exp((double)pivot - most) / unit;
+        if (above_mass >= wanted)
             return pivot;
         candidates += above + same;
         count -= above + same;
@@ -349,21 +348,21 @@ static float edge_of_mass(Candidate *candidates, int64_t count, double wanted, d
 }
 
 /* The smallest logit of the smallest set that holds `top_p` of the mass: a token stays if those before it hold less. */
-static float nucleus_edge(const Draw *draw) {
+static float nucleus_threshold(const Draw *draw) {
     const double total = mass(draw);
     for (float width = 4;; width *= 2) {
         int64_t count;
-        const float lowest = width < 1e4f ? draw->most - width : -INFINITY;
-        const float edge = lowest > draw->edge ? lowest : draw->edge;
-        Candidate *candidates = collect(draw, edge, &count);
-        const float value = edge_of_mass(candidates, count, draw->warping->top_p, total, draw->most);
-        if (value > -INFINITY || edge == draw->edge)
-            return value > draw->edge ? value : draw->edge;
+        const float lowest = width < 1e4f ? draw->max_logit - width : -INFINITY;
+        const float threshold = lowest > draw->threshold ? lowest : draw->threshold;
+        Candidate *candidates = collect(draw, threshold, &count);
+        const float value = threshold_of_mass(candidates, count, draw->warping->top_p, total, draw->max_logit);
+        if (value > -INFINITY || threshold == draw->threshold)
+            return value > draw->threshold ? value : draw->threshold;
     }
 }
 
 /* Noise of at least `wanted` needs a uniform number (52 bits) below this: noise >= r <=> u <= 1 - exp(-exp(-r)). */
-static uint64_t luck_needed(double wanted) {
+static uint64_t uniform_limit(double wanted) {
     if (wanted < -30)
         return UINT64_MAX;
     const double limit = -expm1(-exp(-wanted)) * 0x1p52 * (1 + 1e-9) + 2;
@@ -375,18 +374,18 @@ static uint64_t luck_needed(double wanted) {
 static int32_t draw_token(const Draw *draw) {
     const int64_t length = draw->length;
     const float temperature = draw->warping->temperature;
-    double best = (double)draw->most + gumbel_noise(draw->key, draw->favourite);
-    int32_t winner = draw->favourite, tokens[DRAW_BLOCK];
+    double best = (double)draw->max_logit + gumbel_noise(draw->key, draw->argmax);
+    int32_t winner = draw->argmax, tokens[DRAW_BLOCK];
     for (int64_t block = 0; block < length; block += DRAW_BLOCK) {
         const int64_t size = length - block < DRAW_BLOCK ? length - block : DRAW_BLOCK;
         const float top = largest(draw, block, size);
-        if (!(top >= draw->edge) || top == -INFINITY)
+        if (!(top >= draw->threshold) || top == -INFINITY)
             continue;
         const int count =
-            vector(draw->question)->lucky_tokens(draw->key, block, (int)size, luck_needed(best - top), tokens);
+            vector(draw->call)->tokens_below(draw->key, block, (int)size, uniform_limit(best - top), tokens);
         for (int i = 0; i < count; i++) {
             const float logit = draw->logits[tokens[i]] / temperature;
-            if (!(logit >= draw->edge))
+            if (!(logit >= draw->threshold))
                 continue;
             const double value = (double)logit + gumbel_noise(draw->key, tokens[i]);
             if (value > best || (value == best && tokens[i] < winner)) {
@@ -399,27 +398,27 @@ static int32_t draw_token(const Draw *draw) {
 }
 
 /* The warping of an entry whose temperature is positive. */
-static Draw warped_draw(const Question *question, int32_t entry, const float *logits, int thread) {
-    const Warping *warping = &question->warpings[entry];
-    const int64_t length = logit_count(question, entry);
-    const int32_t favourite = (int32_t)vector(question)->argmax(logits, length);
-    Draw draw = {.question = question,
+static Draw warped_draw(const ScoresCall *call, int32_t entry, const float *logits, int thread) {
+    const Warping *warping = &call->warpings[entry];
+    const int64_t length = logit_count(call, entry);
+    const int32_t argmax = (int32_t)vector(call)->argmax(logits, length);
+    Draw draw = {.call = call,
                  .entry = entry,
                  .logits = logits,
                  .length = length,
                  .warping = warping,
-                 .key = question->keys ? question->keys[entry] : 0,
-                 .favourite = favourite,
-                 .most = logits[favourite] / warping->temperature,
-                 .edge = -INFINITY,
-                 .scratch = question->model->work.own[thread].scratch};
+                 .key = call->keys ? call->keys[entry] : 0,
+                 .argmax = argmax,
+                 .max_logit = logits[argmax] / warping->temperature,
+                 .threshold = -INFINITY,
+                 .scratch = call->model->work.own[thread].scratch};
     if (warping->top_k > 0 && warping->top_k < length)
-        draw.edge = kth_largest(&draw, warping->top_k);
+        draw.threshold = kth_largest(&draw, warping->top_k);
     if (warping->top_p < 1)
-        draw.edge = nucleus_edge(&draw);
+        draw.threshold = nucleus_threshold(&draw);
     if (warping->min_p > 0) { /* p >= min_p p_max <=> x >= x_max + ln(min_p) */
-        const float lowest = draw.most + (float)log((double)warping->min_p);
-        draw.edge = lowest > draw.edge ? lowest : draw.edge;
+        const float lowest = draw.max_logit + (float)log((double)warping->min_p);
+        draw.threshold = lowest > draw.threshold ? lowest : draw.threshold;
     }
     return draw;
 }
@@ -431,28 +430,28 @@ static int check_warpings(const Warping *warpings, int32_t count) {
     return 1;
 }
 
-static void answer_draw(const Question *question, int32_t entry, const float *logits, int thread) {
-    if (question->warpings[entry].temperature == 0) {
-        question->tokens[entry] = (int32_t)vector(question)->argmax(logits, logit_count(question, entry));
+static void score_draw(const ScoresCall *call, int32_t entry, const float *logits, int thread) {
+    if (call->warpings[entry].temperature == 0) {
+        call->tokens[entry] = (int32_t)vector(call)->argmax(logits, logit_count(call, entry));
         return;
     }
-    const Draw draw = warped_draw(question, entry, logits, thread);
-    question->tokens[entry] = draw_token(&draw);
+    const Draw draw = warped_draw(call, entry, logits, thread);
+    call->tokens[entry] = draw_token(&draw);
 }
 
 int draftree_draw(Model *model, int32_t count, const int32_t *slots, const uint64_t *keys, const Warping *warpings,
                   const Edits *edits, int32_t *tokens) {
-    if (model->head || !check_warpings(warpings, count))
+    if (model->draft_head || !check_warpings(warpings, count))
         return DRAFTREE_BAD_ARGUMENT;
-    Question question = {.model = model,
-                         .count = count,
-                         .slots = slots,
-                         .edits = edits,
-                         .answer = answer_draw,
-                         .keys = keys,
-                         .warpings = warpings,
-                         .tokens = tokens};
-    return answer(&question);
+    ScoresCall call = {.model = model,
+                       .count = count,
+                       .slots = slots,
+                       .edits = edits,
+                       .score_entry = score_draw,
+                       .keys = keys,
+                       .warpings = warpings,
+                       .tokens = tokens};
+    return run_call(&call);
 }
 
 /* ---- the most probable tokens */
@@ -470,7 +469,7 @@ static void insert_best(float *values, int32_t *tokens, int32_t k, float value, 
 }
 
 /* The k best tokens and their logits; those of -INFINITY come last. */
-static void find_best(const Question *question, const float *logits, int64_t length, int32_t k, float *values,
+static void find_best(const ScoresCall *call, const float *logits, int64_t length, int32_t k, float *values,
                       int32_t *tokens) {
     for (int32_t i = 0; i < k; i++) {
         values[i] = -INFINITY;
@@ -478,7 +477,7 @@ static void find_best(const Question *question, const float *logits, int64_t len
     }
     for (int64_t block = 0; block < length; block += BEST_BLOCK) {
         const int64_t size = length - block < BEST_BLOCK ? length - block : BEST_BLOCK;
-        const int64_t best = block + vector(question)->argmax(logits + block, size);
+        const int64_t best = block + vector(call)->argmax(logits + block, size);
         if (!(logits[best] > values[k - 1]))
             continue;
         for (int64_t token = block; token < block + size; token++)
@@ -497,21 +496,21 @@ static void find_best(const Question *question, const float *logits, int64_t len
 static const float *warp_logits(const Draw *draw) {
     const int64_t length = draw->length;
     const float temperature = draw->warping->temperature;
-    const int noisy = draw->question->keys != NULL;
+    const int noisy = draw->call->keys != NULL;
     float *warped = draw->scratch;
     for (int64_t block = 0; block < length; block += DRAW_BLOCK) {
         const int size = length - block < DRAW_BLOCK ? (int)(length - block) : DRAW_BLOCK;
-        const int any = largest(draw, block, size) >= draw->edge;
+        const int any = largest(draw, block, size) >= draw->threshold;
         for (int64_t token = block; token < block + size; token++) {
             const float logit = draw->logits[token] / temperature;
-            warped[token] = any && logit >= draw->edge ? logit : -INFINITY;
+            warped[token] = any && logit >= draw->threshold ? logit : -INFINITY;
         }
         if (!any || !noisy)
             continue;
         int32_t tokens[DRAW_BLOCK];
         for (int i = 0; i < size; i++)
-            tokens[i] = token_of(draw->question, draw->entry, block + i);
-        vector(draw->question)->add_noise(draw->key, tokens, size, temperature, warped + block);
+            tokens[i] = token_of(draw->call, draw->entry, block + i);
+        vector(draw->call)->add_noise(draw->key, tokens, size, temperature, warped + block);
     }
     return warped;
 }
@@ -525,9 +524,9 @@ static void find_noisy_best(const Draw *draw, const float *warped, int32_t k, fl
     float about[MOST_TOP + MORE];
     int32_t which[MOST_TOP + MORE];
     Candidate candidates[MOST_TOP + MORE];
-    find_best(draw->question, warped, length, some, about, which);
+    find_best(draw->call, warped, length, some, about, which);
     for (int32_t i = 0; i < some; i++) {
-        const float noise = (float)gumbel_noise(draw->key, token_of(draw->question, draw->entry, which[i]));
+        const float noise = (float)gumbel_noise(draw->key, token_of(draw->call, draw->entry, which[i]));
         const float exact = (draw->logits[which[i]] / temperature + noise) * temperature;
         candidates[i] = (Candidate){about[i] > -INFINITY ? exact : -INFINITY, which[i]};
     }
@@ -538,25 +537,25 @@ static void find_noisy_best(const Draw *draw, const float *warped, int32_t k, fl
     }
 }
 
-static void answer_top(const Question *question, int32_t entry, const float *logits, int thread) {
-    const int32_t k = question->k;
-    float *values = question->log_probabilities + (int64_t)entry * k;
-    int32_t *tokens = question->tokens + (int64_t)entry * k;
-    const int warped = question->warpings && question->warpings[entry].temperature > 0;
+static void score_top(const ScoresCall *call, int32_t entry, const float *logits, int thread) {
+    const int32_t k = call->k;
+    float *values = call->log_probabilities + (int64_t)entry * k;
+    int32_t *tokens = call->tokens + (int64_t)entry * k;
+    const int warped = call->warpings && call->warpings[entry].temperature > 0;
     if (warped) {
-        const Draw draw = warped_draw(question, entry, logits, thread);
+        const Draw draw = warped_draw(call, entry, logits, thread);
         logits = warp_logits(&draw);
-        if (question->keys)
+        if (call->keys)
             find_noisy_best(&draw, logits, k, values, tokens);
     }
-    if (!warped || !question->keys)
-        find_best(question, logits, logit_count(question, entry), k, values, tokens);
-    const Normaliser found = normaliser(question, entry, logits);
+    if (!warped || !call->keys)
+        find_best(call, logits, logit_count(call, entry), k, values, tokens);
+    const Normaliser found = normaliser(call, entry, logits);
     for (int32_t i = 0; i < k; i++) {
         values[i] = fminf((float)(values[i] - found.log_sum), 0); /* the sum is of noise that is about right */
-        tokens[i] = token_of(question, entry, tokens[i]);
+        tokens[i] = token_of(call, entry, tokens[i]);
     }
-    question->entropies[entry] = (float)found.entropy;
+    call->entropies[entry] = (float)found.entropy;
 }
 
 int draftree_top(Model *model, int32_t count, const int32_t *slots, int32_t k, const Edits *edits,
@@ -564,16 +563,16 @@ int draftree_top(Model *model, int32_t count, const int32_t *slots, int32_t k, c
                  float *entropies) {
     if (!check_warpings(warpings, count) || k < 1 || k > MOST_TOP || k > model->architecture.vocabulary)
         return DRAFTREE_BAD_ARGUMENT;
-    Question question = {.model = model,
-                         .count = count,
-                         .slots = slots,
-                         .edits = edits,
-                         .answer = answer_top,
-                         .k = k,
-                         .warpings = warpings,
-                         .keys = keys,
-                         .tokens = tokens,
-                         .log_probabilities = log_probabilities,
-                         .entropies = entropies};
-    return answer(&question);
+    ScoresCall call = {.model = model,
+                       .count = count,
+                       .slots = slots,
+                       .edits = edits,
+                       .score_entry = score_top,
+                       .k = k,
+                       .warpings = warpings,
+                       .keys = keys,
+                       .tokens = tokens,
+                       .log_probabilities = log_probabilities,
+                       .entropies = entropies};
+    return run_call(&call);
 }

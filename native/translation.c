@@ -8,11 +8,11 @@
 #include "translation.h"
 
 /* Probability that is added to each of the target's tokens. */
-static const double LEAST = 1e-30;
+static const double SMOOTHING = 1e-30;
 
 struct Translation {
-    int64_t count, capacity; /* entries, and places for them: a power of two, or 0 */
-    Meaning *entries;        /* [capacity]; those without a key are free */
+    int64_t count, capacity;   /* entries, and places for them: a power of two, or 0 */
+    TranslationEntry *entries; /* [capacity]; those without a key are free */
     int64_t id_count, id_capacity;
     int32_t *ids; /* of all readings */
 };
@@ -25,7 +25,7 @@ static uint64_t packed(const TranslationKey *key) {
 static int64_t place_of(const Translation *translation, uint64_t key) {
     uint64_t place = mixed(key);
     for (;; place++) {
-        const Meaning *entry = &translation->entries[place & (uint64_t)(translation->capacity - 1)];
+        const TranslationEntry *entry = &translation->entries[place & (uint64_t)(translation->capacity - 1)];
         if (!entry->key || entry->key == key)
             return entry - translation->entries;
     }
@@ -49,15 +49,15 @@ void draftree_translation_close(Translation *translation) {
     free(translation);
 }
 
-const Meaning *meaning_of(const Translation *translation, int32_t kind, int32_t text, int32_t token) {
+const TranslationEntry *find_entry(const Translation *translation, int32_t kind, int32_t text, int32_t token) {
     if (!translation->capacity)
         return NULL;
     const uint64_t key = packed(&(TranslationKey){kind, text, token});
-    const Meaning *found = &translation->entries[place_of(translation, key)];
+    const TranslationEntry *found = &translation->entries[place_of(translation, key)];
     return found->key ? found : NULL;
 }
 
-const int32_t *ids_of(const Translation *translation, const Meaning *reading) {
+const int32_t *ids_of(const Translation *translation, const TranslationEntry *reading) {
     return translation->ids + reading->first_id;
 }
 
@@ -98,10 +98,10 @@ int draftree_translation_put(Translation *translation, const TranslationKey *key
         return DRAFTREE_BAD_ARGUMENT;
     if (reserve_places(translation) || reserve_ids(translation, count))
         return DRAFTREE_NO_MEMORY;
-    Meaning *entry = &translation->entries[place_of(translation, packed(key))];
+    TranslationEntry *entry = &translation->entries[place_of(translation, packed(key))];
     if (entry->key)
         return DRAFTREE_OK;
-    *entry = (Meaning){packed(key), found, behind, (int32_t)translation->id_count, count};
+    *entry = (TranslationEntry){packed(key), found, behind, (int32_t)translation->id_count, count};
     if (count)
         memcpy(translation->ids + translation->id_count, ids, (size_t)count * sizeof *ids);
     translation->id_count += count;
@@ -134,7 +134,7 @@ int32_t add_up(Translated *found, int32_t count) {
         double sum = 0;
         for (; i < count && found[i].token == best.token; i++)
             sum += exp(found[i].value);
-        const double total = fmax(log(sum + LEAST), best.value);
+        const double total = fmax(log(sum + SMOOTHING), best.value);
         found[sums] = best;
         found[sums].share = best.value - total;
         found[sums++].value = fmin(total, 0);

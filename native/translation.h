@@ -9,13 +9,13 @@ typedef struct {
     uint64_t key;
     int32_t found, behind;
     int32_t first_id, count;
-} Meaning;
+} TranslationEntry;
 
 /* NULL: nothing was put for this key. */
-const Meaning *meaning_of(const Translation *translation, int32_t kind, int32_t text, int32_t token);
+const TranslationEntry *find_entry(const Translation *translation, int32_t kind, int32_t text, int32_t token);
 
 /* The model's tokens of a reading. */
-const int32_t *ids_of(const Translation *translation, const Meaning *reading);
+const int32_t *ids_of(const Translation *translation, const TranslationEntry *reading);
 
 /* A token of the target's, by the model's tokens that stand for it. The most probable one of these is its reading. */
 typedef struct {

@@ -1,7 +1,7 @@
 /* What a pass needs beside linear layers: norms, gates, attention, sums over logits.
  *
  * Every function has one written order of operations, the same for all instruction sets: sums run in 16 lanes (element
- * i in lane i % 16), and lanes are added in the order of `add_lanes` (vector_kernels.h). Lengths are multiples of 16
+ * i in lane i % 16), and lanes are added in the order of `reduce_add` (vector_kernels.h). Lengths are multiples of 16
  * unless said otherwise.
  */
 #ifndef DRAFTREE_VECTOR_H
@@ -27,7 +27,7 @@ typedef struct {
     size_t values;
     int page_count;
     int head_size;
-} HeadCache;
+} KvHeadCache;
 
 /* A query of one node and head. It attends to cells [first, visible), and then to those of `path`, ascending. */
 typedef struct {
@@ -51,24 +51,24 @@ struct VectorKernels {
     void (*gelu_gate)(const float *gate, const float *up, int64_t length, float *y);
 
     /* Write one cell of a head; `key` and `value` are [head_size]. */
-    void (*store)(const HeadCache *cache, int cell, const float *key, const float *value);
+    void (*store)(const KvHeadCache *cache, int cell, const float *key, const float *value);
     /* Products of queries and keys of blocks [first_block, last_block): cell c of query r goes to
      * scores[r][c - 16 * first_block]. Each is one chain of fused multiply-adds over the dimensions in order. */
-    void (*scores)(const HeadCache *cache, int count, const Query *queries, int first_block, int last_block,
+    void (*scores)(const KvHeadCache *cache, int count, const Query *queries, int first_block, int last_block,
                    float *const *scores);
     /* Softmax of the scaled scores over the cells that a query sees; those of its path move behind the others.
      * Weights are normalised before values are summed. */
     void (*softmax)(const Query *query);
     /* Dimensions [first, last) of the outputs (a multiple of 16 apart): one chain of fused multiply-adds over the cells
      * in order. */
-    void (*values)(const HeadCache *cache, int count, const Query *queries, int first, int last);
+    void (*values)(const KvHeadCache *cache, int count, const Query *queries, int first, int last);
 
     /* Index of the first largest of `length` numbers, any count. */
     int64_t (*argmax)(const float *x, int64_t length);
     /* sum of exp(x - shift), and of (x - shift) exp(x - shift), in float64 over blocks of 256; any count. */
     void (*exponential_sums)(const float *x, int64_t length, float shift, double *sum, double *weighted);
     /* Of tokens first..first + count - 1 those whose uniform number (noise.h) is below `limit`; any count. */
-    int (*lucky_tokens)(uint64_t key, int64_t first, int count, uint64_t limit, int32_t *tokens);
+    int (*tokens_below)(uint64_t key, int64_t first, int count, uint64_t limit, int32_t *tokens);
     /* x = (x + noise) * scale for these tokens, the noise within 1e-6; any count. */
     void (*add_noise)(uint64_t key, const int32_t *tokens, int count, float scale, float *x);
 };

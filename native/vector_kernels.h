@@ -14,10 +14,10 @@ enum { SCORE_QUERIES = 4, VALUE_QUERIES = 2 }; /* registers: 16 of 8 lanes */
 enum { SCORE_QUERIES = 4, VALUE_QUERIES = 3 };
 #endif
 
-enum { LARGEST_HEAD = 256, SUM_BLOCK = 256, VALUES_AHEAD = 32 };
+enum { MOST_HEAD_SIZE = 256, SUM_BLOCK = 256, VALUES_AHEAD = 32 };
 
 /* The sum of 16 lanes: i and i + 8, i and i + 4, i and i + 2, then the last two. */
-ALWAYS_INLINE float add_lanes(const Lanes *sums) {
+ALWAYS_INLINE float reduce_add(const Lanes *sums) {
     float lanes[16];
     for (int part = 0; part < PARTS; part++)
         store(lanes + part * WIDTH, sums[part]);
@@ -30,13 +30,13 @@ ALWAYS_INLINE float add_lanes(const Lanes *sums) {
 static void rms_norm(const float *x, const float *weight, int64_t length, float epsilon, float *y) {
     Lanes sums[PARTS];
     for (int part = 0; part < PARTS; part++)
-        sums[part] = all(0);
+        sums[part] = splat(0);
     for (int64_t i = 0; i < length; i += 16)
         for (int part = 0; part < PARTS; part++) {
             Lanes v = load(x + i + part * WIDTH);
-            sums[part] = fused(v, v, sums[part]);
+            sums[part] = fma_lanes(v, v, sums[part]);
         }
-    Lanes factor = all(1.0f / sqrtf(add_lanes(sums) / (float)length + epsilon));
+    Lanes factor = splat(1.0f / sqrtf(reduce_add(sums) / (float)length + epsilon));
     for (int64_t i = 0; i < length; i += WIDTH)
         store(y + i, load(x + i) * factor * load(weight + i));
 }
@@ -48,11 +48,11 @@ static void add(float *x, const float *y, int64_t length) {
 
 static void scale(float *x, float factor, int64_t length) {
     for (int64_t i = 0; i < length; i += WIDTH)
-        store(x + i, load(x + i) * all(factor));
+        store(x + i, load(x + i) * splat(factor));
 }
 
 /* x / (1 + exp(-t)): x times the logistic function of t. */
-ALWAYS_INLINE Lanes gated(Lanes x, Lanes t) { return x / (all(1) + exponential(all(0) - t)); }
+ALWAYS_INLINE Lanes gated(Lanes x, Lanes t) { return x / (splat(1) + exponential(splat(0) - t)); }
 
 static void silu_gate(const float *gate, const float *up, int64_t length, float *y) {
     for (int64_t i = 0; i < length; i += WIDTH) {
@@ -65,28 +65,28 @@ static void silu_gate(const float *gate, const float *up, int64_t length, float 
 static void gelu_gate(const float *gate, const float *up, int64_t length, float *y) {
     for (int64_t i = 0; i < length; i += WIDTH) {
         Lanes x = load(gate + i);
-        Lanes cubic = fused(x * x * x, all(0.044715f), x);
-        store(y + i, gated(x, cubic * all(1.5957691216f)) * load(up + i));
+        Lanes cubic = fma_lanes(x * x * x, splat(0.044715f), x);
+        store(y + i, gated(x, cubic * splat(1.5957691216f)) * load(up + i));
     }
 }
 
 /* A block of keys, and the value of a cell. */
-ALWAYS_INLINE uint16_t *key_block(const HeadCache *cache, int block) {
+ALWAYS_INLINE uint16_t *key_block(const KvHeadCache *cache, int block) {
     const size_t in_page = PAGE_CELLS / BLOCK_CELLS, number = (size_t)block % in_page;
     uint8_t *keys = cache->pages[(size_t)block / in_page] + cache->keys;
     return (uint16_t *)(void *)keys + number * (size_t)cache->head_size * BLOCK_CELLS;
 }
 
-ALWAYS_INLINE uint16_t *value_of(const HeadCache *cache, int cell) {
+ALWAYS_INLINE uint16_t *value_of(const KvHeadCache *cache, int cell) {
     uint8_t *values = cache->pages[cell / PAGE_CELLS] + cache->values;
     return (uint16_t *)(void *)values + (size_t)cell % PAGE_CELLS * (size_t)cache->head_size;
 }
 
-static void store_cell(const HeadCache *cache, int cell, const float *key, const float *value) {
-    uint16_t halves[LARGEST_HEAD], *values = value_of(cache, cell);
+static void store_cell(const KvHeadCache *cache, int cell, const float *key, const float *value) {
+    uint16_t halves[MOST_HEAD_SIZE], *values = value_of(cache, cell);
     for (int i = 0; i < cache->head_size; i += WIDTH) {
-        store_halves(halves + i, load(key + i));
-        store_halves(values + i, load(value + i));
+        store_fp16(halves + i, load(key + i));
+        store_fp16(values + i, load(value + i));
     }
     uint16_t *keys = key_block(cache, cell / BLOCK_CELLS) + cell % BLOCK_CELLS;
     for (int i = 0; i < cache->head_size; i++)
@@ -95,7 +95,7 @@ static void store_cell(const HeadCache *cache, int cell, const float *key, const
 
 /* VECTORS vectors of keys, from block `block` on, for COUNT queries: COUNT x VECTORS sums stay in registers, and one
  * broadcast serves VECTORS products. The same place of the next page is fetched meanwhile. */
-ALWAYS_INLINE void score_blocks(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries,
+ALWAYS_INLINE void score_blocks(const int COUNT, const int VECTORS, const KvHeadCache *cache, const Query *queries,
                                 int block, float *const *scores, int64_t at) {
     const int size = cache->head_size, in_page = PAGE_CELLS / BLOCK_CELLS;
     const size_t bytes = VECTORS * WIDTH * sizeof(uint16_t), block_size = (size_t)size * BLOCK_CELLS;
@@ -105,18 +105,18 @@ ALWAYS_INLINE void score_blocks(const int COUNT, const int VECTORS, const HeadCa
     Lanes sums[QUERIES_TOGETHER][16];
     UNROLL for (int r = 0; r < COUNT; r++) {
         UNROLL for (int j = 0; j < VECTORS; j++)
-            sums[r][j] = all(0);
+            sums[r][j] = splat(0);
     }
     for (int d = 0; d < size; d++) {
         UNROLL for (size_t byte = 0; byte < bytes; byte += 64)
             __builtin_prefetch(ahead + (size_t)d * bytes + byte);
         Lanes key[16];
         UNROLL for (int j = 0; j < VECTORS; j++)
-            key[j] = load_halves(keys + (size_t)(j * WIDTH / 16) * block_size + (size_t)d * 16 + j * WIDTH % 16);
+            key[j] = load_fp16(keys + (size_t)(j * WIDTH / 16) * block_size + (size_t)d * 16 + j * WIDTH % 16);
         UNROLL for (int r = 0; r < COUNT; r++) {
-            Lanes q = all(queries[r].query[d]);
+            Lanes q = splat(queries[r].query[d]);
             UNROLL for (int j = 0; j < VECTORS; j++)
-                sums[r][j] = fused(q, key[j], sums[r][j]);
+                sums[r][j] = fma_lanes(q, key[j], sums[r][j]);
         }
     }
     UNROLL for (int r = 0; r < COUNT; r++) {
@@ -126,7 +126,7 @@ ALWAYS_INLINE void score_blocks(const int COUNT, const int VECTORS, const HeadCa
 }
 
 /* All blocks for COUNT queries: several at once inside a page, the rest one by one. */
-ALWAYS_INLINE void score_queries(const int COUNT, const HeadCache *cache, const Query *queries, int first, int last,
+ALWAYS_INLINE void score_queries(const int COUNT, const KvHeadCache *cache, const Query *queries, int first, int last,
                                  float *const *scores) {
     const int VECTORS = WIDTH == 16 ? (COUNT <= 6 ? 4 : 2) : WIDTH == 8 ? (COUNT <= 2 ? 4 : 2) : PARTS;
     const int step = VECTORS * WIDTH / BLOCK_CELLS;
@@ -150,7 +150,7 @@ ALWAYS_INLINE void score_queries(const int COUNT, const HeadCache *cache, const 
     }
 
 /* As many queries at once as registers hold, then the rest. */
-static NOINLINE void score(const HeadCache *cache, int count, const Query *queries, int first_block, int last_block,
+static NOINLINE void score(const KvHeadCache *cache, int count, const Query *queries, int first_block, int last_block,
                            float *const *scores) {
     for (int r = 0; r < count;) {
 #define SCORE(N) TRY_COUNT(N, SCORE_QUERIES, score_queries(N, cache, queries + r, first_block, last_block, scores + r))
@@ -180,16 +180,16 @@ static NOINLINE void softmax(const Query *query) {
         most[part] = load(weights + part * WIDTH);
     for (int i = 16; i < padded; i += 16)
         for (int part = 0; part < PARTS; part++)
-            most[part] = larger(most[part], load(weights + i + part * WIDTH));
+            most[part] = max_lanes(most[part], load(weights + i + part * WIDTH));
     float lanes[16], largest;
     for (int part = 0; part < PARTS; part++)
         store(lanes + part * WIDTH, most[part]);
     largest = lanes[0];
     for (int i = 1; i < 16; i++)
         largest = lanes[i] > largest ? lanes[i] : largest;
-    Lanes sums[PARTS], shift = all(largest), factor = all(query->scale);
+    Lanes sums[PARTS], shift = splat(largest), factor = splat(query->scale);
     for (int part = 0; part < PARTS; part++)
-        sums[part] = all(0);
+        sums[part] = splat(0);
     for (int i = 0; i < padded; i += 16)
         for (int part = 0; part < PARTS; part++) {
             float *place = weights + i + part * WIDTH;
@@ -200,24 +200,24 @@ static NOINLINE void softmax(const Query *query) {
                         place[lane] = 0;
             sums[part] += load(place);
         }
-    Lanes inverse = all(1.0f / add_lanes(sums));
+    Lanes inverse = splat(1.0f / reduce_add(sums));
     for (int i = 0; i < padded; i += WIDTH)
         store(weights + i, load(weights + i) * inverse);
 }
 
 /* Cells [from, to) of one query: sums += weight * value, VECTORS vectors from dimension d on. */
-ALWAYS_INLINE void add_values(const int VECTORS, const HeadCache *cache, const float *weights, int from, int to, int d,
-                              Lanes *sums) {
+ALWAYS_INLINE void add_values(const int VECTORS, const KvHeadCache *cache, const float *weights, int from, int to,
+                              int d, Lanes *sums) {
     for (int cell = from; cell < to; cell++) {
         const uint16_t *value = value_of(cache, cell) + d;
-        const Lanes weight = all(weights[cell - from]);
+        const Lanes weight = splat(weights[cell - from]);
         UNROLL for (int j = 0; j < VECTORS; j++)
-            sums[j] = fused(weight, load_halves(value + j * WIDTH), sums[j]);
+            sums[j] = fma_lanes(weight, load_fp16(value + j * WIDTH), sums[j]);
     }
 }
 
 /* Cells [from, to), which COUNT queries see: one reading of the values for all of them. */
-ALWAYS_INLINE void add_shared_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries,
+ALWAYS_INLINE void add_shared_values(const int COUNT, const int VECTORS, const KvHeadCache *cache, const Query *queries,
                                      int from, int to, int d, Lanes (*sums)[4]) {
     const size_t size = (size_t)cache->head_size;
     const float *weights[QUERIES_TOGETHER];
@@ -235,11 +235,11 @@ ALWAYS_INLINE void add_shared_values(const int COUNT, const int VECTORS, const H
                 __builtin_prefetch(ahead + i);
             Lanes part[4];
             UNROLL for (int j = 0; j < VECTORS; j++)
-                part[j] = load_halves(value + j * WIDTH);
+                part[j] = load_fp16(value + j * WIDTH);
             UNROLL for (int r = 0; r < COUNT; r++) {
-                Lanes weight = all(weights[r][cell]);
+                Lanes weight = splat(weights[r][cell]);
                 UNROLL for (int j = 0; j < VECTORS; j++)
-                    sums[r][j] = fused(weight, part[j], sums[r][j]);
+                    sums[r][j] = fma_lanes(weight, part[j], sums[r][j]);
             }
         }
     }
@@ -247,14 +247,15 @@ ALWAYS_INLINE void add_shared_values(const int COUNT, const int VECTORS, const H
 
 /* Dimensions d .. d + VECTORS * WIDTH - 1 of COUNT outputs. Every query adds its cells in ascending order: those that
  * others do not see before the shared ones, the shared ones, the rest of what it sees, its path. */
-ALWAYS_INLINE void sum_values(const int COUNT, const int VECTORS, const HeadCache *cache, const Query *queries, int d) {
+ALWAYS_INLINE void sum_values(const int COUNT, const int VECTORS, const KvHeadCache *cache, const Query *queries,
+                              int d) {
     Lanes sums[QUERIES_TOGETHER][4];
     int from = queries[0].first, to = queries[0].visible;
     UNROLL for (int r = 0; r < COUNT; r++) {
         from = queries[r].first > from ? queries[r].first : from;
         to = queries[r].visible < to ? queries[r].visible : to;
         UNROLL for (int j = 0; j < VECTORS; j++)
-            sums[r][j] = all(0);
+            sums[r][j] = splat(0);
     }
     to = to < from ? from : to;
     UNROLL for (int r = 0; r < COUNT; r++) {
@@ -275,7 +276,8 @@ ALWAYS_INLINE void sum_values(const int COUNT, const int VECTORS, const HeadCach
     }
 }
 
-ALWAYS_INLINE void sum_dimensions(const int COUNT, const HeadCache *cache, const Query *queries, int first, int last) {
+ALWAYS_INLINE void sum_dimensions(const int COUNT, const KvHeadCache *cache, const Query *queries, int first,
+                                  int last) {
     const int wide = WIDTH == 16 ? (COUNT <= 6 ? 4 : 2) : 4;
     int d = first;
     for (; d + wide * WIDTH <= last; d += wide * WIDTH)
@@ -284,7 +286,7 @@ ALWAYS_INLINE void sum_dimensions(const int COUNT, const HeadCache *cache, const
         sum_values(COUNT, 1, cache, queries, d);
 }
 
-static NOINLINE void values(const HeadCache *cache, int count, const Query *queries, int first, int last) {
+static NOINLINE void values(const KvHeadCache *cache, int count, const Query *queries, int first, int last) {
     for (int r = 0; r < count;) {
 #define SUM(N) TRY_COUNT(N, VALUE_QUERIES, sum_dimensions(N, cache, queries + r, first, last))
 #if WIDTH == 16
@@ -306,7 +308,7 @@ static int64_t argmax(const float *x, int64_t length) {
     for (; i + 64 <= length; i += 64) { /* most blocks hold nothing larger */
         Lanes block = load(x + i);
         for (int j = WIDTH; j < 64; j += WIDTH)
-            block = larger(block, load(x + i + j));
+            block = max_lanes(block, load(x + i + j));
         float lanes[WIDTH], largest;
         store(lanes, block);
         largest = lanes[0];
@@ -333,7 +335,7 @@ static void exponential_sums(const float *x, int64_t length, float shift, double
         const int64_t end = block + SUM_BLOCK < length ? block + SUM_BLOCK : length;
         Lanes sums[PARTS], weighted_sums[PARTS];
         for (int part = 0; part < PARTS; part++)
-            sums[part] = weighted_sums[part] = all(0);
+            sums[part] = weighted_sums[part] = splat(0);
         for (int64_t i = block; i < end; i += 16) {
             float rest[16];
             const float *some = x + i;
@@ -343,14 +345,14 @@ static void exponential_sums(const float *x, int64_t length, float shift, double
                 some = rest;
             }
             for (int part = 0; part < PARTS; part++) {
-                Lanes difference = larger(load(some + part * WIDTH) - all(shift), all(-87.0f));
+                Lanes difference = max_lanes(load(some + part * WIDTH) - splat(shift), splat(-87.0f));
                 Lanes e = exponential(difference);
                 sums[part] += e;
-                weighted_sums[part] = fused(difference, e, weighted_sums[part]);
+                weighted_sums[part] = fma_lanes(difference, e, weighted_sums[part]);
             }
         }
-        total += add_lanes(sums);
-        total_weighted += add_lanes(weighted_sums);
+        total += reduce_add(sums);
+        total_weighted += reduce_add(weighted_sums);
     }
     *sum = total;
     *weighted = total_weighted;
@@ -358,7 +360,7 @@ static void exponential_sums(const float *x, int64_t length, float shift, double
 
 enum { TOGETHER = 64 }; /* tokens whose numbers are computed side by side */
 
-static int lucky_tokens(uint64_t key, int64_t first, int count, uint64_t limit, int32_t *tokens) {
+static int tokens_below(uint64_t key, int64_t first, int count, uint64_t limit, int32_t *tokens) {
     int found = 0;
     for (int start = 0; start < count; start += TOGETHER) {
         uint64_t numbers[TOGETHER];
@@ -400,7 +402,7 @@ ALWAYS_INLINE float logarithm(float x) {
 }
 
 static void add_noise(uint64_t key, const int32_t *tokens, int count, float scale, float *x) {
-    enum { LUCKY = 1 << 22 }; /* of 2^31: so small a number needs all its bits */
+    enum { SMALL = 1 << 22 }; /* of 2^31: so small a number needs all its bits */
     for (int start = 0; start < count; start += TOGETHER) {
         int32_t numbers[TOGETHER];
         float noise[TOGETHER];
@@ -408,7 +410,7 @@ static void add_noise(uint64_t key, const int32_t *tokens, int count, float scal
         int any = 0;
         for (int i = 0; i < TOGETHER; i++) {
             numbers[i] = (int32_t)(uniform_bits(key, tokens[start + (i < some ? i : 0)]) >> 21);
-            any |= numbers[i] < LUCKY;
+            any |= numbers[i] < SMALL;
         }
         for (int i = 0; i < TOGETHER; i++) {
             const float u = ((float)numbers[i] + 0.5f) * 0x1p-31f;
@@ -418,7 +420,7 @@ static void add_noise(uint64_t key, const int32_t *tokens, int count, float scal
         }
         if (any)
             for (int i = 0; i < some; i++)
-                if (numbers[i] < LUCKY)
+                if (numbers[i] < SMALL)
                     noise[i] = (float)gumbel_noise(key, tokens[start + i]);
         for (int i = 0; i < some; i++)
             x[start + i] = (x[start + i] + noise[i]) * scale;
@@ -427,4 +429,4 @@ static void add_noise(uint64_t key, const int32_t *tokens, int count, float scal
 
 #define VECTOR_KERNELS                                                                                                 \
     {rms_norm, add,    scale,  silu_gate,        gelu_gate,    store_cell, score,                                      \
-     softmax,  values, argmax, exponential_sums, lucky_tokens, add_noise}
+     softmax,  values, argmax, exponential_sums, tokens_below, add_noise}

@@ -36,7 +36,7 @@ static void fill_rows(int format, uint8_t mask, uint8_t *source, size_t bytes) {
     const size_t size = format == FORMAT_F32 ? 4 : format_is_quantized(format) ? 1 : 2;
     for (size_t i = 0; i < bytes; i += size) {
         const float number = random_number();
-        const uint16_t half = half_from_float(number);
+        const uint16_t half = fp32_to_fp16(number);
         source[i] = (uint8_t)random_bits() & mask;
         if (format == FORMAT_F16)
             memcpy(source + i, &half, 2);

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_THREADS = 4, BARRIERS = 6, TASKS = 300, LATE_TASKS = 200, MOST_REST = 10000000 };
+enum { MOST_THREADS = 4, BARRIERS = 6, TASKS = 300, LATE_TASKS = 200, MOST_PROBE_TASKS = 10000000 };
 
 typedef struct {
     Pool *pool;
@@ -70,13 +70,13 @@ static int check_threads(int threads) {
             errors++;
         }
         check.late_thread = -1;
-        if (!run_until(&check, 1, MOST_REST)) {
+        if (!run_until(&check, 1, MOST_PROBE_TASKS)) {
             fprintf(stderr, "%d threads: one was left out for good\n", threads);
             errors++;
         }
         errors += run(&check, TASKS);
     }
-    free_pool(check.pool);
+    release_pool(check.pool);
     return errors;
 }
 
@@ -105,16 +105,17 @@ static int check_choice(void) {
     int64_t began = clock;
     while (pool->active == 1 && clock < 10000LL * MS)
         report(pool, &clock, 1, MS, 0);
-    const int64_t rest = clock - began;
-    errors += report(pool, &clock, 1, 3 * MS, 2 * MS) != 2; /* a trial is not judged by one wait */
+    const int64_t delay = clock - began;
+    errors += report(pool, &clock, 1, 3 * MS, 2 * MS) != 2; /* a probe is not judged by one wait */
     errors += report(pool, &clock, 1, 200 * MS, 150 * MS) != 1;
     began = clock;
     while (pool->active == 1 && clock < 10000LL * MS)
         report(pool, &clock, 1, MS, 0);
-    errors += rest > FIRST_REST + MS || clock - began < 2 * FIRST_REST || clock - began > 2 * FIRST_REST + MS;
+    errors += delay > FIRST_PROBE_DELAY + MS || clock - began < 2 * FIRST_PROBE_DELAY ||
+              clock - began > 2 * FIRST_PROBE_DELAY + MS;
     if (errors)
         fprintf(stderr, "%d wrong choices of threads\n", errors);
-    free_pool(pool);
+    release_pool(pool);
     return errors;
 }
 

@@ -6,9 +6,9 @@ __attribute__((visibility("default"))) const struct {
     void (*format_decode_row)(int format, const uint8_t *source, int64_t columns, float *values);
     size_t (*packed_tile_bytes)(int format, int64_t columns);
     void (*pack_tile)(int format, int64_t columns, const uint8_t *source, size_t row_bytes, int rows, uint8_t *tile);
-    float (*float_from_half)(uint16_t half);
-    uint16_t (*half_from_float)(float value);
+    float (*fp16_to_fp32)(uint16_t half);
+    uint16_t (*fp32_to_fp16)(float value);
     size_t (*activation_bytes)(int count, int64_t inputs);
     const Tier *(*tier_at)(int index);
 } exports = {format_row_bytes, format_decode_row, packed_tile_bytes, pack_tile,
-             float_from_half,  half_from_float,   activation_bytes,  tier_at};
+             fp16_to_fp32,     fp32_to_fp16,      activation_bytes,  tier_at};

@@ -20,7 +20,7 @@ from ..models.base import NO_NODES
 from ..models.native.binding import open_library
 from ..models.native.draft_binding import (
     BY_CALLER,
-    BY_HEAD,
+    BY_DRAFT_HEAD,
     BY_MODEL,
     BY_TEXT,
     BY_TRANSLATION,
@@ -54,7 +54,7 @@ def _kind(part: DraftSource) -> tuple[int, NativeRows[Any] | None]:
     if type(part) is NgramSource:
         return BY_TEXT, None
     if type(part) is EagleSource and type(part.model) is NativeHead:
-        return BY_HEAD, part.model
+        return BY_DRAFT_HEAD, part.model
     if type(part) is ModelSource:
         model = part.model
         if type(model) is NativeModel:
@@ -218,7 +218,7 @@ class NativeGrowth:
             source.row = row.number
             self._tokens[at] += len(request.ids) - row.length + own.nodes
             source.unread, source.unread_count = texts[0].address, texts[0].count
-            if kind == BY_HEAD:
+            if kind == BY_DRAFT_HEAD:
                 if request.row is None:
                     raise CacheError("a draft head reads the target's hidden states: give it a request with a row")
                 own.target_row = request.row.number
@@ -255,7 +255,7 @@ class NativeGrowth:
             found = call()
         finally:
             if self._models:
-                self._follow(BY_HEAD)
+                self._follow(BY_DRAFT_HEAD)
         for at, part, model, _ in self._models:
             part.own_passes += drafting.work[at].passes
             model.pass_seconds += 1e-9 * drafting.work[at].nanoseconds

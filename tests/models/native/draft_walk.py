@@ -80,7 +80,7 @@ class _Functions(Structure):
     _fields_ = [
         ("begin_models", CFUNCTYPE(c_int, c_void_p, c_int32, c_void_p)),
         ("score_by_models", CFUNCTYPE(c_int, *[c_void_p] * 5)),
-        ("keep_accepted", CFUNCTYPE(c_int, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int32, c_void_p)),
+        ("commit_accepted", CFUNCTYPE(c_int, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int32, c_void_p)),
         ("free_pass_memory", CFUNCTYPE(None, c_void_p)),
     ]
 
@@ -160,7 +160,7 @@ class CDrafter:
     def keep(self, request: Request, path: Sequence[int]) -> None:
         at = self._requests.index(request)
         arguments = byref(self._fed[at]), (c_int32 * len(path))(*path), len(path), byref(self._memory)
-        binding.check(self._functions.keep_accepted(byref(self._step), 1, at, *arguments))
+        binding.check(self._functions.commit_accepted(byref(self._step), 1, at, *arguments))
 
     def length(self, request: Request) -> int:
         return self._model.loaded.length(self.rows[request])

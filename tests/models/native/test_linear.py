@@ -67,8 +67,8 @@ class _Exports(ctypes.Structure):
         ("format_decode_row", ctypes.CFUNCTYPE(None, c_int, c_void_p, c_int64, c_void_p)),
         ("packed_tile_bytes", ctypes.CFUNCTYPE(c_size_t, c_int, c_int64)),
         ("pack_tile", ctypes.CFUNCTYPE(None, c_int, c_int64, c_void_p, c_size_t, c_int, c_void_p)),
-        ("float_from_half", ctypes.CFUNCTYPE(c_float, c_uint16)),
-        ("half_from_float", ctypes.CFUNCTYPE(c_uint16, c_float)),
+        ("fp16_to_fp32", ctypes.CFUNCTYPE(c_float, c_uint16)),
+        ("fp32_to_fp16", ctypes.CFUNCTYPE(c_uint16, c_float)),
         ("activation_bytes", ctypes.CFUNCTYPE(c_size_t, c_int, c_int64)),
         ("tier_at", ctypes.CFUNCTYPE(ctypes.POINTER(_Tier), c_int)),
     )
@@ -327,7 +327,7 @@ def test_rows_that_a_format_cannot_have_take_no_bytes(library: Library) -> None:
 
 def test_float16_is_ieees(library: Library) -> None:
     halves = np.arange(1 << 16, dtype=np.uint16)
-    floats = np.array([library.exports.float_from_half(int(half)) for half in halves], np.float32)
+    floats = np.array([library.exports.fp16_to_fp32(int(half)) for half in halves], np.float32)
     reference = halves.view(np.float16).astype(np.float32)
     np.testing.assert_array_equal(floats, reference)
     finite = reference[np.isfinite(reference)]
@@ -335,8 +335,8 @@ def test_float16_is_ieees(library: Library) -> None:
     numbers = np.concatenate([finite, ties, np.nextafter(ties, np.float32(9)), [65519, 65520, 1e9, -np.inf, 3e-8]])
     with np.errstate(over="ignore"):
         rounded = numbers.astype(np.float16).view(np.uint16)
-    assert [library.exports.half_from_float(float(number)) for number in numbers] == rounded.tolist()
-    assert np.isnan(np.uint16(library.exports.half_from_float(np.nan)).view(np.float16))
+    assert [library.exports.fp32_to_fp16(float(number)) for number in numbers] == rounded.tolist()
+    assert np.isnan(np.uint16(library.exports.fp32_to_fp16(np.nan)).view(np.float16))
 
 
 def run_check(program: Path, *before: str) -> list[str]:

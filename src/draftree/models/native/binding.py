@@ -25,7 +25,7 @@ from ...progress import StoppableProgress
 from ..memory import largest_weights, too_large
 from .architecture import Description, Hyperparameters
 
-VERSION = "10"
+VERSION = "11"
 """``DRAFTREE_VERSION`` of the header that this module was written to."""
 _FILES = {"darwin": "libdraftree.dylib", "win32": "draftree.dll"}
 LIBRARY = Path(__file__).parent / _FILES.get(sys.platform, "libdraftree.so")
@@ -87,7 +87,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "commit": (c_int, [_P, _I, _P, _I]),
     "prune": (c_int, [_P, _I, _P, _I, _I]),
     "track": (c_int, [_P, _P, _I]),
-    "load_head": (c_int, [_P, _P, _L, POINTER(CArchitecture), *[_P] * 7, POINTER(_P)]),
+    "load_draft_head": (c_int, [_P, _P, _L, POINTER(CArchitecture), *[_P] * 7, POINTER(_P)]),
     "rows": (c_int, [_P, _I, _P, _I, _P]),
     "learn": (c_int, [_P, _I, _P, _I]),
     "output_count": (_I, [_P, _I]),

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from .binding import address, check, open_library
 from .translations import Key
 
-BY_TEXT, BY_MODEL, BY_HEAD, BY_TRANSLATION, BY_CALLER = range(5)
+BY_TEXT, BY_MODEL, BY_DRAFT_HEAD, BY_TRANSLATION, BY_CALLER = range(5)
 """What scores the nodes of a part."""
 MOST_DEPTH, MOST_WIDTH = 2**31 - 1, 2**13
 """Of trees, and most candidates of a node, by C."""
@@ -134,7 +134,7 @@ class CMatches(Structure):
 
 _ScoreNodes = CFUNCTYPE(c_int32, c_int32, c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p)
 _FindStates = CFUNCTYPE(c_int32, c_int32, c_void_p, c_void_p, c_void_p)
-_FindMeanings = CFUNCTYPE(c_int32, c_int32, c_int32, c_void_p)
+_FindTranslations = CFUNCTYPE(c_int32, c_int32, c_int32, c_void_p)
 _RAISED = 1
 """What a callback returns to C after an exception."""
 
@@ -152,7 +152,7 @@ class CStep(Structure):
         ("sources", c_void_p),
         ("score", _ScoreNodes),
         ("find_states", _FindStates),
-        ("find_meanings", _FindMeanings),
+        ("find_translations", _FindTranslations),
     ]
 
 
@@ -164,7 +164,7 @@ ScoreNodes = Callable[[int, list[Node], int], Sequence[Scored]]
 """(part, nodes, width) -> what may follow each node, at most ``width`` tokens."""
 FindStates = Callable[[list[Node]], tuple[Sequence[NDArray[np.uint32] | None], Sequence[int]]]
 """Nodes -> for each the mask of what may follow, and the token that must, -1 if none is known."""
-FindMeanings = Callable[[int, Sequence[Key]], None]
+FindTranslations = Callable[[int, Sequence[Key]], None]
 """(part, keys): puts their entries into the part's translation."""
 
 
@@ -236,15 +236,15 @@ class Drafting:
         order: numbers of the parts, by which they are named here, in the order in which they are tried.
         score: scores nodes of parts BY_CALLER.
         find_states: finds what constraints allow.
-        find_meanings: fills the translations of parts BY_TRANSLATION.
+        find_translations: fills the translations of parts BY_TRANSLATION.
     """
 
     def __init__(
-        self, order: Sequence[int], score: ScoreNodes, find_states: FindStates, find_meanings: FindMeanings
+        self, order: Sequence[int], score: ScoreNodes, find_states: FindStates, find_translations: FindTranslations
     ) -> None:
         self._library, self._pointer, self._layers = open_library(), c_void_p(), c_int32()
         check(self._library.draftree_draft_open(byref(self._pointer)))
-        self._score, self._find_states, self._find_meanings = score, find_states, find_meanings
+        self._score, self._find_states, self._find_translations = score, find_states, find_translations
         self._order, parts = order, len(order)
         self._raised: BaseException | None = None
         self._masks: list[Sequence[NDArray[np.uint32] | None]] = []  # as long as C reads them
@@ -262,7 +262,7 @@ class Drafting:
             parts=addressof(self._parts),
             score=_ScoreNodes(self._scored),
             find_states=_FindStates(self._states_found),
-            find_meanings=_FindMeanings(self._meanings_found),
+            find_translations=_FindTranslations(self._translations_found),
         )
         self.make_room(4)
 
@@ -372,10 +372,10 @@ class Drafting:
             return _RAISED
         return 0
 
-    def _meanings_found(self, part: int, count: int, keys: int) -> int:
+    def _translations_found(self, part: int, count: int, keys: int) -> int:
         try:
             found = np.frombuffer(string_at(keys, 12 * count), np.int32).reshape(count, 3)
-            self._find_meanings(self._order[part], [(kind, text, token) for kind, text, token in found.tolist()])
+            self._find_translations(self._order[part], [(kind, text, token) for kind, text, token in found.tolist()])
         except BaseException as error:  # noqa: BLE001 - C hands it on
             self._raised = error
             return _RAISED

@@ -19,7 +19,7 @@ MOST_FEATURES = 8
 
 
 class CHead(Structure):
-    """``HeadArchitecture``."""
+    """``DraftHeadArchitecture``."""
 
     _fields_ = [
         ("fuses_states", c_int32),
@@ -69,7 +69,7 @@ class LoadedHead(Loaded):
         message = ctypes.create_string_buffer(256)
         d = description
         arrays = (d.rope_frequencies, d.layer_tensors, d.model_tensors, d.head_tensors, d.tokens)
-        code = self._library.draftree_load_head(
+        code = self._library.draftree_load_draft_head(
             target._pointer,
             d.weights.ctypes.data,
             len(d.weights),

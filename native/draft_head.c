@@ -9,22 +9,22 @@
 
 /* Hidden states of the target side by side, normed. */
 static void gather_features(const Part *part, const float *features, float *gathered) {
-    const Head *head = part->model->head;
-    const int64_t size = head->target->architecture.hidden, count = head->architecture.features;
-    const float epsilon = part->a->norm_epsilon, *norm = head->feature_norm;
+    const DraftHead *draft_head = part->model->draft_head;
+    const int64_t size = draft_head->target->architecture.hidden, count = draft_head->architecture.features;
+    const float epsilon = part->a->norm_epsilon, *norm = draft_head->feature_norm;
     for (int64_t k = 0; k < count; k++) {
         float *own = gathered + k * size;
-        memcpy(own, features + head->architecture.places[k] * size, (size_t)size * sizeof *own);
-        if (norm && head->architecture.norms_features_apart)
+        memcpy(own, features + draft_head->architecture.places[k] * size, (size_t)size * sizeof *own);
+        if (norm && draft_head->architecture.norms_features_apart)
             part->vector->rms_norm(own, norm + k * size, size, epsilon, own);
     }
-    if (norm && !head->architecture.norms_features_apart)
+    if (norm && !draft_head->architecture.norms_features_apart)
         part->vector->rms_norm(gathered, norm, count * size, epsilon, gathered);
 }
 
 /* EAGLE-3: compute the states of nodes that come with hidden states of the target, into `contracted` one by one. */
 static void fuse_features(const Part *part) {
-    const PackedMatrix *input = &part->model->head->input;
+    const PackedMatrix *input = &part->model->draft_head->input;
     int count = 0;
     for (int i = 0; i < part->count; i++)
         if (part->work->nodes[i].features)
@@ -39,18 +39,18 @@ static void fuse_features(const Part *part) {
 
 /* [embedding; state] of every node. */
 static void join_inputs(const Part *part) {
-    const Head *head = part->model->head;
+    const DraftHead *draft_head = part->model->draft_head;
     const int64_t hidden = part->a->hidden;
     const float *fused = part->work->contracted;
     for (int i = 0; i < part->count; i++) {
         const PassNode *node = &part->work->nodes[i];
         float *input = part->inputs + i * 2 * hidden;
         const float *state = node->state;
-        if (node->features && head->architecture.fuses_states) {
+        if (node->features && draft_head->architecture.fuses_states) {
             state = fused;
             fused += hidden;
         } else if (node->features)
-            state = node->features + head->architecture.places[0] * hidden;
+            state = node->features + draft_head->architecture.places[0] * hidden;
         embed_node(part, i, input);
         if (state)
             memcpy(input + hidden, state, (size_t)hidden * sizeof *state);
@@ -69,27 +69,28 @@ static void norm_inputs(const Part *part) {
         float *residual = part->residual + i * hidden;
         memcpy(residual, state, (size_t)hidden * sizeof *state);
         part->vector->rms_norm(embedding, model->layers->attention_norm, hidden, epsilon, embedding);
-        part->vector->rms_norm(state, model->head->state_norm, hidden, epsilon, state);
-        if (model->head->architecture.norms_residual)
+        part->vector->rms_norm(state, model->draft_head->state_norm, hidden, epsilon, state);
+        if (model->draft_head->architecture.norms_residual)
             memcpy(residual, state, (size_t)hidden * sizeof *state);
     }
 }
 
 /* EAGLE-1: the residual stream is a product of both halves. */
 static void project_inputs(const Part *part) {
-    const Head *head = part->model->head;
+    const DraftHead *draft_head = part->model->draft_head;
     const int64_t hidden = part->a->hidden;
-    const Activations x = columns(part, part->inputs, 2 * hidden, part->count, format_is_quantized(head->input.format));
-    const Product product = {&head->input, part->work->projected};
+    const Activations x =
+        columns(part, part->inputs, 2 * hidden, part->count, format_is_quantized(draft_head->input.format));
+    const Product product = {&draft_head->input, part->work->projected};
     multiply_share(part, &x, &product, 1);
     pool_barrier(part->model->pool, part->thread);
     memcpy(part->residual, part->work->projected, (size_t)(part->count * hidden) * sizeof *part->residual);
-    for (int i = 0; head->input_bias && i < part->count; i++)
-        part->vector->add(part->residual + i * hidden, head->input_bias, hidden);
+    for (int i = 0; draft_head->input_bias && i < part->count; i++)
+        part->vector->add(part->residual + i * hidden, draft_head->input_bias, hidden);
 }
 
 void read_states(const Part *part) {
-    const int fuses = part->model->head->architecture.fuses_states;
+    const int fuses = part->model->draft_head->architecture.fuses_states;
     if (fuses)
         fuse_features(part);
     join_inputs(part);
@@ -121,7 +122,7 @@ void score_learned(const Part *part, int first_slot) {
                     logits[slot * stride + output] = -INFINITY;
         if (!row->learned_count)
             continue;
-        const PackedMatrix learned = {model->head->target->output.format, row->learned_count, hidden,
+        const PackedMatrix learned = {model->draft_head->target->output.format, row->learned_count, hidden,
                                       model->cache.learned_tile_bytes, row->learned_tiles};
         const Activations x =
             columns(part, part->normed + first * hidden, hidden, count, format_is_quantized(learned.format));
@@ -130,8 +131,8 @@ void score_learned(const Part *part, int first_slot) {
     }
 }
 
-static int is_scored(const Head *head, const Row *row, int32_t token) {
-    if (head->known[token])
+static int is_scored(const DraftHead *draft_head, const Row *row, int32_t token) {
+    if (draft_head->known[token])
         return 1;
     for (int32_t i = 0; i < row->learned_count; i++)
         if (row->learned[i].token == token)
@@ -142,7 +143,7 @@ static int is_scored(const Head *head, const Row *row, int32_t token) {
 static void learn_token(const Model *model, Row *row, int32_t token, int32_t length) {
     const int32_t number = row->learned_count++;
     row->learned[number] = (Learned){token, length};
-    packed_copy_row(&model->head->target->output, token, number % TILE_ROWS,
+    packed_copy_row(&model->draft_head->target->output, token, number % TILE_ROWS,
                     row->learned_tiles + (size_t)(number / TILE_ROWS) * model->cache.learned_tile_bytes);
 }
 
@@ -150,7 +151,7 @@ int draftree_learn(Model *model, int32_t row, const int32_t *tokens, int32_t cou
     Row *found = find_row(&model->cache, row);
     if (!found)
         return DRAFTREE_BAD_ROW;
-    if (!model->head || count < 0)
+    if (!model->draft_head || count < 0)
         return DRAFTREE_BAD_ARGUMENT;
     for (int32_t i = 0; i < count; i++)
         if (tokens[i] < 0 || tokens[i] >= model->tokens)
@@ -160,7 +161,7 @@ int draftree_learn(Model *model, int32_t row, const int32_t *tokens, int32_t cou
     const int32_t first = found->learned_count;
     int error = DRAFTREE_OK;
     for (int32_t i = 0; i < count && !error; i++) {
-        if (is_scored(model->head, found, tokens[i]))
+        if (is_scored(model->draft_head, found, tokens[i]))
             continue;
         error = reserve_learned(&model->cache, found, found->learned_count + 1);
         if (!error)
@@ -178,10 +179,10 @@ int32_t draftree_output_count(const Model *model, int32_t row) {
 
 int draftree_output_tokens(const Model *model, int32_t row, int32_t *tokens) {
     const Row *found = find_row(&model->cache, row);
-    if (!found || !model->head)
+    if (!found || !model->draft_head)
         return found ? DRAFTREE_BAD_ARGUMENT : DRAFTREE_BAD_ROW;
     const size_t outputs = (size_t)model->architecture.vocabulary;
-    memcpy(tokens, model->head->tokens, outputs * sizeof *tokens);
+    memcpy(tokens, model->draft_head->tokens, outputs * sizeof *tokens);
     for (int32_t i = 0; i < found->learned_count; i++)
         tokens[outputs + (size_t)i] = found->learned[i].token;
     return DRAFTREE_OK;
@@ -222,7 +223,7 @@ int check_sources(const Model *model, const Pass *pass) {
     int64_t at = 0;
     for (int32_t b = 0; b < pass->row_count; b++) {
         const Row *row = find_row(&model->cache, pass->rows[b]);
-        const Row *target = find_row(&model->head->target->cache, pass->target_rows[b]);
+        const Row *target = find_row(&model->draft_head->target->cache, pass->target_rows[b]);
         for (int32_t i = 0; i < pass->counts[b]; i++, at++) {
             const int32_t source = pass->sources[at], parent = pass->parents[at];
             if (source < NO_STATE)
@@ -233,7 +234,7 @@ int check_sources(const Model *model, const Pass *pass) {
                 return DRAFTREE_BAD_ROW;
             if (source >= 0 && source >= target->length + target->count)
                 return DRAFTREE_BAD_ARGUMENT;
-            if (source >= 0 && model->head->last_place >= target->tracked)
+            if (source >= 0 && model->draft_head->last_place >= target->tracked)
                 return DRAFTREE_NO_STATES;
         }
     }
@@ -241,7 +242,7 @@ int check_sources(const Model *model, const Pass *pass) {
 }
 
 void find_state(const Model *model, const Pass *pass, int32_t b, int32_t at, PassNode *node) {
-    const Cache *target = &model->head->target->cache;
+    const Cache *target = &model->draft_head->target->cache;
     const int32_t source = pass->sources[at], parent = pass->parents[at];
     if (source >= 0)
         node->features = cell_states(target, find_row(target, pass->target_rows[b]), source);
