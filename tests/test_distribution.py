@@ -12,8 +12,8 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
+from draftree.papers.entropy_trees import EntropyTree
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.sampling.draws import Draws
 from draftree.scores import Scores

@@ -17,6 +17,7 @@ FLOORS = [
     ["request"],
     ["policies"],
     ["drafters"],
+    ["papers"],
     ["verify"],
     ["engine"],
     ["page"],

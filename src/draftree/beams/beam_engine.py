@@ -15,7 +15,8 @@ import numpy as np
 from ..config import Budget, SamplingParams, typed
 from ..drafters.base import DraftSource, UnscoredNode
 from ..drafters.draft_model import ModelSource
-from ..drafters.registry import AUTO, DEFAULT_DRAFTER, NONE, SELF, DrafterSpec, is_model, load_source
+from ..drafters.registry import is_model, load_source
+from ..drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, SELF, DrafterSpec
 from ..engine.input_processor import check_params, each_params, limit_of, with_token_rules
 from ..engine.step import count_depths
 from ..errors import ConfigError, NoTreesError
