@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from draftree.beams.beam_engine import BeamEngine, grow, load_beam_source
 from draftree.beams.forest import BeamParams
-from draftree.beams.speculative import BeamDraws
+from draftree.beams.layers import BeamDraws
 from draftree.config import SamplingParams
 from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.draft_model import EagleSource, ModelSource

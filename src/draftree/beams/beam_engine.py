@@ -23,20 +23,13 @@ from ..errors import ConfigError, NoTreesError
 from ..models.base import LanguageModel, prefill_scored
 from ..models.loading import ModelOptions, load
 from ..models.model_files import DEFAULT_MODEL
+from ..papers.dsbd import beam_distribution
 from ..policies.base import Candidates, descending
 from ..request import Stats
 from ..text.encoding import Prompt, encode
 from ..tree import ROOT, Drawing
 from .forest import BeamNode, BeamParams, BeamRequest, TreeRow, check_memory, feed
-from .speculative import (
-    BeamDraws,
-    DraftForest,
-    DraftLayer,
-    beam_distribution,
-    sample,
-    search,
-    target_distributions,
-)
+from .layers import BeamDraws, DraftForest, DraftLayer, sample, search, target_distributions
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """HSDDW: Syu & Lee, *Hierarchical Speculative Decoding with Dynamic Window* (2025): the hierarchy, a cascade A>B.
 
 A proposes, and the intermediate verifier B scores all of a proposal in one pass. B's distributions are the cascade's. A
-drafts the nodes that B is likely to score next, so that B scores many of them in one pass: it keeps what it finds right,
+drafts the nodes that B is likely to score next, so that B scores many of them in one pass: B keeps what it finds right,
 gives its own token where it does not, and adds what else it finds probable.
 
 Both score nodes of the proposal's tries. A node that B has scored keeps its candidates. Below any other node a round
 begins if the stopping rule lets the pending run go on; else nothing follows it, and the run ends. The rule: B's entropy
-is at most the stopping threshold tau2, the mean entropy of its tokens that the target has rejected. Where we differ from
-the authors' code is in ``docs/how-it-works/cascades.md``.
+is at most the stopping threshold tau2, the mean entropy of its tokens that the target has rejected.
+``docs/how-it-works/cascades.md`` lists where we differ.
 """
 
 from __future__ import annotations
