@@ -33,15 +33,17 @@ from draftree.artifacts import write_whole
 from draftree.bench.summary import ratio
 from draftree.config import SamplingParams
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.registry import check_made_for, load_drafter, provenance
+from draftree.drafters.provenance import check_made_for, provenance
+from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine
 from draftree.engine.replay import Replay
 from draftree.engine.speculation import Speculation
 from draftree.errors import InputError
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.papers.c2t import DEFAULT, Classifier, ClassifierTree, Score, read_classifier
+from draftree.papers.opt_tree import OptTree
 from draftree.policies.base import Frontier, GrowthPolicy
-from draftree.policies.best_paths import Eagle2Tree, OptTree
-from draftree.policies.c2t import DEFAULT, Classifier, ClassifierTree, Score, read_classifier
+from draftree.policies.best_paths import Eagle2Tree
 from draftree.policies.fixed import StaticTree
 
 from .papers.plots import check_plots, line_style, plot

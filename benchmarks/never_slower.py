@@ -30,7 +30,7 @@ from draftree.bench.run import encode_turns
 from draftree.bench.suites import Item, choose, load_suite
 from draftree.bench.summary import Interval, markdown, ratio
 from draftree.config import SamplingParams
-from draftree.drafters.registry import NONE
+from draftree.drafters.spec import NONE
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import SpeculationParams

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, DraftSource
-from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -20,9 +19,10 @@ from draftree.engine.speculation import EngineRequest
 from draftree.engine.step import Stepper
 from draftree.models.cost_profile import Identity, Point, Profile
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.papers.c2t import DEFAULT, ClassifierTree, read_classifier
+from draftree.papers.cascade import CascadeSource
 from draftree.policies.auto import AutoTree
 from draftree.policies.base import GrowthPolicy, Provenance
-from draftree.policies.c2t import DEFAULT, ClassifierTree, read_classifier
 from draftree.policies.fixed import TREE_FILE, Counts, RankTree, TreeFile, expected_acceptance_length
 from draftree.policies.methods import METHODS
 from draftree.request import Request

@@ -14,8 +14,8 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import DraftreeError
+from draftree.papers.entropy_trees import EntropyTree
 from draftree.policies.base import Candidates, Child, GrowthPolicy
-from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.verify.schemes import Match, NodeByNode, Scheme, UniformDraws, Visit
 

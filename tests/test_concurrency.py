@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import Drafter, DraftSource
-from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -27,6 +26,7 @@ from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError, QueueFullError, RunError, UnknownNameError
 from draftree.models.base import LanguageModel, Nodes, Row
+from draftree.papers.cascade import CascadeSource
 from draftree.policies.methods import METHODS
 from draftree.scores import Scores
 from draftree.verify.schemes import find_scheme

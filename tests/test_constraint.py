@@ -24,8 +24,8 @@ from draftree.engine.engine import Engine
 from draftree.engine.speculation import Observer, Speculation
 from draftree.errors import ConfigError, RunError
 from draftree.models.huggingface.torch_scores import HeadScores, TorchScores
+from draftree.papers.opt_tree import OptTree
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
 from draftree.request import Outcome
 from draftree.sampling.constraint import ConstraintState, TextEnded, followed

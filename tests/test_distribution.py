@@ -13,8 +13,8 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.draws import Draws
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
+from draftree.papers.entropy_trees import EntropyTree
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.scores import Scores
 from draftree.tree import DraftTree

@@ -23,7 +23,7 @@ from typer.main import get_command
 from draftree import errors
 from draftree.bench.entries import BEAMS, PEER, entries
 from draftree.cli.main import app
-from draftree.drafters.registry import DrafterSpec
+from draftree.drafters.spec import DrafterSpec
 from draftree.errors import InputError
 from draftree.openai import bad_bodies, chat_api, responses_api, schema
 from draftree.policies.methods import METHODS

@@ -22,7 +22,7 @@ from draftree.errors import ConfigError, InputError, PromptError
 from draftree.integrations.hf_generate import as_processor
 from draftree.models.base import prefill
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.policies.entropy import EntropyTree
+from draftree.papers.entropy_trees import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Generation, Request

@@ -21,8 +21,8 @@ from draftree.engine.speculation import Speculation
 from draftree.models.huggingface.attention import by_products
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.runner import GraphRunner, StockRunner
-from draftree.policies.best_paths import OptTree
-from draftree.policies.entropy import EntropyTree
+from draftree.papers.entropy_trees import EntropyTree
+from draftree.papers.opt_tree import OptTree
 from draftree.train.responses import respond, seed_of
 from draftree.verify.schemes import find_scheme
 

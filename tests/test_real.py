@@ -29,7 +29,7 @@ from draftree.models.huggingface import hf_model, norms
 from draftree.models.huggingface.hf_loading import load_huggingface, load_stock
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.pass_inputs import POSITION, PassInputs
-from draftree.policies.c2t import DEFAULT, read_classifier
+from draftree.papers.c2t import DEFAULT, read_classifier
 from draftree.policies.methods import METHODS
 from draftree.text.encoding import encode
 from draftree.tree import ROOT

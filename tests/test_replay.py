@@ -17,7 +17,7 @@ from draftree.engine.replay import Replay
 from draftree.engine.speculation import Observer, Speculation
 from draftree.models.base import Nodes
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.policies.best_paths import OptTree
+from draftree.papers.opt_tree import OptTree
 from draftree.request import Outcome
 
 from .heads import trained

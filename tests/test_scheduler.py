@@ -14,7 +14,7 @@ from draftree.engine.scheduler import ChunkSize, Job, NodeShare, Scheduler, Sche
 from draftree.engine.speculation import EngineRequest, Speculation
 from draftree.errors import ConfigError, FieldError, QueueFullError
 from draftree.models.base import Nodes, Row
-from draftree.policies.best_paths import OptTree
+from draftree.papers.opt_tree import OptTree
 from draftree.scores import Scores
 from draftree.text.detokenizer import NoText
 

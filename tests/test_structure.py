@@ -19,6 +19,7 @@ FLOORS = [
     ["request"],
     ["policies"],
     ["drafters"],
+    ["papers"],
     ["verify"],
     ["engine"],
     ["page"],

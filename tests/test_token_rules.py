@@ -20,8 +20,8 @@ from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, FieldError, InputError
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.papers.opt_tree import OptTree
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
 from draftree.request import Generation
 from draftree.sampling.constraint import Constraint, TokenRules

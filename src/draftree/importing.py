@@ -1,4 +1,4 @@
-"""Code of users that a command line names as MODULE:NAME: a policy, a drafter or a scheme of their own."""
+"""Policies, drafters and schemes by MODULE:NAME: users' own, of a command line, and those of the registries."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Imported(Generic[T]):
 def import_named(what: str, text: str, kind: type[T]) -> Imported[T]:
     """Import what MODULE:NAME names, of a module that lies in the working folder or is installed.
 
-    Only for what the user of this process has written: an import runs code.
+    Only for what the user of this process has written, or a registry: an import runs code.
 
     Args:
         what: it is, in messages.
@@ -91,7 +91,7 @@ def import_named(what: str, text: str, kind: type[T]) -> Imported[T]:
         ConfigError: the module cannot be imported.
     """
     name, _, attribute = text.partition(":")
-    if (folder := os.getcwd()) not in sys.path:
+    if (folder := os.getcwd()) not in sys.path and not name.startswith(f"{__package__}."):
         sys.path.insert(0, folder)
     try:
         module = import_module(name)

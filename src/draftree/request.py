@@ -43,29 +43,6 @@ class Seconds:
 
 
 @dataclass(slots=True)
-class StageStats:
-    """What one stage of a cascade did for one request.
-
-    Attributes:
-        name: of its source.
-        rounds: rounds in which it drafted, those of other requests in the batch included.
-        passes: its model passes in them.
-        proposed: tokens that it proposed to the next stage, the target in the end.
-        accepted: of these, accepted there.
-        emitted: tokens of the output that it was the first to propose; the others are the target's own.
-        seconds: that it took in these rounds.
-    """
-
-    name: str
-    rounds: int = 0
-    passes: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    emitted: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(slots=True)
 class DrafterStats:
     """What one drafter did for one request.
 
@@ -95,7 +72,7 @@ class Stats:
         draft_passes: drafter model passes of the steps that this request took part in.
         accepted_entropies, rejected_entropies: nats, of the draft distribution at every accepted node, and of every
             one whose tokens were all rejected ("Dynamic Tree Speculative Decoding", Figure 1).
-        stages: of a cascade, the first to draft first; empty where there is none.
+        figures: name -> what a drafter counts of its own, such as the stages of a cascade.
     """
 
     tokens: int = 0
@@ -111,7 +88,7 @@ class Stats:
     accepted_entropies: list[float] = field(default_factory=list)
     rejected_entropies: list[float] = field(default_factory=list)
     seconds: Seconds = field(default_factory=Seconds)
-    stages: list[StageStats] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
 
     @property
     def mal(self) -> float:

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from draftree.beams.beam_engine import BeamEngine, grow, load_beam_source
 from draftree.beams.forest import BeamParams
-from draftree.beams.speculative import BeamDraws
+from draftree.beams.layers import BeamDraws
 from draftree.config import SamplingParams
 from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.draft_model import EagleSource, ModelSource
-from draftree.drafters.registry import DrafterSpec, load_source
+from draftree.drafters.registry import load_source
+from draftree.drafters.spec import DrafterSpec
 from draftree.errors import ConfigError, PromptError, RunError
 from draftree.models.base import prefill
 from draftree.models.huggingface.hf_model import HFModel

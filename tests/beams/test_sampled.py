@@ -12,7 +12,7 @@ import pytest
 from draftree.beams import beam_engine as engines
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.forest import BeamNode, BeamParams, BeamRequest
-from draftree.beams.speculative import sample
+from draftree.beams.layers import sample
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.engine.engine import Engine

@@ -15,20 +15,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftree.beams import speculative as rules
+from draftree.beams import layers as rules
 from draftree.beams.beam_engine import BeamEngine
 from draftree.beams.forest import BeamParams, BeamRequest
-from draftree.beams.speculative import BeamDraws, Cell, Residuals, target_distributions
+from draftree.beams.layers import BeamDraws, target_distributions
 from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.models.base import prefill_scored
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.papers.dsbd import Cell, Residuals
 
 from ..pairs import target
+from ..papers.test_dsbd import Twice, Upside
 from ..toy import ToyModel, chi_square
 from ..verify.chances import Chance, outcomes
 from .parts import PROMPTS, source
-from .test_speculative import Twice, Upside
 
 PROMPT = [1, 0]
 PLAIN = SamplingParams(temperature=1.0)

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftree.beams import speculative as rules
+from draftree.beams import layers as rules
 from draftree.beams.forest import BeamParams, BeamRequest
-from draftree.beams.speculative import Cell, Residuals, acceptance_distribution, verify
 from draftree.drafters.draft_model import ModelSource
+from draftree.papers.dsbd import Cell, Residuals, acceptance_distribution, verify
 
 from ..toy import ToyModel
 from ..verify.chances import Chance, outcomes

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import GenerationMixin
 
-from draftree.beams import speculative as rules
+from draftree.beams import layers as rules
 from draftree.beams.forest import BeamParams
-from draftree.beams.speculative import Residuals, beam_distribution, target_distributions
+from draftree.beams.layers import target_distributions
 from draftree.config import SamplingParams
 from draftree.models.base import prefill_scored
+from draftree.papers.dsbd import Residuals, beam_distribution
 from draftree.sampling.warping import softmax
 
 from ..pairs import target

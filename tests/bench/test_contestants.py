@@ -7,7 +7,7 @@ import pytest
 from draftree.bench.entries import entries, split_names
 from draftree.config import MAX_NODES
 from draftree.errors import ConfigError, DraftreeError
-from draftree.policies.best_paths import OptTree
+from draftree.papers.opt_tree import OptTree
 
 
 def test_ar_decoding_takes_part_at_every_temperature() -> None:

@@ -32,8 +32,8 @@ from benchmarks.c2t import (
 )
 from benchmarks.recorded import KnownText, record
 from draftree.errors import DraftreeWarning
+from draftree.papers.c2t import Classifier, ClassifierTree
 from draftree.policies.best_paths import Eagle2Tree
-from draftree.policies.c2t import Classifier, ClassifierTree
 
 from ..pairs import source, target
 from ..tiny import save_tiny

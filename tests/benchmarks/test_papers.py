@@ -22,7 +22,7 @@ from draftree.bench.entries import AR, Entry, entries
 from draftree.bench.results import Parts, Turn
 from draftree.bench.summary import Interval, LoadedRun, load_runs
 from draftree.cli.main import run as draftree
-from draftree.policies.c2t import DEFAULT, SHIPPED
+from draftree.papers.c2t import DEFAULT, SHIPPED
 
 from ..bench.runs import full_run, record, save, turn
 from ..pairs import save_tree

@@ -20,8 +20,9 @@ from draftree.engine.replay import Replay
 from draftree.models.cost_profile import Point as Size
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.policies.best_paths import Eagle2Tree, OptTree
-from draftree.policies.c2t import ClassifierTree
+from draftree.papers.c2t import ClassifierTree
+from draftree.papers.opt_tree import OptTree
+from draftree.policies.best_paths import Eagle2Tree
 from draftree.request import Outcome, Request, StepCost
 from draftree.text.detokenizer import NoText
 from draftree.tree import DraftTree

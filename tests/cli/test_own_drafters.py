@@ -11,7 +11,7 @@ import pytest
 
 from draftree.bench.results import read_results
 from draftree.cli.main import run
-from draftree.drafters.registry import DrafterSpec, read_drafter
+from draftree.drafters.spec import DrafterSpec, read_drafter
 
 from .. import tiny_gguf
 from .test_own_methods import with_modules

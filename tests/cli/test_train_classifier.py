@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from draftree.cli.main import run
-from draftree.policies.c2t import read_classifier
+from draftree.papers.c2t import read_classifier
 from draftree.train import c2t_samples as sample_store
 from draftree.train.responses import respond
 

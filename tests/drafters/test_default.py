@@ -13,7 +13,9 @@ import pytest
 from draftree.cli.main import run
 from draftree.config import SamplingParams
 from draftree.drafters import default
-from draftree.drafters.registry import AUTO, DrafterSpec, load_drafter, resolved
+from draftree.drafters.default import resolved
+from draftree.drafters.registry import load_drafter
+from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.errors import DraftreeWarning

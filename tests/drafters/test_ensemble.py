@@ -16,7 +16,8 @@ from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.drafters.registry import DrafterSpec, load_drafter
+from draftree.drafters.registry import load_drafter
+from draftree.drafters.spec import DrafterSpec
 from draftree.engine.engine import Engine, load_engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError, UnknownNameError

@@ -20,10 +20,10 @@ from draftree.drafters.grow import TreeDrafter, grows_by_rule
 from draftree.drafters.ngram import NgramSource
 from draftree.errors import ConfigError
 from draftree.models.cost_profile import Point, Profile
+from draftree.papers.opt_tree import OptTree
 from draftree.policies import auto
 from draftree.policies.auto import AutoTree
 from draftree.policies.base import Candidates, Child, Frontier, GrowthPolicy, GrowthRule, Plan
-from draftree.policies.best_paths import OptTree
 from draftree.policies.fixed import StaticTree
 from draftree.request import Outcome, Request, StepCost
 from draftree.sampling.constraint import ConstraintState

@@ -21,7 +21,7 @@ from draftree.models.cost_profile import Grid, measure, profile_of
 from draftree.models.heads.head_folder import load_head
 from draftree.models.native.native_head import NativeHead
 from draftree.models.native.native_model import NativeModel
-from draftree.policies.best_paths import OptTree
+from draftree.papers.opt_tree import OptTree
 from draftree.policies.methods import METHODS
 from draftree.verify.schemes import SCHEMES
 

@@ -22,7 +22,7 @@ from draftree.models.base import LanguageModel
 from draftree.models.native import translations
 from draftree.models.native.native_model import NativeModel
 from draftree.models.translated import TranslatedRow
-from draftree.policies.best_paths import OptTree
+from draftree.papers.opt_tree import OptTree
 from draftree.request import Outcome, Request, StepCost
 from draftree.sampling.constraint import ConstraintState
 from draftree.text.detokenizer import NoText

@@ -14,15 +14,10 @@ import torch
 import draftree
 from draftree.cli.main import run
 from draftree.config import SamplingParams
-from draftree.drafters.registry import (
-    AUTO,
-    DrafterSpec,
-    check_made_for,
-    load_drafter,
-    load_source,
-    resolved,
-    short_name,
-)
+from draftree.drafters.default import resolved
+from draftree.drafters.provenance import check_made_for, short_name
+from draftree.drafters.registry import load_drafter, load_source
+from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.errors import ConfigError, ModelFileError
 from draftree.models.base import FINAL
 from draftree.models.heads import head_folder
@@ -54,7 +49,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny_target = target()
     save_head(tmp_path / "heads" / "tiny", random_network(tiny_target), DRAFTED, tiny_target)
     monkeypatch.setattr(head_folder, "shipped", lambda pattern: sorted(tmp_path.glob(pattern)))
-    monkeypatch.setattr("draftree.drafters.registry._second_token", lambda target: 0.1)
+    monkeypatch.setattr("draftree.drafters.default._second_token", lambda target: 0.1)
     return tmp_path / "heads" / "tiny"
 
 
@@ -73,7 +68,7 @@ def test_with_a_head_it_takes_that_too(shipped: Path) -> None:
 def test_where_a_second_token_costs_more_than_heads_gain_it_leaves_the_head_out(
     shipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.drafters.registry._second_token", lambda target: 0.8)
+    monkeypatch.setattr("draftree.drafters.default._second_token", lambda target: 0.8)
     assert (stands_for(target()), stands_for(target(), learning=False)) == ("lookup", "lookup")
     assert str(resolved(DrafterSpec.parse(AUTO), target(), policy("chain"))) == ALL  # whoever names a shape gets trees
 

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from draftree.cli.main import app
 from draftree.config import SamplingParams
-from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.registry import DrafterSpec, StageSpec, is_model, learns, load_drafter
+from draftree.drafters.registry import is_model, load_drafter
+from draftree.drafters.spec import DrafterSpec, StageSpec, learns
 from draftree.engine.engine import Engine, load_engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.errors import InputError, UnknownNameError
@@ -20,7 +20,8 @@ from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.policies.entropy import DynamicWindow
+from draftree.papers.cascade import CascadeSource, LoopBack
+from draftree.papers.hsddw import DynamicWindow
 from draftree.policies.fixed import StaticTree
 
 from ..pairs import costs
@@ -46,7 +47,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(model: LanguageModel) -> Profile:
         return costs(1e-9 * model.capabilities.parameters)
 
-    monkeypatch.setattr("draftree.drafters.registry.profile_of", found)
+    monkeypatch.setattr("draftree.drafters.default.profile_of", found)
 
 
 def source(name: str, model: HFModel) -> CascadeSource:
@@ -152,4 +153,4 @@ def test_one_round_a_proposal_reaches_the_levels(folder: Path) -> None:
     found = CliRunner().invoke(app, [*command, "--raw", "--json", "--max-tokens", "12"])
     assert found.exit_code == 0, found.output
     stats = json.loads(found.stdout)["stats"]
-    assert stats["stages"][1]["passes"] <= stats["steps"]
+    assert stats["figures"]["stages"][1]["passes"] <= stats["steps"]

@@ -16,7 +16,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
 from draftree.errors import ConfigError
 from draftree.integrations.other_engines import Proposer
-from draftree.policies.best_paths import OptTree
+from draftree.papers.opt_tree import OptTree
 from draftree.request import Request
 from draftree.text.detokenizer import NoText
 from draftree.tree import ROOT, DraftTree

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftree.drafters.base import DraftSource
-from draftree.drafters.registry import provenance
+from draftree.drafters.provenance import provenance
 from draftree.models.huggingface.inspection import fingerprint
 
 from ..pairs import relative, source, target

@@ -11,12 +11,13 @@ import torch
 
 from draftree.config import SamplingParams
 from draftree.drafters.base import DraftSource
-from draftree.drafters.cascade import CascadeSource
+from draftree.drafters.default import resolved
 from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
-from draftree.drafters.registry import AUTO, DrafterSpec, load_drafter, load_source, resolved
+from draftree.drafters.registry import load_drafter, load_source
+from draftree.drafters.spec import AUTO, DrafterSpec
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation
 from draftree.errors import ConfigError, UnknownNameError, UnsupportedModelError
@@ -28,7 +29,8 @@ from draftree.models.heads.head_format import EagleConfig
 from draftree.models.huggingface.cache import feature_row
 from draftree.models.huggingface.inspection import self_test
 from draftree.models.protocols import DraftHead, FeatureModel, feature_model
-from draftree.policies.entropy import CHAIN
+from draftree.papers.cascade import CascadeSource
+from draftree.policies.fixed import CHAIN
 from draftree.train.head_architectures import new_eagle
 
 from ..heads import randomised

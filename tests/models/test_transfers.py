@@ -22,7 +22,7 @@ from draftree.models.huggingface import hf_model, torch_scores
 from draftree.models.huggingface.cache import long_row
 from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.torch_scores import TorchScores
-from draftree.policies.best_paths import OptTree
+from draftree.papers.opt_tree import OptTree
 from draftree.request import Outcome
 
 from ..accelerator import Accelerator

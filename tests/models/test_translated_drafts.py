@@ -17,7 +17,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.draft_model import ModelSource
 from draftree.drafters.fitting import fitted
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.registry import DrafterSpec, StageSpec
+from draftree.drafters.spec import DrafterSpec, StageSpec
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Speculation, SpeculationParams

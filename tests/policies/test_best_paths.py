@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from draftree.config import Budget
 from draftree.errors import ConfigError
+from draftree.papers.opt_tree import OptTree
 from draftree.policies.base import GrowthPolicy, Plan, best_per_request
-from draftree.policies.best_paths import Eagle2Tree, OptTree
+from draftree.policies.best_paths import Eagle2Tree
 from draftree.request import Outcome, Request, Stats, StepCost
 from draftree.tree import DraftTree
 

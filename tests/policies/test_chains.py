@@ -11,7 +11,7 @@ from draftree.config import Budget
 from draftree.drafters.base import DraftSource, Scorer
 from draftree.drafters.grow import TreeDrafter
 from draftree.errors import ConfigError, UnknownNameError
-from draftree.policies.entropy import DynamicWindow
+from draftree.papers.hsddw import DynamicWindow
 from draftree.policies.methods import find_policy
 from draftree.request import Outcome, Request, StepCost
 from draftree.tree import DraftTree, Drawing

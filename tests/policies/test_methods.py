@@ -9,8 +9,9 @@ import pytest
 from draftree.config import DEFAULT_NODES, MAX_NODES, Budget
 from draftree.drafters.grow import grow
 from draftree.errors import ConfigError, UnknownNameError
+from draftree.papers.entropy_trees import BranchingSteps, EntropyStop, EntropyTree
+from draftree.papers.hsddw import DynamicWindow
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import BranchingSteps, DynamicWindow, EntropyStop, EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import DEFAULT_METHOD, METHODS, find_method, find_policy
 

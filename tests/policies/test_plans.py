@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from draftree.config import Budget
 from draftree.drafters.grow import grow
+from draftree.papers.hsddw import DynamicWindow
 from draftree.policies.auto import AutoTree
 from draftree.policies.base import Child, Frontier, GrowthPolicy, Plan
-from draftree.policies.entropy import DynamicWindow
 from draftree.request import Outcome, Request, StepCost
 from draftree.tree import ROOT, DraftTree
 

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from draftree.config import SamplingParams
-from draftree.drafters.registry import NONE
+from draftree.drafters.spec import NONE
 from draftree.engine.engine import Engine
 from draftree.engine.scheduler import SchedulerParams
 from draftree.engine.speculation import Observer, SpeculationParams
@@ -142,7 +142,7 @@ def test_where_auto_stands_and_why_is_told_by_load() -> None:
             assert figures["draftree:auto_step_nodes", str(requests)] == pytest.approx(mean(nodes))
         assert figures["draftree:auto_step_mean", "tokens"] == pytest.approx(report.tokens / report.steps)
         assert figures["draftree:auto_step_mean", "passes"] == pytest.approx(report.passes / report.steps)
-        assert figures["draftree:auto_drafter_on", "lookup"] == report.selection.records[0].on
+        assert figures["draftree:auto_drafter_on", "lookup"] == report.drafters[0].on
         *_, by_load = json.loads(fetched(served, "/draftree/about")[1])["auto"].splitlines()
         assert all(f"{mean(nodes):.1f} of {requests}" in by_load for requests, nodes in seen.steps.items())
 

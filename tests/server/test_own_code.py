@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.drafters.registry import read_drafter
+from draftree.drafters.spec import read_drafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import SpeculationParams
 

@@ -341,7 +341,7 @@ def _spelled(engine: Engine, ids: list[int]) -> str:
         ("", "the file is empty"),
         ("hello\nworld\n", "not a draftree trace"),
         ('{"kind":"run","format":"draftree-trace","version":1}\n', "version 1"),
-        ('{"kind":"run","format":"draftree-trace","version":3}\n{"kind":"step","request":0}\n', "line 2"),
+        ('{"kind":"run","format":"draftree-trace","version":4}\n{"kind":"step","request":0}\n', "line 2"),
     ],
 )
 def test_a_file_that_is_no_trace_is_an_error_in_plain_words(

@@ -54,7 +54,7 @@ def test_one_that_has_drafted_meanwhile_is_not_named(policy: AutoTree, caplog: p
     engine = Engine(
         target, Speculation(TreeDrafter(policy, ModelSource(ToyModel(6), 6), "small")), observers=[observer]
     )
-    (record,) = policy.report.selection.records
+    (record,) = policy.report.drafters
     for drafted in (1, 1, 0):
         assert not caplog.records
         policy.report.steps += 20
@@ -68,7 +68,7 @@ def test_what_is_left_when_it_is_not_loaded_is_named(policy: AutoTree, caplog: p
     source = EnsembleSource((NgramSource(), ModelSource(ToyModel(6), 6)))
     Engine(target, Speculation(TreeDrafter(policy, source, "lookup+small")), observers=[observer])
     policy.report.steps += 20
-    policy.report.selection.records[0].steps += 1
+    policy.report.drafters[0].steps += 1
     observer.stepped([])
     (record,) = caplog.records
     assert record.args is not None and record.args[0] == "small" and record.args[2] == "lookup"  # type: ignore[index]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftree.errors import ConfigError, RunError
-from draftree.policies.c2t import FEATURES, Classifier
+from draftree.papers.c2t import FEATURES, Classifier
 from draftree.train.c2t_fit import ClassifierRecipe, best_of, evaluate, fit
 from draftree.train.c2t_samples import Samples
 

@@ -17,7 +17,7 @@ from draftree.drafters.grow import TreeDrafter
 from draftree.engine.engine import Engine
 from draftree.engine.speculation import Observer, Speculation
 from draftree.errors import ConfigError, ModelFileError, RunError
-from draftree.policies.c2t import FEATURES
+from draftree.papers.c2t import FEATURES
 from draftree.request import Outcome, Request
 from draftree.train import c2t_samples as module
 from draftree.train.c2t_samples import (

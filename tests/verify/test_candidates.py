@@ -15,7 +15,6 @@ from draftree.bench.entries import entries
 from draftree.cli.main import app
 from draftree.config import SamplingParams
 from draftree.drafters.base import DraftSource
-from draftree.drafters.cascade import CascadeSource
 from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.grow import TreeDrafter
 from draftree.drafters.ngram import NgramSource
@@ -23,6 +22,7 @@ from draftree.engine.engine import Engine, load_engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError
 from draftree.integrations.hf_generate import custom_generate
+from draftree.papers.cascade import CascadeSource
 from draftree.policies.base import Child, Frontier, GrowthPolicy
 from draftree.policies.fixed import StaticTree
 from draftree.sampling.warping import gumbel_noise, stream_key, warp
@@ -48,7 +48,7 @@ def test_ids_are_the_targets_own_with_either_kind(folder: Path, drafter: str, mo
 
     Costs are given: a level that a busy machine finds slower than the target is warned of.
     """
-    monkeypatch.setattr("draftree.drafters.registry.profile_of", lambda model: costs(1.0))
+    monkeypatch.setattr("draftree.drafters.default.profile_of", lambda model: costs(1.0))
     prompts = ["the rain is in", "a rose is a rose is a", "the cat"]
     params = [SamplingParams(max_tokens=16, temperature=t, seed=5) for t in (1.0, 0.6, 0.0)]
     want = [g.token_ids for g in load_engine(str(folder), SpeculationParams(drafter="none")).generate(prompts, params)]

@@ -18,8 +18,8 @@ from draftree.engine.engine import Engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError, UnknownNameError
 from draftree.integrations.hf_generate import as_processor
+from draftree.papers.entropy_trees import EntropyTree
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.request import Generation
 from draftree.sampling.warping import warp

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftree.papers.entropy_trees import EntropyStop, EntropyTree
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import EntropyStop, EntropyTree
 from draftree.policies.fixed import StaticTree
 from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
 from draftree.verify.schemes import (

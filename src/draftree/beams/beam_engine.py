@@ -15,27 +15,21 @@ import numpy as np
 from ..config import Budget, SamplingParams, typed
 from ..drafters.base import DraftSource, UnscoredNode
 from ..drafters.draft_model import ModelSource
-from ..drafters.registry import AUTO, DEFAULT_DRAFTER, NONE, SELF, DrafterSpec, is_model, load_source
+from ..drafters.registry import is_model, load_source
+from ..drafters.spec import AUTO, DEFAULT_DRAFTER, NONE, SELF, DrafterSpec
 from ..engine.input_processor import check_params, each_params, limit_of, with_token_rules
 from ..engine.step import count_depths
 from ..errors import ConfigError, NoTreesError
 from ..models.base import LanguageModel, prefill_scored
 from ..models.loading import ModelOptions, load
 from ..models.model_files import DEFAULT_MODEL
+from ..papers.dsbd import beam_distribution
 from ..policies.base import Candidates, descending
 from ..request import Stats
 from ..text.encoding import Prompt, encode
 from ..tree import ROOT, Drawing
 from .forest import BeamNode, BeamParams, BeamRequest, TreeRow, check_memory, feed
-from .speculative import (
-    BeamDraws,
-    DraftForest,
-    DraftLayer,
-    beam_distribution,
-    sample,
-    search,
-    target_distributions,
-)
+from .layers import BeamDraws, DraftForest, DraftLayer, sample, search, target_distributions
 
 
 @dataclass(frozen=True, slots=True)

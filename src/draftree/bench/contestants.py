@@ -16,7 +16,8 @@ from ..beams.forest import BeamParams
 from ..config import SamplingParams
 from ..drafters.base import DraftSource
 from ..drafters.grow import TreeDrafter
-from ..drafters.registry import NONE, DrafterSpec, is_model, load_draft_model, read_drafter
+from ..drafters.registry import is_model, load_draft_model
+from ..drafters.spec import NONE, DrafterSpec, read_drafter
 from ..engine.engine import Engine
 from ..engine.speculation import Observer
 from ..errors import needs_extra

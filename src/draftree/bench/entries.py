@@ -16,7 +16,8 @@ from typing import Any
 from ..beams.beam_engine import beam_drafter
 from ..beams.forest import BeamParams
 from ..config import MAX_NODES, SamplingParams
-from ..drafters.registry import NONE, DrafterSpec, is_model, read_drafter
+from ..drafters.registry import is_model
+from ..drafters.spec import NONE, DrafterSpec, read_drafter
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, UnknownNameError
 from ..importing import module_file

@@ -30,7 +30,7 @@ from ..bench.suites import STARTER, SUITES, choose, load_suite
 from ..bench.summary import READING, load_runs, overview, tabulate
 from ..bench.summary import report as of_run
 from ..config import Checked, Count, NodeCount, SamplingParams, Seed, TopP, Whole, option
-from ..drafters.registry import DEFAULT_DRAFTER
+from ..drafters.spec import DEFAULT_DRAFTER
 from ..errors import ConfigError
 from ..models.cost_profile import processor
 from ..models.model_files import DEFAULT_MODEL

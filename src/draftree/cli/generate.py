@@ -13,7 +13,7 @@ import typer
 from ..beams.beam_engine import BeamEngine, load_beam_engine
 from ..beams.forest import BeamParams
 from ..config import SamplingParams, option
-from ..drafters.registry import AUTO, LOOKUP, NONE
+from ..drafters.spec import AUTO, LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engine.replay import first_difference
 from ..engine.scheduler import SchedulerParams
@@ -22,7 +22,6 @@ from ..errors import ConfigError, InputError
 from ..models.llama.library import has_library
 from ..models.loading import load_llama
 from ..models.model_files import DEFAULT_MODEL
-from ..policies.auto import AutoTree
 from ..policies.methods import DEFAULT_METHOD
 from ..progress import complain, err, out, write
 from ..request import Request
@@ -145,7 +144,7 @@ def _report(engine: Engine, request: Request) -> dict[str, object]:
 
 def _explanation(engine: Engine) -> str:
     policy = engine.speculation.drafter.policy
-    if isinstance(policy, AutoTree):
+    if policy is not None and policy.report:
         return policy.report.text()
     return f"nothing is drafted: {engine.target.capabilities.no_trees}"
 

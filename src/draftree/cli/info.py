@@ -10,8 +10,9 @@ import typer
 from rich.table import Table
 
 from ..artifacts import user_path
-from ..drafters.default import advice
-from ..drafters.registry import AUTO, DrafterSpec, is_head, load_draft_model, resolved
+from ..drafters.default import advice, resolved
+from ..drafters.registry import is_head, load_draft_model
+from ..drafters.spec import AUTO, DrafterSpec
 from ..models.base import Capabilities, LanguageModel
 from ..models.cost_profile import (
     FULL,

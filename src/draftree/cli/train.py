@@ -16,13 +16,15 @@ from ..artifacts import LARGEST_DATA, locked, new_file, own_folder, read_bytes, 
 from ..bench.suites import STARTER_FILE
 from ..config import Checked, check_fields, option
 from ..drafters.grow import TreeDrafter
-from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter, provenance, read_drafter
+from ..drafters.provenance import provenance
+from ..drafters.registry import load_drafter
+from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, read_drafter
 from ..errors import ConfigError, RunError
 from ..models.base import FINAL_STATE
 from ..models.model_files import DEFAULT_MODEL
 from ..models.protocols import feature_model
+from ..papers.c2t import CLASSIFIER_FILE, Classifier, ClassifierFile
 from ..policies.base import Provenance
-from ..policies.c2t import CLASSIFIER_FILE, Classifier, ClassifierFile
 from ..policies.fixed import TREE_FILE, TreeFile, best_tree, expected_acceptance_length
 from ..progress import out as output
 from ..progress import progress_reporter

@@ -1,4 +1,4 @@
-"""The model that ships, as what drafts for any other one where that pays, and what would draft for a target better."""
+"""What "auto" stands for: the best drafter that is there for a target; and what would draft for it better."""
 
 from __future__ import annotations
 
@@ -13,7 +13,42 @@ from ..models.heads.head_folder import shipped_for
 from ..models.heads.published_heads import published_for
 from ..models.model_files import DEFAULT_MODEL, gguf_path
 from ..models.native.native_model import UnloadedModel, unloaded
-from ..policies.gain import may_pay
+from ..policies.base import GrowthPolicy
+from ..policies.gain import CONTEXT, may_pay
+from .spec import AUTO, LOOKUP, DrafterSpec
+
+_RIGHT = 0.6
+"""How often the first candidate of a head is right, about: a pass over it has to cost less than that gains."""
+
+
+def resolved(
+    drafter: DrafterSpec, target: LanguageModel, policy: GrowthPolicy, *, learning: bool = True
+) -> DrafterSpec:
+    """What "auto" stands for: the best that is there for a target. Any other drafter stands for itself.
+
+    It is the drafter that the policy was made for, if it was made for one that is there; else lookup+head for
+    a target that a head comes for, but not for a policy that weighs costs where a second token in a pass costs more
+    than heads gain; else lookup+smollm2 where that is expected to pay (``default_pays``); else lookup. Without
+    ``learning`` the head or the model drafts alone.
+    """
+    if str(drafter) != AUTO:
+        return drafter
+    shipped = shipped_for(target)
+    if policy.made_for is not None and (shipped or policy.made_for.drafter != "head"):
+        return DrafterSpec.parse(policy.made_for.drafter)
+    if shipped and not (policy.report and _second_token(target) > _RIGHT):
+        model = "head"
+    elif default_pays(target):
+        model = DEFAULT_MODEL
+    else:
+        return DrafterSpec.parse(LOOKUP)
+    return DrafterSpec.parse(f"{LOOKUP}+{model}" if learning else model)
+
+
+def _second_token(target: LanguageModel) -> float:
+    """What a second token of a pass costs, in passes over one."""
+    profile = profile_of(target)
+    return profile.seconds(2, CONTEXT) / profile.seconds(1, CONTEXT) - 1
 
 
 def default_pays(target: LanguageModel) -> bool:

@@ -12,7 +12,8 @@ from weakref import WeakSet
 
 from ..config import DEFAULT_NODES, MAX_NODES, check_fields, key_values, option, typed
 from ..drafters.base import Drafter
-from ..drafters.registry import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, load_drafter, read_drafter
+from ..drafters.registry import load_drafter
+from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, read_drafter
 from ..errors import ConfigError, DraftreeWarning, call_named
 from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, node_budget

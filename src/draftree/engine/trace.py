@@ -31,7 +31,7 @@ from ..text.encoding import Tokenizer
 from .speculation import EngineRequest, Observer, Speculation
 
 FORMAT = "draftree-trace"
-VERSION = 3
+VERSION = 4
 """Rises when a key changes its meaning or goes; new keys alone do not raise it."""
 
 Record = Mapping[str, Any]

@@ -19,8 +19,8 @@ from ..config import MAX_NODES, Budget, SamplingParams
 from ..drafters.grow import TreeDrafter
 from ..drafters.ngram import NgramSource
 from ..errors import ConfigError
+from ..papers.opt_tree import OptTree
 from ..policies.base import MAX_WIDTH, GrowthRule, Plan, descending
-from ..policies.best_paths import OptTree
 from ..request import Request
 from ..text.detokenizer import NoText
 from ..tree import ROOT

@@ -25,7 +25,7 @@ from ..config import (
     TopP,
     Whole,
 )
-from ..drafters.registry import LOOKUP, NONE
+from ..drafters.spec import LOOKUP, NONE
 from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..errors import ConfigError, FieldError, InputError

@@ -1,7 +1,7 @@
 // Records of a trace (docs/traces.md) as answers, and the figures of an answer. Knows no page and no server.
 
 const FORMAT = "draftree-trace";
-const VERSION = 3;
+const VERSION = 4;
 const COLOURS = 5;
 
 /** One request: what decoded it and its steps; of one that streams, the texts of its tokens too. */

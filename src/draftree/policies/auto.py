@@ -27,6 +27,7 @@ from ..tree import ROOT
 from .base import NO_CANDIDATES, Child, Frontier, GrowthPolicy, GrowthRule, PartRule, Plan, Pool, SourceInfo, Trial
 from .gain import AutoSettings, Price, Record, Selection, Trust
 from .live_costs import CONTEXT_STEP, ARPass, CostModel
+from .report import Report
 
 MOST_NODES = 512
 """A pass over several requests verifies no more in all, so that looking for how many stays quick."""
@@ -90,7 +91,6 @@ class AutoTree(GrowthPolicy):
         depth: deepest level.
         target: the target's costs; None until ``prepare``, which finds them.
         drafter: the drafting model's; None without one, and until ``prepare``.
-        report: why it chose what it chose.
     """
 
     by_value = True
@@ -111,7 +111,7 @@ class AutoTree(GrowthPolicy):
     def _learn_anew(self, records: Sequence[Record]) -> None:
         self._trust = [Trust(self.settings) for _ in records]
         self._selection = Selection(self.settings, records)
-        self.report = Report(self._selection)
+        self.report: Report = Report(records, self.target)
         if self.target is not None:
             self._costs = CostModel(self.target)
 
@@ -222,53 +222,22 @@ class AutoTree(GrowthPolicy):
         self.report.add(nodes, outcomes, passes)
 
 
-class Report:
-    """Sums over steps.
+_USUAL = AutoSettings()
 
-    Attributes:
-        selection: the drafters.
-        steps, drafted: all steps, and those that verified drafts.
-        together: steps and nodes by the number of requests that a step decoded.
-        tokens: that were gained, a request.
-        passes: AR passes that the steps took.
-    """
 
-    def __init__(self, selection: Selection) -> None:
-        self.selection = selection
-        self.steps = self.drafted = 0
-        self.together: dict[int, tuple[int, int]] = {}
-        self.tokens = self.passes = 0.0
-
-    def add(self, nodes: int, outcomes: Sequence[Outcome], passes: float) -> None:
-        """Count a step that verified ``nodes`` nodes and took ``passes`` AR passes."""
-        self.steps += 1
-        self.drafted += nodes > 0
-        steps, verified = self.together.get(len(outcomes), (0, 0))
-        self.together[len(outcomes)] = steps + 1, verified + nodes
-        self.tokens += sum([outcome.taken for outcome in outcomes]) / len(outcomes)
-        self.passes += passes
-
-    def nodes_by_requests(self) -> dict[int, float]:
-        """Nodes a step by the number of requests that it decoded; any thread may call it."""
-        return {requests: nodes / steps for requests, (steps, nodes) in sorted(self.together.copy().items())}
-
-    def text(self) -> str:
-        """A line for people, one for each drafter, and one of steps that decoded several requests."""
-        if not self.steps:
-            return "auto has not decoded anything yet"
-        nodes = sum([verified for _, verified in self.together.values()])
-        tokens, passes = self.tokens / self.steps, self.passes / self.steps
-        lines = [
-            f"auto: {tokens:.2f} tokens a step, which costs {passes:.2f} passes of AR decoding; "
-            f"{self.drafted / self.steps:.0%} of {self.steps} steps drafted, {nodes / self.steps:.1f} tokens a step"
-        ]
-        for record in self.selection.records:
-            each, name = max(1, record.steps), f" {record.source.name}" if record.source else ""
-            lines.append(
-                f"drafter{name}, now {'on' if record.on else 'off'}: drafted in {record.steps / self.steps:.0%}, "
-                f"{record.tokens / each:.2f} of its tokens accepted a step, {1e3 * record.seconds / each:.2f} ms"
-            )
-        if max(by_requests := self.nodes_by_requests()) > 1:
-            each_size = ", ".join(f"{mean:.1f} of {requests}" for requests, mean in by_requests.items())
-            lines.append(f"drafted tokens a step by requests that decode together: {each_size}")
-        return "\n".join(lines)
+def auto(
+    width: int = 8,
+    depth: int = 16,
+    credit: float = _USUAL.credit,
+    again: float = _USUAL.again,
+    pause: int = _USUAL.pause,
+    longest: int = _USUAL.longest,
+    keep: float = _USUAL.keep,
+    prior: float = _USUAL.prior,
+    onward: float = _USUAL.onward,
+    text_layer: float = _USUAL.text_layer,
+    model_layer: float = _USUAL.model_layer,
+) -> AutoTree:
+    """The method ``auto``."""
+    settings = AutoSettings(credit, again, pause, longest, keep, prior, onward, text_layer, model_layer)
+    return AutoTree(width, depth, settings=settings)

@@ -16,6 +16,7 @@ from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..request import Outcome, Request
 from ..tree import DraftDistribution
+from .report import Report
 
 Numbers = NDArray[np.int64]
 
@@ -229,11 +230,15 @@ class GrowthPolicy(ABC):
         by_value: siblings are ranked or dropped by their probabilities. Then children may not be drawn at random.
         default_nodes: node budget where none is given.
         made_for: the models that it was made for, by calibration or training; None: any.
+        report: why it chose what it chose, if it weighs costs; None: it weighs none.
+        over_cascade: shapes the trees of a cascade, whose proposals this policy then shapes; None: this one does.
     """
 
     by_value: bool = False
     default_nodes: int = DEFAULT_NODES
     made_for: Provenance | None = None
+    report: Report | None = None
+    over_cascade: GrowthPolicy | None = None
 
     @abstractmethod
     def grow(self, frontier: Frontier) -> list[Child]:

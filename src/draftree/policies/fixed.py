@@ -49,6 +49,17 @@ class StaticTree(Checked, GrowthPolicy):
         return frontier.likeliest([self.width] * count, [frontier.depth + 1 < self.depth] * count)
 
 
+CHAIN = StaticTree(1, MAX_NODES)
+"""A chain as long as its budget."""
+BINARY = StaticTree(2, MAX_NODES)
+"""A full tree of 2 children each, as deep as its budget (OPT-Tree's baseline)."""
+
+
+def chain(depth: int = 4) -> GrowthPolicy:
+    """The method ``chain``."""
+    return StaticTree(1, depth)
+
+
 @dataclass(frozen=True, slots=True)
 class RankTree(GrowthPolicy):
     """A fixed tree of ranks.
@@ -248,3 +259,18 @@ def read_tree(name: str) -> TreeFile:
         return TREE_FILE.read(user_path(name))
     except FileNotFoundError:
         raise UnknownNameError(f"no tree file {name!r}: make one with 'draftree calibrate'") from None
+
+
+def eagle() -> GrowthPolicy:
+    """The method ``eagle``."""
+    return RankTree(EAGLE)
+
+
+def sequoia(tree: str = "") -> GrowthPolicy:
+    """The method ``sequoia``."""
+    if not tree:
+        raise ConfigError(
+            "method sequoia needs a tree: make one with 'draftree calibrate' and give it with --set tree=FILE"
+        )
+    file = read_tree(tree)
+    return RankTree(file.tree, file.made_for)

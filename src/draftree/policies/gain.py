@@ -126,6 +126,11 @@ class Record:
         self._settings, self._accounts = settings, dict[int, tuple[Account, PromptAccount]]()
         self.drafting, self.prompts = self._account(0)
 
+    @property
+    def name(self) -> str:
+        """The drafter's; empty where it is unknown."""
+        return self.source.name if self.source else ""
+
     def _account(self, size: int) -> tuple[Account, PromptAccount]:
         """Where ``2 ** size`` requests decode: a step of theirs shows as much as that many steps of one."""
         settings, share = self._settings, 0.5 ** (size / 2)

@@ -1,67 +1,17 @@
-"""The growth policies by name, with their settings: what ``--method NAME --set KEY=VALUE`` means."""
+"""The growth policies by name, with their settings: what ``--method NAME --set KEY=VALUE`` means.
+
+Each is imported when it is used, as a user's own is. The papers' are in ``papers/``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ..config import DEFAULT_NODES, MAX_NODES
 from ..errors import ConfigError, unknown_name
-from ..importing import import_named
-from .auto import AutoTree
-from .base import GrowthPolicy, read_number
-from .best_paths import Eagle2Tree, OptTree
-from .c2t import BETA, DEFAULT, ClassifierTree, read_classifier
-from .entropy import (
-    FIRST,
-    BranchingSteps,
-    BudgetTree,
-    DynamicWindow,
-    EntropyStop,
-    EntropyTree,
-    read_start,
-)
-from .fixed import EAGLE, RankTree, StaticTree, read_tree
-from .gain import AutoSettings
-
-Settings = Mapping[str, int | float | str]
-
-BY_ENTROPY: Settings = {"sure": 0.02, "unsure": 1.0, "slope": 4.0, "width": 7, "depth": 4}
-
-
-def _auto(width: int, depth: int, **settings: Any) -> GrowthPolicy:
-    return AutoTree(width, depth, settings=AutoSettings(**settings))
-
-
-def _by_entropy(tree: type[EntropyTree], *, width: int, depth: int, **thresholds: float) -> GrowthPolicy:
-    """A tree by B(H)."""
-    return tree(BranchingSteps(width=width, **thresholds), None, width, depth)
-
-
-def _sequoia(tree: str) -> GrowthPolicy:
-    if not tree:
-        raise ConfigError(
-            "method sequoia needs a tree: make one with 'draftree calibrate' and give it with --set tree=FILE"
-        )
-    found = read_tree(tree)
-    return RankTree(found.tree, found.made_for)
-
-
-def _opt_tree(delta: str, depth: int) -> GrowthPolicy:
-    way_out = "use a gain between 0 and 1, both excluded, or 'auto'"
-    return OptTree(None if delta == "auto" else read_number(float, "delta", delta, way_out), depth)
-
-
-def _hsddw(start: str, cap: int) -> GrowthPolicy:
-    return DynamicWindow(read_start("start", start), cap)
-
-
-def _c2t(classifier: str, beta: float, width: int, top: str, depth: int) -> GrowthPolicy:
-    limit = None if top == "none" else read_number(int, "top", top, "use a whole number from 1, or 'none'")
-    found = read_classifier(classifier)
-    return ClassifierTree(found.classifier, beta, width, limit, depth, found.made_for)
+from ..importing import Imported, import_named
+from .base import GrowthPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +21,29 @@ class Method:
     Attributes:
         name: as on the command line.
         summary: one line: what it does.
-        make: keyword settings, all of them -> policy.
+        attribute: MODULE:NAME of a policy, or of what makes one; its arguments with a number or a text as default are
+            the settings, of which empty text must be given.
         paper: where it is from; "ours" is an answer.
         use: when it is the right one.
-        settings: names and defaults, whose types the values take; empty text where one must be given.
     """
 
     name: str
     summary: str
-    make: Callable[..., GrowthPolicy]
-    paper: str
-    use: str
-    settings: Settings = field(default_factory=dict)
+    attribute: str
+    paper: str = ""
+    use: str = ""
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def imported(self) -> Imported[GrowthPolicy]:
+        return import_named("method", self.attribute, GrowthPolicy)  # type: ignore[type-abstract]
+
+    @property
+    def settings(self) -> Mapping[str, int | float | str]:
+        """Names and defaults, whose types the values take."""
+        return self.imported.settings
 
     @property
     def nodes(self) -> int:
@@ -98,13 +56,11 @@ class Method:
         Raises:
             ConfigError: no such setting, or a value that it cannot take.
         """
-        values = dict(self.settings)
+        imported, values = self.imported, dict(self.settings)
         for key, value in (settings or {}).items():
-            if key not in self.settings:
-                raise ConfigError(
-                    f"method {self.name} has no setting {key!r}: it has {', '.join(self.settings) or 'none'}"
-                )
-            kind = type(self.settings[key])
+            if key not in values:
+                raise ConfigError(f"method {self.name} has no setting {key!r}: it has {', '.join(values) or 'none'}")
+            kind = type(values[key])
             try:
                 values[key] = kind(value)
                 if kind is not str and not isinstance(value, str) and values[key] != value:
@@ -112,129 +68,116 @@ class Method:
             except (ValueError, TypeError, OverflowError):
                 noun = "a whole number" if kind is int else "a number"
                 raise ConfigError(f"{key} is {value!r}: method {self.name} needs {noun} there") from None
-        return self.make(**values)
+        return imported.make(**values)
 
 
 _METHODS = (
     Method(
         "auto",
         "what pays most by this machine's measured costs, or none; CREDIT: AR passes that it may lose",
-        _auto,
+        "draftree.policies.auto:auto",
         "ours",
         "the default: drafts what pays by the costs of this machine, or nothing",
-        {"width": 8, "depth": 16, **asdict(AutoSettings())},
     ),
     Method(
         "chain",
         "chain of DEPTH tokens (the papers' baseline)",
-        partial(StaticTree, width=1),
+        "draftree.policies.fixed:chain",
         "Leviathan et al. 2023",
         "the baseline of all papers; a draft model that is almost always right",
-        {"depth": 4},
     ),
     Method(
         "early-stop",
         "chain that ends where the draft's entropy exceeds STOP nats",
-        EntropyStop,
+        "draftree.papers.entropy_trees:early_stop",
         "Gunjur & Waitz",
         "a chain, where the drafter is sure in some places and unsure in others",
-        {"stop": 1.0},
     ),
     Method(
         "naive-width",
         "early-stop whose last position gets WIDTH alternatives",
-        EntropyStop,
+        "draftree.papers.entropy_trees:naive_width",
         "Gunjur & Waitz",
         "to compare: early-stop with alternatives at its end",
-        {"stop": 1.0, "width": 4},
     ),
     Method(
         "static",
         "full tree: WIDTH children each, DEPTH levels",
-        StaticTree,
+        "draftree.policies.fixed:StaticTree",
         "Miao et al. 2024 (SpecInfer)",
         "to compare; with schemes that draw children at random",
-        {"width": 2, "depth": 4},
     ),
     Method(
         "binary",
         "full tree of 2 children each, as deep as the node budget goes (OPT-Tree's baseline)",
-        partial(StaticTree, width=2, depth=MAX_NODES),
+        "draftree.policies.fixed:BINARY",
         "Wang et al. 2024 (OPT-Tree)",
         "to compare: OPT-Tree's baseline",
     ),
     Method(
         "eagle",
         "EAGLE's fixed tree of 25 nodes",
-        partial(RankTree, EAGLE),
+        "draftree.policies.fixed:eagle",
         "Li et al. 2024 (EAGLE)",
         "to compare: the fixed tree of EAGLE's authors",
     ),
     Method(
         "sequoia",
         "the best fixed tree for target and drafter, read from the file TREE that 'draftree calibrate' wrote",
-        _sequoia,
+        "draftree.policies.fixed:sequoia",
         "Chen et al. 2024 (Sequoia)",
         "a fixed tree of your own two models, after 'draftree calibrate'",
-        {"tree": ""},
     ),
     Method(
         "dynamic-width",
         "B(H) children at entropy H: 1 below SURE, 2 below UNSURE, else ceil(SLOPE x H) up to WIDTH; DEPTH levels",
-        partial(_by_entropy, EntropyTree),
+        "draftree.papers.entropy_trees:dynamic_width",
         "Gunjur & Waitz",
         f"width by entropy; on a CPU --nodes 4; the paper's large trees: --nodes {MAX_NODES}",
-        BY_ENTROPY,
     ),
     Method(
         "dynamic-width-budget",
         "dynamic-width, shrunk so that the node budget lasts to the last level: no children where B(H) exceeds the "
         "rest",
-        partial(_by_entropy, BudgetTree),
+        "draftree.papers.entropy_trees:dynamic_width_budget",
         "Gunjur & Waitz, bounded by us",
         "width by entropy within a node budget",
-        BY_ENTROPY,
     ),
     Method(
         "dynamic-width-depth",
         "dynamic-width, and no children at all where the entropy exceeds STOP nats",
-        partial(_by_entropy, EntropyTree),
+        "draftree.papers.entropy_trees:dynamic_width_depth",
         "Gunjur & Waitz",
         f"the same, shallower where the drafter is unsure; the paper's is --nodes {MAX_NODES}",
-        {**BY_ENTROPY, "depth": 8, "stop": 1.75},
     ),
     Method(
         "opt-tree",
         "the most probable paths: layer by layer while E(A) gains more than DELTA (auto: what a draft pass costs)",
-        _opt_tree,
+        "draftree.papers.opt_tree:opt_tree",
         "Wang et al. 2024 (OPT-Tree)",
         "the most tokens a pass from a budget: large trees on a GPU, --nodes 4 on a CPU",
-        {"delta": "auto", "depth": MAX_NODES},
     ),
     Method(
         "eagle2",
         "the most probable of all children of a beam of WIDTH nodes, DEPTH levels",
-        Eagle2Tree,
+        "draftree.policies.best_paths:Eagle2Tree",
         "Li et al. 2024 (EAGLE-2)",
         "with draft heads, beside opt-tree",
-        {"width": 10, "depth": 6},
     ),
     Method(
         "hsddw",
         "chain of up to CAP tokens, ended where entropy exceeds the mean of rejected tokens; over 'A>B' it is HSDDW",
-        _hsddw,
+        "draftree.papers.hsddw:hsddw",
         "Syu & Lee 2025 (HSDDW)",
         "with a cascade 'A>B', or a chain that needs no measured costs",
-        {"start": FIRST, "cap": 10},
     ),
     Method(
         "c2t",
         "nodes that CLASSIFIER ('draftree train classifier') scores BETA or more; WIDTH children, TOP a layer (or "
         "none)",
-        _c2t,
+        "draftree.papers.c2t:c2t",
         "Huo et al. 2025 (C2T)",
         "a trained classifier for your target and head: fewer nodes for the same tokens",
-        {"classifier": DEFAULT, "beta": BETA, "width": 15, "top": "15", "depth": 10},
     ),
 )
 METHODS = {method.name: method for method in _METHODS}
@@ -269,8 +212,8 @@ def find_method(name: str) -> Method:
 def read_method(text: str) -> str | Method:
     """The method that a command line names: MODULE:NAME is imported, another text is the name of a method.
 
-    The attribute is a policy, which is copied wherever it is used, or returns one when it is called; its arguments
-    with a number or a text as default are the settings.
+    The attribute is a policy, which is copied wherever it is used, or returns one when it is called
+    (``Method.attribute``).
 
     Raises:
         UnknownNameError: there is no such attribute.
@@ -280,5 +223,5 @@ def read_method(text: str) -> str | Method:
         return text
     if text.partition(":")[0] in METHODS:
         raise ConfigError(f"method {text!r} has a setting without a value: write it as KEY=VALUE")
-    found = import_named("method", text, GrowthPolicy)  # type: ignore[type-abstract]
-    return Method(text, "", found.make, "", "", found.settings)
+    import_named("method", text, GrowthPolicy)  # type: ignore[type-abstract]
+    return Method(text, "", text)

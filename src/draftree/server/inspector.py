@@ -13,7 +13,6 @@ from ..engine.engine import Engine
 from ..engine.speculation import SpeculationParams
 from ..engine.trace import Record, plain
 from ..page.show import page_files
-from ..policies.auto import AutoTree
 from ..policies.methods import METHODS
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -35,7 +34,6 @@ def inspector(model: str, engine: Engine, speculation: SpeculationParams, run: R
         run: the first line of a trace.
     """
     router, policy = APIRouter(), engine.speculation.drafter.policy
-    auto = policy if isinstance(policy, AutoTree) else None
 
     @router.get("/", include_in_schema=False)
     @router.get("/page/{name:path}", include_in_schema=False)
@@ -49,14 +47,15 @@ def inspector(model: str, engine: Engine, speculation: SpeculationParams, run: R
     @router.get("/draftree/about")
     async def about() -> dict[str, Any]:
         """Describe what is served, the cost profile of ``auto`` and its state; null: this server has none."""
+        report = policy.report if policy else None
         return {
             "model": model,
             "drafter": str(speculation.spec),
             "method": str(speculation.method),
             "methods": list(METHODS),
             "run": run,
-            "cost": plain(auto.target.points) if auto is not None and auto.target is not None else None,
-            "auto": None if auto is None else auto.report.text(),
+            "cost": plain(report.target.points) if report and report.target else None,
+            "auto": report.text() if report else None,
         }
 
     return router

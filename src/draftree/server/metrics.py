@@ -17,11 +17,10 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from uvicorn.logging import DefaultFormatter
 
-from ..drafters.registry import NONE
+from ..drafters.spec import NONE
 from ..engine.engine import Engine
 from ..engine.speculation import EngineRequest, Observer, Speculation
 from ..models.base import LanguageModel
-from ..policies.auto import AutoTree
 from ..progress import visible
 from ..request import Outcome, Request
 
@@ -129,14 +128,13 @@ class Metrics(Observer):
             share = sum(held.values()) / most
             gauge("vllm:kv_cache_usage_perc", "Share of this room that is taken; 1 is all.").set(share)
         policy = engine.speculation.drafter.policy
-        if isinstance(policy, AutoTree):
-            report = policy.report
+        if policy and (report := policy.report):
             gains = {of: getattr(report, of) / report.steps for of in ("tokens", "passes") if report.steps}
             about = "What a step of method auto gains and costs: `tokens` a request, `passes` of AR decoding."
             by_label("draftree:auto_step_mean", about, "of", gains)
             about = "Drafted tokens a step of method auto, by requests that it decodes."
             by_label("draftree:auto_step_nodes", about, "requests", report.nodes_by_requests())
-            on = {each.source.name: each.on for each in report.selection.records if each.source is not None}
+            on = {record.name: record.on for record in report.drafters if record.name}
             by_label("draftree:auto_drafter_on", "Whether method auto drafts by it now.", "drafter", on)
         return generate_latest(self._registry) + generate_latest(now)
 
@@ -146,8 +144,8 @@ class UnusedDrafters(Observer):
 
     def built(self, target: LanguageModel, speculation: Speculation) -> None:
         drafter = speculation.drafter
-        self._report = drafter.policy.report if isinstance(drafter.policy, AutoTree) else None
-        records = self._report.selection.records if self._report else ()
+        self._report = drafter.policy.report if drafter.policy else None
+        records = self._report.drafters if self._report else ()
         names = drafter.name.split("+")
         if len(names) != len(records):
             names = [drafter.name] * len(records)

@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..config import Count, LearningRate, check_fields, option
 from ..errors import RunError
-from ..policies.c2t import BETA, DEFAULT_FEATURES, MAX_HIDDEN, Classifier, check_features
+from ..papers.c2t import BETA, DEFAULT_FEATURES, MAX_HIDDEN, Classifier, check_features
 from .c2t_samples import Samples
 
 BETAS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)

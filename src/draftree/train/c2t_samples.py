@@ -20,9 +20,9 @@ from torch import Tensor
 from ..config import Checked, Count, option
 from ..drafters.base import Drafter
 from ..models.base import LanguageModel
+from ..papers.c2t import FEATURES, features
 from ..policies.base import GrowthPolicy
 from ..policies.best_paths import Eagle2Tree
-from ..policies.c2t import FEATURES, features
 from ..tree import DraftTree
 from .responses import MAX_ROWS, DataRecipe, Response, replayed, respond, seed_of
 from .shards import Shards

@@ -30,7 +30,7 @@ from ..models.base import FINAL_STATE, FeatureSpec, LanguageModel
 from ..models.heads.eagle_network import EagleNetwork
 from ..models.huggingface.cache import feature_part
 from ..models.protocols import DraftHead
-from ..policies.best_paths import OptTree
+from ..papers.opt_tree import OptTree
 from ..policies.fixed import StaticTree
 from .rank_acceptance import TruePath, ranks_along
 from .responses import Response, replayed

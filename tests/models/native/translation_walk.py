@@ -18,7 +18,7 @@ from draftree.drafters.fitting import fitted
 from draftree.drafters.grow import TreeDrafter
 from draftree.models.base import LanguageModel
 from draftree.models.native import binding
-from draftree.policies.best_paths import OptTree
+from draftree.papers.opt_tree import OptTree
 from draftree.request import Outcome, Request, StepCost
 from draftree.text.detokenizer import NoText
 from tests.drafters.test_native_translation import TEXTS, Masks, differing

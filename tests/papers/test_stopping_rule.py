@@ -8,14 +8,14 @@ from typing import Literal
 import pytest
 
 from draftree.config import Budget
-from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.grow import TreeDrafter
+from draftree.papers.cascade import CascadeSource, LoopBack
 from draftree.policies.fixed import StaticTree
 from draftree.request import Outcome, Request, StepCost
 from draftree.tree import DraftTree
 
+from ..drafters.test_ensemble import Says, request_of
 from ..toy import chain_tree
-from .test_ensemble import Says, request_of
 
 
 def deciding(settings: LoopBack) -> CascadeSource:

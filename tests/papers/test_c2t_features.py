@@ -10,9 +10,9 @@ import pytest
 
 from draftree.config import Budget
 from draftree.drafters.grow import grow
+from draftree.papers.c2t import FEATURES, features, of_frontier
 from draftree.policies.base import Child, Frontier
 from draftree.policies.best_paths import Eagle2Tree
-from draftree.policies.c2t import FEATURES, features, of_frontier
 from draftree.tree import DraftTree, Floats
 
 from ..toy import Path, ScriptedScorer

@@ -1,26 +1,24 @@
-"""Trees and chains that entropy shapes, in nats of the draft distribution at the node whose children are chosen.
+"""Entropy trees: Gunjur & Waitz, "Dynamic Tree Speculative Decoding": trees and chains that entropy shapes.
 
-Sources: Gunjur & Waitz, "Dynamic Tree Speculative Decoding" (B(H), early stopping); Syu & Lee, *Hierarchical
-Speculative Decoding with Dynamic Window* (HSDDW; Findings of NAACL 2025), whose threshold is learned ("self-verify").
-Published thresholds are the defaults; ``docs/how-it-works/trees.md`` lists where we differ.
+Entropies are nats of the draft distribution at the node whose children are chosen. Published thresholds are the
+defaults. Where we differ: ``BudgetTree`` bounds what the paper leaves open, and ``docs/how-it-works/trees.md`` has the
+rest.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from annotated_types import Ge
 
-from ..config import MAX_NODES, Checked, Count, Entropy, NodeCount
+from ..config import Checked, Count, Entropy
 from ..errors import ConfigError, call_named
-from ..request import Outcome, Request
-from .base import Child, Frontier, GrowthPolicy, Plan, Width, descending, read_number
-from .fixed import StaticTree
+from ..policies.base import Child, Frontier, GrowthPolicy, Width, descending
 
 EntropyFunction = Callable[[float], float]
 """Entropy in nats -> a number from 0 on: of children (a width) or levels (a depth). Fractions are cut off."""
@@ -136,13 +134,6 @@ def fit(wanted: Sequence[int], share: int) -> list[int]:
     return given
 
 
-FIRST = "first"
-"""In place of an initial threshold: the least entropy of the request's first draft."""
-CHAIN = StaticTree(1, MAX_NODES)
-"""A chain as long as its budget."""
-_STARTS = f"use an entropy in nats, 0 or more, or {FIRST!r}"
-
-
 @dataclass(frozen=True, slots=True)
 class EntropyStop(Checked, GrowthPolicy):
     """A chain that ends with the first token whose entropy is above ``stop`` (Gunjur & Waitz, Section 3.1).
@@ -163,80 +154,38 @@ class EntropyStop(Checked, GrowthPolicy):
         return frontier.likeliest([1 if each else self.width for each in sure], sure)
 
 
-@dataclass(slots=True)
-class Threshold:
-    """The threshold tau of one request: the mean entropy of its rejected tokens.
-
-    Attributes:
-        start: tau while nothing has been rejected; None: the least entropy of the first draft.
-    """
-
-    start: float | None = None
-    _least: float = field(default=math.inf, repr=False)
-    _sum: float = field(default=0.0, repr=False)
-    _rejected: int = field(default=0, repr=False)
-
-    @property
-    def value(self) -> float:
-        """Tau in nats; infinite during a first draft whose entropies are to set it."""
-        if self._rejected:
-            return self._sum / self._rejected
-        return self._least if self.start is None else self.start
-
-    def learn(self, outcome: Outcome) -> None:
-        """Update tau by an outcome. Where a request ends inside its tree, no token was rejected."""
-        if len(outcome.tree) and self._least == math.inf:
-            self._least = float(outcome.tree.entropies.min())
-        if outcome.taken == len(outcome.tokens) and (entropy := outcome.rejected_entropy) is not None:
-            self._sum, self._rejected = self._sum + entropy, self._rejected + 1
+def early_stop(stop: float = 1.0) -> GrowthPolicy:
+    """The method ``early-stop``."""
+    return EntropyStop(stop)
 
 
-def read_start(what: str, text: float | str) -> float | None:
-    """An initial threshold as it is written: entropy in nats, or "first".
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    return None if text == FIRST else read_number(float, what, text, _STARTS)
+def naive_width(stop: float = 1.0, width: int = 4) -> GrowthPolicy:
+    """The method ``naive-width``."""
+    return EntropyStop(stop, width)
 
 
-@dataclass(slots=True)
-class DynamicWindow(Checked, GrowthPolicy):
-    """A chain that ends where the entropy exceeds tau, the mean entropy of the request's rejected tokens.
+def dynamic_width(
+    sure: float = 0.02,
+    unsure: float = 1.0,
+    slope: float = 4.0,
+    width: int = 7,
+    depth: int = 4,
+    tree: type[EntropyTree] = EntropyTree,
+) -> GrowthPolicy:
+    """The method ``dynamic-width``, and with another tree ``dynamic-width-budget``."""
+    return tree(BranchingSteps(sure, unsure, slope, width), None, width, depth)
 
-    The token whose distribution crossed tau is still drafted, as in the authors' code: if a draft
-    could be empty, nothing might ever be rejected, and tau would stay as it is. The defaults are as published.
 
-    Attributes:
-        start: tau before any rejection in nats; None: the least entropy of the request's first draft.
-        cap: most tokens of a draft.
+dynamic_width_budget = partial(dynamic_width, tree=BudgetTree)
 
-    Raises:
-        ConfigError: a value is out of range.
-    """
 
-    start: Entropy | None = None
-    cap: NodeCount = 10
-    _thresholds: WeakKeyDictionary[Request, Threshold] = field(
-        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
-    )
-
-    def threshold(self, request: Request) -> Threshold:
-        return self._thresholds.setdefault(request, Threshold(self.start))
-
-    def width_for(self, nodes: int) -> int:
-        return 1
-
-    def grow(self, frontier: Frontier) -> list[Child]:
-        """The most probable token, which gets a child in turn unless tau is crossed."""
-        extend = list[bool]()
-        for request, found in zip(frontier.requests, frontier.candidates, strict=True):
-            # a mean of a tree's entropies, which are float32
-            tau = np.float32(self.threshold(frontier.plan.requests[request]).value)
-            extend.append(frontier.depth + 1 < self.cap and bool(np.float32(found.entropy) <= tau))
-        return frontier.likeliest([1] * len(extend), extend)
-
-    def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:
-        """Learn tau from each rejected token."""
-        for outcome in outcomes:
-            self.threshold(outcome.request).learn(outcome)
+def dynamic_width_depth(
+    sure: float = 0.02,
+    unsure: float = 1.0,
+    slope: float = 4.0,
+    width: int = 7,
+    depth: int = 8,
+    stop: float = 1.75,
+) -> GrowthPolicy:
+    """The method ``dynamic-width-depth``."""
+    return EntropyTree(BranchingSteps(sure, unsure, slope, width, stop), None, width, depth)

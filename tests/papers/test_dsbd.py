@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from draftree.beams.speculative import Cell, Residuals, acceptance_distribution, verify, width_for
+from draftree.papers.dsbd import Cell, Residuals, acceptance_distribution, verify, width_for
 
 from ..verify.chances import Chance, outcomes
 

@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.config import Budget, SamplingParams
+from draftree.drafters.default import resolved
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.registry import DrafterSpec, check_made_for, load_drafter, provenance, resolved
+from draftree.drafters.provenance import check_made_for, provenance
+from draftree.drafters.registry import load_drafter
+from draftree.drafters.spec import DrafterSpec
 from draftree.engine.engine import Engine, load_engine
 from draftree.engine.speculation import Speculation, SpeculationParams
 from draftree.errors import ConfigError, DraftreeWarning
@@ -24,8 +27,8 @@ from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.huggingface.inspection import fingerprint
 from draftree.models.loading import BACKENDS, load
 from draftree.models.model_files import DEFAULT_MODEL
+from draftree.papers.c2t import DEFAULT, Classifier, ClassifierTree, Score, read_classifier
 from draftree.policies.base import Frontier
-from draftree.policies.c2t import DEFAULT, Classifier, ClassifierTree, Score, read_classifier
 from draftree.policies.methods import find_policy
 from draftree.tree import ROOT, DraftTree
 

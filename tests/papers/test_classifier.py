@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from draftree.errors import ConfigError, RunError, UnknownNameError
+from draftree.papers.c2t import CLASSIFIER_FILE, DEFAULT, Classifier, ClassifierFile, read_classifier
 from draftree.policies.base import Provenance
-from draftree.policies.c2t import CLASSIFIER_FILE, DEFAULT, Classifier, ClassifierFile, read_classifier
 
 NET = Classifier(
     features=("probability", "depth"),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from draftree.config import MAX_NODES, Budget
 from draftree.errors import ConfigError
+from draftree.papers.entropy_trees import BranchingSteps, EntropyStop, EntropyTree, fit
 from draftree.policies.base import MAX_WIDTH, GrowthPolicy
-from draftree.policies.entropy import BranchingSteps, EntropyStop, EntropyTree, fit
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS, find_policy
 from draftree.tree import ROOT, DraftTree

@@ -10,17 +10,18 @@ import pytest
 
 from draftree.config import MAX_NODES, Budget, SamplingParams
 from draftree.drafters.base import DraftSource, Scorer
-from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.grow import TreeDrafter
-from draftree.drafters.registry import DrafterSpec, load_drafter
+from draftree.drafters.registry import load_drafter
+from draftree.drafters.spec import DrafterSpec
 from draftree.engine.engine import load_engine
 from draftree.engine.speculation import SpeculationParams
 from draftree.models.base import LanguageModel
 from draftree.models.cost_profile import Profile
 from draftree.models.huggingface.hf_loading import load_huggingface
 from draftree.models.huggingface.hf_model import HFModel
-from draftree.policies.entropy import CHAIN, DynamicWindow
-from draftree.policies.fixed import StaticTree
+from draftree.papers.cascade import CascadeSource, LoopBack, read_stages
+from draftree.papers.hsddw import DynamicWindow
+from draftree.policies.fixed import CHAIN, StaticTree
 from draftree.policies.methods import find_policy
 from draftree.request import Outcome, Request, StepCost
 from draftree.tree import Drawing
@@ -58,12 +59,11 @@ class Levels:
     """M1 and M2 by rules, their settings by a drafter's name, and a target by a script."""
 
     def __init__(self, name: str, lower: Rule, upper: Rule) -> None:
-        below, above = DrafterSpec.parse(name).stages
-        window = below.policy()
+        window, loop_back = read_stages(*DrafterSpec.parse(name).stages)
         assert isinstance(window, DynamicWindow)
         self.request, self.window = request_of(1, 2), window
         self.lower, self.upper = Scripted(lower), Scripted(upper)
-        self.source = CascadeSource(self.lower, self.upper, window, above.loop_back())
+        self.source = CascadeSource(self.lower, self.upper, window, loop_back)
         self.drafter = TreeDrafter(CHAIN, self.source)
         self.drafter.open(self.request)
 
@@ -82,7 +82,7 @@ class Levels:
     @property
     def proposed(self) -> int:
         """Tokens that M1 has proposed so far."""
-        return self.request.stats.stages[0].proposed
+        return self.request.stats.figures["stages"][0].proposed
 
 
 def by_depth(entropies: Sequence[float], odd: dict[Nodes, int] | None = None) -> Rule:
@@ -138,14 +138,14 @@ def test_tau2_starts_at_the_least_entropy_of_the_first_run() -> None:
 def test_looping_back_ends_above_tau2(entropy: float, rounds: int) -> None:
     levels = Levels("scripted:method=hsddw:cap=3>scripted:tau=0.5", LOWER, by_depth([0.1, 0.1, 0.1, entropy, 9.0]))
     levels.step(0)
-    assert levels.request.stats.stages[1].rounds == rounds
+    assert levels.request.stats.figures["stages"][1].rounds == rounds
 
 
 def test_a_pending_run_of_50_tokens_is_not_drafted_further() -> None:
     """Rounds begin after 0, 11, 22, 33 and 44 tokens: M1's ten and M2's own; the run of 55 goes to the target."""
     levels = Levels("scripted:method=hsddw>scripted", by_depth([0.0]), by_depth([0.0]))
     assert len(levels.step(0, nodes=200)) == 55
-    assert levels.request.stats.stages[1].rounds == 5
+    assert levels.request.stats.figures["stages"][1].rounds == 5
 
 
 # by name, from Python and the command line
@@ -163,7 +163,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(model: LanguageModel) -> Profile:
         return costs(1e-9 * model.capabilities.parameters)
 
-    monkeypatch.setattr("draftree.drafters.registry.profile_of", found)
+    monkeypatch.setattr("draftree.drafters.default.profile_of", found)
 
 
 def loaded(name: str, method: str, model: HFModel) -> tuple[TreeDrafter, CascadeSource]:
@@ -185,7 +185,7 @@ def test_a_level_with_a_method_of_its_own_keeps_it(folder: Path) -> None:
     model = load_huggingface(str(folder))
     for below in ("lookup:method=static:depth=2", "lookup:cap=7"):
         _, source = loaded(f"{below}>self", "hsddw", model)
-        assert source.policy == DrafterSpec.parse(f"{below}>self").stages[0].policy()
+        assert source.policy == read_stages(*DrafterSpec.parse(f"{below}>self").stages)[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -1,12 +1,13 @@
-"""A cascade A>B: A proposes, the intermediate verifier B scores all of a proposal in one pass.
+"""HSDDW: Syu & Lee, *Hierarchical Speculative Decoding with Dynamic Window* (2025): the hierarchy, a cascade A>B.
 
-Source: Syu & Lee, *Hierarchical Speculative Decoding with Dynamic Window* (HSDDW; Findings of NAACL 2025). B's
-distributions are the cascade's. A drafts the nodes that B is likely to score next, so that B scores many of them in one
-pass: it keeps what it finds right, gives its own token where it does not, and adds what else it finds probable.
+A proposes, and the intermediate verifier B scores all of a proposal in one pass. B's distributions are the cascade's. A
+drafts the nodes that B is likely to score next, so that B scores many of them in one pass: B keeps what it finds right,
+gives its own token where it does not, and adds what else it finds probable.
 
 Both score nodes of the proposal's tries. A node that B has scored keeps its candidates. Below any other node a round
 begins if the stopping rule lets the pending run go on; else nothing follows it, and the run ends. The rule: B's entropy
 is at most the stopping threshold tau2, the mean entropy of its tokens that the target has rejected.
+``docs/how-it-works/cascades.md`` lists where we differ.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from ..config import Budget, Checked, Count, Entropy
+from ..drafters.base import DraftSource, Grown, Scorer, UnscoredNode
+from ..drafters.grow import grow
+from ..drafters.spec import StageSpec
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..policies.base import NO_CANDIDATES, Candidates, GrowthPolicy
-from ..policies.entropy import Threshold
-from ..request import Outcome, Request, StageStats, StepCost
+from ..policies.base import NO_CANDIDATES, Candidates, GrowthPolicy, read_number
+from ..policies.methods import find_method
+from ..request import Outcome, Request, StepCost
 from ..tree import ROOT, DraftTree, Drawing
-from .base import DraftSource, Grown, Scorer, UnscoredNode
-from .grow import grow
+from .hsddw import Threshold, read_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,54 @@ class LoopBack(Checked):
     tau: Entropy | None = None
     pending: Count = 50
     rejected: Literal["on", "end"] = "on"
+
+
+_LOOP: Mapping[str, Callable[[str], Any]] = {
+    "tau": partial(read_start, "tau"),
+    "pending": lambda text: read_number(int, "pending", text, "use a whole number of tokens, at least 1"),
+    "rejected": str,
+}
+"""Settings of ``LoopBack``, and how they are read."""
+STAGES = "stages"
+"""Their figures in ``Stats.figures``: a list of ``StageStats``, the first to draft first."""
+METHOD = "hsddw"
+"""The default method of a stage's proposals."""
+
+
+def read_stages(below: StageSpec, last: StageSpec) -> tuple[GrowthPolicy, LoopBack]:
+    """What shapes A's proposals, from "method" and the settings of that method, and when B lets A draft again.
+
+    Raises:
+        ConfigError: a setting does not exist or is out of range.
+    """
+    settings = dict(below.settings)
+    policy = find_method(settings.pop("method", METHOD)).policy(settings)
+    if wrong := [key for key in last.settings if key not in _LOOP]:
+        raise ConfigError(f"the last stage, {last}, has no setting {wrong[0]!r}: it has {', '.join(_LOOP)}")
+    return policy, LoopBack(**{key: _LOOP[key](text) for key, text in last.settings.items()})
+
+
+@dataclass(slots=True)
+class StageStats:
+    """What one stage of a cascade did for one request.
+
+    Attributes:
+        name: of its source.
+        rounds: rounds in which it drafted, those of other requests in the batch included.
+        passes: its model passes in them.
+        proposed: tokens that it proposed to the next stage, the target in the end.
+        accepted: of these, accepted there.
+        emitted: tokens of the output that it was the first to propose; the others are the target's own.
+        seconds: that it took in these rounds.
+    """
+
+    name: str
+    rounds: int = 0
+    passes: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    seconds: float = 0.0
 
 
 class TokenTrie:
@@ -205,7 +257,7 @@ class _Rounds:
 
 def _count(outcome: Outcome, passes: int) -> None:
     """Count a round in the request's statistics; ``passes`` are B's."""
-    below, above = outcome.request.stats.stages
+    below, above = outcome.request.stats.figures[STAGES]
     above.rounds += 1
     above.passes += passes
     above.seconds += outcome.step.verify
@@ -273,7 +325,7 @@ class CascadeSource(DraftSource):
         self.policy.prepare(self.upper.model, self.lower.parts)
 
     def open(self, request: Request) -> None:
-        request.stats.stages = [StageStats(name) for name in self.stage_names]
+        request.stats.figures[STAGES] = [StageStats(name) for name in self.stage_names]
         super().open(request)
 
     def fit(self, request: Request, budget: Budget) -> Budget:
@@ -298,7 +350,7 @@ class CascadeSource(DraftSource):
             for b, (outcome, trie) in enumerate(zip(outcomes, rounds.tries, strict=True)):
                 nodes = trie.nodes_of(outcome.tree)
                 self.threshold(outcome.request).learn(outcome)
-                lower, upper = outcome.request.stats.stages
+                lower, upper = outcome.request.stats.figures[STAGES]
                 accepted = outcome.path[: outcome.taken]
                 upper.proposed += len(nodes)
                 upper.accepted += len(accepted)
@@ -307,3 +359,12 @@ class CascadeSource(DraftSource):
                 upper.emitted += len(accepted) - proposed
         self._rounds = None
         super().observe(outcomes)
+
+
+def join(stages: Sequence[StageSpec], sources: Sequence[DraftSource], proposals: GrowthPolicy | None) -> CascadeSource:
+    """Join the sources of two stages; ``proposals`` shapes those of a first stage without settings."""
+    (below, last), (lower, upper) = stages, sources
+    policy, loop_back = read_stages(below, last)
+    if proposals is not None and not below.settings:
+        policy = proposals
+    return CascadeSource(lower, upper, policy, loop_back, (below.name, last.name))

@@ -1,4 +1,8 @@
-"""Classifiers in policies: their features and files, and C2T's trees (Huo et al. 2025)."""
+"""C2T: Huo et al., "C2T: A Classifier-Based Tree Construction Method in Speculative Decoding" (2025).
+
+Classifiers, their features and files, and the trees that they choose; ``train/`` makes them. Where we differ: a node
+budget, which the paper has not, and the feature ln P (``DEFAULT_FEATURES``).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,19 @@ from numpy.typing import NDArray
 from ..artifacts import JsonFormat, user_path
 from ..config import Checked, Count, Probability, check_fields, typed
 from ..errors import ConfigError, UnknownNameError
+from ..policies.base import (
+    Child,
+    Frontier,
+    GrowthPolicy,
+    Plan,
+    Pool,
+    Provenance,
+    Width,
+    best_per_request,
+    highest_in_budget,
+    read_number,
+)
 from ..tree import DraftTree, Floats
-from .base import Child, Frontier, GrowthPolicy, Plan, Pool, Provenance, Width, best_per_request, highest_in_budget
 
 
 class Columns(NamedTuple):
@@ -243,3 +258,12 @@ class ClassifierTree(Checked, GrowthPolicy):
     def prune(self, plan: Plan, pools: Sequence[Pool]) -> list[list[bool] | None]:
         """The budget's best nodes by least C on the path: none exceeds its parent, so parents stay."""
         return highest_in_budget([pool.tags for pool in pools], plan.budgets)
+
+
+def c2t(
+    classifier: str = DEFAULT, beta: float = BETA, width: int = 15, top: str = "15", depth: int = 10
+) -> GrowthPolicy:
+    """The method ``c2t``."""
+    most = None if top == "none" else read_number(int, "top", top, "use a whole number from 1, or 'none'")
+    file = read_classifier(classifier)
+    return ClassifierTree(file.classifier, beta, width, most, depth, file.made_for)

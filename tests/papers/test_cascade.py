@@ -14,7 +14,6 @@ import pytest
 
 from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import DraftSource, UnscoredNode
-from draftree.drafters.cascade import CascadeSource, LoopBack
 from draftree.drafters.draft_model import EagleSource, ModelSource
 from draftree.drafters.ensemble import EnsembleSource
 from draftree.drafters.grow import TreeDrafter
@@ -24,9 +23,11 @@ from draftree.engine.trace import Trace
 from draftree.errors import ConfigError
 from draftree.models.base import Nodes, Row
 from draftree.models.huggingface.hf_model import HFModel
+from draftree.papers.cascade import CascadeSource, LoopBack
+from draftree.papers.entropy_trees import EntropyStop
+from draftree.papers.hsddw import DynamicWindow
 from draftree.policies.auto import AutoTree
 from draftree.policies.base import GrowthPolicy
-from draftree.policies.entropy import DynamicWindow, EntropyStop
 from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Generation, Outcome, StepCost
@@ -34,11 +35,11 @@ from draftree.scores import Scores
 from draftree.tree import ROOT, Drawing
 from draftree.verify.schemes import find_scheme
 
+from ..drafters.test_ensemble import Says, request_of, walked
 from ..heads import random_head
 from ..pairs import costs, endless, mixed, source, target
 from ..pairs import policy as policy_of
 from ..tiny import MAX_LENGTH, VOCAB
-from .test_ensemble import Says, request_of, walked
 
 PROMPTS = [[3, 14, 15, 9, 2, 6, 14, 15], [27, 1, 8], [31, 41, 5, 9, 26, 53, 58, 9, 7, 9, 3, 2, 3, 8]]
 TOKENS = 12
@@ -148,7 +149,7 @@ def test_all_levels_the_same_model_are_always_right(temperature: float) -> None:
     g = decode("self>self", params, StaticTree(1, 5), StaticTree(1, 3), ENDLESS, PROMPTS[:1])[0]
     assert g.stats.accepted == g.stats.drafted
     assert g.stats.mal == 6.0
-    for level in g.stats.stages:
+    for level in g.stats.figures["stages"]:
         assert level.proposed == level.accepted > 0
 
 
@@ -158,7 +159,7 @@ def test_all_levels_the_same_model_are_always_right(temperature: float) -> None:
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_the_levels_emitted_and_the_targets_own_tokens_are_the_text(name: str) -> None:
     for g in decode(name, SamplingParams(max_tokens=TOKENS, temperature=0.7, seed=4)):
-        levels = g.stats.stages
+        levels = g.stats.figures["stages"]
         assert [level.name for level in levels][-1] == levels[-1].name
         assert len(levels) == 2
         assert sum(level.emitted for level in levels) == sum(chunk.drafted for chunk in g.chunks)
@@ -171,16 +172,16 @@ def test_what_the_levels_emitted_and_the_targets_own_tokens_are_the_text(name: s
 
 def test_passes_of_the_levels_are_the_drafters() -> None:
     g = decode("stranger>relative", SamplingParams(max_tokens=TOKENS), prompts=PROMPTS[:1])[0]
-    assert sum(level.passes for level in g.stats.stages) == g.stats.draft_passes
-    assert all(level.passes for level in g.stats.stages)
+    assert sum(level.passes for level in g.stats.figures["stages"]) == g.stats.draft_passes
+    assert all(level.passes for level in g.stats.figures["stages"])
 
 
 def test_without_looping_back_the_upper_level_passes_once_a_step() -> None:
     params = SamplingParams(max_tokens=TOKENS)
     one = decode("stranger>relative", params, loop=ONCE, prompts=PROMPTS[:1])[0].stats
-    assert one.steps - 1 <= one.stages[1].passes <= one.steps  # a last token is not drafted
+    assert one.steps - 1 <= one.figures["stages"][1].passes <= one.steps  # a last token is not drafted
     more = decode("stranger>relative", params, loop=ENDLESS, prompts=PROMPTS[:1])[0].stats
-    assert more.stages[1].passes > more.steps
+    assert more.figures["stages"][1].passes > more.steps
     assert more.steps < one.steps
 
 
@@ -189,7 +190,7 @@ def test_a_level_that_is_right_saves_the_one_above_passes() -> None:
     guided = decode("relative>relative", params, StaticTree(1, 8), StaticTree(1, 8), ENDLESS, PROMPTS[:1])[0].stats
     alone = decode("relative", params, StaticTree(1, 8), prompts=PROMPTS[:1])[0].stats
     assert guided.drafted == alone.drafted
-    assert 2 * guided.stages[1].passes < alone.draft_passes
+    assert 2 * guided.figures["stages"][1].passes < alone.draft_passes
 
 
 def test_nothing_is_fed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,8 +270,8 @@ def test_a_trace_has_the_levels_and_their_settings(tmp_path: Path) -> None:
     assert source["settings"]["pending"] == 1
     assert source["policy"] == {"class": "StaticTree", "width": 2, "depth": 2}
     assert source["lower"]["class"] == "ModelSource"
-    assert [(x["name"], x["passes"], x["emitted"]) for x in end["stats"]["stages"]] == [
-        (x.name, x.passes, x.emitted) for x in g.stats.stages
+    assert [(x["name"], x["passes"], x["emitted"]) for x in end["stats"]["figures"]["stages"]] == [
+        (x.name, x.passes, x.emitted) for x in g.stats.figures["stages"]
     ]
 
 
@@ -336,7 +337,7 @@ def test_a_head_may_propose_or_verify(at: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=3)
     got = Engine(model, Speculation(TreeDrafter(StaticTree(1, 6), made), 8)).generate(PROMPTS, params)
     assert [g.token_ids for g in got] == plain(params)
-    assert all(level.proposed for g in got for level in g.stats.stages)
+    assert all(level.proposed for g in got for level in g.stats.figures["stages"])
 
 
 def test_what_a_model_will_never_read_keeps_nobody_from_drafting() -> None:
