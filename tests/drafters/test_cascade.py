@@ -31,7 +31,7 @@ from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Generation, Outcome, StepCost
 from draftree.scores import Scores
-from draftree.tree import ROOT, Drawing
+from draftree.tree import ROOT
 from draftree.verify.schemes import find_scheme
 
 from ..heads import random_head
@@ -358,9 +358,9 @@ def test_auto_below_weighs_reading_against_what_is_left_of_the_answer() -> None:
 def test_candidates_that_pass_through_a_cascade_keep_their_part() -> None:
     ensemble = EnsembleSource((Says("one", {1: 0.4, 2: 0.2}), Says("other", {3: 0.5})))
     ensemble.fit(request := request_of(), Budget(20))
-    found = ensemble.scorer([request], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], 4)
+    found = ensemble.scorer([request], False).score([UnscoredNode(0, ROOT, ROOT, 0)], 4)
     cascade = CascadeSource(Says("none", {9: 0.1}), ensemble, StaticTree(1, 1))
     cascade.open(request)
     cascade.fit(request, Budget(20))
-    assert cascade.scorer([request], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], 4) == found
+    assert cascade.scorer([request], False).score([UnscoredNode(0, ROOT, ROOT, 0)], 4) == found
     assert found[0].part == 1

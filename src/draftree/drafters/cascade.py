@@ -24,7 +24,7 @@ from ..models.base import LanguageModel
 from ..policies.base import NO_CANDIDATES, Candidates, GrowthPolicy
 from ..policies.entropy import Threshold
 from ..request import Outcome, Request, StageStats, StepCost
-from ..tree import ROOT, DraftTree, Drawing
+from ..tree import ROOT, DraftTree
 from .base import DraftSource, Grown, Scorer, UnscoredNode
 from .grow import grow
 
@@ -93,8 +93,8 @@ class _Stage:
         found: for each request, node -> what follows it.
     """
 
-    def __init__(self, source: DraftSource, requests: Sequence[Request], tries: Sequence[TokenTrie], drawing: Drawing):
-        self._tries, self._scorer = tries, source.scorer(requests, drawing)
+    def __init__(self, source: DraftSource, requests: Sequence[Request], tries: Sequence[TokenTrie], coupled: bool):
+        self._tries, self._scorer = tries, source.scorer(requests, coupled)
         self.found: list[dict[int, Candidates]] = [{} for _ in requests]
 
     def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
@@ -139,11 +139,11 @@ class _Rounds:
         proposed: for each request, the nodes whose tokens A proposed.
     """
 
-    def __init__(self, cascade: CascadeSource, requests: Sequence[Request], drawing: Drawing) -> None:
+    def __init__(self, cascade: CascadeSource, requests: Sequence[Request], coupled: bool) -> None:
         self._cascade, self._requests = cascade, requests
         self.tries = [TokenTrie() for _ in requests]
-        self._lower = _Stage(cascade.lower, requests, self.tries, drawing)
-        self._upper = _Stage(cascade.upper, requests, self.tries, drawing)
+        self._lower = _Stage(cascade.lower, requests, self.tries, coupled)
+        self._upper = _Stage(cascade.upper, requests, self.tries, coupled)
         self.proposed = [set[int]() for _ in requests]
 
     def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
@@ -281,8 +281,8 @@ class CascadeSource(DraftSource):
         self.fits[request] = self.lower.fit(request, budget), self.upper.fit(request, budget)
         return self.fits[request][1]
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        rounds = self._rounds = _Rounds(self, requests, drawing)
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
+        rounds = self._rounds = _Rounds(self, requests, coupled)
         return _TrieScorer(rounds.predict, rounds.tries, [(b, ROOT) for b in range(len(requests))])
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:

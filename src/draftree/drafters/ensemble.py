@@ -16,7 +16,7 @@ from itertools import compress
 from ..config import Budget
 from ..policies.base import NO_CANDIDATES, Candidates
 from ..request import Request
-from ..tree import ROOT, Drawing
+from ..tree import ROOT
 from .base import NOTHING_GROWN, DraftSource, Grown, Scorer, UnscoredNode
 
 _SURE = math.log(0.5)
@@ -65,10 +65,10 @@ class EnsembleSource(DraftSource):
         deepest = max(depths)
         return Budget(budget.nodes, budget.depth if deepest == math.inf else int(deepest))
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         """Score by the parts that are enabled."""
         order = sorted(range(len(self.parts)), key=lambda part: self.parts[part].model is not None)
-        scorers = {part: self.parts[part].scorer(requests, drawing) for part in order if self._enabled[part]}
+        scorers = {part: self.parts[part].scorer(requests, coupled) for part in order if self._enabled[part]}
         self._scorer = _EnsembleScorer(scorers, [self._limits[s] for s in requests], len(self.parts))
         return self._scorer
 

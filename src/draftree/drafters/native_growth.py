@@ -40,7 +40,7 @@ from ..models.translated import TranslatedModel
 from ..policies.base import GrowthRule, PartRule, Trial
 from ..request import Outcome, Request
 from ..sampling.warping import GOLDEN, mix
-from ..tree import DraftTree, Drawing
+from ..tree import DraftTree
 from .base import NOTHING_GROWN, DraftSource, Grown, NodeStates, Scorer, UnscoredNode, scored
 from .draft_model import EagleSource, ModelSource
 from .native_translation import NativeTranslation
@@ -125,7 +125,7 @@ class NativeGrowth:
         requests: Sequence[Request],
         budgets: Sequence[Budget],
         rule: GrowthRule,
-        drawing: Drawing,
+        coupled: bool,
         enabled: Sequence[bool] | None,
         reading: int | None,
     ) -> list[DraftTree]:
@@ -138,7 +138,7 @@ class NativeGrowth:
         drafting, self._requests = self._drafting, requests
         drafting.make_room(len(requests))
         self._set_rule(rule, enabled)
-        drafting.coupled = drawing is Drawing.COUPLED
+        drafting.coupled = coupled
         self._scorers.clear()
         self._tokens = [0] * len(self._parts)
         for translation in self._translations.values():
@@ -147,7 +147,7 @@ class NativeGrowth:
             self._set_request(at, request, budget, reading)
         for own, number, kind, part in zip(drafting.parts, self._order, self._kinds, self._parts, strict=True):
             if kind == BY_CALLER and own.enabled:
-                self._scorers[number] = part.scorer(requests, drawing)
+                self._scorers[number] = part.scorer(requests, coupled)
         if any(map(attrgetter("state"), requests)):
             self._states = NodeStates(requests)
         grown = self._grown = self._called(len(requests))
@@ -293,7 +293,7 @@ class NativeGrowth:
         if grown is None:
             return DraftTree.empty()
         part, (tokens, parents, depths, paths, entropies, *_) = grown
-        return DraftTree(tokens, parents, depths, paths.view(np.float32), entropies.view(np.float32), {}, part)
+        return DraftTree(tokens, parents, depths, paths.view(np.float32), entropies.view(np.float32), part)
 
     def observe(self, outcomes: Sequence[Outcome]) -> list[Trial]:
         """Commit what was accepted; return what became of candidates."""

@@ -275,7 +275,7 @@ def load_drafter(
         target: the model that it drafts for.
         policy: shapes its trees. A ``DynamicWindow`` over a cascade is HSDDW: it shapes the proposals of
             stages without a method of their own, and the run that the target verifies is a chain.
-        learning: "auto" may be what learns from all requests; not so where children are drawn (``Drawing.random``).
+        learning: "auto" may be what learns from all requests; not so where children are drawn at random.
 
     Raises:
         UnknownNameError: no such drafter.

@@ -22,7 +22,7 @@ from ..request import DrafterStats, Logprobs, Outcome, Request, StepCost
 from ..sampling.draws import Draws
 from ..scores import Scores
 from ..tree import ROOT, DraftTree
-from ..verify.schemes import Scheme, Verdict
+from ..verify.base import Scheme, Verdict
 from .speculation import EngineRequest, Observer
 
 _RESERVED = 256
@@ -273,9 +273,10 @@ def _draft(
                 requests.append(part.request)
                 most = min(part.request.speculation.nodes, share)
                 budgets.append(Budget(most, part.request.tokens_left - 1))
-            drawing = requests[0].speculation.scheme.drawing
+            scheme = requests[0].speculation.scheme
             name = f"drafter {drafter.name}"
-            trees = call_named(name, drafter.propose, requests, budgets, drawing, other_tokens, reading)
+            given = scheme.coupled, other_tokens, reading, scheme.sampler
+            trees = call_named(name, drafter.propose, requests, budgets, *given)
             for part, tree in zip(own, trees, strict=True):
                 if (tokens := tree.tokens.tolist()) and not 0 <= min(tokens) <= max(tokens) < vocab:
                     check_tokens(name, tokens, vocab)
