@@ -309,7 +309,7 @@ def test_auto_leaves_a_cascade_out_where_it_loses_and_keeps_it_where_it_wins(
     made = endless(CascadeSource(Says("lower", {1: 0.6}), upper, StaticTree(1, 3)))
     chosen, one, rng = AutoTree(depth=4, target=costs(1.0)), request_of(), Random(3)
     drafter = TreeDrafter(chosen, made)
-    chosen.prepare(target(), made.parts)
+    chosen.prepare(target(), (made,))
     drafter.open(one)
     for step in range(250):
         if step == 100:

@@ -203,7 +203,7 @@ def learned(drafter: TreeDrafter) -> list[float]:
     if isinstance(policy, AutoTree):
         found += [number for trust in policy._trust for number in (trust.scale, trust.onward)]
         found.append(policy._selection.pace)
-    for part in drafter.source.parts:
+    for part in drafter.source.parts or (drafter.source,):
         if isinstance(part, Toy):
             found += [number for numbers in part.settled for number in numbers]
     return found

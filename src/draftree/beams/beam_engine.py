@@ -125,11 +125,13 @@ class BeamEngine:
         Raises:
             InputError: a prompt or a setting does not fit; found before anything is decoded.
         """
-        each = each_params(prompts, params)
+        params_of = each_params(prompts, params)
         beams = BeamParams() if beams is None else beams
-        for one in each:
+        for one in params_of:
             self._check(one, beams)
-        requests = [self._request(encode(self.tokenizer, p), one, beams) for p, one in zip(prompts, each, strict=True)]
+        requests = [
+            self._request(encode(self.tokenizer, p), one, beams) for p, one in zip(prompts, params_of, strict=True)
+        ]
         check_memory(self.target, requests)
         with ExitStack() as closing:  # what fails to close, keeps no other from it
             for request in requests:
@@ -176,10 +178,10 @@ class BeamEngine:
         clock.append(time.perf_counter())
         feed(self.target, [request.tree for request in requests])
         clock.append(time.perf_counter())
-        for request, forest, own in zip(requests, forests, draws, strict=True):
+        for request, forest, request_draws in zip(requests, forests, draws, strict=True):
             tree = request.tree
             request.peak_slots = max(request.peak_slots, tree.row.length + len(tree.numbers))
-            self._advance(request, forest, own)
+            self._advance(request, forest, request_draws)
         clock.append(time.perf_counter())
         draft, verify, other = (b - a for a, b in pairwise(clock))
         for request in requests:
@@ -225,18 +227,18 @@ class BeamEngine:
         if request.beams.single_cache:
             # of one length, the beam of lowest perplexity is the most probable one
             request.running = {max(request.ends, key=lambda node: node.score): 1}
-        kept, committed = tree.keep(self.target, request.ends)
+        numbers, committed = tree.keep(self.target, request.ends)
         request.trunk.ids += [node.token for node in committed]
         if self.source is not None:
-            self.source.prune(request.trunk, kept, len(committed))
+            self.source.prune(request.trunk, numbers, len(committed))
 
     def _generation(self, request: BeamRequest) -> BeamGeneration:
-        found = list[Hypothesis]()
+        hypotheses = list[Hypothesis]()
         for node in request.finished[: request.beams.returned]:
             text = self._text(node.tokens, request.params.skip_special_tokens)
             score, why = request.rank(node), request.ended(node) or "length"
-            found.append(Hypothesis(text, node.tokens, score=score, logprob=node.score, finish_reason=why))
-        return BeamGeneration(found, request.seed, request.stats, request.peak_slots, request.accepted_widths)
+            hypotheses.append(Hypothesis(text, node.tokens, score=score, logprob=node.score, finish_reason=why))
+        return BeamGeneration(hypotheses, request.seed, request.stats, request.peak_slots, request.accepted_widths)
 
     def _text(self, tokens: list[int], plain: bool) -> str:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=plain))
@@ -264,10 +266,10 @@ def grow(
 ) -> Sequence[DraftForest]:
     """One forest for each request, of as many layers as it wants and its length and its source allow."""
     growing = []
-    for request, own in zip(requests, draws, strict=True):
+    for request, request_draws in zip(requests, draws, strict=True):
         request.tree.begin(request.ends)
         left = layers_left(source, request) if source else 0
-        random = own if request.params.temperature else None
+        random = request_draws if request.params.temperature else None
         growing.append(_Growing(request=request, draws=random, ends=request.running, left=left))
     if source is not None and (unfinished := [g for g in growing if g.left > 0]):
         _grow(source, unfinished)

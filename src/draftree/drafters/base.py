@@ -121,19 +121,19 @@ class Scorer(ABC):
 
 def scored(name: str, scorer: Scorer, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
     """The candidates of a scorer that messages call ``name``; ConfigError unless there are some for each node."""
-    found = scorer.score(nodes, width)
+    candidates = scorer.score(nodes, width)
     try:
-        fits = len(found) == len(nodes)
-        for tokens, logprobs, entropy, _ in found:
+        fits = len(candidates) == len(nodes)
+        for tokens, logprobs, entropy, _ in candidates:
             fits = fits and len(tokens) == len(logprobs) and math.isfinite(entropy + sum(logprobs))
     except (TypeError, ValueError):
         fits = False
     if not fits:
         raise ConfigError(
-            f"{name}: score returned {found!r}: return a list with Candidates for each node, as many "
+            f"{name}: score returned {candidates!r}: return a list with Candidates for each node, as many "
             "log-probabilities as tokens, and all of them and the entropy finite"
         )
-    return found
+    return candidates
 
 
 class NodeStates:
@@ -152,13 +152,13 @@ class NodeStates:
         """The states of nodes, each after its parent; None where the request has no constraint."""
         if not self._constrained:
             return [None] * len(nodes)
-        found = []
+        states = []
         for b, node, parent, token in nodes:
             above = self._states.get((b, parent))
             state = self._requests[b].state if node == ROOT else above and above.after(token)
             self._states[b, node] = state
-            found.append(state)
-        return found
+            states.append(state)
+        return states
 
 
 class Grown(NamedTuple):
@@ -184,6 +184,8 @@ class DraftSource(ABC):
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
         own_passes: of its own model so far.
         sources: that it is made of: the parts of an ensemble, A and B of a cascade.
+        parts: what a policy enables or disables: the sources that an ensemble joins; none: itself.
+        seconds: that each of ``parts`` took of the last proposal.
         model: the language model whose passes it makes, one for each layer of the trees; None: there is none.
     """
 
@@ -191,6 +193,8 @@ class DraftSource(ABC):
     learns: bool = False
     own_passes: int = 0
     sources: tuple[DraftSource, ...] = ()
+    parts: tuple[DraftSource, ...] = ()
+    seconds: Sequence[float] = ()
     model: LanguageModel | None = None
 
     def __init_subclass__(cls) -> None:
@@ -198,15 +202,10 @@ class DraftSource(ABC):
             cls.name = cls.__name__
 
     @property
-    def parts(self) -> tuple[DraftSource, ...]:
-        """What a policy enables or disables: the sources that an ensemble joins; else itself."""
-        return (self,)
-
-    @property
     def models(self) -> tuple[LanguageModel, ...]:
         """All language models that make passes for it."""
-        own = (self.model,) if self.model else ()
-        return own + tuple(model for source in self.sources for model in source.models)
+        inner = tuple(model for source in self.sources for model in source.models)
+        return (self.model, *inner) if self.model else inner
 
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """Its models, each with how many tokens it must read before it can score a request's root."""
@@ -241,11 +240,6 @@ class DraftSource(ABC):
         """The part of a budget that it can draft within; no nodes or no depth: it drafts nothing for this request."""
         return budget
 
-    def limits(self, request: Request, budget: Budget) -> Sequence[float]:
-        """How deep each of its ``parts`` drafts within a budget; 0: not at all."""
-        fit = self.fit(request, budget)
-        return [0 if not fit.nodes else math.inf if fit.depth is None else fit.depth]
-
     @abstractmethod
     def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         """What scores the nodes of one proposal's trees, whose roots are the last tokens of ``request.ids``.
@@ -257,11 +251,6 @@ class DraftSource(ABC):
 
     def enable(self, parts: Sequence[bool]) -> None:  # noqa: B027
         """Which of its ``parts`` draft from now on."""
-
-    @property
-    def seconds(self) -> tuple[float, ...]:
-        """What each of its ``parts`` took of the last proposal; none where it is the only one."""
-        return ()
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """The proposal's trees are finished: from now on node i of a tree is what was node ``numbers[i]``."""
@@ -277,3 +266,9 @@ class DraftSource(ABC):
         """A request has ended."""
         for source in self.sources:
             source.close(request)
+
+
+def fitted_depth(source: DraftSource, request: Request, budget: Budget) -> float:
+    """How deep a source drafts within a budget; 0: not at all."""
+    fit = source.fit(request, budget)
+    return 0 if not fit.nodes else math.inf if fit.depth is None else fit.depth

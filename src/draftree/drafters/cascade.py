@@ -270,7 +270,7 @@ class CascadeSource(DraftSource):
                 f"drafter {'+'.join(self.stage_names)}"
             )
         super().prepare(target, prefixes)
-        self.policy.prepare(self.upper.model, self.lower.parts)
+        self.policy.prepare(self.upper.model, self.lower.parts or (self.lower,))
 
     def open(self, request: Request) -> None:
         request.stats.stages = [StageStats(name) for name in self.stage_names]

@@ -273,9 +273,9 @@ class ModelScorer(Scorer):
             if state is None or (mask := state.mask) is None:
                 edits.append(Edit(mask=every) if size > vocab else NO_EDIT)
                 continue
-            own = every.copy()
-            own[: len(mask)] &= mask[: len(every)]
-            edits.append(Edit(mask=own if own.any() else every))
+            mask_within = every.copy()
+            mask_within[: len(mask)] &= mask[: len(every)]
+            edits.append(Edit(mask=mask_within if mask_within.any() else every))
         return edits
 
 
@@ -326,16 +326,16 @@ class _EagleScorer(ModelScorer):
         waves: dict[tuple[int, int], int] = {}
         for b, node, parent, _ in nodes:
             waves[b, node] = 0 if node == ROOT else waves.get((b, parent), 0) + 1
-        found: dict[int, Candidates] = {}
+        candidates: dict[int, Candidates] = {}
         order = sorted(set(waves.values()))
         for wave in order:
             score = super().score if wave else self._score_roots
             if len(order) == 1:
                 return score(nodes, width)
-            own = [i for i, n in enumerate(nodes) if waves[n.request, n.node] == wave]
-            scored = score([nodes[i] for i in own], width)
-            found |= zip(own, scored, strict=True)
-        return [found[i] for i in range(len(nodes))]
+            members = [i for i, n in enumerate(nodes) if waves[n.request, n.node] == wave]
+            scored = score([nodes[i] for i in members], width)
+            candidates |= zip(members, scored, strict=True)
+        return [candidates[i] for i in range(len(nodes))]
 
     def _score_roots(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """Feed each request's new tokens with the target's hidden states; the last of them is the root."""

@@ -65,7 +65,7 @@ class TreeDrafter(Drafter):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parts = self.source.parts
+        parts = self.source.parts or (self.source,)
         self.name = self.name or self.source.name
         self.parts = (self.name,) if len(parts) == 1 else tuple(part.name for part in parts)
         self.learns = self.source.learns
@@ -84,7 +84,8 @@ class TreeDrafter(Drafter):
         self.source.prepare(target, prefixes)
         if self._native:
             self._native.vocab_size = target.capabilities.vocab_size
-        call_named(f"policy {type(self.policy).__name__}: prepare", self.policy.prepare, target, self.source.parts)
+        parts = self.source.parts or (self.source,)
+        call_named(f"policy {type(self.policy).__name__}: prepare", self.policy.prepare, target, parts)
 
     def open(self, request: Request) -> None:
         self.source.open(request)
@@ -121,7 +122,8 @@ class TreeDrafter(Drafter):
                 else:
                     trees = self._grown(plan, requests, coupled, reading, sampler and sampler(requests))
         self.passes = sum(map(_own_passes, self._sources)) - passes
-        self.part_seconds = self._native.seconds if self._native and self._grown_natively else self.source.seconds
+        part_seconds = self._native.seconds if self._native and self._grown_natively else self.source.seconds
+        self.part_seconds = tuple(part_seconds)
         self.seconds, self._learning = self._learning + time.perf_counter() - began, 0.0
         return trees
 
@@ -167,9 +169,9 @@ class TreeDrafter(Drafter):
 @cache
 def grows_by_rule(policy: type[GrowthPolicy]) -> bool:
     """The class that has the policy's last word on growth has one on ``rule``, too."""
-    for each in policy.__mro__:
-        if vars(each).keys() & {"grow", "pool", "prune", "rule", "width_for"}:
-            return "rule" in vars(each)
+    for base in policy.__mro__:
+        if vars(base).keys() & {"grow", "pool", "prune", "rule", "width_for"}:
+            return "rule" in vars(base)
     return False
 
 
@@ -203,35 +205,37 @@ def grow(
     width = _whole(policy, "width_for", max(nodes))
     most, depth = [_whole(policy, "pool", count) if count else 0 for count in nodes], 0
     while unscored:
-        found, requests, numbers = scored(name, scorer, unscored, width), list[int](), list[int]()
+        candidates, requests, numbers = scored(name, scorer, unscored, width), list[int](), list[int]()
         if states is not None:
-            found = [*map(allowed, found, states.of(unscored))]
+            candidates = [*map(allowed, candidates, states.of(unscored))]
         paths, tags = list[float](), list[Any]()
         for request, number, _, _ in unscored:
             requests.append(request)
             numbers.append(number)
             paths.append(pools[request].path_logprobs[number] if depth else 0.0)
             tags.append(pools[request].tags[number] if depth else 0)
-        frontier = Frontier(plan, depth, requests, numbers, paths, tags, found, nodes, limits, pools)
+        frontier = Frontier(plan, depth, requests, numbers, paths, tags, candidates, nodes, limits, pools)
         children = _fitting(frontier, _grown(policy, frontier), most)
         if sampler and children:
             frontier = frontier._replace(candidates=_sampled(sampler, scorer, frontier, children))
         added = _add(trees, frontier, children)
         depth += 1
         unscored = [n for n in added if limits[n.request] > depth and most[n.request] > len(pools[n.request].tokens)]
-    kept = _pruned(policy, plan, pools)
-    grown = [tree.finished(keep, budget) for tree, keep, budget in zip(trees, kept, budgets, strict=True)]
+    keeps = _pruned(policy, plan, pools)
+    grown = [tree.finished(keep, budget) for tree, keep, budget in zip(trees, keeps, budgets, strict=True)]
     if sampler:
-        grown = [Grown(sampler.finished(b, *each), each.numbers) for b, each in enumerate(grown)]
+        grown = [Grown(sampler.finished(b, tree, numbers), numbers) for b, (tree, numbers) in enumerate(grown)]
     return grown
 
 
-def allowed(found: Candidates, state: ConstraintState | None) -> Candidates:
+def allowed(candidates: Candidates, state: ConstraintState | None) -> Candidates:
     """The candidates that a constraint allows."""
-    if state is None or not found.tokens:
-        return found
-    flags = state.allows(np.array(found.tokens)).tolist()
-    return found._replace(tokens=[*compress(found.tokens, flags)], logprobs=[*compress(found.logprobs, flags)])
+    if state is None or not candidates.tokens:
+        return candidates
+    flags = state.allows(np.array(candidates.tokens)).tolist()
+    return candidates._replace(
+        tokens=[*compress(candidates.tokens, flags)], logprobs=[*compress(candidates.logprobs, flags)]
+    )
 
 
 def _whole(policy: GrowthPolicy, method: str, nodes: int) -> int:
@@ -266,14 +270,14 @@ def _grown(policy: GrowthPolicy, frontier: Frontier) -> list[Child]:
 def _pruned(policy: GrowthPolicy, plan: Plan, pools: Sequence[Pool]) -> Sequence[Sequence[bool] | None]:
     """Which nodes the policy keeps; ConfigError unless it is a flag for each."""
     name = f"policy {type(policy).__name__}: prune"
-    kept = call_named(name, policy.prune, plan, pools)
+    keeps = call_named(name, policy.prune, plan, pools)
     if (
-        not isinstance(kept, (list, tuple))
-        or len(kept) != len(pools)
-        or any([keep is not None and len(keep) != len(pool.tokens) for keep, pool in zip(kept, pools, strict=True)])
+        not isinstance(keeps, (list, tuple))
+        or len(keeps) != len(pools)
+        or any([keep is not None and len(keep) != len(pool.tokens) for keep, pool in zip(keeps, pools, strict=True)])
     ):
-        raise ConfigError(f"{name} returned {kept!r}: return for each pool a flag for each node, or None")
-    return kept
+        raise ConfigError(f"{name} returned {keeps!r}: return for each pool a flag for each node, or None")
+    return keeps
 
 
 class _Draft:
@@ -329,15 +333,15 @@ def _sampled(
 
 def _add(trees: Sequence[_Draft], frontier: Frontier, children: Sequence[Child]) -> list[UnscoredNode]:
     """Add children to their pools; those that may get children in turn."""
-    found = frontier.candidates
+    candidates = frontier.candidates
     added, depth = [], frontier.depth + 1
     for f, rank, extend, tag in children:
         request, above, tree = frontier.requests[f], frontier.nodes[f], trees[frontier.requests[f]]
-        token, path = found[f].tokens[rank], frontier.path_logprobs[f] + found[f].logprobs[rank]
+        token, path = candidates[f].tokens[rank], frontier.path_logprobs[f] + candidates[f].logprobs[rank]
         if extend:
             added.append(UnscoredNode(request, len(tree.pool.tokens), above, token))
         columns: Sequence[list[Any]] = tree.pool
-        for column, value in zip(columns, (token, above, depth, path, found[f].entropy, tag), strict=True):
+        for column, value in zip(columns, (token, above, depth, path, candidates[f].entropy, tag), strict=True):
             column.append(value)
-        tree.part = found[f].part
+        tree.part = candidates[f].part
     return added

@@ -139,16 +139,16 @@ class NgramIndex:
 
     def matches(self, tail: Sequence[int]) -> list[NgramMatch]:
         """The latest matches, the last one first."""
-        text, found = self._text, list[NgramMatch]()
+        text, matches = self._text, list[NgramMatch]()
         at = self._latest.get(tuple(tail[-self._shortest :]), 0)
-        while at and len(found) < MATCHES:
+        while at and len(matches) < MATCHES:
             if at < len(text) and text[at] != _BREAK:
                 length = self._shortest
                 while length < len(tail) and text[at - 1 - length] == tail[-1 - length]:
                     length += 1
-                found.append((text, at, length))
+                matches.append((text, at, length))
             at = self._earlier[at - 1]
-        return found
+        return matches
 
 
 _FORCED = 0.99

@@ -199,10 +199,10 @@ class Speculations:
         """
         drafter = speculation.drafter
         if known := self._prepared.get(id(drafter)):
-            scheme, other = known.scheme, speculation.scheme
-            if (scheme.coupled, scheme.sampler) != (other.coupled, other.sampler):
+            before, scheme = known.scheme, speculation.scheme
+            if (before.coupled, before.sampler) != (scheme.coupled, scheme.sampler):
                 raise ConfigError(
-                    f"drafter {drafter.name} drafts for {scheme.name} and {other.name}, whose trees "
+                    f"drafter {drafter.name} drafts for {before.name} and {scheme.name}, whose trees "
                     "come out of the draft distribution in two ways: give each a drafter of its own"
                 )
         else:

@@ -96,14 +96,14 @@ def match(scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], dra
     """
     walking, together = list[int](), list[int]()
     slots, owners, paths = list[int](), list[Draws](), list[list[int]]()
-    for b, (first, tree, own) in enumerate(zip(firsts, trees, draws, strict=True)):
-        if own.walks:
+    for b, (first, tree, request_draws) in enumerate(zip(firsts, trees, draws, strict=True)):
+        if request_draws.walks:
             walking.append(b)
             continue
         together.append(b)
         root, count = len(paths), 1 + len(tree.tokens)
         slots += range(first + ROOT, first + ROOT + count)
-        owners += [own] * count
+        owners += [request_draws] * count
         paths.append([])
         for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
             paths.append([*paths[root + parent - ROOT], token])
@@ -118,20 +118,20 @@ def _walked(
     scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws], walking: Sequence[int]
 ) -> dict[int, Verdict]:
     """The walks of some of the requests, together, a draw of each in one turn."""
-    found = {b: Verdict([], []) for b in walking}
+    verdicts = {b: Verdict([], []) for b in walking}
     while walking:
-        ends = [(found[b].path or [ROOT])[-1] for b in walking]
+        ends = [(verdicts[b].path or [ROOT])[-1] for b in walking]
         slots, owners = [firsts[b] + end for b, end in zip(walking, ends, strict=True)], [draws[b] for b in walking]
-        further, every = [], draw_at(scores, slots, owners, [found[b].tokens for b in walking])
+        further, every = [], draw_at(scores, slots, owners, [verdicts[b].tokens for b in walking])
         for b, end, token in zip(walking, ends, every, strict=True):
-            tree, (path, tokens) = trees[b], (found[b].path, found[b].tokens)
+            tree, (path, tokens) = trees[b], (verdicts[b].path, verdicts[b].tokens)
             node = next((c for c in tree.children(end) if tree.tokens[c] == token), None)
             tokens.append(token)
             if node is not None:
                 path.append(node)
                 further.append(b)
         walking = further
-    return found
+    return verdicts
 
 
 class Scheme(ABC):
@@ -222,13 +222,15 @@ class NodeByNode(Scheme):
         self, scores: Scores, firsts: Sequence[int], trees: Sequence[DraftTree], draws: Sequence[Draws]
     ) -> list[Verdict]:
         """Trees whose children were chosen because their request decodes greedily are matched."""
-        chosen = [b for b, own in enumerate(draws) if own.params.temperature == 0 and not self.lossy]
+        chosen = [
+            b for b, request_draws in enumerate(draws) if request_draws.params.temperature == 0 and not self.lossy
+        ]
         matched = match(scores, [firsts[b] for b in chosen], [trees[b] for b in chosen], [draws[b] for b in chosen])
         verdicts = dict(zip(chosen, matched, strict=True))
-        for b, (first, tree, own) in enumerate(zip(firsts, trees, draws, strict=True)):
+        for b, (first, tree, request_draws) in enumerate(zip(firsts, trees, draws, strict=True)):
             if b not in verdicts:
-                own.begin()
-                verdicts[b] = self.accept(tree, _target_logits(scores, first, own), own)
+                request_draws.begin()
+                verdicts[b] = self.accept(tree, _target_logits(scores, first, request_draws), request_draws)
         return [verdicts[b] for b in range(len(trees))]
 
 

@@ -101,12 +101,12 @@ def find_scheme(scheme: str | Scheme, candidates: str | None = None) -> Scheme:
         ConfigError: there are no such candidates, or the scheme has one kind alone.
     """
     if candidates is not None:
-        if not isinstance(found := find_scheme(scheme), Match):
+        if not isinstance(named := find_scheme(scheme), Match):
             raise ConfigError(
-                f"candidates are {candidates!r} but those of verification {found.name} are always {found.candidates}: "
+                f"candidates are {candidates!r} but those of verification {named.name} are always {named.candidates}: "
                 "leave candidates out, or use verification match"
             )
-        chosen = copy(found)  # it may be a user's own
+        chosen = copy(named)  # it may be a user's own
         chosen.coupled = Match(candidates).coupled
         return chosen
     if isinstance(scheme, Scheme):
