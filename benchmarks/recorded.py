@@ -33,7 +33,7 @@ from draftree.request import Outcome, Request
 from draftree.scores import Top
 from draftree.text.encoding import encode, user
 from draftree.train.responses import replayed, respond
-from draftree.tree import ROOT, Drawing
+from draftree.tree import ROOT
 
 BEAM, DEPTH = 16, 10
 """Nodes of a layer that are scored, and layers, by default."""
@@ -109,8 +109,8 @@ class _RecordingSource(DraftSource):
     def fit(self, request: Request, budget: Budget) -> Budget:
         return self._source.fit(request, budget)
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        self.recorder = _Recorder(self._source.scorer(requests, drawing))
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
+        self.recorder = _Recorder(self._source.scorer(requests, coupled))
         return self.recorder
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
@@ -231,7 +231,7 @@ class RecordedSource(DraftSource):
         self.scored = 0
         self.missing = 0
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         """One request at a time."""
         (request,) = requests
         return _RecordedScorer(self, len(request.ids) - len(self.known.prompt) - 1)
@@ -259,7 +259,7 @@ class _RecordedScorer(Scorer):
             column.numpy()[numbers]
             for column in (drafts.tokens[:, :width], drafts.logprobs[:, :width], drafts.entropies)
         )
-        pairs = zip(candidates_of_top(Top(*top), []), numbers, strict=True)
+        pairs = zip(candidates_of_top(Top(*top)), numbers, strict=True)
         return [NO_CANDIDATES if number == ROOT else found for found, number in pairs]
 
 

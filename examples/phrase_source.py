@@ -23,7 +23,7 @@ class PhraseBook(draftree.DraftSource):
         for before, last, token in zip(ids, ids[1:], ids[2:], strict=False):
             self._counts.setdefault((before, last), Counter())[token] += 1
 
-    def scorer(self, requests: Sequence[draftree.Request], drawing: draftree.Drawing) -> draftree.Scorer:
+    def scorer(self, requests: Sequence[draftree.Request], coupled: bool) -> draftree.Scorer:
         return Phrases(self._counts, requests)
 
 

@@ -17,7 +17,8 @@ from draftree.errors import DraftreeError
 from draftree.papers.entropy_trees import EntropyTree
 from draftree.policies.base import Candidates, Child, GrowthPolicy
 from draftree.policies.fixed import StaticTree
-from draftree.verify.schemes import Match, NodeByNode, Scheme, UniformDraws, Visit
+from draftree.verify.base import NodeByNode, Scheme, UniformDraws, Visit
+from draftree.verify.schemes import Match
 
 from .toy import ToyModel
 
@@ -51,8 +52,8 @@ class MySource(DraftSource):
     def __init__(self, score: Returns = _usual, scorer: Returns | None = None) -> None:
         self._score, self._scorer = score, scorer
 
-    def scorer(self, requests: Sequence[Any], drawing: Any) -> Scorer:
-        return Ranks(self._score) if self._scorer is None else self._scorer(requests, drawing)
+    def scorer(self, requests: Sequence[Any], coupled: bool) -> Scorer:
+        return Ranks(self._score) if self._scorer is None else self._scorer(requests, coupled)
 
 
 class MyPolicy(GrowthPolicy):

@@ -18,7 +18,8 @@ from draftree.policies.base import GrowthPolicy
 from draftree.policies.fixed import StaticTree
 from draftree.scores import Scores
 from draftree.tree import DraftTree
-from draftree.verify.schemes import Match, Verdict, match
+from draftree.verify.base import Verdict, match
+from draftree.verify.schemes import Match
 
 from .toy import ToyModel, chi_square, distribution
 

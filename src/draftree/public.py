@@ -53,6 +53,7 @@ from .papers.opt_tree import OptTree as OptTree
 from .policies.auto import AutoTree as AutoTree
 from .policies.base import Candidates as Candidates
 from .policies.base import Child as Child
+from .policies.base import ChildSampler as ChildSampler
 from .policies.base import Frontier as Frontier
 from .policies.base import GrowthPolicy as GrowthPolicy
 from .policies.best_paths import Eagle2Tree as Eagle2Tree
@@ -68,12 +69,11 @@ from .scores import NumpyScores as NumpyScores
 from .scores import Scores as Scores
 from .text.encoding import user as user
 from .tree import DraftTree as DraftTree
-from .tree import Drawing as Drawing
+from .verify.base import NodeByNode as NodeByNode
+from .verify.base import UniformDraws as UniformDraws
+from .verify.base import Visit as Visit
 from .verify.schemes import SCHEMES as SCHEMES
-from .verify.schemes import NodeByNode as NodeByNode
 from .verify.schemes import Relaxed as Relaxed
-from .verify.schemes import UniformDraws as UniformDraws
-from .verify.schemes import Visit as Visit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ as parent -1. Nodes are numbered in level order, so a parent's number is always 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,40 +19,6 @@ ROOT = -1
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
-
-
-class Drawing(Enum):
-    """Which k children a node gets from its draft distribution q."""
-
-    COUPLED = "the k that the target will most probably draw, given the noise that it shares"
-    TOP = "the k most probable"
-    WITHOUT_REPLACEMENT = "k draws without replacement"
-    WITH_REPLACEMENT = "k draws with replacement"
-    TOP_AND_ONE = "the k - 1 most probable, then one draw from the rest of q"
-
-    @property
-    def random(self) -> bool:
-        """Children are drawn."""
-        return self not in (Drawing.COUPLED, Drawing.TOP)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftDistribution:
-    """What the children of a node were drawn from: the softmax of ``logits``.
-
-    Attributes:
-        logits: [K]; -inf where nothing is ever drawn.
-        tokens: [K] whose logits they are; None: tokens 0 to K - 1.
-    """
-
-    logits: NDArray[np.floating]
-    tokens: NDArray[np.integer] | None = None
-
-    def dense(self, vocab: int) -> NDArray[np.float64]:
-        """[vocab] logits, -inf for the tokens that are left out."""
-        full = np.full(vocab, -np.inf)
-        full[slice(len(self.logits)) if self.tokens is None else self.tokens] = self.logits
-        return full
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +31,6 @@ class DraftTree:
         depths: [N] int32, 1 for children of the root.
         path_logprobs: [N] float32, sum of the draft log-probabilities (nats) from the root down to the node.
         entropies: [N] float32, entropy (nats) of the draft distribution that the node is from; siblings share it.
-        distributions: node (ROOT for the root) -> what its children were drawn from, in the order of their numbers;
-            empty where children were chosen and not drawn.
         part: number of the source that drafted it in its ensemble.
 
     Raises:
@@ -79,7 +42,6 @@ class DraftTree:
     depths: Ints
     path_logprobs: Floats
     entropies: Floats
-    distributions: Mapping[int, DraftDistribution] = field(default_factory=dict, repr=False)
     part: int = 0
 
     def __post_init__(self) -> None:
@@ -108,7 +70,6 @@ class DraftTree:
         depths: ArrayLike,
         path_logprobs: ArrayLike,
         entropies: ArrayLike,
-        distributions: Mapping[int, DraftDistribution] | None = None,
         part: int = 0,
     ) -> DraftTree:
         """A tree of columns of any kind of numbers."""
@@ -118,7 +79,6 @@ class DraftTree:
             np.asarray(depths, np.int32),
             np.asarray(path_logprobs, np.float32),
             np.asarray(entropies, np.float32),
-            distributions or {},
             part,
         )
 

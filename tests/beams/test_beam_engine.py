@@ -24,7 +24,7 @@ from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.translated import TranslatedModel
 from draftree.request import Request
 from draftree.text.detokenizer import NoText
-from draftree.tree import ROOT, Drawing
+from draftree.tree import ROOT
 
 from ..heads import random_head
 from ..pairs import target
@@ -176,11 +176,11 @@ class Failing(ModelSource):
 
     calls = 0
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         Failing.calls += 1
         if Failing.calls == 3:
             raise RuntimeError("the drafter failed")
-        return super().scorer(requests, drawing)
+        return super().scorer(requests, coupled)
 
 
 def test_a_failure_frees_all_rows() -> None:
@@ -277,7 +277,7 @@ def test_a_source_scores_below_beams_as_below_a_request_of_their_tokens() -> Non
             history, fresh = [*request.ids, *node.parent.tokens], made()
             alone = Request(history, SamplingParams(), 9, frozenset(), NoText())
             alone.row = prefill(model, alone.ids[:-1])
-            found = fresh.scorer([alone], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], VOCAB)[0]
+            found = fresh.scorer([alone], False).score([UnscoredNode(0, ROOT, ROOT, 0)], VOCAB)[0]
             want = found.logprobs[found.tokens.index(node.token)]
             assert node.score - node.parent.score == pytest.approx(want, abs=1e-4)
             fresh.close(alone)

@@ -42,7 +42,7 @@ class Mine(draftree.DraftSource):
     def __init__(self, target):
         self.vocab = target.capabilities.vocab_size
 
-    def scorer(self, requests, drawing):
+    def scorer(self, requests, coupled):
         assert all(0 <= token < self.vocab for request in requests for token in request.ids)
         return Pairs(requests)
 

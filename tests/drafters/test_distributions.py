@@ -20,7 +20,7 @@ from draftree.request import Request
 from draftree.sampling.warping import Warping, stream_key
 from draftree.scores import Draft, Edit, NumpyScores, Scores
 from draftree.text.detokenizer import NoText
-from draftree.tree import ROOT, Drawing
+from draftree.tree import ROOT
 
 from ..toy import ToyModel
 
@@ -102,30 +102,28 @@ def test_heads_score_their_own_tokens(kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize("drawing", [Drawing.COUPLED, Drawing.TOP])
-def test_a_draft_model_scores_each_depth_with_its_own_noise(drawing: Drawing) -> None:
+@pytest.mark.parametrize("coupled", [True, False])
+def test_a_draft_model_scores_each_depth_with_its_own_noise(coupled: bool) -> None:
     """With coupled candidates alone."""
     model, params = ToyModel(VOCAB, seed=2), LAWS[1]
     made = request(params)
-    scorer = ModelSource(model, VOCAB).scorer([made], drawing)
+    scorer = ModelSource(model, VOCAB).scorer([made], coupled)
     below, text = [UnscoredNode(0, ROOT, ROOT, 0), UnscoredNode(0, 0, ROOT, 5), UnscoredNode(0, 1, 0, 9)], [*HISTORY]
     for depth, node in enumerate(below):
         text += [node.token] * (node.node != ROOT)
         row = torch.from_numpy(prefill_scored(ToyModel(VOCAB, seed=2), text)[1].logits([0])[0])
-        seen = picks(row, params, len(HISTORY) + depth) if drawing is Drawing.COUPLED else row
+        seen = picks(row, params, len(HISTORY) + depth) if coupled else row
         assert scorer.score([node], WIDTH)[0].tokens == seen.topk(WIDTH).indices.tolist()
 
 
-@pytest.mark.parametrize("random", [False, True])
-def test_a_draft_model_with_more_tokens_drafts_the_targets_alone(random: bool) -> None:
+def test_a_draft_model_with_more_tokens_drafts_the_targets_alone() -> None:
     model, made = ToyModel(VOCAB, seed=2), request(LAWS[1])
-    drawing = Drawing.WITHOUT_REPLACEMENT if random else Drawing.TOP
-    scorer = ModelSource(model, 7).scorer([made], drawing)
+    scorer = ModelSource(model, 7).scorer([made], coupled=False)
     found = scorer.score([UnscoredNode(0, ROOT, ROOT, 0)], WIDTH)[0]
     row = torch.from_numpy(prefill_scored(ToyModel(VOCAB, seed=2), HISTORY)[1].logits([0])[0])[:7].log_softmax(-1)
     assert found.tokens == row.topk(WIDTH).indices.tolist()
     assert np.allclose(found.logprobs, row.topk(WIDTH).values, atol=1e-5)
-    assert (found.distribution and len(found.distribution.logits)) == (7 if random else None)
+    assert len(scorer.distributions([(0, ROOT)])[0].logits) == 7
 
 
 def test_a_model_that_is_nearly_right_is_believed_as_often_as_it_says() -> None:

@@ -28,7 +28,7 @@ from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Outcome, Request, StepCost
 from draftree.text.detokenizer import NoText
-from draftree.tree import ROOT, DraftTree, Drawing
+from draftree.tree import ROOT, DraftTree
 
 from ..pairs import begun, costs, drafter, mixed, source, target
 from ..pairs import policy as policy_of
@@ -59,7 +59,7 @@ class Says(DraftSource):
     def fit(self, request: Request, budget: Budget) -> Budget:
         return budget if self._depth is None else Budget(budget.nodes, self._depth)
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         return ScriptedScorer(self._script)
 
     def _script(self, row: int, path: Nodes) -> tuple[list[int], list[float], float]:
@@ -304,7 +304,7 @@ def test_what_is_said_in_several_rounds_has_the_depth_of_its_node() -> None:
     ensemble = EnsembleSource((short, Says("other", {2: 0.3})))
     request = request_of()
     ensemble.fit(request, Budget(20))
-    scorer = ensemble.scorer([request], Drawing.TOP)
+    scorer = ensemble.scorer([request], False)
     scorer.score([UnscoredNode(0, ROOT, ROOT, 0)], 4)
     for number in range(4):  # four siblings, one after another: all of depth 1
         found = scorer.score([UnscoredNode(0, number, ROOT, number + 5)], 4)

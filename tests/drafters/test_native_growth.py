@@ -29,7 +29,7 @@ from draftree.request import Outcome, Request, StepCost
 from draftree.sampling.constraint import ConstraintState
 from draftree.sampling.warping import GOLDEN, mix
 from draftree.text.detokenizer import NoText
-from draftree.tree import ROOT, DraftTree, Drawing
+from draftree.tree import ROOT, DraftTree
 
 from ..pairs import costs, target
 
@@ -52,7 +52,7 @@ class Toy(DraftSource):
         depths = [depth for depth in (budget.depth, self._depth) if depth is not None]
         return Budget(budget.nodes, min(depths, default=None))
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         return _ToyScorer(requests, self._seed)
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
@@ -203,7 +203,7 @@ def learned(drafter: TreeDrafter) -> list[float]:
     if isinstance(policy, AutoTree):
         found += [number for trust in policy._trust for number in (trust.scale, trust.onward)]
         found.append(policy._selection.pace)
-    for part in drafter.source.parts:
+    for part in drafter.source.parts or (drafter.source,):
         if isinstance(part, Toy):
             found += [number for numbers in part.settled for number in numbers]
     return found
@@ -253,7 +253,7 @@ class Raises(Toy):
         super().__init__("raises", 3, None)
         self._error, self.calls = error, 0
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         return _Raising(requests, self)
 
 

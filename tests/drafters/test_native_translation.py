@@ -26,7 +26,6 @@ from draftree.papers.opt_tree import OptTree
 from draftree.request import Outcome, Request, StepCost
 from draftree.sampling.constraint import ConstraintState
 from draftree.text.detokenizer import NoText
-from draftree.tree import Drawing
 
 from ..models.vocabularies import PAIRS, VOCABULARIES, models_in, tokenizer_of
 from ..tiny_gguf import write
@@ -105,9 +104,9 @@ class Pair:
         """Make a step of some requests: whether the two come to different trees, or to different rows."""
         draw = self.draw
         own = [request for request in self.requests if draw.random() < 0.8] or self.requests[:1]
-        drawing = draw.choice([Drawing.COUPLED, Drawing.TOP])
+        coupled = draw.choice([True, False])
         budgets = [Budget(draw.choice([0, 1, 6, 12]), draw.choice([None, None, 2])) for _ in own]
-        trees, expected = (drafter.propose(own, budgets, drawing) for drafter in self.drafters)
+        trees, expected = (drafter.propose(own, budgets, coupled) for drafter in self.drafters)
         if any(differ(one, other) for one, other in zip(trees, expected, strict=True)):
             return True
         self.seen["nodes"] += sum(map(len, trees))

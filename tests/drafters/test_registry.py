@@ -131,8 +131,8 @@ def test_every_scheme_decodes_with_it(scheme: str, with_head: bool, model: str, 
     if with_head:
         request.getfixturevalue("shipped")
     engine = draftree.load_engine(model, draftree.SpeculationParams(method="chain", verification=scheme))
-    drawing = SCHEMES[scheme].drawing.random
-    assert engine.speculation.drafter.name == (("head" if drawing else ALL) if with_head else "lookup")
+    name = "head" if SCHEMES[scheme].sampler else ALL
+    assert engine.speculation.drafter.name == (name if with_head else "lookup")
     results = engine.generate([PROMPT, PROMPT[:4]], PARAMS)
     want = [generated(tiny(), prompt, 24, eos_token_id=None) for prompt in (PROMPT, PROMPT[:4])]
     assert SCHEMES[scheme].lossy or [r.token_ids for r in results] == want

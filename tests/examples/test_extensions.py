@@ -80,7 +80,7 @@ def test_the_policy_grows_by_entropy_and_changes_no_text(params: draftree.Sampli
 def test_the_phrase_book_scores_by_counts() -> None:
     made, _ = engine()
     request = made.submit([7, 1, 2], GREEDY).request
-    scorer = PhraseBook([1, 2, 3, 1, 2, 4, 2, 1, 2, 3, 5]).scorer([request], draftree.Drawing.TOP)
+    scorer = PhraseBook([1, 2, 3, 1, 2, 4, 2, 1, 2, 3, 5]).scorer([request], False)
     root, unknown = draftree.UnscoredNode(0, ROOT, ROOT, 0), draftree.UnscoredNode(0, 0, ROOT, 6)
     below = draftree.UnscoredNode(0, 1, ROOT, 3)
     for width, tokens in ((4, [3, 4]), (1, [3])):
@@ -137,7 +137,7 @@ class Fixed:
 @pytest.mark.parametrize(("children", "token"), [([2, 1], 1), ([2], 2), ([3], 0)])
 def test_the_scheme_decides_by_its_threshold(children: list[int], token: int) -> None:
     """min(0.09, 0.3 exp(-H)) is 0.09 where H is 0.94: the third token is typical, the last is not."""
-    visit = draftree.Visit(np.log([0.6, 0.29, 0.1, 0.01]), children, None, 0, 1.0)
+    visit = draftree.Visit(np.log([0.6, 0.29, 0.1, 0.01]), children, draftree.DraftTree.empty(), -1, 0, 1.0)
     assert Typical().decide(visit, Fixed()) == token
 
 

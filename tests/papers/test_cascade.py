@@ -32,7 +32,7 @@ from draftree.policies.fixed import StaticTree
 from draftree.policies.methods import METHODS
 from draftree.request import Generation, Outcome, StepCost
 from draftree.scores import Scores
-from draftree.tree import ROOT, Drawing
+from draftree.tree import ROOT
 from draftree.verify.schemes import find_scheme
 
 from ..drafters.test_ensemble import Says, request_of, walked
@@ -310,7 +310,7 @@ def test_auto_leaves_a_cascade_out_where_it_loses_and_keeps_it_where_it_wins(
     made = endless(CascadeSource(Says("lower", {1: 0.6}), upper, StaticTree(1, 3)))
     chosen, one, rng = AutoTree(depth=4, target=costs(1.0)), request_of(), Random(3)
     drafter = TreeDrafter(chosen, made)
-    chosen.prepare(target(), made.parts)
+    chosen.prepare(target(), (made,))
     drafter.open(one)
     for step in range(250):
         if step == 100:
@@ -359,9 +359,9 @@ def test_auto_below_weighs_reading_against_what_is_left_of_the_answer() -> None:
 def test_candidates_that_pass_through_a_cascade_keep_their_part() -> None:
     ensemble = EnsembleSource((Says("one", {1: 0.4, 2: 0.2}), Says("other", {3: 0.5})))
     ensemble.fit(request := request_of(), Budget(20))
-    found = ensemble.scorer([request], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], 4)
+    found = ensemble.scorer([request], False).score([UnscoredNode(0, ROOT, ROOT, 0)], 4)
     cascade = CascadeSource(Says("none", {9: 0.1}), ensemble, StaticTree(1, 1))
     cascade.open(request)
     cascade.fit(request, Budget(20))
-    assert cascade.scorer([request], Drawing.TOP).score([UnscoredNode(0, ROOT, ROOT, 0)], 4) == found
+    assert cascade.scorer([request], False).score([UnscoredNode(0, ROOT, ROOT, 0)], 4) == found
     assert found[0].part == 1

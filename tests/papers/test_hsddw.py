@@ -24,7 +24,6 @@ from draftree.papers.hsddw import DynamicWindow
 from draftree.policies.fixed import CHAIN, StaticTree
 from draftree.policies.methods import find_policy
 from draftree.request import Outcome, Request, StepCost
-from draftree.tree import Drawing
 
 from ..drafters.test_ensemble import request_of
 from ..pairs import costs
@@ -45,7 +44,7 @@ class Scripted(DraftSource):
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         def script(row: int, path: Nodes) -> tuple[list[int], list[float], float]:
             token, entropy = self.rule(path)
             return [token], [math.log(0.9)], entropy

@@ -14,7 +14,7 @@ from draftree.errors import ConfigError, UnknownNameError
 from draftree.papers.hsddw import DynamicWindow
 from draftree.policies.methods import find_policy
 from draftree.request import Outcome, Request, StepCost
-from draftree.tree import DraftTree, Drawing
+from draftree.tree import DraftTree
 
 from ..drafters.test_ensemble import request_of
 from ..toy import Path, ScriptedScorer
@@ -30,7 +30,7 @@ class Unsure(DraftSource):
     def __init__(self, entropy: Callable[[Path], float]) -> None:
         self.entropy = entropy
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         logprobs = [math.log(0.5**rank) for rank in range(1, 9)]
         return ScriptedScorer(lambda row, path: (range(8), logprobs, self.entropy(path)))
 

@@ -33,7 +33,6 @@ from draftree.train.c2t_samples import (
     thinned,
 )
 from draftree.train.responses import Response, respond
-from draftree.tree import Drawing
 
 from ..heads import trained
 from ..pairs import drafter, target
@@ -49,7 +48,7 @@ class TwoTokens(DraftSource):
 
     name = "two tokens"
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         return ScriptedScorer(lambda row, path: ([1, 2], [math.log(0.7), math.log(0.3)], 0.61))
 
     def close(self, request: Request) -> None: ...

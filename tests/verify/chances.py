@@ -10,15 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftree.config import Budget
+from draftree.config import Budget, SamplingParams
 from draftree.drafters.base import Scorer, UnscoredNode
 from draftree.drafters.draft_model import candidates_of_top
 from draftree.drafters.grow import grow
-from draftree.policies.base import Candidates, GrowthPolicy
+from draftree.policies.base import Candidates, ChildSampler, DraftDistribution, GrowthPolicy, Numbers
+from draftree.request import Request
 from draftree.sampling.warping import softmax
 from draftree.scores import Top
-from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
-from draftree.verify.schemes import TargetLogits, UniformDraws, Verdict
+from draftree.text.detokenizer import NoText
+from draftree.tree import ROOT, DraftTree
+from draftree.verify.base import TargetLogits, UniformDraws, Verdict
+from draftree.verify.sampled import RandomChildren, Streams, TopAndRest, WithReplacement
 
 from ..toy import Path, ToyModel, distribution
 
@@ -66,13 +69,11 @@ def outcomes(program: Callable[[Chance], T]) -> Iterator[tuple[T, float]]:
         script = [at for at, _ in made[:-1]] + [made[-1][0] + 1] if made else None
 
 
-class DrawingScorer(Scorer):
-    """A ``Scorer`` over a toy; it draws children as the schemes define it, by the script."""
+class ToyScorer(Scorer):
+    """A ``Scorer`` over a toy."""
 
-    def __init__(self, model: ToyModel, drawing: Drawing, chance: Chance) -> None:
+    def __init__(self, model: ToyModel) -> None:
         self._model = model
-        self._drawing = drawing
-        self._chance = chance
         self._paths: dict[tuple[int, int], Path] = {}
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
@@ -82,42 +83,43 @@ class DrawingScorer(Scorer):
         rows = torch.stack([self._after(n.request, n.node) for n in nodes])
         top = rows.topk(min(width, rows.shape[1]))
         entropies = torch.special.entr(rows.exp()).sum(-1)
-        return candidates_of_top(Top(top.indices.numpy(), top.values.float().numpy(), entropies.float().numpy()), [])
+        return candidates_of_top(Top(top.indices.numpy(), top.values.float().numpy(), entropies.float().numpy()))
 
     def _after(self, request: int, node: int) -> Tensor:
         return self._model.after([*PROMPT, *self._paths[request, node]]).double().log_softmax(-1)
 
-    def draw(
-        self, nodes: Sequence[tuple[int, int]], found: Sequence[Candidates], counts: Sequence[int]
-    ) -> list[Candidates]:
-        """A ``DrawChildren``."""
-        drawn = []
-        for node, candidates, count in zip(nodes, found, counts, strict=True):
-            x = self._after(*node)
-            tokens = self._children(x, count)
-            logprobs, q = x[tokens].float().tolist(), DraftDistribution(x.numpy())
-            drawn.append(candidates._replace(tokens=tokens, logprobs=logprobs, distribution=q))
-        return drawn
+    def distributions(self, nodes: Sequence[tuple[int, int]]) -> list[DraftDistribution]:
+        """See ``Scorer``."""
+        return [DraftDistribution(self._after(*node).numpy()) for node in nodes]
 
-    def _children(self, logits: Tensor, count: int) -> list[int]:
-        logits, out = logits.clone(), list[int]()
+
+class ScriptedChildren(RandomChildren):
+    """Draws children as the schemes define it, by the script."""
+
+    def __init__(self, sampler: type[ChildSampler], chance: Chance) -> None:
+        super().__init__([Request([*PROMPT], SamplingParams(temperature=1.0, seed=0), 9, frozenset(), NoText())])
+        self._sampler, self._chance = sampler, chance
+
+    def choose(self, logits: NDArray[np.floating], count: int, streams: Streams) -> Numbers:
+        """See ``RandomChildren``."""
+        logits, out = logits.copy(), list[int]()
         for i in range(count):
-            best = self._drawing is Drawing.TOP_AND_ONE and i < count - 1
-            out.append(int(logits.argmax()) if best else self._chance.choose(logits.softmax(-1).tolist()))
-            if self._drawing is not Drawing.WITH_REPLACEMENT:
-                logits[out[-1]] = float("-inf")
-        return out
+            best = self._sampler is TopAndRest and i < count - 1
+            out.append(int(logits.argmax()) if best else self._chance.choose(softmax(logits).tolist()))
+            if self._sampler is not WithReplacement:
+                logits[out[-1]] = -np.inf
+        return np.array(out)
 
 
 def drawn_trees(
-    drafter: ToyModel, policy: GrowthPolicy, drawing: Drawing, nodes: int
+    drafter: ToyModel, policy: GrowthPolicy, sampler: type[ChildSampler] | None, nodes: int
 ) -> Iterator[tuple[DraftTree, float]]:
     """Every tree that the growth loop can draw for a request, with its probability."""
+    assert sampler is not None
 
     def drawn(chance: Chance) -> DraftTree:
         plan = policy.plan([], [Budget(nodes)])
-        scorer = DrawingScorer(drafter, drawing, chance)
-        return grow(scorer, policy, plan, draw=scorer.draw)[0].tree
+        return grow(ToyScorer(drafter), policy, plan, sampler=ScriptedChildren(sampler, chance))[0].tree
 
     return outcomes(drawn)
 

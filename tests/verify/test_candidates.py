@@ -162,10 +162,10 @@ def test_a_scheme_of_ones_own_keeps_its_class_and_gets_the_candidates(kind: str)
     class Own(Match):
         name = "own"
 
-    own, before = Own(), Own().drawing
+    own, before = Own(), Own().coupled
     found = find_scheme(own, kind)
-    assert type(found) is Own and found.drawing is CANDIDATES[kind]
-    assert own.drawing is before and find_scheme(DEFAULT_SCHEME).drawing is Match().drawing
+    assert type(found) is Own and found.coupled is CANDIDATES[kind]
+    assert own.coupled is before and find_scheme(DEFAULT_SCHEME).coupled is Match().coupled
 
 
 # refusals, before anything is loaded

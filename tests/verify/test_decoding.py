@@ -23,7 +23,8 @@ from draftree.policies.base import GrowthPolicy
 from draftree.policies.fixed import StaticTree
 from draftree.request import Generation
 from draftree.sampling.warping import warp
-from draftree.verify.schemes import SCHEMES, Relaxed, Scheme, find_scheme
+from draftree.verify.base import Scheme
+from draftree.verify.schemes import SCHEMES, Relaxed, find_scheme
 
 from ..pairs import DRAFTERS, drafter, generated, target
 from ..tiny import tiny

@@ -21,7 +21,7 @@ from draftree.sampling.constraint import TextEnded
 from draftree.sampling.warping import softmax
 from draftree.scores import NumpyScores
 from draftree.tree import ROOT, DraftTree
-from draftree.verify.schemes import Verdict, match
+from draftree.verify.base import Verdict, match
 
 from ..test_tree import tree
 from ..toy import ToyModel, chain_tree, distribution

@@ -13,21 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftree.papers.entropy_trees import EntropyStop, EntropyTree
-from draftree.policies.base import GrowthPolicy
+from draftree.policies.base import DraftDistribution, GrowthPolicy
 from draftree.policies.fixed import StaticTree
-from draftree.tree import ROOT, DraftDistribution, DraftTree, Drawing
-from draftree.verify.schemes import (
-    SCHEMES,
-    MultiRound,
-    NodeByNode,
-    Relaxed,
-    TargetLogits,
-    UniformDraws,
-    Verdict,
-    Visit,
-    log,
-    residual,
-)
+from draftree.tree import ROOT, DraftTree
+from draftree.verify.base import NodeByNode, TargetLogits, UniformDraws, Verdict, Visit, log
+from draftree.verify.sampled import MultiRound, TopAndRest, WithoutReplacement, WithReplacement, residual
+from draftree.verify.schemes import SCHEMES, Relaxed
 
 from ..toy import ToyModel
 from .chances import PROMPT, Chance, Judge, drawn_trees, outcomes, variation, verdicts_of
@@ -64,14 +55,14 @@ def scheme(name: str) -> NodeByNode:
 def test_the_distribution_of_the_output_is_the_models_own(name: str, shape: str) -> None:
     vocab, policy, nodes = POLICIES[shape]
     model, drafter = pair(vocab, seed=vocab)
-    trees = drawn_trees(drafter, policy, scheme(name).drawing, nodes)
+    trees = drawn_trees(drafter, policy, scheme(name).sampler, nodes)
     assert variation(scheme(name).accept, model, trees) < 1e-12
 
 
 @pytest.mark.parametrize("name", DRAWING)
 def test_a_drafter_with_the_models_own_distribution_is_always_accepted(name: str) -> None:
     model = ToyModel(4, 3, dtype=torch.float64)
-    for tree, _ in drawn_trees(model, StaticTree(width=1, depth=2), scheme(name).drawing, 4):
+    for tree, _ in drawn_trees(model, StaticTree(width=1, depth=2), scheme(name).sampler, 4):
         for verdict, chance in verdicts_of(scheme(name).accept, model, tree):
             assert len(verdict.path) == 2 or chance < 1e-12
 
@@ -119,20 +110,20 @@ def unlucky(judge: Judge, tree: DraftTree, distribution: TargetLogits, draws: Un
 @pytest.mark.parametrize("alter", [by_value, pruned])
 def test_siblings_sorted_or_pruned_by_value_are_caught(name: str, alter: Callable[[DraftTree], DraftTree]) -> None:
     model, drafter = pair(4, seed=1)
-    trees = altered(drawn_trees(drafter, StaticTree(width=2, depth=1), scheme(name).drawing, 9), alter)
+    trees = altered(drawn_trees(drafter, StaticTree(width=2, depth=1), scheme(name).sampler, 9), alter)
     assert variation(scheme(name).accept, model, trees) > 1e-3
 
 
 @pytest.mark.parametrize("name", DRAWING)
 def test_a_forced_rejection_is_caught(name: str) -> None:
     model, drafter = pair(4, seed=1)
-    trees = drawn_trees(drafter, StaticTree(width=1, depth=2), scheme(name).drawing, 9)
+    trees = drawn_trees(drafter, StaticTree(width=1, depth=2), scheme(name).sampler, 9)
     assert variation(partial(unlucky, scheme(name).accept), model, trees) > 1e-3
 
 
 def test_without_the_draft_distribution_nothing_is_judged() -> None:
     model, drafter = pair(3)
-    tree, _ = next(drawn_trees(drafter, StaticTree(width=2, depth=1), MultiRound.drawing, 9))
+    tree, _ = next(drawn_trees(drafter, StaticTree(width=2, depth=1), MultiRound.sampler, 9))
     with pytest.raises(ValueError, match="chose children"):
         next(verdicts_of(MultiRound().accept, model, replace(tree, distributions={})))
 
@@ -141,7 +132,7 @@ def accepted_at_the_root(name: str, width: int, vocab: int, seed: int) -> float:
     model, drafter = pair(vocab, seed)
     return sum(
         weight * chance
-        for tree, weight in drawn_trees(drafter, StaticTree(width, 1), scheme(name).drawing, 9)
+        for tree, weight in drawn_trees(drafter, StaticTree(width, 1), scheme(name).sampler, 9)
         for verdict, chance in verdicts_of(scheme(name).accept, model, tree)
         if verdict.path
     )
@@ -197,7 +188,7 @@ def test_the_acceptance_of_top_and_one_is_its_formula_and_never_below_matching_t
 
 def test_equal_draws_with_replacement_stay_separate_nodes() -> None:
     drafter = pair(3)[1]
-    trees = [t for t, _ in drawn_trees(drafter, StaticTree(2, 2), Drawing.WITH_REPLACEMENT, 9)]
+    trees = [t for t, _ in drawn_trees(drafter, StaticTree(2, 2), WithReplacement, 9)]
     assert all(len(t) == 6 for t in trees)
     assert any(t.tokens[0] == t.tokens[1] for t in trees)
 
@@ -208,13 +199,13 @@ def test_no_more_children_are_drawn_than_the_distribution_can_give() -> None:
             return super().after(ids).index_fill(0, torch.tensor([0, 2]), float("-inf"))
 
     drafter = Narrow(4, dtype=torch.float64)
-    for drawing in (Drawing.WITHOUT_REPLACEMENT, Drawing.TOP_AND_ONE):
-        for tree, _ in drawn_trees(drafter, StaticTree(4, 1), drawing, 9):
+    for sampler in (WithoutReplacement, TopAndRest):
+        for tree, _ in drawn_trees(drafter, StaticTree(4, 1), sampler, 9):
             assert sorted(tree.tokens.tolist()) == [1, 3]
 
 
 def place(p: list[float], children: list[int], entropy: float = 0.0) -> Visit:
-    return Visit(log(np.array(p)), children, None, 0, entropy)
+    return Visit(log(np.array(p)), children, DraftTree.empty(), ROOT, 0, entropy)
 
 
 def relaxed_distribution(p: list[float], children: list[int], allowed: Callable[[float], int]) -> list[float]:
@@ -261,7 +252,7 @@ def test_a_sparse_draft_distribution_is_read_at_its_tokens() -> None:
 
 def test_a_walk_reads_only_the_distributions_of_the_nodes_that_it_visits() -> None:
     model, drafter = pair(3)
-    tree, _ = next(drawn_trees(drafter, StaticTree(2, 2), MultiRound.drawing, 9))
+    tree, _ = next(drawn_trees(drafter, StaticTree(2, 2), MultiRound.sampler, 9))
     asked: list[int] = []
 
     def distribution(node: int, drawn: object) -> NDArray[np.floating]:

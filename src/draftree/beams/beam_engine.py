@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..config import Budget, SamplingParams, typed
 from ..drafters.base import DraftSource, UnscoredNode
@@ -24,10 +25,10 @@ from ..models.base import LanguageModel, prefill_scored
 from ..models.loading import ModelOptions, load
 from ..models.model_files import DEFAULT_MODEL
 from ..papers.dsbd import beam_distribution
-from ..policies.base import Candidates, descending
+from ..policies.base import Candidates, DraftDistribution, descending
 from ..request import Stats
 from ..text.encoding import Prompt, encode
-from ..tree import ROOT, Drawing
+from ..tree import ROOT
 from .forest import BeamNode, BeamParams, BeamRequest, TreeRow, check_memory, feed
 from .layers import BeamDraws, DraftForest, DraftLayer, sample, search, target_distributions
 
@@ -118,11 +119,13 @@ class BeamEngine:
         Raises:
             InputError: a prompt or a setting does not fit; found before anything is decoded.
         """
-        each = each_params(prompts, params)
+        params_of = each_params(prompts, params)
         beams = BeamParams() if beams is None else beams
-        for one in each:
+        for one in params_of:
             self._check(one, beams)
-        requests = [self._request(encode(self.tokenizer, p), one, beams) for p, one in zip(prompts, each, strict=True)]
+        requests = [
+            self._request(encode(self.tokenizer, p), one, beams) for p, one in zip(prompts, params_of, strict=True)
+        ]
         check_memory(self.target, requests)
         with ExitStack() as closing:  # what fails to close, keeps no other from it
             for request in requests:
@@ -169,10 +172,10 @@ class BeamEngine:
         clock.append(time.perf_counter())
         feed(self.target, [request.tree for request in requests])
         clock.append(time.perf_counter())
-        for request, forest, own in zip(requests, forests, draws, strict=True):
+        for request, forest, request_draws in zip(requests, forests, draws, strict=True):
             tree = request.tree
             request.peak_slots = max(request.peak_slots, tree.row.length + len(tree.numbers))
-            self._advance(request, forest, own)
+            self._advance(request, forest, request_draws)
         clock.append(time.perf_counter())
         draft, verify, other = (b - a for a, b in pairwise(clock))
         for request in requests:
@@ -218,18 +221,18 @@ class BeamEngine:
         if request.beams.single_cache:
             # of one length, the beam of lowest perplexity is the most probable one
             request.running = {max(request.ends, key=lambda node: node.score): 1}
-        kept, committed = tree.keep(self.target, request.ends)
+        numbers, committed = tree.keep(self.target, request.ends)
         request.trunk.ids += [node.token for node in committed]
         if self.source is not None:
-            self.source.prune(request.trunk, kept, len(committed))
+            self.source.prune(request.trunk, numbers, len(committed))
 
     def _generation(self, request: BeamRequest) -> BeamGeneration:
-        found = list[Hypothesis]()
+        hypotheses = list[Hypothesis]()
         for node in request.finished[: request.beams.returned]:
             text = self._text(node.tokens, request.params.skip_special_tokens)
             score, why = request.rank(node), request.ended(node) or "length"
-            found.append(Hypothesis(text, node.tokens, score=score, logprob=node.score, finish_reason=why))
-        return BeamGeneration(found, request.seed, request.stats, request.peak_slots, request.accepted_widths)
+            hypotheses.append(Hypothesis(text, node.tokens, score=score, logprob=node.score, finish_reason=why))
+        return BeamGeneration(hypotheses, request.seed, request.stats, request.peak_slots, request.accepted_widths)
 
     def _text(self, tokens: list[int], plain: bool) -> str:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(tokens, skip_special_tokens=plain))
@@ -257,13 +260,13 @@ def grow(
 ) -> Sequence[DraftForest]:
     """One forest for each request, of as many layers as it wants and its length and its source allow."""
     growing = []
-    for request, own in zip(requests, draws, strict=True):
+    for request, request_draws in zip(requests, draws, strict=True):
         request.tree.begin(request.ends)
         left = layers_left(source, request) if source else 0
-        random = own if request.params.temperature else None
+        random = request_draws if request.params.temperature else None
         growing.append(_Growing(request=request, draws=random, ends=request.running, left=left))
-    if source is not None and (some := [g for g in growing if g.left > 0]):
-        _grow(source, some)
+    if source is not None and (unfinished := [g for g in growing if g.left > 0]):
+        _grow(source, unfinished)
     return growing
 
 
@@ -275,22 +278,26 @@ def layers_left(source: ModelSource, request: BeamRequest) -> int:
 
 
 def _grow(source: ModelSource, growing: Sequence[_Growing]) -> None:
-    sampled = any(g.draws for g in growing)
-    drawing = Drawing.WITH_REPLACEMENT if sampled else Drawing.TOP
-    scorer = source.scorer([g.request.trunk for g in growing], drawing)
+    scorer = source.scorer([g.request.trunk for g in growing], coupled=False)
     width = max(1 if g.draws else g.request.beams.drafted + len(g.request.eos_ids) for g in growing)
-    while some := [(b, g) for b, g in enumerate(growing) if g.left > 0 and g.ends]:
-        new, until = list[UnscoredNode](), list[int]()
-        for b, g in some:
+    while unfinished := [(b, g) for b, g in enumerate(growing) if g.left > 0 and g.ends]:
+        new, until, sampled = list[UnscoredNode](), list[int](), list[tuple[int, int]]()
+        for b, g in unfinished:
             nodes = [*g.ends] if g.layers else [*_unread(source, g), *g.ends]
             if not g.layers and not source.has_read(g.request.trunk, ROOT):
                 new.append(UnscoredNode(b, ROOT, ROOT, g.request.trunk.ids[-1]))
             tree = g.request.tree
             new += [UnscoredNode(b, tree.numbers[node], tree.parent(node), node.token) for node in nodes]
             until.append(len(new))
-        found = scorer.score(new, width)
-        for (_, g), end in zip(some, until, strict=True):
-            _add_layer(g, found[end - len(g.ends) : end])
+            if g.draws:
+                sampled += [(b, tree.numbers[node]) for node in g.ends]
+        candidates = scorer.score(new, width)
+        distributions = iter(scorer.distributions(sampled) if sampled else ())
+        for (_, g), end in zip(unfinished, until, strict=True):
+            if g.draws:
+                _draw_layer(g, g.draws, [*islice(distributions, len(g.ends))])
+            else:
+                _choose_layer(g, candidates[end - len(g.ends) : end])
 
 
 def _unread(source: ModelSource, g: _Growing) -> list[BeamNode]:
@@ -300,29 +307,31 @@ def _unread(source: ModelSource, g: _Growing) -> list[BeamNode]:
     return [node for node in above if not source.has_read(trunk, tree.numbers[node])]
 
 
-def _add_layer(g: _Growing, found: Sequence[Candidates]) -> None:
-    """Draft a layer below ``g.ends``; those of it that go on, and how often each was drawn, are the ends from now on.
+def _draw_layer(g: _Growing, draws: BeamDraws, distributions: Sequence[DraftDistribution]) -> None:
+    """Draft a layer below ``g.ends``: W_S independent draws from q_beam."""
+    parents, request = [*g.ends], g.request
+    logprobs = np.stack([q.dense(request.tree.vocab_size) for q in distributions])
+    cells = beam_distribution([node.score for node in parents], [*g.ends.values()], logprobs, request.params)
+    drawn = draws.draft_cells(cells, request.beams.drafted, len(g.layers))
+    _add_layer(g, cells, [_draft(g, parents[row], token, float(logprobs[row, token])) for row, token in drawn])
 
-    They are W_S independent draws from q_beam, or the W_S most probable of all continuations that do not end.
-    """
-    parents, request, drafted = list(g.ends), g.request, g.request.beams.drafted
-    if g.draws is not None:
-        logprobs = np.stack([own.distribution.dense(request.tree.vocab_size) for own in found if own.distribution])
-        scores, counts = [node.score for node in parents], list(g.ends.values())
-        cells = beam_distribution(scores, counts, logprobs, request.params)
-        drawn = g.draws.draft_cells(cells, drafted, len(g.layers))
-        drafts = [_draft(g, parents[row], token, float(logprobs[row, token])) for row, token in drawn]
-    else:
-        every = [
-            (parent, token, logprob)
-            for parent, own in zip(parents, found, strict=True)
-            for token, logprob in zip(own.tokens, own.logprobs, strict=True)
-            if token not in request.eos_ids
-        ]
-        best, cells = descending([parent.score + logprob for parent, _, logprob in every]), np.zeros(0)
-        drafts = [_draft(g, *every[at]) for at in best[:drafted]]
-    g.layers.append(DraftLayer(parents, cells, drafts))
-    g.ends, g.left = Counter(node for node in drafts if request.ended(node) is None), g.left - 1
+
+def _choose_layer(g: _Growing, candidates: Sequence[Candidates]) -> None:
+    """Draft a layer below ``g.ends``: the W_S most probable of all continuations that do not end."""
+    continuations = [
+        (parent, token, logprob)
+        for parent, (tokens, logprobs, *_) in zip(g.ends, candidates, strict=True)
+        for token, logprob in zip(tokens, logprobs, strict=True)
+        if token not in g.request.eos_ids
+    ]
+    best = descending([parent.score + logprob for parent, _, logprob in continuations])
+    _add_layer(g, np.zeros(0), [_draft(g, *continuations[at]) for at in best[: g.request.beams.drafted]])
+
+
+def _add_layer(g: _Growing, cells: NDArray[np.float64], drafts: list[BeamNode]) -> None:
+    """Those that go on, and how often each was drawn, are the ends from now on."""
+    g.layers.append(DraftLayer([*g.ends], cells, drafts))
+    g.ends, g.left = Counter(node for node in drafts if g.request.ended(node) is None), g.left - 1
 
 
 def _draft(g: _Growing, parent: BeamNode, token: int, logprob: float) -> BeamNode:

@@ -195,17 +195,17 @@ class TreeRow:
         """
         paths = [end.path(self.base) for end in ends]
         alive = {node for path in paths for node in path}
-        kept = [node for node in self.numbers if node in alive]
-        numbers = [self.numbers[node] for node in kept]
+        survivors = [node for node in self.numbers if node in alive]
+        numbers = [self.numbers[node] for node in survivors]
         levels = zip(*(path[:-1] for path in paths), strict=False)
         trunk = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
         model.prune(self.row, numbers, trunk)
         if trunk:
-            self.base = kept[trunk - 1]
-        self.numbers = {node: i for i, node in enumerate(kept[trunk:])}
+            self.base = survivors[trunk - 1]
+        self.numbers = {node: i for i, node in enumerate(survivors[trunk:])}
         self.read = len(self.numbers)
         self.logits = {end: self.logits[end] for end in ends if end in self.logits}
-        return numbers, kept[:trunk]
+        return numbers, survivors[:trunk]
 
 
 def feed(model: LanguageModel, trees: Iterable[TreeRow]) -> None:

@@ -24,7 +24,8 @@ from ..importing import module_file
 from ..models.base import LanguageModel
 from ..policies.base import node_budget, read_number
 from ..policies.methods import find_policy, read_method
-from ..verify.schemes import DEFAULT_SCHEME, Match, Scheme, find_scheme, read_scheme
+from ..verify.base import Scheme
+from ..verify.schemes import DEFAULT_SCHEME, Match, find_scheme, read_scheme
 
 AR = "ar"
 """Autoregressive decoding, as results and command lines call it."""

@@ -1,7 +1,7 @@
 """The seams of drafting: what proposes trees to the engine, what predicts their tokens, what scores their nodes.
 
 A source shapes nothing: the growth loop and its policy choose among its candidates (``grow.py``). Children are the most
-probable candidates, or drawn from the whole draft distributions.
+probable candidates, or drawn at random (``ChildSampler``).
 
 A node has one number while a proposal grows: that of the pool (``grow.py``), or of the proposal's trie in a cascade
 (``cascade.py``). In the finished tree it has another. ``Grown.numbers`` maps the second to the first, and
@@ -12,86 +12,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import methodcaller
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ..config import Budget
 from ..errors import ConfigError
 from ..models.base import LanguageModel
-from ..policies.base import Candidates, GrowthPolicy, Numbers
+from ..policies.base import Candidates, ChildSampler, DraftDistribution, GrowthPolicy
 from ..request import Outcome, Request
 from ..sampling.constraint import ConstraintState
-from ..sampling.warping import DRAFT_NOISE, derive_seed, gumbel_noise, largest, stream_key
-from ..sampling.warping import draw as draw_one
-from ..tree import ROOT, DraftTree, Drawing
-
-DrawChildren = Callable[[Sequence[tuple[int, int]], Sequence[Candidates], Sequence[int]], list[Candidates]]
-"""(nodes by request and number, what may follow them, how many children each gets) -> these children, in draw order.
-
-Their distribution is what they were drawn from; None: nothing was drawn at random."""
-
-
-def draw(
-    logits: NDArray[np.floating], count: int, drawing: Drawing, seed: int, position: int, node: int = ROOT
-) -> Numbers:
-    """Draw the children of one node by the Gumbel-max trick.
-
-    The k largest of logits + Gumbel noise, in order, are k draws without replacement (Yellott 1977; Kool et al., ICML
-    2019, "Stochastic Beams and Where to Find Them"); with replacement every draw has noise of its own.
-
-    Args:
-        logits: [K] of the draft distribution.
-        count: children, at most as many as have positive probability.
-        drawing: how.
-        seed: the request's.
-        position: of the step's root: no two steps share it.
-        node: number in the step's tree while it grows.
-
-    Returns:
-        [count] entries of ``logits`` in draw order.
-    """
-
-    def stream(number: int) -> int:
-        return stream_key(derive_seed(seed, DRAFT_NOISE, node, number), position)
-
-    if drawing is Drawing.WITHOUT_REPLACEMENT:
-        return largest(logits + gumbel_noise(stream(0), len(logits)), count)
-    if drawing is Drawing.TOP_AND_ONE:
-        top, rest = largest(logits, count - 1), logits.copy()
-        rest[top] = -np.inf
-        return np.append(top, draw_one(rest, stream(0)))
-    return np.array([draw_one(logits, stream(number)) for number in range(count)])
-
-
-def draw_children(
-    requests: Sequence[Request],
-    drawing: Drawing,
-    nodes: Sequence[tuple[int, int]],
-    found: Sequence[Candidates],
-    counts: Sequence[int],
-) -> list[Candidates]:
-    """A ``DrawChildren`` for requests; at temperature 0 their children are the most probable ones.
-
-    Raises:
-        ConfigError: a node's source gives no distribution. Schemes that draw children reject sources that learn from
-            other requests.
-    """
-    drawn = []
-    for (b, node), candidates, count in zip(nodes, found, counts, strict=True):
-        request, q = requests[b], candidates.distribution
-        if not count or not request.params.temperature:
-            drawn.append(candidates._replace(distribution=None))
-            continue
-        if q is None:
-            raise ConfigError("this drafter does not draw children: use verification match")
-        at = draw(q.logits, count, drawing, request.seed, len(request.ids), node)
-        tokens = at if q.tokens is None else q.tokens[at]
-        drawn.append(candidates._replace(tokens=tokens.tolist(), logprobs=q.logits[at].tolist()))
-    return drawn
+from ..tree import ROOT, DraftTree
 
 
 class Drafter:
@@ -130,17 +61,19 @@ class Drafter:
         self,
         requests: Sequence[Request],
         budgets: Sequence[Budget],
-        drawing: Drawing = Drawing.COUPLED,
+        coupled: bool = True,
         other_tokens: int = 0,
         reading: int | None = None,
+        sampler: type[ChildSampler] | None = None,
     ) -> list[DraftTree]:
         """One tree for each request, rooted at its last token and within its budget.
 
         Args:
-            drawing: how children come out of the draft distribution; at temperature 0 they are the most probable ones.
+            coupled: of ``DraftSource.scorer``.
             other_tokens: tokens that the pass which verifies the trees computes for other requests.
             reading: draft models may read so much of a request's text now as takes the target's time for so many
                 tokens; one of which more is unread gets no tree yet. None: all.
+            sampler: class of what draws children at random; None: they are the first candidates.
         """
         return [DraftTree.empty() for _ in requests]
 
@@ -177,22 +110,30 @@ class Scorer(ABC):
         Nodes come in the order of their requests, each after its parent, and a root first.
         """
 
+    def distributions(self, nodes: Sequence[tuple[int, int]]) -> Sequence[DraftDistribution]:
+        """The whole draft distributions after nodes that were scored last, by request and number; to draw from.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        raise ConfigError("this drafter does not draw children: use verification match")
+
 
 def scored(name: str, scorer: Scorer, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
     """The candidates of a scorer that messages call ``name``; ConfigError unless there are some for each node."""
-    found = scorer.score(nodes, width)
+    candidates = scorer.score(nodes, width)
     try:
-        fits = len(found) == len(nodes)
-        for tokens, logprobs, entropy, _, _ in found:
+        fits = len(candidates) == len(nodes)
+        for tokens, logprobs, entropy, _ in candidates:
             fits = fits and len(tokens) == len(logprobs) and math.isfinite(entropy + sum(logprobs))
     except (TypeError, ValueError):
         fits = False
     if not fits:
         raise ConfigError(
-            f"{name}: score returned {found!r}: return a list with Candidates for each node, as many "
+            f"{name}: score returned {candidates!r}: return a list with Candidates for each node, as many "
             "log-probabilities as tokens, and all of them and the entropy finite"
         )
-    return found
+    return candidates
 
 
 class NodeStates:
@@ -211,13 +152,13 @@ class NodeStates:
         """The states of nodes, each after its parent; None where the request has no constraint."""
         if not self._constrained:
             return [None] * len(nodes)
-        found = []
+        states = []
         for b, node, parent, token in nodes:
             above = self._states.get((b, parent))
             state = self._requests[b].state if node == ROOT else above and above.after(token)
             self._states[b, node] = state
-            found.append(state)
-        return found
+            states.append(state)
+        return states
 
 
 class Grown(NamedTuple):
@@ -243,6 +184,8 @@ class DraftSource(ABC):
         learns: its predictions depend on other requests, so that drawn children would not repeat under the same seed.
         own_passes: of its own model so far.
         sources: that it is made of: the parts of an ensemble, A and B of a cascade.
+        parts: what a policy enables or disables: the sources that an ensemble joins; none: itself.
+        seconds: that each of ``parts`` took of the last proposal.
         model: the language model whose passes it makes, one for each layer of the trees; None: there is none.
     """
 
@@ -250,6 +193,8 @@ class DraftSource(ABC):
     learns: bool = False
     own_passes: int = 0
     sources: tuple[DraftSource, ...] = ()
+    parts: tuple[DraftSource, ...] = ()
+    seconds: Sequence[float] = ()
     model: LanguageModel | None = None
 
     def __init_subclass__(cls) -> None:
@@ -257,15 +202,10 @@ class DraftSource(ABC):
             cls.name = cls.__name__
 
     @property
-    def parts(self) -> tuple[DraftSource, ...]:
-        """What a policy enables or disables: the sources that an ensemble joins; else itself."""
-        return (self,)
-
-    @property
     def models(self) -> tuple[LanguageModel, ...]:
         """All language models that make passes for it."""
-        own = (self.model,) if self.model else ()
-        return own + tuple(model for source in self.sources for model in source.models)
+        inner = tuple(model for source in self.sources for model in source.models)
+        return (self.model, *inner) if self.model else inner
 
     def unread(self, request: Request) -> list[tuple[LanguageModel, int]]:
         """Its models, each with how many tokens it must read before it can score a request's root."""
@@ -300,22 +240,17 @@ class DraftSource(ABC):
         """The part of a budget that it can draft within; no nodes or no depth: it drafts nothing for this request."""
         return budget
 
-    def limits(self, request: Request, budget: Budget) -> Sequence[float]:
-        """How deep each of its ``parts`` drafts within a budget; 0: not at all."""
-        fit = self.fit(request, budget)
-        return [0 if not fit.nodes else math.inf if fit.depth is None else fit.depth]
-
     @abstractmethod
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        """What scores the nodes of one proposal's trees, whose roots are the last tokens of ``request.ids``."""
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
+        """What scores the nodes of one proposal's trees, whose roots are the last tokens of ``request.ids``.
+
+        Args:
+            coupled: a model ranks candidates by its logits and the noise that the target will draw with; others may
+                ignore it.
+        """
 
     def enable(self, parts: Sequence[bool]) -> None:  # noqa: B027
         """Which of its ``parts`` draft from now on."""
-
-    @property
-    def seconds(self) -> tuple[float, ...]:
-        """What each of its ``parts`` took of the last proposal; none where it is the only one."""
-        return ()
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """The proposal's trees are finished: from now on node i of a tree is what was node ``numbers[i]``."""
@@ -331,3 +266,9 @@ class DraftSource(ABC):
         """A request has ended."""
         for source in self.sources:
             source.close(request)
+
+
+def fitted_depth(source: DraftSource, request: Request, budget: Budget) -> float:
+    """How deep a source drafts within a budget; 0: not at all."""
+    fit = source.fit(request, budget)
+    return 0 if not fit.nodes else math.inf if fit.depth is None else fit.depth

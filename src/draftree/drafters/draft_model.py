@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +24,11 @@ from ..errors import CacheError
 from ..models.base import LanguageModel, Nodes, Row
 from ..models.prefixes import PrefixCache
 from ..models.protocols import DraftHead
-from ..policies.base import Candidates
+from ..policies.base import Candidates, DraftDistribution
 from ..request import Outcome, Request
 from ..sampling.warping import log_sum_exp, stream_key, warp
 from ..scores import NO_EDIT, Draft, Edit, Scores, Top
-from ..tree import ROOT, DraftDistribution, Drawing
+from ..tree import ROOT
 from .base import DraftSource, Grown, NodeStates, Scorer, UnscoredNode
 
 log = logging.getLogger("draftree.drafters")
@@ -144,10 +143,10 @@ class ModelSource(RowSource):
         self.model.commit(row, range(most))
         return False
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         """Drop what a failed step may have left behind; a new request's prompt is fed when its root is scored."""
         self._drop(requests)
-        return ModelScorer(self, requests, drawing)
+        return ModelScorer(self, requests, coupled)
 
     def _drop(self, requests: Iterable[Request]) -> None:
         """Whatever is not committed, nor kept for beams."""
@@ -201,10 +200,12 @@ class ModelSource(RowSource):
 class ModelScorer(Scorer):
     """Scores nodes of the trees under construction by model passes over them."""
 
-    def __init__(self, source: RowSource, requests: Sequence[Request], drawing: Drawing) -> None:
-        self._source, self._requests, self._drawing = source, requests, drawing
+    def __init__(self, source: RowSource, requests: Sequence[Request], coupled: bool) -> None:
+        self._source, self._requests, self._coupled = source, requests, coupled
         self._depths: dict[tuple[int, int], int] = {}
         self._states = NodeStates(requests)
+        self._scored: tuple[Scores, Sequence[UnscoredNode], list[Edit] | None] | None = None
+        """Scores of the last pass, its nodes, and their edits."""
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """Feed nodes, and the waiting tokens of requests whose roots are among them, in one pass."""
@@ -241,17 +242,26 @@ class ModelScorer(Scorer):
             pairs = zip(requests, nodes, strict=True)
             keys = [stream_key(r.seed, len(r.ids) + self._depths[n.request, n.node]) for r, n in pairs]
             warpings = [request.params.warping for request in requests]
-            draft = Draft(warpings, keys if self._drawing is Drawing.COUPLED else None)
-        found = scores.top(slots, min(width, self._source.vocab_size), edits, draft)
-        distributions = list[DraftDistribution]()
-        if self._drawing.random:
-            head = self._source.model if isinstance(self._source.model, DraftHead) else None
-            for logits, request in zip(scores.logits(slots, edits), requests, strict=True):
-                ids = None if head is None else head.vocabulary_of(self._source.opened(request).row)
-                own = logits[: self._source.vocab_size if ids is None else len(ids)]
-                own = warp(own, request.params.warping) if request.params.temperature else own
-                distributions.append(DraftDistribution(own - np.float32(log_sum_exp(own)), ids))
-        return candidates_of_top(found, distributions)
+            draft = Draft(warpings, keys if self._coupled else None)
+        self._scored = scores, nodes, edits
+        return candidates_of_top(scores.top(slots, min(width, self._source.vocab_size), edits, draft))
+
+    def distributions(self, nodes: Sequence[tuple[int, int]]) -> Sequence[DraftDistribution]:
+        """Those after nodes of the last pass, warped as their requests'."""
+        if self._scored is None:
+            raise CacheError("distributions are read from a pass: score the nodes first")
+        scores, scored, edits = self._scored
+        slot_of = {(b, node): slot for slot, (b, node, *_) in enumerate(scored)}
+        slots = [*map(slot_of.__getitem__, nodes)]
+        head = self._source.model if isinstance(self._source.model, DraftHead) else None
+        distributions, rows = list[DraftDistribution](), scores.logits(slots, edits and [edits[slot] for slot in slots])
+        for logits, (b, _) in zip(rows, nodes, strict=True):
+            request = self._requests[b]
+            ids = None if head is None else head.vocabulary_of(self._source.opened(request).row)
+            logits = logits[: self._source.vocab_size if ids is None else len(ids)]
+            logits = warp(logits, request.params.warping) if request.params.temperature else logits
+            distributions.append(DraftDistribution(logits - np.float32(log_sum_exp(logits)), ids))
+        return distributions
 
     def _edits(self, nodes: Sequence[UnscoredNode]) -> list[Edit] | None:
         """What the requests' constraints and the target's vocabulary rule out."""
@@ -263,19 +273,20 @@ class ModelScorer(Scorer):
             if state is None or (mask := state.mask) is None:
                 edits.append(Edit(mask=every) if size > vocab else NO_EDIT)
                 continue
-            own = every.copy()
-            own[: len(mask)] &= mask[: len(every)]
-            edits.append(Edit(mask=own if own.any() else every))
+            mask_within = every.copy()
+            mask_within[: len(mask)] &= mask[: len(every)]
+            edits.append(Edit(mask=mask_within if mask_within.any() else every))
         return edits
 
 
-def candidates_of_top(found: Top, distributions: Sequence[DraftDistribution]) -> list[Candidates]:
-    """Candidates of nodes by scores of a pass; ``distributions``: whole ones, or none."""
-    rows = zip(found.tokens.tolist(), found.logprobs.tolist(), found.entropies.tolist(), strict=True)
-    candidates = []
-    for (tokens, logprobs, entropy), q in zip_longest(rows, distributions):
+def candidates_of_top(top: Top) -> list[Candidates]:
+    """Candidates of nodes by scores of a pass."""
+    candidates = list[Candidates]()
+    for tokens, logprobs, entropy in zip(
+        top.tokens.tolist(), top.logprobs.tolist(), top.entropies.tolist(), strict=True
+    ):
         count = len(logprobs) if logprobs[-1] > -math.inf else sum([x > -math.inf for x in logprobs])
-        candidates.append(Candidates(tokens[:count], logprobs[:count], entropy, q))
+        candidates.append(Candidates(tokens[:count], logprobs[:count], entropy))
     return candidates
 
 
@@ -300,9 +311,9 @@ class EagleSource(RowSource):
 
     model: DraftHead = field()
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         """A request's new tokens are fed when its root is scored."""
-        return _EagleScorer(self, requests, drawing)
+        return _EagleScorer(self, requests, coupled)
 
 
 class _EagleScorer(ModelScorer):
@@ -315,16 +326,16 @@ class _EagleScorer(ModelScorer):
         waves: dict[tuple[int, int], int] = {}
         for b, node, parent, _ in nodes:
             waves[b, node] = 0 if node == ROOT else waves.get((b, parent), 0) + 1
-        found: dict[int, Candidates] = {}
+        candidates: dict[int, Candidates] = {}
         order = sorted(set(waves.values()))
         for wave in order:
             score = super().score if wave else self._score_roots
             if len(order) == 1:
                 return score(nodes, width)
-            own = [i for i, n in enumerate(nodes) if waves[n.request, n.node] == wave]
-            scored = score([nodes[i] for i in own], width)
-            found |= zip(own, scored, strict=True)
-        return [found[i] for i in range(len(nodes))]
+            members = [i for i, n in enumerate(nodes) if waves[n.request, n.node] == wave]
+            scored = score([nodes[i] for i in members], width)
+            candidates |= zip(members, scored, strict=True)
+        return [candidates[i] for i in range(len(nodes))]
 
     def _score_roots(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         """Feed each request's new tokens with the target's hidden states; the last of them is the root."""

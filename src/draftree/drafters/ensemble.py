@@ -16,14 +16,14 @@ from itertools import compress
 from ..config import Budget
 from ..policies.base import NO_CANDIDATES, Candidates
 from ..request import Request
-from ..tree import ROOT, Drawing
-from .base import NOTHING_GROWN, DraftSource, Grown, Scorer, UnscoredNode
+from ..tree import ROOT
+from .base import NOTHING_GROWN, DraftSource, Grown, Scorer, UnscoredNode, fitted_depth
 
 _SURE = math.log(0.5)
 """Log-probability of its first candidate from which on a part is sure."""
 
 
-@dataclass(slots=True)  # a slot takes the place of the property ``parts``
+@dataclass
 class EnsembleSource(DraftSource):
     """Predicts what one of its parts predicts.
 
@@ -39,38 +39,29 @@ class EnsembleSource(DraftSource):
         self.name, self.sources = "+".join(part.name for part in self.parts), self.parts
         self._enabled: Sequence[bool] = [True] * len(self.parts)
         self._limits: dict[Request, Sequence[float]] = {}  # how deep each part drafts for the requests of the proposal
-        self._scorer: _EnsembleScorer | None = None
 
     def enable(self, parts: Sequence[bool]) -> None:
         """The others are not begun, and draft nothing."""
-        self._enabled, self._scorer = list(parts), None
-
-    @property
-    def seconds(self) -> tuple[float, ...]:
-        """[parts] seconds that each part took to score nodes in the last step."""
-        return tuple(self._scorer.seconds) if self._scorer else ()
+        self._enabled, self.seconds = list(parts), ()
 
     def read(self, request: Request, most: int) -> bool:
         """By the parts that are enabled."""
         return all([part.read(request, most) for part in compress(self.parts, self._enabled)])
 
-    def limits(self, request: Request, budget: Budget) -> Sequence[float]:
-        """Those of its parts; 0 of the disabled ones."""
-        parts = zip(self.parts, self._enabled, strict=True)
-        return [part.limits(request, budget)[0] if enabled else 0 for part, enabled in parts]
-
     def fit(self, request: Request, budget: Budget) -> Budget:
-        """What the part with the most room can draft within."""
-        depths = self._limits[request] = self.limits(request, budget)
-        deepest = max(depths)
+        """What the enabled part that can draft deepest can draft within."""
+        parts = zip(self.parts, self._enabled, strict=True)
+        depths = [fitted_depth(part, request, budget) if enabled else 0 for part, enabled in parts]
+        self._limits[request], deepest = depths, max(depths)
         return Budget(budget.nodes, budget.depth if deepest == math.inf else int(deepest))
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         """Score by the parts that are enabled."""
         order = sorted(range(len(self.parts)), key=lambda part: self.parts[part].model is not None)
-        scorers = {part: self.parts[part].scorer(requests, drawing) for part in order if self._enabled[part]}
-        self._scorer = _EnsembleScorer(scorers, [self._limits[s] for s in requests], len(self.parts))
-        return self._scorer
+        scorers = {part: self.parts[part].scorer(requests, coupled) for part in order if self._enabled[part]}
+        scorer = _EnsembleScorer(scorers, [self._limits[s] for s in requests], len(self.parts))
+        self.seconds = scorer.seconds
+        return scorer
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:
         """Notify all parts; they have numbered the nodes of the trees that they drafted, and no others."""
@@ -79,8 +70,8 @@ class EnsembleSource(DraftSource):
 
     def close(self, request: Request) -> None:
         self._limits.pop(request, None)
-        self._scorer = None  # the scorers of a proposal hold its requests
-        super(EnsembleSource, self).close(request)
+        self.seconds = ()
+        super().close(request)
 
 
 class _EnsembleScorer(Scorer):
@@ -103,7 +94,7 @@ class _EnsembleScorer(Scorer):
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         roots = [n for n in nodes if n.node == ROOT]
-        found = self._choose(roots, width) if roots else {}
+        candidates = self._choose(roots, width) if roots else {}
         groups: dict[int, list[UnscoredNode]] = {}
         for node in nodes:
             request, number, parent, _ = node
@@ -112,30 +103,30 @@ class _EnsembleScorer(Scorer):
                 part = self._part.get(request)
                 if part is not None and depth < self._limits[request][part]:
                     groups.setdefault(part, []).append(node)
-        for part, own in groups.items():
-            found |= zip(own, self._score(part, own, width), strict=True)
-        return [found.get(node, NO_CANDIDATES) for node in nodes]
+        for part, members in groups.items():
+            candidates |= zip(members, self._score(part, members, width), strict=True)
+        return [candidates.get(node, NO_CANDIDATES) for node in nodes]
 
     def _choose(self, roots: Sequence[UnscoredNode], width: int) -> dict[UnscoredNode, Candidates]:
         """Choose who drafts: a part that is sure, or the last one that has candidates."""
-        found: dict[UnscoredNode, Candidates] = {}
+        chosen: dict[UnscoredNode, Candidates] = {}
         for part in self._scorers:
-            open_ = [n for n in roots if self._limits[n.request][part] and not _is_sure(found.get(n, NO_CANDIDATES))]
+            open_ = [n for n in roots if self._limits[n.request][part] and not _is_sure(chosen.get(n, NO_CANDIDATES))]
             if not open_:
                 continue
             for root, candidates in zip(open_, self._score(part, open_, width), strict=True):
                 if candidates.tokens:
-                    found[root], self._part[root.request] = candidates, part
-        return found
+                    chosen[root], self._part[root.request] = candidates, part
+        return chosen
 
     def _score(self, part: int, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         began = time.perf_counter()
-        found = self._scorers[part].score(nodes, width)
+        scored = self._scorers[part].score(nodes, width)
         if part:
-            found = [candidates._replace(part=part) for candidates in found]
+            scored = [candidates._replace(part=part) for candidates in scored]
         self.seconds[part] += time.perf_counter() - began
-        return found
+        return scored
 
 
-def _is_sure(found: Candidates) -> bool:
-    return bool(found.tokens) and found.logprobs[0] >= _SURE
+def _is_sure(candidates: Candidates) -> bool:
+    return bool(candidates.tokens) and candidates.logprobs[0] >= _SURE

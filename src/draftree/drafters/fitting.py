@@ -18,7 +18,7 @@ def fitted(model: LanguageModel, target: LanguageModel) -> LanguageModel:
         raise NoTreesError(f"drafter {model.capabilities.name}", "grow trees", f"{reason}: use another draft model")
     if share_vocabulary(model, target):
         return model
-    if bare := next((each for each in (target, model) if each.tokenizer is None), None):
+    if bare := next((one for one in (target, model) if one.tokenizer is None), None):
         raise VocabularyError(
             f"drafter {model.capabilities.name} has {model.capabilities.vocab_size} tokens and target "
             f"{target.capabilities.name} {target.capabilities.vocab_size}, and {bare.capabilities.name} has no "

@@ -8,7 +8,7 @@ the nodes of the finished tree to it.
 Layers are small lists, flat over all requests; the scorer alone touches a model. The last layer is never scored: a leaf
 costs no draft pass.
 
-Where children are drawn at random (``Drawing``), the policy and the budget first settle how many each node of the
+Where children are drawn at random (``ChildSampler``), the policy and the budget first settle how many each node of the
 frontier gets. They know the most probable tokens of the draft distribution and what was drawn in the layers above. Only
 then are they drawn. So no choice depends on a drawn sibling, which is what the schemes that verify such
 trees stand on.
@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -30,20 +30,18 @@ import numpy as np
 from ..config import Budget, check_fields
 from ..errors import ConfigError, call_named
 from ..models.base import LanguageModel
-from ..policies.base import Candidates, Child, Frontier, GrowthPolicy, Plan, Pool, best_per_request
+from ..policies.base import Candidates, Child, ChildSampler, Frontier, GrowthPolicy, Plan, Pool, best_per_request
 from ..request import Outcome, Request
 from ..sampling.constraint import ConstraintState
-from ..tree import ROOT, DraftDistribution, DraftTree, Drawing
+from ..tree import ROOT, DraftTree
 from .base import (
     NOTHING_GROWN,
     Drafter,
     DraftSource,
-    DrawChildren,
     Grown,
     NodeStates,
     Scorer,
     UnscoredNode,
-    draw_children,
     scored,
 )
 from .native_growth import NativeGrowth
@@ -67,7 +65,7 @@ class TreeDrafter(Drafter):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        parts = self.source.parts
+        parts = self.source.parts or (self.source,)
         self.name = self.name or self.source.name
         self.parts = (self.name,) if len(parts) == 1 else tuple(part.name for part in parts)
         self.learns = self.source.learns
@@ -86,7 +84,8 @@ class TreeDrafter(Drafter):
         self.source.prepare(target, prefixes)
         if self._native:
             self._native.vocab_size = target.capabilities.vocab_size
-        call_named(f"policy {type(self.policy).__name__}: prepare", self.policy.prepare, target, self.source.parts)
+        parts = self.source.parts or (self.source,)
+        call_named(f"policy {type(self.policy).__name__}: prepare", self.policy.prepare, target, parts)
 
     def open(self, request: Request) -> None:
         self.source.open(request)
@@ -95,15 +94,16 @@ class TreeDrafter(Drafter):
         self,
         requests: Sequence[Request],
         budgets: Sequence[Budget],
-        drawing: Drawing = Drawing.COUPLED,
+        coupled: bool = True,
         other_tokens: int = 0,
         reading: int | None = None,
+        sampler: type[ChildSampler] | None = None,
     ) -> list[DraftTree]:
         """Plan, grow, and settle; without nodes in the budgets neither policy nor source take part."""
         began, passes = time.perf_counter(), sum(map(_own_passes, self._sources))
         trees = [DraftTree.empty()] * len(requests)
         self._grown_natively = False
-        native = None if drawing.random or not grows_by_rule(type(self.policy)) else self._native
+        native = None if sampler or not grows_by_rule(type(self.policy)) else self._native
         if native and native.knows_nothing(requests):
             self._plan = Plan([Budget(0)] * len(requests))
         elif any(map(_nodes, budgets)):
@@ -117,27 +117,34 @@ class TreeDrafter(Drafter):
                 rule = self.policy.rule(plan) if native else None
                 if native and rule:
                     self._grown_natively = True
-                    trees = native.grow(requests, plan.budgets, rule, drawing, plan.enabled, reading)
+                    trees = native.grow(requests, plan.budgets, rule, coupled, plan.enabled, reading)
                     plan.layers = native.layers
                 else:
-                    trees = self._grown(plan, requests, drawing, reading)
+                    trees = self._grown(plan, requests, coupled, reading, sampler and sampler(requests))
         self.passes = sum(map(_own_passes, self._sources)) - passes
-        self.part_seconds = self._native.seconds if self._native and self._grown_natively else self.source.seconds
+        part_seconds = self._native.seconds if self._native and self._grown_natively else self.source.seconds
+        self.part_seconds = tuple(part_seconds)
         self.seconds, self._learning = self._learning + time.perf_counter() - began, 0.0
         return trees
 
-    def _grown(self, plan: Plan, requests: Sequence[Request], drawing: Drawing, reading: int | None) -> list[DraftTree]:
+    def _grown(
+        self,
+        plan: Plan,
+        requests: Sequence[Request],
+        coupled: bool,
+        reading: int | None,
+        sampler: ChildSampler | None,
+    ) -> list[DraftTree]:
         fits = list[Budget]()
         for request, budget in zip(requests, plan.budgets, strict=True):
             fit = self.source.fit(request, budget)
             reads = reading is not None and fit.nodes and not self.source.read(request, reading)
             fits.append(Budget(0) if reads else fit)
         plan.budgets = fits
-        scorer = self.source.scorer(requests, drawing)
+        scorer = self.source.scorer(requests, coupled)
         if not isinstance(scorer, Scorer):
             raise ConfigError(f"drafter {self.name}: scorer returned {scorer!r}: return a Scorer")
-        draw = partial(draw_children, requests, drawing) if drawing.random else None
-        grown = grow(scorer, self.policy, plan, f"drafter {self.name}", draw, NodeStates(requests))
+        grown = grow(scorer, self.policy, plan, f"drafter {self.name}", sampler, NodeStates(requests))
         self.source.settle(requests, grown)
         return [g.tree for g in grown]
 
@@ -162,9 +169,9 @@ class TreeDrafter(Drafter):
 @cache
 def grows_by_rule(policy: type[GrowthPolicy]) -> bool:
     """The class that has the policy's last word on growth has one on ``rule``, too."""
-    for each in policy.__mro__:
-        if vars(each).keys() & {"grow", "pool", "prune", "rule", "width_for"}:
-            return "rule" in vars(each)
+    for base in policy.__mro__:
+        if vars(base).keys() & {"grow", "pool", "prune", "rule", "width_for"}:
+            return "rule" in vars(base)
     return False
 
 
@@ -173,14 +180,14 @@ def grow(
     policy: GrowthPolicy,
     plan: Plan,
     name: str = "drafter",
-    draw: DrawChildren | None = None,
+    sampler: ChildSampler | None = None,
     states: NodeStates | None = None,
 ) -> list[Grown]:
     """Grow one tree a request, each within its budget of the policy's plan.
 
     Args:
         name: what messages call the scorer.
-        draw: draws children at random; None: they are the candidates.
+        sampler: draws children at random; None: they are the first candidates.
         states: of constraints, whose refused tokens are no candidates, whatever the scorer knows of them; None: there
             are none.
 
@@ -198,29 +205,37 @@ def grow(
     width = _whole(policy, "width_for", max(nodes))
     most, depth = [_whole(policy, "pool", count) if count else 0 for count in nodes], 0
     while unscored:
-        found, requests, numbers = scored(name, scorer, unscored, width), list[int](), list[int]()
+        candidates, requests, numbers = scored(name, scorer, unscored, width), list[int](), list[int]()
         if states is not None:
-            found = [*map(allowed, found, states.of(unscored))]
+            candidates = [*map(allowed, candidates, states.of(unscored))]
         paths, tags = list[float](), list[Any]()
         for request, number, _, _ in unscored:
             requests.append(request)
             numbers.append(number)
             paths.append(pools[request].path_logprobs[number] if depth else 0.0)
             tags.append(pools[request].tags[number] if depth else 0)
-        frontier = Frontier(plan, depth, requests, numbers, paths, tags, found, nodes, limits, pools)
-        added = _add(trees, frontier, _fitting(frontier, _grown(policy, frontier), most), draw)
+        frontier = Frontier(plan, depth, requests, numbers, paths, tags, candidates, nodes, limits, pools)
+        children = _fitting(frontier, _grown(policy, frontier), most)
+        if sampler and children:
+            frontier = frontier._replace(candidates=_sampled(sampler, scorer, frontier, children))
+        added = _add(trees, frontier, children)
         depth += 1
         unscored = [n for n in added if limits[n.request] > depth and most[n.request] > len(pools[n.request].tokens)]
-    kept = _pruned(policy, plan, pools)
-    return [tree.finished(keep, budget) for tree, keep, budget in zip(trees, kept, budgets, strict=True)]
+    keeps = _pruned(policy, plan, pools)
+    grown = [tree.finished(keep, budget) for tree, keep, budget in zip(trees, keeps, budgets, strict=True)]
+    if sampler:
+        grown = [Grown(sampler.finished(b, tree, numbers), numbers) for b, (tree, numbers) in enumerate(grown)]
+    return grown
 
 
-def allowed(found: Candidates, state: ConstraintState | None) -> Candidates:
+def allowed(candidates: Candidates, state: ConstraintState | None) -> Candidates:
     """The candidates that a constraint allows."""
-    if state is None or not found.tokens:
-        return found
-    flags = state.allows(np.array(found.tokens)).tolist()
-    return found._replace(tokens=[*compress(found.tokens, flags)], logprobs=[*compress(found.logprobs, flags)])
+    if state is None or not candidates.tokens:
+        return candidates
+    flags = state.allows(np.array(candidates.tokens)).tolist()
+    return candidates._replace(
+        tokens=[*compress(candidates.tokens, flags)], logprobs=[*compress(candidates.logprobs, flags)]
+    )
 
 
 def _whole(policy: GrowthPolicy, method: str, nodes: int) -> int:
@@ -255,14 +270,14 @@ def _grown(policy: GrowthPolicy, frontier: Frontier) -> list[Child]:
 def _pruned(policy: GrowthPolicy, plan: Plan, pools: Sequence[Pool]) -> Sequence[Sequence[bool] | None]:
     """Which nodes the policy keeps; ConfigError unless it is a flag for each."""
     name = f"policy {type(policy).__name__}: prune"
-    kept = call_named(name, policy.prune, plan, pools)
+    keeps = call_named(name, policy.prune, plan, pools)
     if (
-        not isinstance(kept, (list, tuple))
-        or len(kept) != len(pools)
-        or any([keep is not None and len(keep) != len(pool.tokens) for keep, pool in zip(kept, pools, strict=True)])
+        not isinstance(keeps, (list, tuple))
+        or len(keeps) != len(pools)
+        or any([keep is not None and len(keep) != len(pool.tokens) for keep, pool in zip(keeps, pools, strict=True)])
     ):
-        raise ConfigError(f"{name} returned {kept!r}: return for each pool a flag for each node, or None")
-    return kept
+        raise ConfigError(f"{name} returned {keeps!r}: return for each pool a flag for each node, or None")
+    return keeps
 
 
 class _Draft:
@@ -271,12 +286,10 @@ class _Draft:
     Attributes:
         pool: what has been drafted.
         part: number of the source in its ensemble.
-        distributions: node (ROOT for the root) -> what its children were drawn from.
     """
 
     def __init__(self) -> None:
         self.pool, self.part = Pool([], [], [], [], [], []), 0
-        self.distributions: dict[int, DraftDistribution] = {}
 
     def finished(self, keep: Sequence[bool] | None, budget: Budget) -> Grown:
         """The tree of these nodes of the pool; None: of all."""
@@ -292,8 +305,7 @@ class _Draft:
         if not new.keys() >= set(parents):
             raise ConfigError(f"the policy kept nodes {numbers} without all of their parents: keep these too")
         parents = [new[parent] for parent in parents]
-        distributions = {new[node]: q for node, q in self.distributions.items() if node in new}
-        return Grown(DraftTree.of(tokens, parents, depths, paths, entropies, distributions, self.part), numbers)
+        return Grown(DraftTree.of(tokens, parents, depths, paths, entropies, self.part), numbers)
 
 
 def _fitting(frontier: Frontier, children: list[Child], most: Sequence[int]) -> list[Child]:
@@ -308,30 +320,28 @@ def _fitting(frontier: Frontier, children: list[Child], most: Sequence[int]) -> 
     return [*compress(children, best_per_request(paths, requests, left))]
 
 
-def _add(
-    trees: Sequence[_Draft], frontier: Frontier, children: Sequence[Child], draw: DrawChildren | None
-) -> list[UnscoredNode]:
-    """Add children to their pools, drawn or else the candidates; those that may get children in turn."""
-    found = frontier.candidates
-    if draw and children:
-        counts = Counter(child.parent for child in children)
-        if any(child.rank >= counts[child.parent] for child in children):
-            raise ConfigError(
-                "the policy passes over probable candidates: where children are drawn, keep the first ones"
-            )
-        nodes = [*zip(frontier.requests, frontier.nodes, strict=True)]
-        found = draw(nodes, found, [counts[f] for f in range(len(nodes))])
-        for (request, node), drawn in zip(nodes, found, strict=True):
-            if drawn.distribution is not None:
-                trees[request].distributions[node] = drawn.distribution
+def _sampled(
+    sampler: ChildSampler, scorer: Scorer, frontier: Frontier, children: Sequence[Child]
+) -> Sequence[Candidates]:
+    """The children that are drawn in place of these candidates."""
+    counts = Counter(child.parent for child in children)
+    if any(child.rank >= counts[child.parent] for child in children):
+        raise ConfigError("the policy passes over probable candidates: where children are drawn, keep the first ones")
+    nodes = [*zip(frontier.requests, frontier.nodes, strict=True)]
+    return sampler.draw(nodes, frontier.candidates, [counts[f] for f in range(len(nodes))], scorer.distributions)
+
+
+def _add(trees: Sequence[_Draft], frontier: Frontier, children: Sequence[Child]) -> list[UnscoredNode]:
+    """Add children to their pools; those that may get children in turn."""
+    candidates = frontier.candidates
     added, depth = [], frontier.depth + 1
     for f, rank, extend, tag in children:
         request, above, tree = frontier.requests[f], frontier.nodes[f], trees[frontier.requests[f]]
-        token, path = found[f].tokens[rank], frontier.path_logprobs[f] + found[f].logprobs[rank]
+        token, path = candidates[f].tokens[rank], frontier.path_logprobs[f] + candidates[f].logprobs[rank]
         if extend:
             added.append(UnscoredNode(request, len(tree.pool.tokens), above, token))
         columns: Sequence[list[Any]] = tree.pool
-        for column, value in zip(columns, (token, above, depth, path, found[f].entropy, tag), strict=True):
+        for column, value in zip(columns, (token, above, depth, path, candidates[f].entropy, tag), strict=True):
             column.append(value)
-        tree.part = found[f].part
+        tree.part = candidates[f].part
     return added

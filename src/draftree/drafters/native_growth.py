@@ -40,8 +40,8 @@ from ..models.translated import TranslatedModel
 from ..policies.base import GrowthRule, PartRule, Trial
 from ..request import Outcome, Request
 from ..sampling.warping import GOLDEN, mix
-from ..tree import DraftTree, Drawing
-from .base import NOTHING_GROWN, DraftSource, Grown, NodeStates, Scorer, UnscoredNode, scored
+from ..tree import DraftTree
+from .base import NOTHING_GROWN, DraftSource, Grown, NodeStates, Scorer, UnscoredNode, fitted_depth, scored
 from .draft_model import EagleSource, ModelSource
 from .native_translation import NativeTranslation
 from .ngram import LONGEST, NgramSource
@@ -78,8 +78,8 @@ class NativeGrowth:
     """
 
     def __init__(self, source: DraftSource, name: str) -> None:
-        parts = source.parts
-        self._source, self._name = source, name
+        parts = source.parts or (source,)
+        self._name = name
         self._order = sorted(range(len(parts)), key=lambda part: parts[part].model is not None)
         """Number of each part in the ensemble, in the order in which they are tried."""
         self._parts = [parts[number] for number in self._order]
@@ -91,14 +91,15 @@ class NativeGrowth:
         """Where each model's part stands in that order, its source, the model, and its kind."""
         self._translations: dict[int, NativeTranslation] = {}
         """By number of the part."""
-        for at, (own, part, (kind, model)) in enumerate(zip(self._drafting.parts, self._parts, scored_by, strict=True)):
-            own.kind = kind
+        parts_of_c = zip(self._drafting.parts, self._parts, scored_by, strict=True)
+        for at, (c_part, part, (kind, model)) in enumerate(parts_of_c):
+            c_part.kind = kind
             if isinstance(part, (ModelSource, EagleSource)) and model is not None:
-                own.model = model.loaded.address
+                c_part.model = model.loaded.address
                 self._models.append((at, part, model, kind))
             if isinstance(part, ModelSource) and kind == BY_TRANSLATION:
                 translation = self._translations[self._order[at]] = NativeTranslation(part)
-                own.translation = translation.pointer
+                c_part.translation = translation.pointer
         self._texts: dict[Request, list[TextIndex]] = {}
         self._placed: list[Request | None] = []
         """Whose constant numbers each entry of C's requests has."""
@@ -125,7 +126,7 @@ class NativeGrowth:
         requests: Sequence[Request],
         budgets: Sequence[Budget],
         rule: GrowthRule,
-        drawing: Drawing,
+        coupled: bool,
         enabled: Sequence[bool] | None,
         reading: int | None,
     ) -> list[DraftTree]:
@@ -138,16 +139,16 @@ class NativeGrowth:
         drafting, self._requests = self._drafting, requests
         drafting.make_room(len(requests))
         self._set_rule(rule, enabled)
-        drafting.coupled = drawing is Drawing.COUPLED
+        drafting.coupled = coupled
         self._scorers.clear()
         self._tokens = [0] * len(self._parts)
         for translation in self._translations.values():
             translation.begin()
         for at, (request, budget) in enumerate(zip(requests, budgets, strict=True)):
             self._set_request(at, request, budget, reading)
-        for own, number, kind, part in zip(drafting.parts, self._order, self._kinds, self._parts, strict=True):
-            if kind == BY_CALLER and own.enabled:
-                self._scorers[number] = part.scorer(requests, drawing)
+        for c_part, number, kind, part in zip(drafting.parts, self._order, self._kinds, self._parts, strict=True):
+            if kind == BY_CALLER and c_part.enabled:
+                self._scorers[number] = part.scorer(requests, coupled)
         if any(map(attrgetter("state"), requests)):
             self._states = NodeStates(requests)
         grown = self._grown = self._called(len(requests))
@@ -156,7 +157,7 @@ class NativeGrowth:
         for number in self._scorers:
             pairs = zip(trees, grown, strict=True)
             settled = [Grown(t, g[1][5].tolist()) if g and g[0] == number else NOTHING_GROWN for t, g in pairs]
-            self._source.parts[number].settle(requests, settled)
+            self._parts[self._order.index(number)].settle(requests, settled)
         return trees
 
     def knows_nothing(self, requests: Sequence[Request]) -> bool:
@@ -169,8 +170,8 @@ class NativeGrowth:
         return True
 
     def _set_rule(self, rule: GrowthRule, enabled: Sequence[bool] | None) -> None:
-        own = self._drafting.rule
-        own.width, own.depth, own.threshold, own.rate, own.tokens = (
+        c_rule = self._drafting.rule
+        c_rule.width, c_rule.depth, c_rule.threshold, c_rule.rate, c_rule.tokens = (
             min(rule.width, MOST_WIDTH),
             min(rule.depth, MOST_DEPTH),
             rule.threshold,
@@ -186,7 +187,7 @@ class NativeGrowth:
             self._drafting.parts[at].outputs = source.vocab_size
 
     def _set_request(self, at: int, request: Request, budget: Budget, reading: int | None) -> None:
-        own, sources = self._drafting.requests[at], self._drafting.sources[at]
+        c_request, sources = self._drafting.requests[at], self._drafting.sources[at]
         most = min(budget.nodes, MOST_DEPTH if budget.depth is None else budget.depth)
         texts, drafting, deepest = self._read(request), list[DraftSource](), 0
         indexes = iter(texts)
@@ -194,34 +195,34 @@ class NativeGrowth:
             if kind == BY_TEXT:
                 source.index, source.limit = next(indexes).index, rule.enabled and most
             else:
-                source.limit = int(min(part.limits(request, budget)[0], MOST_DEPTH)) if rule.enabled else 0
+                source.limit = int(min(fitted_depth(part, request, budget), MOST_DEPTH)) if rule.enabled else 0
                 if source.limit:
                     drafting.append(part)
             deepest = max(deepest, source.limit)
         # all of them read, whatever the first ones have left
         if reading is not None and not all([*map(methodcaller("read", request, reading), drafting)]):
             deepest = 0
-        own.nodes, own.depth = budget.nodes if deepest else 0, min(most, deepest)
-        own.position, own.constrained = len(request.ids), request.state is not None
+        c_request.nodes, c_request.depth = budget.nodes if deepest else 0, min(most, deepest)
+        c_request.position, c_request.constrained = len(request.ids), request.state is not None
         if at >= len(self._placed) or self._placed[at] is not request:
             self._place(at, request)
         for at, part, _, kind in self._models:
             source = sources[at]
-            if not own.nodes:
+            if not c_request.nodes:
                 source.limit = 0
             if not source.limit:
                 continue
             if kind == BY_TRANSLATION:
-                self._tokens[at] += self._translations[self._order[at]].read(request, source) + 2 * own.nodes
+                self._tokens[at] += self._translations[self._order[at]].read(request, source) + 2 * c_request.nodes
                 continue
             row = part.opened(request).row
             source.row = row.number
-            self._tokens[at] += len(request.ids) - row.length + own.nodes
+            self._tokens[at] += len(request.ids) - row.length + c_request.nodes
             source.unread, source.unread_count = texts[0].address, texts[0].count
             if kind == BY_DRAFT_HEAD:
                 if request.row is None:
                     raise CacheError("a draft head reads the target's hidden states: give it a request with a row")
-                own.target_row = request.row.number
+                c_request.target_row = request.row.number
 
     def _read(self, request: Request) -> list[TextIndex]:
         """Texts of a request, all of it: one for each part that looks tokens up there, or one that is no index."""
@@ -239,11 +240,11 @@ class NativeGrowth:
 
     def _place(self, at: int, request: Request) -> None:
         """Fill in what does not change of a request."""
-        own, params = self._drafting.requests[at], request.params
+        c_request, params = self._drafting.requests[at], request.params
         self._placed += [None] * (at + 1 - len(self._placed))
         self._placed[at] = request
-        own.noise = mix(request.seed + GOLDEN)
-        own.warping = CWarping(*params.warping)
+        c_request.noise = mix(request.seed + GOLDEN)
+        c_request.warping = CWarping(*params.warping)
 
     def _called(self, count: int) -> list[GrownColumns | None]:
         """Call C, whose models no other thread may use meanwhile."""
@@ -252,7 +253,7 @@ class NativeGrowth:
             if drafting.parts[at].enabled:
                 call = partial(model.lend, call, self._tokens[at])
         try:
-            found = call()
+            columns = call()
         finally:
             if self._models:
                 self._follow(BY_DRAFT_HEAD)
@@ -264,7 +265,7 @@ class NativeGrowth:
             for number, work in zip(self._order, drafting.work, strict=True):
                 seconds[number] = 1e-9 * work.nanoseconds
             self.seconds = tuple(seconds)
-        return found
+        return columns
 
     def _follow(self, wanted: int) -> None:
         """Let the rows of models of this kind have the lengths that C has given them."""
@@ -293,7 +294,7 @@ class NativeGrowth:
         if grown is None:
             return DraftTree.empty()
         part, (tokens, parents, depths, paths, entropies, *_) = grown
-        return DraftTree(tokens, parents, depths, paths.view(np.float32), entropies.view(np.float32), {}, part)
+        return DraftTree(tokens, parents, depths, paths.view(np.float32), entropies.view(np.float32), part)
 
     def observe(self, outcomes: Sequence[Outcome]) -> list[Trial]:
         """Commit what was accepted; return what became of candidates."""
@@ -321,8 +322,8 @@ class NativeGrowth:
             translation.close(request)
 
     def _scored(self, part: int, nodes: list[Node], width: int) -> Sequence[Scored]:
-        found = scored(self._name, self._scorers[part], [UnscoredNode(*node) for node in nodes], width)
-        return [(each.tokens, each.logprobs, each.entropy) for each in found]
+        candidates = scored(self._name, self._scorers[part], [UnscoredNode(*node) for node in nodes], width)
+        return [(each.tokens, each.logprobs, each.entropy) for each in candidates]
 
     def _find_meanings(self, part: int, keys: Sequence[Key]) -> None:
         self._translations[part].find(keys)

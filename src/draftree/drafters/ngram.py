@@ -26,9 +26,9 @@ import numpy as np
 from annotated_types import Interval
 
 from ..config import check_fields
-from ..policies.base import Candidates
+from ..policies.base import Candidates, DraftDistribution
 from ..request import Request
-from ..tree import ROOT, DraftDistribution, Drawing
+from ..tree import ROOT
 from .base import DraftSource, NodeStates, Scorer, UnscoredNode
 
 SHORTEST, LONGEST = 2, 16
@@ -68,18 +68,16 @@ def probabilities(matches: Sequence[NgramMatch]) -> dict[int, float]:
     return {token: weight / total for token, weight in ranked}
 
 
-def candidates_of(blend: Mapping[int, float], width: int, drawn: bool = False) -> Candidates:
+def candidates_of(blend: Mapping[int, float], width: int) -> Candidates:
     """Candidates of a distribution over few tokens.
 
     Args:
         blend: token -> probability, in descending order; what is missing from 1 is one outcome of the entropy.
         width: most candidates.
-        drawn: children are drawn from these tokens, whose probabilities are normalised for that.
     """
     logs, rest = [*map(math.log, blend.values())], 1 - sum(blend.values())
     entropy = -sum(map(mul, blend.values(), logs)) - (rest * math.log(rest) if rest > 0 else 0.0)
-    q = DraftDistribution(np.array(logs, np.float32), np.array([*blend])) if drawn and blend else None
-    return Candidates([*blend][:width], logs[:width], entropy, q)
+    return Candidates([*blend][:width], logs[:width], entropy)
 
 
 class NgramIndex:
@@ -141,16 +139,16 @@ class NgramIndex:
 
     def matches(self, tail: Sequence[int]) -> list[NgramMatch]:
         """The latest matches, the last one first."""
-        text, found = self._text, list[NgramMatch]()
+        text, matches = self._text, list[NgramMatch]()
         at = self._latest.get(tuple(tail[-self._shortest :]), 0)
-        while at and len(found) < MATCHES:
+        while at and len(matches) < MATCHES:
             if at < len(text) and text[at] != _BREAK:
                 length = self._shortest
                 while length < len(tail) and text[at - 1 - length] == tail[-1 - length]:
                     length += 1
-                found.append((text, at, length))
+                matches.append((text, at, length))
             at = self._earlier[at - 1]
-        return found
+        return matches
 
 
 _FORCED = 0.99
@@ -165,11 +163,12 @@ class NgramScorer(Scorer):
         indexes: of each request.
     """
 
-    def __init__(self, indexes: Sequence[NgramIndex], requests: Sequence[Request], drawing: Drawing) -> None:
-        self._indexes, self._drawn = indexes, drawing.random
+    def __init__(self, indexes: Sequence[NgramIndex], requests: Sequence[Request]) -> None:
+        self._indexes = indexes
         self._matches = {(b, ROOT): index.latest() for b, index in enumerate(indexes)}
         self._tails = {(b, ROOT): request.ids[-LONGEST:] for b, request in enumerate(requests)}
         self._states = NodeStates(requests)
+        self._blends: dict[tuple[int, int], Mapping[int, float]] = {}
 
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         scored = []
@@ -177,11 +176,20 @@ class NgramScorer(Scorer):
             if node != ROOT:
                 tail = self._tails[b, node] = [*self._tails[b, parent], token][-LONGEST:]
                 self._matches[b, node] = followed(self._matches[b, parent], token) or self._indexes[b].matches(tail)
-            found = probabilities(self._matches[b, node])
+            blend = probabilities(self._matches[b, node])
             if state is not None and (forced := state.forced) is not None:
-                found = {forced: _FORCED}
-            scored.append(candidates_of(found, width, self._drawn))
+                blend = {forced: _FORCED}
+            self._blends[b, node] = blend
+            scored.append(candidates_of(blend, width))
         return scored
+
+    def distributions(self, nodes: Sequence[tuple[int, int]]) -> Sequence[DraftDistribution]:
+        """Over the tokens that it knows after these nodes, whose probabilities are normalised for that."""
+        distributions = list[DraftDistribution]()
+        for blend in map(self._blends.__getitem__, nodes):
+            logs = np.array([*map(math.log, blend.values())], np.float32)
+            distributions.append(DraftDistribution(logs, np.array([*blend])))
+        return distributions
 
 
 @dataclass
@@ -210,11 +218,11 @@ class NgramSource(DraftSource):
             self._indexes[request] = NgramIndex.begun(prompt, request.prediction, self.shortest)
         return self._indexes[request]
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
         indexes = [*map(self._index, requests)]
         for index, request in zip(indexes, requests, strict=True):
             index.extend(request.ids[len(index) :])
-        return NgramScorer(indexes, requests, drawing)
+        return NgramScorer(indexes, requests)
 
     def close(self, request: Request) -> None:
         self._indexes.pop(request, None)

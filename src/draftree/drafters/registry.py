@@ -103,7 +103,7 @@ def load_drafter(
         target: the model that it drafts for.
         policy: shapes its trees; of a cascade the proposals, if it says so (``GrowthPolicy.over_cascade``) and the
             stage has no method of its own.
-        learning: "auto" may be what learns from all requests; not so where children are drawn (``Drawing.random``).
+        learning: "auto" may be what learns from all requests; not so where children are drawn at random.
 
     Raises:
         UnknownNameError: no such drafter.

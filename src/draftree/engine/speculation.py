@@ -19,7 +19,8 @@ from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import DEFAULT_METHOD, Method, find_policy, read_method
 from ..request import Outcome, Request
-from ..verify.schemes import DEFAULT_SCHEME, SCHEMES, Scheme, find_scheme, read_scheme
+from ..verify.base import Scheme
+from ..verify.schemes import DEFAULT_SCHEME, SCHEMES, find_scheme, read_scheme
 
 _KEPT = 32
 """Speculations by name that an engine keeps made; of more, those that were last used."""
@@ -98,7 +99,7 @@ class SpeculationParams:
 
     def made_for(self, target: LanguageModel) -> Speculation:
         """Load the drafter."""
-        drafter = load_drafter(self.spec, target, self.policy, learning=not self.scheme.drawing.random)
+        drafter = load_drafter(self.spec, target, self.policy, learning=not self.scheme.sampler)
         return Speculation(drafter, self.nodes, self.scheme)
 
 
@@ -199,9 +200,10 @@ class Speculations:
         """
         drafter = speculation.drafter
         if known := self._prepared.get(id(drafter)):
-            if known.scheme.drawing != speculation.scheme.drawing:
+            before, scheme = known.scheme, speculation.scheme
+            if (before.coupled, before.sampler) != (scheme.coupled, scheme.sampler):
                 raise ConfigError(
-                    f"drafter {drafter.name} drafts for {known.scheme.name} and {speculation.scheme.name}, whose trees "
+                    f"drafter {drafter.name} drafts for {before.name} and {scheme.name}, whose trees "
                     "come out of the draft distribution in two ways: give each a drafter of its own"
                 )
         else:

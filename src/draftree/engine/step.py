@@ -24,7 +24,7 @@ from ..models.prefixes import WORTHWHILE, PrefixCache, common_prefix
 from ..request import DrafterStats, Logprobs, Outcome, StepCost
 from ..scores import Scores
 from ..tree import ROOT, DraftTree
-from ..verify.schemes import Scheme, Verdict
+from ..verify.base import Scheme, Verdict
 from .speculation import EngineRequest, Observer
 
 _RESERVED = 256
@@ -205,8 +205,9 @@ class Stepper:
             for request in requests:
                 budgets.append(Budget(min(request.speculation.nodes, share), request.tokens_left - 1))
             other_tokens = sum(map(len, map(attrgetter("tokens"), feeds))) - len(requests) + drafted
-            drawing, name = requests[0].speculation.scheme.drawing, f"drafter {drafter.name}"
-            proposed = call_named(name, drafter.propose, requests, budgets, drawing, other_tokens, reading)
+            scheme, name = requests[0].speculation.scheme, f"drafter {drafter.name}"
+            given = scheme.coupled, other_tokens, reading, scheme.sampler
+            proposed = call_named(name, drafter.propose, requests, budgets, *given)
             for request, tree in zip(requests, proposed, strict=True):
                 if (tokens := tree.tokens.tolist()) and not 0 <= min(tokens) <= max(tokens) < vocab:
                     check_tokens(name, tokens, vocab)

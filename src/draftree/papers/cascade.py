@@ -29,7 +29,7 @@ from ..models.base import LanguageModel
 from ..policies.base import NO_CANDIDATES, Candidates, GrowthPolicy, read_number
 from ..policies.methods import find_method
 from ..request import Outcome, Request, StepCost
-from ..tree import ROOT, DraftTree, Drawing
+from ..tree import ROOT, DraftTree
 from .hsddw import Threshold, read_start
 
 
@@ -145,8 +145,8 @@ class _Stage:
         found: for each request, node -> what follows it.
     """
 
-    def __init__(self, source: DraftSource, requests: Sequence[Request], tries: Sequence[TokenTrie], drawing: Drawing):
-        self._tries, self._scorer = tries, source.scorer(requests, drawing)
+    def __init__(self, source: DraftSource, requests: Sequence[Request], tries: Sequence[TokenTrie], coupled: bool):
+        self._tries, self._scorer = tries, source.scorer(requests, coupled)
         self.found: list[dict[int, Candidates]] = [{} for _ in requests]
 
     def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
@@ -191,11 +191,11 @@ class _Rounds:
         proposed: for each request, the nodes whose tokens A proposed.
     """
 
-    def __init__(self, cascade: CascadeSource, requests: Sequence[Request], drawing: Drawing) -> None:
+    def __init__(self, cascade: CascadeSource, requests: Sequence[Request], coupled: bool) -> None:
         self._cascade, self._requests = cascade, requests
         self.tries = [TokenTrie() for _ in requests]
-        self._lower = _Stage(cascade.lower, requests, self.tries, drawing)
-        self._upper = _Stage(cascade.upper, requests, self.tries, drawing)
+        self._lower = _Stage(cascade.lower, requests, self.tries, coupled)
+        self._upper = _Stage(cascade.upper, requests, self.tries, coupled)
         self.proposed = [set[int]() for _ in requests]
 
     def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
@@ -322,7 +322,7 @@ class CascadeSource(DraftSource):
                 f"drafter {'+'.join(self.stage_names)}"
             )
         super().prepare(target, prefixes)
-        self.policy.prepare(self.upper.model, self.lower.parts)
+        self.policy.prepare(self.upper.model, self.lower.parts or (self.lower,))
 
     def open(self, request: Request) -> None:
         request.stats.figures[STAGES] = [StageStats(name) for name in self.stage_names]
@@ -333,8 +333,8 @@ class CascadeSource(DraftSource):
         self.fits[request] = self.lower.fit(request, budget), self.upper.fit(request, budget)
         return self.fits[request][1]
 
-    def scorer(self, requests: Sequence[Request], drawing: Drawing) -> Scorer:
-        rounds = self._rounds = _Rounds(self, requests, drawing)
+    def scorer(self, requests: Sequence[Request], coupled: bool) -> Scorer:
+        rounds = self._rounds = _Rounds(self, requests, coupled)
         return _TrieScorer(rounds.predict, rounds.tries, [(b, ROOT) for b in range(len(requests))])
 
     def settle(self, requests: Sequence[Request], grown: Sequence[Grown]) -> None:

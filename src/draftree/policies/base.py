@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
@@ -15,7 +15,7 @@ from ..config import DEFAULT_NODES, Budget, NodeCount, check_type
 from ..errors import ConfigError
 from ..models.base import LanguageModel
 from ..request import Outcome, Request
-from ..tree import DraftDistribution
+from ..tree import DraftTree
 from .report import Report
 
 Numbers = NDArray[np.int64]
@@ -32,18 +32,71 @@ class Candidates(NamedTuple):
         tokens: [K].
         logprobs: [K] log-probabilities (nats), finite, in descending order.
         entropy: nats, of the whole draft distribution, not of the K.
-        distribution: the whole draft distribution, where children are drawn at random.
         part: number of the source that predicts them in its ensemble.
     """
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
     entropy: float
-    distribution: DraftDistribution | None = None
     part: int = 0
 
 
 NO_CANDIDATES = Candidates((), (), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDistribution:
+    """A whole draft distribution, the softmax of ``logits``.
+
+    Attributes:
+        logits: [K]; -inf where nothing is ever drawn.
+        tokens: [K] whose logits they are; None: tokens 0 to K - 1.
+    """
+
+    logits: NDArray[np.floating]
+    tokens: NDArray[np.integer] | None = None
+
+    def dense(self, vocab: int) -> NDArray[np.float64]:
+        """[vocab] logits, -inf for the tokens that are left out."""
+        full = np.full(vocab, -np.inf)
+        full[slice(len(self.logits)) if self.tokens is None else self.tokens] = self.logits
+        return full
+
+
+Distributions = Callable[[Sequence[tuple[int, int]]], Sequence[DraftDistribution]]
+"""Nodes of the layer that was scored last, by request and number -> the draft distributions after them."""
+
+
+class ChildSampler(ABC):
+    """Draws the children of one proposal's nodes at random, once the policy has settled how many each of them gets.
+
+    Args:
+        requests: [B] that the proposal is for.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+
+    @abstractmethod
+    def draw(
+        self,
+        nodes: Sequence[tuple[int, int]],
+        candidates: Sequence[Candidates],
+        counts: Sequence[int],
+        distributions: Distributions,
+    ) -> Sequence[Candidates]:
+        """The children of a frontier, in draw order.
+
+        Args:
+            nodes: [F] by request and number in its pool, ROOT for roots.
+            candidates: [F] what may follow them.
+            counts: [F] how many children each of them gets.
+            distributions: computes the draft distributions of some of the nodes.
+        """
+
+    @abstractmethod
+    def finished(self, request: int, tree: DraftTree, numbers: Sequence[int]) -> DraftTree:
+        """A request's tree with what its verification needs; ``numbers``: [N] of its nodes in the pool."""
 
 
 class Child(NamedTuple):

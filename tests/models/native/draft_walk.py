@@ -35,7 +35,7 @@ from draftree.request import Request
 from draftree.sampling.constraint import ConstraintState
 from draftree.sampling.warping import GOLDEN, mix
 from draftree.text.detokenizer import NoText
-from draftree.tree import ROOT, Drawing
+from draftree.tree import ROOT
 
 from .out_of_memory import Memory
 
@@ -122,7 +122,7 @@ class CDrafter:
         self._model, self.rows, self._memory = model, dict[Request, int](), CMemory()
         self._parts = (CPart * 2)(CPart(), CPart(1, 1, model.loaded.address, None, outputs))
 
-    def begin(self, requests: Sequence[Request], drawing: Drawing) -> None:
+    def begin(self, requests: Sequence[Request], coupled: bool) -> None:
         self._requests = list(requests)
         given, sources, self._texts = list[CRequest](), list[CSource](), list[Any]()
         for request in requests:
@@ -136,7 +136,7 @@ class CDrafter:
             sources += [CSource(row=-1), CSource(9, None, self.rows[request], len(unread), text)]
         self._given, self._sources = (CRequest * len(given))(*given), (CSource * len(sources))(*sources)
         arrays = [addressof(array) for array in (self._parts, self._given, self._sources)]
-        self._step = CStep(2, len(given), drawing is Drawing.COUPLED, None, *arrays)
+        self._step = CStep(2, len(given), coupled, None, *arrays)
         self._fed = (CFed * len(given))(*(CFed(9, 9, (c_int32 * ROOM)()) for _ in given))
         binding.check(self._functions.begin_models(byref(self._step), 1, self._fed))
 
@@ -187,7 +187,7 @@ class Case:
     kind: str
     outputs: int = VOCAB
     warm: bool = False
-    drawing: Drawing = Drawing.COUPLED
+    coupled: bool = True
     masks: bool = False
     seed: int = 0
     random: random.Random = field(init=False)
@@ -230,9 +230,9 @@ def compare(case: Case, target: NativeModel, source: RowSource) -> Counter[str]:
     drafter, fresh = CDrafter(model, case.outputs), CDrafter(model, case.outputs)
     for number in range(STEPS):
         own = [request for request in requests if number % 2 == 0 or case.random.random() < 0.6] or requests[:1]
-        scorer, states = source.scorer(own, case.drawing), NodeStates(own)
-        drafter.begin(own, case.drawing)
-        fresh.begin(own[-1:], case.drawing)
+        scorer, states = source.scorer(own, case.coupled), NodeStates(own)
+        drafter.begin(own, case.coupled)
+        fresh.begin(own[-1:], case.coupled)
         layer = [UnscoredNode(b, ROOT, ROOT, 0) for b in range(len(own))]
         pools: list[list[tuple[int, int]]] = [[] for _ in own]  # parents and tokens
         for depth in range(DEPTH + 1):
@@ -305,7 +305,7 @@ def cases(kinds: Sequence[str]) -> list[Case]:
         for outputs in sizes:
             for masks in (False, True):
                 found.append(Case(kind, outputs, masks=masks))
-                found += [Case(kind, outputs, True, drawing, masks) for drawing in (Drawing.COUPLED, Drawing.TOP)]
+                found += [Case(kind, outputs, True, coupled, masks) for coupled in (True, False)]
     for seed, case in enumerate(found):
         case.seed = seed
         case.random.seed(seed)
@@ -321,7 +321,7 @@ def draft(memory: Memory, number: int, path: Path, folder: Path | None) -> list[
     states = NodeStates(requests)
 
     def step() -> list[Candidates]:
-        drafter.begin(requests, Drawing.COUPLED)
+        drafter.begin(requests, True)
         layer, scored = [UnscoredNode(b, ROOT, ROOT, 0) for b in range(2)], list[Candidates]()
         for depth in range(3):
             masks = [None if state is None else state.mask for state in states.of(layer)]
