@@ -72,7 +72,7 @@ def test_what_a_process_writes_no_other_writes(folder: bool, tmp_path: Path) -> 
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as other:  # noqa: S603 - this test's
         assert other.stdout is not None and other.stdout.readline()
         with (
-            pytest.raises(ConfigError, match="out is being written by another process"),
+            pytest.raises(ConfigError, match="out .*another process"),
             locked(path, "it", folder=folder),
         ):
             pass
@@ -205,7 +205,7 @@ def test_a_number_that_is_not_finite_is_refused(number: str, tmp_path: Path) -> 
     DRAWINGS.write(tmp_path / "x", DRAWING)
     text = (tmp_path / "x").read_text()
     (tmp_path / "x").write_text(text.replace("0.1", number))
-    with pytest.raises(ConfigError, match="no finite number"):
+    with pytest.raises(ConfigError, match="finite number"):
         DRAWINGS.read(tmp_path / "x")
 
 

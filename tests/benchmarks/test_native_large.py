@@ -10,7 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from benchmarks import native_large
-from benchmarks.native_large import DRAFTS, NEAR, Part, bound, parts_of, run
+from benchmarks.native_large import DRAFTS, NEAR, Part, bound, run
 from benchmarks.native_shapes import SHAPES, write
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.llama.library import Weights, open_library
@@ -60,19 +60,6 @@ class Measured:
 
 def lines(out: Path | None) -> Sequence[str]:
     return run([NAME], LAYERS, 1, out)
-
-
-def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "found.md"
-    first = Measured(monkeypatch, fails_at=5)
-    with pytest.raises(KeyboardInterrupt):
-        lines(out)
-    then = Measured(monkeypatch)
-    found = lines(out)
-    assert first.parts + then.parts == list(parts_of(NAME)) and len(first.parts) == 5
-    assert [path.name for path in tmp_path.iterdir()] == ["found.jsonl"], "files of weights are removed"
-    again = Measured(monkeypatch)
-    assert lines(out) == found and not again.parts
 
 
 def test_attention_is_scaled_from_some_layers_to_all(monkeypatch: pytest.MonkeyPatch) -> None:

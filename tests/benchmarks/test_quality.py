@@ -171,7 +171,7 @@ def test_a_query_of_slow_functions_ends(pets: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_broken_gold_query_is_an_error(pets: Path) -> None:
-    with pytest.raises(RunError, match="gold query fails"):
+    with pytest.raises(RunError, match="gold query"):
         same_rows(pets, "SELECT 1", "SELECT nothing FROM nowhere")
 
 
@@ -208,21 +208,6 @@ def test_a_finished_run_is_scored(finished: Path, capsys: pytest.CaptureFixture[
     assert all((s.entropy is not None) == (s.method == "ar") for s in scores)
     assert mean_scores(scores)["ar"] == {"exact": 0.0, "f1": 0.0}
     assert "| ar " in capsys.readouterr().out
-
-
-def test_what_cannot_be_scored_is_one_line(finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="no run in"):
-        quality([str(tmp_path)])
-    copy = tmp_path / "copy"
-    shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("quality.jsonl"))
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**config, "suite": "mt-bench"}))
-    with pytest.raises(ConfigError):
-        score_run(copy)
-    (copy / "config.json").write_text(json.dumps(config))
-    (copy / "summary.json").unlink()
-    with pytest.raises(ConfigError):
-        score_run(copy)
 
 
 def test_code_is_not_run_without_a_sandbox_unless_unsafe(

@@ -100,7 +100,7 @@ def test_heads_of_other_sizes_are_not_read(shipped: Path) -> None:
 
 def test_a_package_that_is_not_whole_is_one_line(shipped: Path) -> None:
     (shipped / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(ModelFileError, match="cannot read the draft head .*tiny"):
+    with pytest.raises(ModelFileError, match="draft head .*tiny"):
         stands_for(target())
 
 
@@ -212,7 +212,7 @@ def test_a_tree_is_refused_for_models_that_it_was_not_made_for() -> None:
     made_for = Provenance("org/big", "org/small")
     check_made_for(made_for, Provenance("/models/big", "small", "0123", "4567"))
     check_made_for(None, Provenance("anything", "lookup"))
-    with pytest.raises(ConfigError, match="made for target 'org/big', not 'org/huge'"):
+    with pytest.raises(ConfigError, match="target 'org/big', not 'org/huge'"):
         check_made_for(made_for, Provenance("org/huge", "org/small"))
-    with pytest.raises(ConfigError, match="made for drafter 'org/small', not 'lookup'"):
+    with pytest.raises(ConfigError, match="drafter 'org/small', not 'lookup'"):
         check_made_for(made_for, Provenance("org/big", "lookup"))
