@@ -18,7 +18,6 @@ from draftree.models.base import prefill
 from draftree.text.encoding import encode
 
 from .pairs import begun
-from .tiny import save_tiny
 from .toy import ToyModel
 
 WRONG: list[Any] = [None, True, 5, -1, 1.5, float("nan"), 10**30, "x", b"x", [], [None], (1, "a"), {}, object(), len]
@@ -42,11 +41,6 @@ class _Thing:
 
 _NEEDED = {"score": len, "paths": ((0,),)}
 WRONG_NAMES: list[Any] = [1.5, object(), b"x", [None], torch.float16, torch.zeros(2)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 @dataclass

@@ -34,18 +34,13 @@ from draftree.verify.schemes import SCHEMES
 
 from ..heads import DRAFTED, random_network
 from ..pairs import generated, policy, save_tree, target
-from ..tiny import save_tiny, tiny
+from ..tiny import tiny
 
 Captured = pytest.CaptureFixture[str]
 
 ALL = "lookup+head"
 PROMPT = [3, 14, 15, 9, 2, 6, 14, 15]
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from draftree.models.heads.head_folder import find_head
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..published import KINDS, Recipe, eagle_head, saved
-from ..tiny import save_tiny, tiny
+from ..tiny import tiny
 from ..toy import ToyFeatureModel, ToyModel
 
 Captured = pytest.CaptureFixture[str]
@@ -33,11 +33,6 @@ MIDLAYER = "midlayer"
 @pytest.fixture(scope="module")
 def target() -> HFModel:
     return HFModel(tiny(), name="tiny", self_test=False)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 def edit(folder: Path, **changes: Any) -> None:

@@ -29,11 +29,6 @@ ROOT = Path(__file__).parents[2]
 TEXT = "a b a b a b the cat in the hat"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
-
-
 COMMANDS = """
 import json, sys
 from draftree.cli import main as command_line

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftree.errors import ConfigError, RunError, UnknownNameError
+from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.base import Provenance
 from draftree.policies.c2t import CLASSIFIER_FILE, DEFAULT, Classifier, ClassifierFile, read_classifier
 
@@ -85,38 +85,9 @@ def test_a_name_that_is_nothing_is_answered_with_those_that_ship(tmp_path: Path)
         read_classifier(str(tmp_path / "none"))
 
 
-def test_a_folder_is_no_classifier_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="be read"):
-        read_classifier(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (b"", "is not JSON"),
-        (b'{"format": "draftree class', "is not JSON"),
-        (b"\x80\x04\x95\x1f\x00", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
-        (b"[]", "no classifier file"),
-        (b'{"format": "draftree static tree"}', "no classifier file"),
-        (b" " * (1 << 21), "more than"),
-    ],
-)
-def test_what_is_no_classifier_file_is_said_to_be_none(content: bytes, named: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=f"{named}.*'draftree train classifier'"):
-        read_classifier(str(tmp_path / "bad.json"))
-
-
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "no weights of the drafter": (
-        lambda c: c.pop("drafter_weights"),
-        "drafter_weights",
-    ),
+    "no weights of the drafter": (lambda c: c.pop("drafter_weights"), "drafter_weights"),
     "no weights": (lambda c: c.pop("hidden"), "classifier.hidden: Field required"),
-    "no history": (lambda c: c.pop("trained_on"), "trained_on: Field required"),
-    "history that is none": (lambda c: c.update(held_out=3), "held_out"),
-    "a name that is none": (lambda c: c.update(drafter=3), "made_for.drafter"),
     "another feature set": (lambda c: c.update(features=["probability", "colour"]), "'colour'"),
     "a feature too few": (lambda c: c.update(features=["depth"]), "1 features"),
     "a feature twice": (lambda c: c.update(features=["depth", "depth"]), "each once"),
@@ -124,10 +95,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no units": (lambda c: c.update(hidden=[], bias=[], output=[]), "classifier.hidden"),
     "too many units": (lambda c: c.update(hidden=[[0, 0]] * 2000), "classifier.hidden: .*1024"),
     "a unit too few": (lambda c: c["bias"].pop(), "weights"),
-    "weights that are text": (lambda c: c.update(bias=["0", "0", "0"]), "classifier.bias.0"),
     "weights that are truths": (lambda c: c.update(bias=[True, False, True]), "classifier.bias.0"),
-    "nan": (lambda c: c.update(threshold=math.nan), "finite number"),
-    "infinity": (lambda c: c.update(threshold=-math.inf), "finite number"),
     "beyond float32": (lambda c: c.update(threshold=1e300), "classifier.threshold"),
     "beyond float64": (lambda c: c.update(threshold=10**400), "corrupt"),
 }
@@ -150,18 +118,3 @@ def test_a_file_of_an_older_version_is_refused_with_a_way_out(path: Path) -> Non
     path.write_text(json.dumps(content | {"version": 1}))
     with pytest.raises(ConfigError, match="version 1, not 2: .*'draftree train classifier'"):
         read_classifier(str(path))
-
-
-def test_a_truncated_file_is_refused_at_every_length(path: Path, tmp_path: Path) -> None:
-    whole = path.read_bytes().rstrip()
-    for length in range(0, len(whole), 7):
-        (tmp_path / "torn.json").write_bytes(whole[:length])
-        with pytest.raises(ConfigError, match="not JSON"):
-            read_classifier(str(tmp_path / "torn.json"))
-
-
-def test_a_file_that_cannot_be_written_leaves_nothing(path: Path, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(RunError, match="cannot write"):
-        CLASSIFIER_FILE.write(tmp_path / "folder", read_classifier(str(path)))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "net.json"]
