@@ -71,10 +71,7 @@ def test_what_a_process_writes_no_other_writes(folder: bool, tmp_path: Path) -> 
     script = f"import time\nfrom pathlib import Path\nfrom draftree.artifacts import locked\n{with_lock}"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as other:  # noqa: S603 - this test's
         assert other.stdout is not None and other.stdout.readline()
-        with (
-            pytest.raises(ConfigError, match="out .*another process"),
-            locked(path, "it", folder=folder),
-        ):
+        with pytest.raises(ConfigError, match="out .*another process"), locked(path, "it", folder=folder):
             pass
         other.kill()
     with locked(path, "it", folder=folder):

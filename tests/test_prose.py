@@ -40,8 +40,9 @@ def cases(function: ast.FunctionDef, name: str) -> Iterator[ast.expr]:
 
 def patterns(source: str) -> Iterator[str]:
     """Literals that ``match`` compares with the message of an error or a warning."""
-    for function in ast.parse(source).body if "match=" in source else ():
-        for call in ast.walk(function) if isinstance(function, ast.FunctionDef) else ():
+    nodes = list(ast.walk(ast.parse(source))) if "match=" in source else []
+    for function in (node for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test")):
+        for call in ast.walk(function):
             for keyword in call.keywords if isinstance(call, ast.Call) else ():
                 if keyword.arg == "match":
                     yield from strings(keyword.value)

@@ -17,7 +17,6 @@ from benchmarks.c2t import (
     calibration,
     decoded,
     equal_mal,
-    joined,
     joint,
     main,
     of_mal,
@@ -60,12 +59,6 @@ def test_nodes_are_compared_at_equal_mal(capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().out
     assert "1.000 [1.000, 1.000]" in printed
     assert "0.500 [0.500, 0.500]" in printed
-
-
-def test_curves_of_several_suites_are_joined_by_prompt() -> None:
-    one, two = {"a": [point(1, 10)]}, {"a": [point(3, 30)]}
-    (both,) = joined([one, two])["a"]
-    assert both.tokens.tolist() == [10, 10, 30, 30]
 
 
 def test_each_distribution_on_the_text_is_counted_once() -> None:

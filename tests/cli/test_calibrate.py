@@ -121,13 +121,6 @@ def test_bad_settings_are_refused_before_any_work(case: str, prompts: Path, tmp_
     assert [p.name for p in tmp_path.iterdir()] == ["prompts.txt"]
 
 
-def test_prompts_are_lines_or_json_lines_with_a_prompt_or_a_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text('one\r\n\r\n  {"prompt": "two"}\n')
-    (tmp_path / "a.jsonl").write_text('{"prompt": "one\\ntwo", "text": "no"}\n\n{"text": "three", "id": 3}\n')
-    assert read_prompts(str(tmp_path / "a.txt")) == ["one", '{"prompt": "two"}']
-    assert read_prompts(str(tmp_path / "a.jsonl")) == ["one\ntwo", "three"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [

@@ -254,9 +254,9 @@ EMPTY_INPUT = '{"instruction": "Sing.", "instances": [{"input": "", "output": "l
         ("mbpp.jsonl", '{"text": "Write add.", "code": "", "task_id": 601}\n', ["Write add."]),
         ("self.jsonl", SELF_INSTRUCT, ["Sort.\n\nb a", "Sing."]),
         ("self.jsonl", EMPTY_INPUT, ["Sing."]),
-        ("plain.jsonl", '{"prompt": "Hello"}\n\n{"text": "Bye"}\n', ["Hello", "Bye"]),
+        ("plain.jsonl", '{"prompt": "a\\nb", "text": "no"}\n\n{"text": "Bye", "id": 3}\n', ["a\nb", "Bye"]),
         ("acts.csv", 'act,prompt,for_devs\n"x","Say ""a""\nand b",FALSE\ny,Go,TRUE\n', ['Say "a"\nand b', "Go"]),
-        ("plain.txt", "one\n\n two \n", ["one", "two"]),
+        ("plain.txt", 'one\r\n\n  {"prompt": "two"} \n', ["one", '{"prompt": "two"}']),
     ],
 )
 def test_prompt_files_are_read_as_they_are(name: str, content: str, expected: list[str], tmp_path: Path) -> None:
@@ -268,13 +268,10 @@ def test_prompt_files_are_read_as_they_are(name: str, content: str, expected: li
     ("name", "content", "named"),
     [
         ("a.csv", "act,answer\nx,y\n", "a.csv line 2 has no text under any of prompt, text"),
-        ("a.csv", "", "a.csv has no prompts"),
         ("a.csv", 'act,prompt\nx,y\nz,""\n', "a.csv line 3 has no text"),
         ("a.csv", "act,prompt\nx\n", "a.csv line 2 has no text"),
         ("a.csv", 'act,prompt\nx,"y\n', "a.csv line 2 is not CSV"),
         ("a.csv", "act,prompt\n", "a.csv has no prompts"),
-        ("a.jsonl", '{"instruction": "x"}\n{"response": "y"}\n', "a.jsonl line 2 has no"),
-        ("a.jsonl", '{"instruction": "x"}\nx\n', "a.jsonl line 2 is not JSON"),
     ],
 )
 def test_a_file_in_another_format_says_which_line(
