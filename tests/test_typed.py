@@ -18,7 +18,6 @@ from draftree.models.base import prefill
 from draftree.text.encoding import encode
 
 from .pairs import begun
-from .tiny import save_tiny
 from .toy import ToyModel
 
 WRONG: list[Any] = [None, True, 5, -1, 1.5, float("nan"), 10**30, "x", b"x", [], [None], (1, "a"), {}, object(), len]
@@ -42,11 +41,6 @@ class _Thing:
 
 _NEEDED = {"score": len, "paths": ((0,),)}
 WRONG_NAMES: list[Any] = [1.5, object(), b"x", [None], torch.float16, torch.zeros(2)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 @dataclass
@@ -228,16 +222,3 @@ def test_text_that_is_not_text_is_refused(model: str) -> None:
     for prompt in ("a\udcff", d.user("a\udcff"), b"abc", ["a", "b"], 5, [{"role": "user", "content": 5}]):
         with pytest.raises(PromptError):
             encode(tokenizer, prompt)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "template",
-    ["{{ 1 // 0 }}", "{{ raise_exception('no') }}", "{% for %}", "{{ messages[9].x.y }}", "{{ [1] | sum(5) }}"],
-)
-def test_a_chat_template_that_fails_is_told(template: str, model: str) -> None:
-    """A damaged chat template, which runs as code, was a traceback of jinja2, or of what it had tried."""
-    tokenizer = d.load(model).tokenizer
-    assert tokenizer is not None
-    tokenizer.chat_template = template
-    with pytest.raises(PromptError):
-        encode(tokenizer, d.user("the cat"))

@@ -131,15 +131,15 @@ def test_a_drawn_seed_is_told() -> None:
 
 def test_what_does_not_fit_is_refused_before_any_work() -> None:
     engine = BeamEngine(ToyModel(5, max_length=8))
-    with pytest.raises(PromptError, match="8 tokens but .* is 8 tokens .toy"):
+    with pytest.raises(PromptError, match="8 tokens .* 8 tokens .toy"):
         engine.generate([[1, 2], [1] * 8])
-    with pytest.raises(ConfigError, match="max_tokens is 7 .* use at most 6"):
+    with pytest.raises(ConfigError, match="max_tokens is 7 .* 6"):
         engine.generate([[1, 2]], SamplingParams(max_tokens=7))
-    with pytest.raises(PromptError, match="the prompt is empty"):
+    with pytest.raises(PromptError, match="empty"):
         engine.generate([[]])
-    with pytest.raises(ConfigError, match="takes a list of prompts"):
+    with pytest.raises(ConfigError, match="prompts"):
         engine.generate("text")
-    with pytest.raises(ConfigError, match="2 sampling params for 1 prompts"):
+    with pytest.raises(ConfigError, match="2 .* 1 prompts"):
         engine.generate([[1]], [SamplingParams(), SamplingParams()])
     with pytest.raises(ConfigError, match="give SamplingParams"):
         engine.generate([[1]], {"temperature": 1.0})  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def test_what_drafts_one_sequence_is_refused(name: str) -> None:
 
 def test_a_head_drafts_no_beams() -> None:
     model = target()
-    with pytest.raises(ConfigError, match="drafts one sequence, not beams: use a draft model or none"):
+    with pytest.raises(ConfigError, match="not beams"):
         BeamEngine(model, EagleSource(random_head(model), VOCAB))
 
 
@@ -186,7 +186,7 @@ class Failing(ModelSource):
 def test_a_failure_frees_all_rows() -> None:
     toy, drafting = ToyModel(5), ToyModel(5, 1)
     engine = BeamEngine(toy, Failing(drafting, 5))
-    with pytest.raises(RuntimeError, match="the drafter failed"):
+    with pytest.raises(RuntimeError, match="drafter failed"):
         engine.generate([[1, 2], [3]], SamplingParams(max_tokens=20))
     assert (toy._rows, drafting._rows) == ([], [])
     found = engine.generate([[1, 2]], SamplingParams(max_tokens=5))

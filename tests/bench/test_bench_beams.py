@@ -16,14 +16,7 @@ from draftree.cli.main import run
 from draftree.config import SamplingParams
 from draftree.errors import DraftreeError
 
-from ..tiny import save_tiny
-
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 def test_beams_have_settings_and_a_drafter_of_their_own() -> None:

@@ -34,11 +34,6 @@ METHODS = ["ar", "chain:depth=2", "opt-tree:nodes=4", "peer:hf-generate", "peer:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
-
-
-@pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("suites") / "own.jsonl"
     rows = [{"turns": [p, "and again"], "id": f"p{i}", "category": "ab"[i % 2]} for i, p in enumerate(PROMPTS)]

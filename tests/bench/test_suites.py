@@ -135,7 +135,7 @@ def test_a_file_has_prompts_or_turns(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(line: str, why: str, tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text(f'{{"prompt": "good"}}\n\n{line}\n{{"prompt": "good too"}}\n')
-    with pytest.raises(PromptError, match=r"own\.jsonl, line 3 is bad .*: repair it") as error:
+    with pytest.raises(PromptError, match=r"own\.jsonl, line 3 ") as error:
         load_suite(str(path))
     assert why in str(error.value)
 
@@ -153,7 +153,7 @@ def test_a_line_of_another_kind_is_bad_in_every_suite(name: str, line: str, tmp_
 
 def test_two_prompts_of_one_id_are_refused(tmp_path: Path) -> None:
     path = _write(tmp_path / "own.jsonl", {"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"})
-    with pytest.raises(PromptError, match="2 prompts with id '1'"):
+    with pytest.raises(PromptError, match="2 prompts .*'1'"):
         load_suite(str(path))
 
 

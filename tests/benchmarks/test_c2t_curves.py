@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from benchmarks.c2t import (
-    TOP_NODES,
     Contestant,
     Point,
     Timed,
@@ -18,21 +17,15 @@ from benchmarks.c2t import (
     calibration,
     decoded,
     equal_mal,
-    held_against,
-    joined,
     joint,
     main,
     of_mal,
-    plot_calibration,
-    plot_curves,
-    print_calibration,
     print_clock,
     report,
-    top_ks,
 )
 from benchmarks.recorded import KnownText, record
 from draftree.errors import DraftreeWarning
-from draftree.papers.c2t import Classifier, ClassifierTree
+from draftree.papers.c2t import ClassifierTree
 from draftree.policies.best_paths import Eagle2Tree
 
 from ..pairs import source, target
@@ -68,12 +61,6 @@ def test_nodes_are_compared_at_equal_mal(capsys: pytest.CaptureFixture[str]) -> 
     assert "0.500 [0.500, 0.500]" in printed
 
 
-def test_curves_of_several_suites_are_joined_by_prompt() -> None:
-    one, two = {"a": [point(1, 10)]}, {"a": [point(3, 30)]}
-    (both,) = joined([one, two])["a"]
-    assert both.tokens.tolist() == [10, 10, 30, 30]
-
-
 def test_each_distribution_on_the_text_is_counted_once() -> None:
     found = calibration(texts())
     assert int(found.counts.sum()) == sum(range(1, 7))  # 7 tokens follow the first: 6 distributions, then 5, ...
@@ -81,57 +68,6 @@ def test_each_distribution_on_the_text_is_counted_once() -> None:
         (found.counts > 0).sum()
     )  # the target drafts itself
     assert float(found.accepted[:, 1:].sum()) == 0
-
-
-def test_the_calibration_is_a_table_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = calibration(texts())
-    print_calibration(found)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert [int(row[1]) for row in rows] == [int(n) for n in found.counts]
-    many = found._replace(counts=found.counts * 100)
-    plot_calibration(many, tmp_path / "plot.svg")
-    drawn = (tmp_path / "plot.svg").read_text()
-    assert drawn.startswith("<svg")
-    plot_calibration(found, tmp_path / "few.svg")  # bins of few distributions are left out
-    assert len((tmp_path / "few.svg").read_text()) < len(drawn)
-
-
-def test_curves_are_a_plot_and_the_same_every_time(tmp_path: Path) -> None:
-    curves = {"one": [point(10, 10), point(120, 30)], "two": [point(5, 12), point(90, 33)]}
-    for name in ("a.svg", "b.svg"):
-        plot_curves(curves, tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
-@pytest.mark.parametrize("name", ["plot.png", "nowhere/plot.svg"])
-def test_a_plot_that_cannot_be_is_refused_before_any_model(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["--target", "./never-loaded", "--plot", str(tmp_path / name)])
-    assert "name a .svg file in a folder that exists" in capsys.readouterr().err
-
-
-LIKELY = Classifier(("depth",), ((0.0,),), (1.0,), (9.0,), -1.0)
-
-
-def test_each_second_top_k_has_a_curve_of_its_own() -> None:
-    curves = top_ks({"one": LIKELY}, [1, 15, None])
-    assert list(curves) == ["eagle2, N", "one, K=1", "one, K=15", "one, K=none"]
-    for top, key in ((1, "one, K=1"), (15, "one, K=15"), (None, "one, K=none")):
-        label, policy, nodes = curves[key][-1]
-        assert isinstance(policy, ClassifierTree)
-        assert (label, policy.top, nodes) == ("beta=0.005", top, TOP_NODES)
-    known = texts()
-    found = [int(held_against(curves[key][0], known)[0].nodes) for key in ("one, K=1", "one, K=none")]
-    assert found[0] < found[1]
-
-
-@pytest.mark.parametrize("text", ["15,most", "0", ""])
-def test_a_second_top_k_that_is_none_is_refused_before_any_model(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--target", "./never-loaded", "--tops", text])
-    assert "--tops" in capsys.readouterr().err
 
 
 def tree(beta: float, nodes: int) -> Contestant:

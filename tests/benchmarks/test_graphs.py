@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks import gpu, gpu_parts, serving
 from draftree.cli.main import run as run_cli
@@ -66,40 +65,6 @@ def test_the_commands_of_parts_run(settings: list[str], capsys: pytest.CaptureFi
     assert "1 requests, auto" in capsys.readouterr().out
 
 
-def _scripted(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    monkeypatch.setattr(gpu, "MEASURED", {})
-    monkeypatch.setattr(gpu, "PARTS", ("first", "second"))
-    monkeypatch.setattr(gpu, "commands", lambda part, options: [["-c", script, part]])
-
-
-def test_a_run_goes_on_where_it_was(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    _scripted(monkeypatch, "import sys; print('did', sys.argv[1]); sys.exit(sys.argv[1] == 'first')")
-    with pytest.raises(SystemExit, match="first failed.*tries again"):
-        gpu.main([str(tmp_path), "--dry-run"])
-    said = (tmp_path / "report.md").read_text()
-    assert "did first\nFAILED: exit status 1" in said and "did second" in said
-    capsys.readouterr()
-    _scripted(monkeypatch, "import sys; print('now', sys.argv[1])")
-    gpu.main([str(tmp_path), "--dry-run"])
-    said = (tmp_path / "report.md").read_text()
-    assert "now first" in said and "did second" in said and "FAILED" not in said, "what was done is not done again"
-
-
-def test_a_part_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _scripted(monkeypatch, "import time; print('began', flush=True); time.sleep(600)")
-    with pytest.raises(SystemExit, match="first failed"):
-        gpu.main([str(tmp_path), "first", "--dry-run", "--limit", "1"])
-    assert "began\nFAILED: ended after 1 seconds" in (tmp_path / "report.md").read_text()
-
-
-def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="no CUDA device here.*--dry-run"):
-        gpu.main(["OUT"])
-
-
 class Shaken(HFModel):
     """Passes over several tokens round otherwise: two tokens that are nearly equal change places."""
 
@@ -120,9 +85,3 @@ def test_near_ties_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     shaken = gpu_parts.near_ties(Shaken(tiny(), self_test=False), ["a"], tokens=8, width=4)
     assert (shaken.places, shaken.choices) == (8, 2), "one place of each pass over four tokens"
     assert shaken.ties >= 2 and shaken.difference > exact.difference
-
-
-def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        gpu.main(["OUT", "pases"])
-    assert "pases is no part: choose from tests, methods" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from benchmarks import native_large
-from benchmarks.native_large import DRAFTS, NEAR, Part, bound, parts_of, run
+from benchmarks.native_large import DRAFTS, NEAR, Part, bound, run
 from benchmarks.native_shapes import SHAPES, write
 from draftree.models.gguf.gguf_checks import check
 from draftree.models.llama.library import Weights, open_library
@@ -40,18 +40,14 @@ def test_the_sizes_of_the_shapes_are_those_of_the_published_files() -> None:
 class Measured:
     """Stands for the processes: seconds grow by 1 ms for each 1,000 tokens of context and layer."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails_at: int = 1000) -> None:
-        self.parts, self._fails_at = list[Part](), fails_at
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(native_large, "measure", self.measure)
         monkeypatch.setattr(native_large, "write", lambda path, shape: path.touch() or path)
         monkeypatch.setattr(native_large, "bandwidth", lambda: 1e10)
         monkeypatch.setattr(native_large, "multiply_adds", lambda: 1e11)
 
     def measure(self, part: Part, path: Path, count: int) -> dict[str, float]:
-        if len(self.parts) == self._fails_at:
-            raise KeyboardInterrupt
         assert path.exists() and path.name == (f"{LAYERS}.gguf" if part.attention else "whole.gguf")
-        self.parts.append(part)
         if not part.context:
             return {"seconds": 1.0, "busy": 2.0, "peak": 5e9, "kept": 5e9}
         layers = LAYERS if part.attention else 32
@@ -60,19 +56,6 @@ class Measured:
 
 def lines(out: Path | None) -> Sequence[str]:
     return run([NAME], LAYERS, 1, out)
-
-
-def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "found.md"
-    first = Measured(monkeypatch, fails_at=5)
-    with pytest.raises(KeyboardInterrupt):
-        lines(out)
-    then = Measured(monkeypatch)
-    found = lines(out)
-    assert first.parts + then.parts == list(parts_of(NAME)) and len(first.parts) == 5
-    assert [path.name for path in tmp_path.iterdir()] == ["found.jsonl"], "files of weights are removed"
-    again = Measured(monkeypatch)
-    assert lines(out) == found and not again.parts
 
 
 def test_attention_is_scaled_from_some_layers_to_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import never_slower
-from benchmarks.never_slower import KINDS, Cell, Pairs, Timed, batches, compare, decoder, main
+from benchmarks.never_slower import KINDS, Cell, Pairs, Timed, compare, decoder, main
 from draftree.bench.suites import Item
 from draftree.config import SamplingParams
 from draftree.engine.engine import Engine
-from draftree.errors import ConfigError
 from draftree.models.loading import load
 
 from .. import tiny_gguf
@@ -61,35 +59,6 @@ def test_no_prompt_is_taken_twice_and_each_side_is_first_in_turn(tmp_path: Path)
     assert {number % 2 for number in own[:6]} == {0} and {number % 2 for number in own[6:]} == {1}
 
 
-def test_a_second_call_decodes_what_is_missing_alone(tmp_path: Path) -> None:
-    out, first, second = tmp_path / "out.jsonl", Clock(1.0, 1.0), Clock(0.1, 0.1)
-    before = rows(out, first, CELL)
-    out.write_bytes(out.read_bytes()[:-20])  # torn by an interruption
-    after = rows(out, second, CELL, replace(CELL, temperature=0.8))
-    assert [cell.temperature for cell, *_ in second.calls].count(0.0) == 3, (
-        "the pair that was torn, and one before it that is not counted"
-    )
-    assert len(out.read_text().splitlines()) == 3 + 6, "of the second cell both sets"
-    assert before[0][:4] == after[0][:4] and len(after) == 2
-    other = Clock(1.0, 1.0)
-    compare([CELL], {"chat": PROMPTS}, Pairs(out, "tiny", 9), other, 3)
-    assert len(other.calls) == 7, "answers of another length are other pairs"
-
-
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
-    (tmp_path / "out.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match="line 1"):
-        Pairs(tmp_path / "out.jsonl", "tiny", 8)
-
-
-def test_too_few_prompts_are_refused_before_anything_is_decoded(tmp_path: Path) -> None:
-    clock = Clock(1.0, 1.0)
-    with pytest.raises(ConfigError, match="8 requests"):
-        rows(tmp_path / "out.jsonl", clock, CELL, replace(CELL, requests=8))
-    assert not clock.calls
-    assert [len(batches(PROMPTS, requests, 0, 3)) for requests in (1, 4, 8)] == [3, 2, 1]
-
-
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", weights="Q8_0"))
@@ -128,12 +97,3 @@ def test_the_command_prints_a_table_and_ends_with_1_where_a_cell_is_slower(
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| lookup")]
     assert len(table) == 4 and all(("slower" in line) == status for line in table)
     assert (ended is not None) == status and (ended is None or ended.startswith("4 of 4"))
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--kinds", "poems"), ("--requests", "0"), ("--requests", "two"), ("--temperatures", "-1"), ("--limit", "1")],
-)
-def test_bad_options_end_it_before_a_model_is_loaded(option: str, value: str, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=value):
-        main([str(tmp_path / "out.jsonl"), "--target", "no-such-model", f"{option}={value}"])

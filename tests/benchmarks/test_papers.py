@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import agreement, confidence, dsbd, gunjur
-from benchmarks.papers.__main__ import CHAPTERS, build, main, needed, runs_of
+from benchmarks.papers import agreement, confidence, dsbd
+from benchmarks.papers.__main__ import CHAPTERS, build
 from benchmarks.papers.dsbd import Point, kind, one_cache, pareto
 from benchmarks.papers.gunjur import over, wasted
 from benchmarks.papers.plan import CODER, EDITS, FILES, PROGRAMS, RUNS, SEQUOIAS, Plan, PlannedRun
@@ -116,14 +116,6 @@ def test_a_report_of_all_runs_has_a_page_and_all_chapters_and_figures(report: di
     assert all(f"`{planned.name}`" in whole for planned in RUNS)
 
 
-def test_every_chapter_opens_with_verdict_finding_claim_and_reason(folder: Path) -> None:
-    runs = {run.path.name: run for run in load_runs(folder)}
-    for chapter in CHAPTERS:
-        assert chapter.found(runs) and chapter.verdict(runs) and chapter.claim and chapter.why
-        assert chapter.found({}) is None and chapter.verdict({}) is None
-        assert all(part.make({}) is None for part in chapter.parts)
-
-
 def test_a_report_names_no_folder_of_the_machine() -> None:
     command = (
         "draftree bench --methods c2t:classifier=/a/b/own.json:beta=0.1,chain --drafters 'lookup>/a/x.gguf:pending=1'"
@@ -140,97 +132,19 @@ def test_a_verdict_is_of_all_that_was_shown() -> None:
     assert {each: Verdict.of(each) for each in shown} == shown
 
 
-def test_a_figure_is_from_the_run_that_it_names(folder: Path, report: dict[str, str], tmp_path: Path) -> None:
+def test_a_figure_is_from_the_run_that_it_names(folder: Path, tmp_path: Path) -> None:
     """Another run that has all that it needs, and whose name sorts first, is not taken."""
     full_run(tmp_path / "0-first")
     (other,) = load_runs(tmp_path)
     assert build({other.path.name: other}).keys() == {"results.md", "papers/runs.jsonl"}
-    both = build({run.path.name: run for run in (other, *load_runs(folder))})
-    assert {name: text for name, text in both.items() if name != "papers/runs.jsonl"} == {
-        name: text for name, text in report.items() if name != "papers/runs.jsonl"
-    }
-
-
-class Named(Mapping[str, LoadedRun]):
-    """No runs, and the names of those that were looked for."""
-
-    def __init__(self) -> None:
-        self.names: set[object] = set()
-
-    def __contains__(self, name: object) -> bool:
-        self.names.add(name)
-        return False
-
-    def __getitem__(self, name: str) -> LoadedRun:
-        self.names.add(name)
-        raise KeyError(name)
-
-    def __iter__(self) -> Iterator[str]:
-        raise AssertionError("a figure is from the runs that it names")
-
-    __len__ = None  # type: ignore[assignment]
-
-
-def test_every_table_and_figure_can_be_had_alone_of_its_own_runs(folder: Path) -> None:
-    runs = runs_of(str(folder))
-    for chapter in CHAPTERS:
-        made = 0
-        for part in chapter.parts:
-            looked_for = Named()
-            assert part.make(looked_for) is None and looked_for.names == {*part.runs}, part.name
-            files = build(runs, [f"{chapter.name}/{part.name}"])
-            text = files[f"papers/{chapter.name}.md"]
-            assert len(files) <= 2
-            assert text.count("\n    draftree bench --suite ") == len(part.runs)
-            made += text.count("\n## ") - 3
-        assert build(runs, [chapter.name])[f"papers/{chapter.name}.md"].count("\n## ") - 3 == made > 0
-
-
-def test_one_paper_is_measured_alone(tmp_path: Path) -> None:
-    for file in FILES.values():
-        (tmp_path / file).write_bytes(b"GGUF")
-    for name, artifacts in (("gunjur/thresholds", 0), ("opt-tree", 10), ("opt-tree/figure-8", 0), ("c2t", 1)):
-        made = Plan(tmp_path, tmp_path, quick=True, only=needed([name]))
-        assert {run.name for run in made.runs} == needed([name]), name
-        assert len([*made.artifacts()]) == artifacts, name
-    with pytest.raises(SystemExit, match="no paper, table or figure 'gunjur/figure-99': did you mean gunjur/figure-"):
-        main([str(tmp_path), "--only", "gunjur/figure-99"])
-
-
-def test_a_report_is_made_of_what_is_finished(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One run without answers, or without scores, was the end of the whole report."""
-    for name in ("widths-smollm2", "trees-smollm2", "windows-smollm2", "squad-beams-coder", "steps-smollm2"):
-        shutil.copytree(folder / name, tmp_path / name)
-    results = tmp_path / "trees-smollm2" / "results.jsonl"
-    results.write_bytes(b"".join(results.read_bytes().splitlines(keepends=True)[:-2]))
-    (tmp_path / "windows-smollm2" / "results.jsonl").unlink()
-    (tmp_path / "squad-beams-coder" / FILE).unlink()
-    (tmp_path / "steps-smollm2" / "config.json").write_text("{")
-    main([str(tmp_path)])
-    left_out = capsys.readouterr().err
-    for name, why in (
-        ("trees-smollm2", "2 answers are left"),
-        ("windows-smollm2", "has no answers yet"),
-        ("squad-beams-coder", "are not scored"),
-        ("steps-smollm2", "no run in"),
-    ):
-        assert any(name in line and why in line for line in left_out.splitlines()), left_out
-    assert {path.name for path in (tmp_path / "report" / "papers").iterdir()} == {"figures", "gunjur.md", "runs.jsonl"}
-    shutil.rmtree(tmp_path / "widths-smollm2")
-    with pytest.raises(SystemExit, match="no finished run"):
-        main([str(tmp_path)])
+    runs = {run.path.name: run for run in load_runs(folder)}
+    alone, both = (build(given, ["hsddw"]) for given in (runs, {other.path.name: other} | runs))
+    assert both["papers/hsddw.md"] == alone["papers/hsddw.md"]
 
 
 def test_equal_acceptance_lies_between_the_points_of_a_curve() -> None:
     points = [(1.0, 2.0), (2.0, 4.0), (3.0, 10.0)]
     assert [confidence.at_mal(points, mal) for mal in (1.0, 1.5, 2.5, 3.5, 0.5)] == [2.0, 3.0, 7.0, None, None]
-
-
-def test_scores_that_are_all_equal_draw_no_front(tmp_path: Path) -> None:
-    run = stored(tmp_path, the_run("squad-beams-coder"))
-    save_scores(run.path, [Scored(r.prompt, r.method, {"exact": 0.0}) for r in run.records])
-    section = dsbd.CHAPTER.parts[0].make({run.path.name: run})
-    assert section is not None and section.figure is None and "no front to draw" in section.text[0]
 
 
 def part(chapter: Chapter, name: str) -> Part:
@@ -258,14 +172,6 @@ def test_scores_and_processor_time_are_in_one_table(tmp_path: Path) -> None:
     assert [row[5][:4] for row in (ar, lossy, beams)] == ["0.33", "0.67", "1.00"]
 
 
-def test_processor_time_that_was_not_recorded_is_not_zero(tmp_path: Path) -> None:
-    run = stored(tmp_path, the_run("gsm8k-quality-coder"))
-    own = [replace(r, turns=[replace(t, cpu=None) for t in r.turns]) for r in run.records[:2]]
-    assert dsbd.cpu_a_token(own) is None
-    assert dsbd.cpu_a_token([own[0], run.records[0]]) is None
-    assert dsbd.cpu_a_token([run.records[0]]) == pytest.approx(2.0)
-
-
 def test_accepted_widths_are_means_over_verified_layers(tmp_path: Path) -> None:
     run = stored(tmp_path, the_run("spider-widths-coder"))
     rows = rows_of(part(dsbd.CHAPTER, "widths").make({run.path.name: run}))
@@ -281,44 +187,6 @@ def test_the_claim_is_looked_at_in_long_answers_too(tmp_path: Path) -> None:
     assert found is not None and found.mean == pytest.approx(5 / 3, rel=1e-5)  # the fifth contestant over the third
     assert "1.67 [1.67, 1.67] in `humaneval-quality-coder`" in str(dsbd.CHAPTER.found(runs))
     assert dsbd.CHAPTER.verdict(runs) is Verdict.HOLDS
-
-
-def test_figure_5_says_on_how_many_steps_it_rests(tmp_path: Path) -> None:
-    run = stored(tmp_path, the_run("programs-coder"))
-    assert gunjur.steps(run, ["chain"]) == 3 * 5
-    assert gunjur.steps(run, ["chain", "static", "hsddw"]) == 3 * (5 + 6)
-    section = part(gunjur.CHAPTER, "figure-5").make({run.path.name: run})
-    assert section is not None and "They rest on 78 steps in `programs-coder`." in section.text[0]
-
-
-def test_programs_are_test_tasks_that_are_to_be_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for file in FILES.values():
-        (tmp_path / file).write_bytes(b"GGUF")
-    made = tmp_path / "runs" / "made"
-    made.mkdir(parents=True)
-    for name in ("prompts.jsonl", "edits.jsonl", "delta-coder.txt"):
-        (made / name).write_text("0.1")
-    (tmp_path / "mbpp").mkdir()
-    rows = [{"task_id": n, "text": f"Write task {n}."} for n in (10, 11, 510, 511)]
-    (tmp_path / "mbpp" / "mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setenv("DRAFTREE_DATA", str(tmp_path))
-    Plan(tmp_path / "runs", tmp_path, quick=False, only={"programs-coder"})._prepare({CODER})
-    prompts = [json.loads(line)["prompt"] for line in (made / "programs.jsonl").read_text().splitlines()]
-    assert [prompt[:15] for prompt in prompts] == ["Write task 11. ", "Write task 510."]
-    assert all("step by step first" in prompt for prompt in prompts)
-
-
-def test_a_run_that_is_not_planned_any_more_is_left_out(folder: Path, tmp_path: Path) -> None:
-    """Its figures stood in the lines of all runs, though no table was made of them."""
-    for name in ("steps-smollm2", "spider-grid-coder"):
-        shutil.copytree(folder / "steps-smollm2", tmp_path / name)
-    assert [*runs_of(str(tmp_path))] == ["steps-smollm2"]
-
-
-def test_few_right_answers_are_no_figure(tmp_path: Path) -> None:
-    run = stored(tmp_path, the_run("answers-coder"))
-    section = gunjur.CHAPTER.parts[3].make({run.path.name: run})
-    assert section is not None and section.figure is None and "too few for a figure" in section.text[0]
 
 
 def test_contestants_have_the_papers_names() -> None:
@@ -376,39 +244,6 @@ def test_plans_are_commands_that_parse(
         assert "prompts.jsonl" in capsys.readouterr().err
 
 
-def test_a_quick_plan_is_small_and_needs_no_pair(tmp_path: Path) -> None:
-    quick, whole = (Plan(tmp_path, None, quick=quick) for quick in (True, False))
-    assert not [run for run in quick.runs if run.models == CODER]
-    assert all(run.limit <= 3 and run.tokens <= 24 for run in quick.runs)
-    assert sum(run.minutes for run in quick.runs) < 15 < sum(run.minutes for run in whole.runs)
-
-
-def test_a_finished_run_is_not_decoded_again(tmp_path: Path) -> None:
-    made = Plan(tmp_path, None, quick=True)
-    first = made.runs[0]
-    assert first in made.missing()
-    (tmp_path / first.name).mkdir()
-    (tmp_path / first.name / "summary.json").write_text(json.dumps({"methods": {}}))
-    assert first not in made.missing()
-    assert len(made.missing()) == len(made.runs) - 1
-
-
-def test_a_pair_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="qwen2.5-coder-1.5b.*is not there"):
-        main([str(tmp_path), "--measure", "--pair", str(tmp_path)])
-
-
-def test_a_report_has_its_figures_beside_it_and_no_others(folder: Path, tmp_path: Path) -> None:
-    figures = tmp_path / "papers" / "figures"
-    figures.mkdir(parents=True)
-    (figures / "stale.svg").write_text("<svg>")
-    main([str(folder), "--docs", str(tmp_path)])
-    texts = [path.read_text() for path in (tmp_path / "papers").glob("*.md")]
-    shown = {figures.parent / name for text in texts for name in re.findall(r"!\[.*\]\((figures/.*)\)", text)}
-    assert len(shown) > 7
-    assert shown == set(figures.iterdir())
-
-
 def test_speed_over_another_and_layers_wasted(folder: Path) -> None:
     (run,) = load_runs(folder / "widths-smollm2")
     found = over(run, "static", "chain")
@@ -436,9 +271,3 @@ def test_runs_agree_where_each_mean_lies_in_the_others_interval() -> None:
     assert agreement.agree(wide, Interval(1.1, 1.05, 1.25))
     assert not agreement.agree(wide, Interval(1.1, 1.05, 1.15))
     assert not agreement.agree(Interval(1.1, 1.05, 1.15), wide)
-
-
-def test_without_matplotlib_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(SystemExit, match=r"draftree\[plots\]"):
-        main([str(folder)])

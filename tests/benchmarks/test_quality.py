@@ -4,22 +4,18 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sqlite3
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from benchmarks.quality import sandbox
 from benchmarks.quality.__main__ import main as quality
-from benchmarks.quality.answers import answer_entropy, mean_scores, read_scores, score_run
+from benchmarks.quality.answers import answer_entropy, mean_scores, read_scores
 from benchmarks.quality.scores import program, scorer
 from benchmarks.quality.sql import read_rows, same_rows
 from draftree.bench.suites import Item, gsm8k, humaneval
 from draftree.cli.main import run
-from draftree.errors import ConfigError, RunError
+from draftree.errors import RunError
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..tiny import causal_logits, save_tiny, tiny
@@ -171,7 +167,7 @@ def test_a_query_of_slow_functions_ends(pets: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_broken_gold_query_is_an_error(pets: Path) -> None:
-    with pytest.raises(RunError, match="gold query fails"):
+    with pytest.raises(RunError, match="gold query"):
         same_rows(pets, "SELECT 1", "SELECT nothing FROM nowhere")
 
 
@@ -208,35 +204,3 @@ def test_a_finished_run_is_scored(finished: Path, capsys: pytest.CaptureFixture[
     assert all((s.entropy is not None) == (s.method == "ar") for s in scores)
     assert mean_scores(scores)["ar"] == {"exact": 0.0, "f1": 0.0}
     assert "| ar " in capsys.readouterr().out
-
-
-def test_what_cannot_be_scored_is_one_line(finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="no run in"):
-        quality([str(tmp_path)])
-    copy = tmp_path / "copy"
-    shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("quality.jsonl"))
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**config, "suite": "mt-bench"}))
-    with pytest.raises(ConfigError):
-        score_run(copy)
-    (copy / "config.json").write_text(json.dumps(config))
-    (copy / "summary.json").unlink()
-    with pytest.raises(ConfigError):
-        score_run(copy)
-
-
-def test_code_is_not_run_without_a_sandbox_unless_unsafe(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Answers that are code ran in the user's own system, wherever draftree was."""
-    copy = tmp_path / "copy"
-    shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("quality.jsonl"))
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**config, "suite": "humaneval"}))
-    items = [next(humaneval({**ONE, "task_id": number}, 1)) for number in ("1", "2")]
-    (copy / "prompts.jsonl").write_text("".join(json.dumps(asdict(item)) + "\n" for item in items))
-    monkeypatch.setattr(sandbox, "lack", lambda: "there is no bwrap")
-    with pytest.raises(ConfigError):
-        score_run(copy)
-    assert read_scores(copy) == []
-    assert {frozenset(s.score) for s in score_run(copy, unsafe=True)} == {frozenset({"pass@1"})}

@@ -44,9 +44,9 @@ def made(name: str, model: HFModel) -> DraftSource:
 @pytest.mark.parametrize("name", ["relative", "lookup", "head"])
 def test_trees_of_recorded_drafts_are_those_of_the_drafter(name: str, tmp_path: Path) -> None:
     model = target()
-    texts = list(record(model, made(name, model), PROMPTS, 10, tmp_path / "new" / "drafts.safetensors"))
+    texts = list(record(model, made(name, model), PROMPTS, 7, tmp_path / "new" / "drafts.safetensors"))
     assert len(texts) == 2
-    again = list(record(model, made(name, model), PROMPTS, 10, tmp_path / "new" / "drafts.safetensors"))
+    again = list(record(model, made(name, model), PROMPTS, 7, tmp_path / "new" / "drafts.safetensors"))
     assert [(t.prompt, t.text) for t in again] == [(t.prompt, t.text) for t in texts]
     for number, policy in enumerate(POLICIES):
         for known in again[number % 2 :][:1]:

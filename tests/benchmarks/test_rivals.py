@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import rival_process, rivals
-from benchmarks.rival_process import Clock, Decode, Job
+from benchmarks import rival_process
+from benchmarks.rival_process import Clock, Job
 from benchmarks.rivals import FILE, HEADER, main, read, table
 from draftree.bench.run import encode_turns
 from draftree.config import SamplingParams
@@ -59,11 +59,6 @@ def test_llama_cpp_counts_no_token_of_the_prompts_time(rival: str, gguf: str) ->
     assert more.text.startswith(one.text)
 
 
-def test_a_way_that_llama_cpp_lacks_is_an_error(gguf: str) -> None:
-    with pytest.raises(ValueError, match="ngram-none"):
-        rival_process.llama(job("llama.cpp-ngram-none", gguf, {"p": [5]}))
-
-
 def test_the_first_tokens_are_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that is accepted in the pass that reads the prompt makes several."""
     now = iter([10.0, 13.0, 17.0])
@@ -75,17 +70,6 @@ def test_the_first_tokens_are_the_prompts(monkeypatch: pytest.MonkeyPatch) -> No
     assert (answer.seconds, answer.decode_tokens, answer.decode_seconds) == (7.0, 2, 4.0)
 
 
-def run_process(monkeypatch: pytest.MonkeyPatch, given: Job, decode: Decode | Exception) -> None:
-    def system(_: Job) -> tuple[str, Decode]:
-        if isinstance(decode, Exception):
-            raise decode
-        return "1.2", decode
-
-    monkeypatch.setattr(rival_process, "SYSTEMS", {"vllm": system})
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(asdict(given))))
-    rival_process.main()
-
-
 def test_a_process_writes_all_but_the_warm_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given, calls = replace(job("vllm", "", {"a": [7], "b": [8, 9]}), out=str(tmp_path / FILE)), list[Any]()
 
@@ -93,19 +77,15 @@ def test_a_process_writes_all_but_the_warm_up(monkeypatch: pytest.MonkeyPatch, t
         calls.append((ids, most))
         return rival_process.Answer(len(ids), 2.0, 1, 1.0, "text")
 
-    run_process(monkeypatch, given, decode)
+    monkeypatch.setattr(rival_process, "SYSTEMS", {"vllm": lambda job: ("1.2", decode)})
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(asdict(given))))
+    rival_process.main()
     assert [ids for ids, _ in calls] == [[5], [7], [8, 9]] and calls[1][1] == 8
     assert [(row["prompt"], row["tokens"], row["version"]) for row in read(tmp_path)] == [
         ("a", 1, "1.2"),
         ("b", 2, "1.2"),
     ]
     assert {row["rival"] for row in read(tmp_path)} == {"vllm"}
-
-
-def test_why_a_process_gives_up_is_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit) as found:
-        run_process(monkeypatch, job("vllm", "", {}), RuntimeError("no such\n  thing"))
-    assert found.value.code == "error: RuntimeError: no such thing"
 
 
 def interpreter(folder: Path, program: str) -> str:
@@ -148,24 +128,7 @@ def test_a_command_goes_on_where_it_was_stopped(
     main(command)
     rows = [row for row in read(tmp_path / "out") if row["rival"] == "openvino" and "error" not in row]
     assert [row["prompt"] for row in rows] == ["0", "1", "2"]
-    assert list(json.loads(rows[2]["version"])["prompts"]) == ["2"]
     assert "Broken" not in capsys.readouterr().out
-    before = (tmp_path / "out" / FILE).read_text().count("openvino")
-    main([*command, "--rounds", "2", "--rivals", "openvino"])
-    assert [row["round"] for row in read(tmp_path / "out")].count(1) == 3
-    assert (tmp_path / "out" / FILE).read_text().count("openvino") > before
-    main([str(tmp_path / "out"), "--report"])
-    assert "own, 3 x 8" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "wrong", [["--rivals", "lama.cpp"], ["--rivals", "vllm-draft-model"], ["--target", "folder"], ["--suite", "none"]]
-)
-def test_a_bad_command_gets_one_line(wrong: list[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as found:
-        main([str(tmp_path / "out"), "--limit", "1", "--rivals", "vllm", *wrong])
-    assert str(found.value.code).startswith("error: ") and "\n" not in str(found.value.code)
-    assert wrong[1] in str(found.value.code)
 
 
 def answer(rival: str, prompt: str, tokens: int, seconds: float, **more: Any) -> dict[str, Any]:
@@ -199,8 +162,3 @@ def test_the_table_pairs_prompts() -> None:
     assert cells["vllm-draft-model"]["version"] == "1, draft small" and not cells["vllm-draft-model"]["text as plain"]
     assert cells["openvino"]["note"] == "no such architecture" and not cells["openvino"]["tokens/s"]
     assert len(table([*rows, answer("llama.cpp", "a", 8, 1.0, suite="second")])) == len(cells) + 1
-
-
-def test_every_rival_has_a_system_and_a_plain_way() -> None:
-    assert {rivals.system(name) for name in rivals.RIVALS} == set(rival_process.SYSTEMS)
-    assert [rivals.plain(name) for name in ("vllm-draft-model", "draftree-auto")] == ["vllm", "draftree-ar"]

@@ -64,21 +64,6 @@ def test_a_program_passes_when_its_check_runs_to_the_end(unsafe: bool) -> None:
     assert judge("import os\nassert not {*os.environ} - {'PWD', 'LC_CTYPE'}", unsafe=unsafe).passed == runs
 
 
-@pytest.mark.parametrize(
-    ("program", "check", "why"),
-    [
-        ("x = 1", "assert x == 2, 'not equal'", "AssertionError: not equal"),
-        ("x = 1\nassert x == 2, 'not equal'", "", "AssertionError: not equal"),
-        ("raise SystemExit(0)", "", "SystemExit: 0"),
-        ("input()", "", "EOFError: EOF when reading a line"),
-        ("import os\nos._exit(3)", "", "ended with code 3"),
-        ("x = '\ud800'", "raise ValueError(x)", "ValueError: ?"),
-    ],
-)
-def test_a_verdict_has_the_reason(program: str, check: str, why: str) -> None:
-    assert run_python(program, check, unsafe=True) == Verdict(False, why)
-
-
 WRONG = "\ndef f(): return 2\n"
 ALL_WORDS = """
 import os, sys
@@ -97,7 +82,6 @@ def shout():
 """
 
 
-@MODES
 @pytest.mark.parametrize(
     "program",
     [
@@ -124,9 +108,9 @@ def shout():
         ALL_WORDS + "f = shout",
     ],
 )
-def test_nothing_but_the_end_of_the_check_passes(program: str, unsafe: bool) -> None:
+def test_nothing_but_the_end_of_the_check_passes(program: str) -> None:
     """The word that proved a pass lay in ``__main__``, and the process printed it among the program's own lines."""
-    assert not judge(program, "assert abs(f()) == 1", unsafe=unsafe).passed
+    assert not run_python(program, "assert abs(f()) == 1", unsafe=True).passed
 
 
 @MODES
@@ -195,18 +179,6 @@ for folder, folders, files in os.walk("/"):
     assert judge(program, f"assert seen == {{'/dev/null', {str(python)!r}}}, seen").passed == WORKS
 
 
-@pytest.mark.parametrize("folder", ["/", "/dev", "/usr", "/usr/lib", "/usr/lib/python3"])
-def test_it_writes_to_its_own_folder_only(folder: str) -> None:
-    check = f"import os\nassert not os.path.exists({folder!r}) or not os.access({folder!r}, os.W_OK)"
-    assert judge("", check).passed == WORKS
-
-
-def test_its_folder_is_small() -> None:
-    program = "for i in range(40): open(f'own{i}', 'wb').write(bytes(1 << 20))"
-    assert not judge(program).passed
-    assert run_python(program, unsafe=True).passed
-
-
 CHILD = """
 import subprocess, sys
 sleeps = [sys.executable, '-I', '-c', 'import time; time.sleep(600)', {token!r}]
@@ -221,14 +193,6 @@ def test_a_child_does_not_outlive_the_sandbox() -> None:
     assert judge(program, "assert child.poll() is None", limits=Limits(processes=64)).passed == WORKS
     assert not running(token)
     assert not judge(program + "child.wait()", limits=Limits(clock=1, processes=64)).passed
-    assert not running(token)
-
-
-def test_a_child_in_the_group_does_not_outlive_an_unsafe_pass() -> None:
-    token = secrets.token_hex(16)
-    program = CHILD.format(token=token, new=False)
-    limits = Limits(processes=100_000)
-    assert run_python(program, "assert child.poll() is None", unsafe=True, limits=limits).passed
     assert not running(token)
 
 
@@ -271,7 +235,3 @@ def test_without_bubblewrap_nothing_runs(broken: bool, tmp_path: Path, monkeypat
             scorer(suite, Path())
     assert scorer("gsm8k", Path()) is not None and scorer("spider", Path()) is not None
     assert run_python("", unsafe=True).passed
-
-
-def test_an_unsafe_program_may_remove_its_folder() -> None:
-    assert run_python("import os, shutil\nshutil.rmtree(os.getcwd())", unsafe=True).passed

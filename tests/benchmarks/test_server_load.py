@@ -59,16 +59,6 @@ def test_memory_that_grows_is_told_from_what_the_cache_takes(growth: float) -> N
     assert found == pytest.approx(growth, abs=0.01) and error < 0.01
 
 
-def test_a_soak_fails_where_memory_grows(
-    target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(server_load.Memory, "slope", (15.2, 0.1))
-    monkeypatch.setattr("sys.argv", ["server_load", "soak", "--target", str(target), "--minutes", "0.01", *SMALL])
-    with pytest.raises(SystemExit) as ended:
-        server_load.main()
-    assert ended.value.code == 1 and "15.2" in capsys.readouterr().out
-
-
 def test_llamas_server_decodes_the_same_beside_ours(
     target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,11 +16,6 @@ from ..tiny import save_tiny
 Captured = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
-
-
 def report(capsys: Captured, model: str, *arguments: str) -> dict[str, Any]:
     assert run(["generate", "the cat", "--target", model, "--max-tokens", "9", "--json", *arguments]) == 0
     made: dict[str, Any] = json.loads(capsys.readouterr().out)

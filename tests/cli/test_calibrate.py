@@ -17,15 +17,9 @@ from draftree.train.responses import read_prompts
 
 from ..pairs import save_tree
 from ..tiny import MAX_LENGTH, save_tiny
-
-Captured = pytest.CaptureFixture[str]
+from .messages import Captured, complaint
 
 QUESTIONS = ["the cat in the hat", "a b a b a b", "is the hat in the cat?"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 @pytest.fixture
@@ -38,13 +32,6 @@ def prompts(tmp_path: Path) -> Path:
 def asked(model: str, prompts: Path, out: Path, *more: str) -> list[str]:
     given = ["calibrate", "--prompts", str(prompts), "--out", str(out), "--target", model, "--max-tokens", "14"]
     return [*given, "--depth", "4", "--nodes", "12", "--stride", "1", *more]
-
-
-def complaint(capsys: Captured) -> str:
-    printed = capsys.readouterr()
-    assert len(printed.err.strip().splitlines()) == 1, printed.err
-    assert printed.err.startswith("draftree: ")
-    return printed.err
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "self", "MODEL"])
@@ -112,12 +99,8 @@ def test_a_drafter_that_is_never_right_leaves_nothing_behind(model: str, tmp_pat
 
 BAD = {
     "no drafter": (["--drafter", "none"], "none drafts nothing"),
-    "no nodes": (["--nodes", "0"], "--nodes is 0: use at least 1"),
-    "no depth": (["--depth", "0"], "--depth is 0: use at least 1"),
     "too deep": (["--depth", "65"], "--depth is 65: use at most 64"),
-    "no stride": (["--stride", "0"], "--stride is 0"),
     "one token": (["--max-tokens", "1"], "--max-tokens is 1: use at least 2"),
-    "negative temperature": (["--temperature", "-1"], "-1"),
     "no prompt file": (["--prompts", "nowhere.txt"], "no prompt file 'nowhere.txt'"),
     "no folder": (["--out", "nowhere/tree.json"], "folder nowhere"),
     "a folder": (["--out", "."], ". is a folder"),
@@ -136,13 +119,6 @@ def test_bad_settings_are_refused_before_any_work(case: str, prompts: Path, tmp_
     assert run(asked("./nowhere", prompts, tmp_path / "tree.json", *arguments)) == 2
     assert named in complaint(capsys)
     assert [p.name for p in tmp_path.iterdir()] == ["prompts.txt"]
-
-
-def test_prompts_are_lines_or_json_lines_with_a_prompt_or_a_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text('one\r\n\r\n  {"prompt": "two"}\n')
-    (tmp_path / "a.jsonl").write_text('{"prompt": "one\\ntwo", "text": "no"}\n\n{"text": "three", "id": 3}\n')
-    assert read_prompts(str(tmp_path / "a.txt")) == ["one", '{"prompt": "two"}']
-    assert read_prompts(str(tmp_path / "a.jsonl")) == ["one\ntwo", "three"]
 
 
 @pytest.mark.parametrize(
@@ -177,31 +153,6 @@ def test_a_tree_of_other_models_is_refused(what: str, model: str, tmp_path: Path
     save_tree(tree, "elsewhere/huge", "lookup")
     assert run([*question, "--set", f"tree={tree}", "--drafter", "lookup"]) == 2
     assert "made for target 'elsewhere/huge', not" in complaint(capsys)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--method", "sequoia"], "method sequoia needs a tree"),
-        (["--method", "sequoia", "--set", "tree="], "method sequoia needs a tree"),
-        (["--method", "sequoia", "--set", "tree=nowhere.json"], "no tree file 'nowhere.json'"),
-        (["--method", "chain", "--set", "tree=nowhere.json"], "method chain has no setting 'tree': it has depth"),
-        (["--method", "eagle", "--set", "tree=nowhere.json"], "method eagle has no setting 'tree': it has none"),
-    ],
-)
-def test_a_tree_that_cannot_be_used_is_refused_before_any_model(
-    arguments: list[str], named: str, capsys: Captured
-) -> None:
-    assert run(["generate", "the cat", "--target", "./nowhere", *arguments]) == 2
-    assert named in complaint(capsys)
-
-
-def test_a_corrupt_tree_is_refused_before_any_model(tmp_path: Path, capsys: Captured) -> None:
-    tree = save_tree(tmp_path / "tree.json", "tiny", "self")
-    tree.write_text(tree.read_text()[:-20])
-    assert run(["generate", "the cat", "--target", "./nowhere", "--method", "sequoia", "--set", f"tree={tree}"]) == 2
-    said = complaint(capsys)
-    assert "is not JSON" in said and "give a file that 'draftree calibrate' wrote" in said
 
 
 def test_without_prompts_those_that_ship_are_measured(

@@ -13,14 +13,7 @@ from draftree.cli.main import main, run
 from draftree.errors import ConfigError, shortened
 from draftree.progress import console
 
-from ..tiny import save_tiny
-
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 def _main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

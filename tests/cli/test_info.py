@@ -12,16 +12,9 @@ import transformers
 from draftree.cli.main import run
 from draftree.models import cost_profile as profile
 
-from ..tiny import save_tiny
-
-Captured = pytest.CaptureFixture[str]
+from .messages import Captured, complaint
 
 SMALL = profile.Grid((1, 2, 4), (4, 8), (1, 2), 1)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +25,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("draftree.cli.info.profile_folder", lambda: place)
     monkeypatch.setattr("draftree.cli.info.FULL", SMALL)
     return place
-
-
-def complaint(capsys: Captured) -> str:
-    printed = capsys.readouterr()
-    assert len(printed.err.strip().splitlines()) == 1, printed.err
-    return printed.err
 
 
 def test_profile_prints_a_table_and_keeps_the_profile(model: str, folder: Path, capsys: Captured) -> None:

@@ -26,11 +26,6 @@ from ..tiny_gguf import Vocabulary, byte_level, write
 Captured = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
-
-
 def _json(capsys: Captured, *arguments: str) -> dict[str, object]:
     assert run([*arguments, "--json"]) == 0
     report: dict[str, object] = json.loads(capsys.readouterr().out)

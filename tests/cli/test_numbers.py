@@ -12,8 +12,6 @@ import typer
 
 from draftree.cli.main import app, run
 
-from ..tiny import save_tiny
-
 Captured = pytest.CaptureFixture[str]
 
 _NOWHERE = "./nowhere"
@@ -97,11 +95,6 @@ def test_a_number_that_does_not_do_is_named_with_its_option(
         taken = _NOWHERE in complaint and value not in _NEVER
         assert complaint.count("\n") == 0
         assert taken or _shows(complaint, option, value), complaint
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("model")))
 
 
 @pytest.mark.parametrize("option", [option for command, option in NUMERIC if command == "generate"])

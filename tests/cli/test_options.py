@@ -58,7 +58,7 @@ def test_an_optional_dataclass_is_made_where_its_first_option_is_given() -> None
 
 
 def test_a_value_that_is_no_choice_is_named() -> None:
-    with pytest.raises(ConfigError, match="--early often: use one of yes, never"):
+    with pytest.raises(ConfigError, match="--early often: .*yes, never"):
         called("--early", "often")
 
 

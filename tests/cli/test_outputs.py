@@ -14,8 +14,6 @@ from typer.core import TyperCommand
 from draftree.artifacts import locked
 from draftree.cli.main import app, run
 
-from ..tiny import save_tiny
-
 Captured = pytest.CaptureFixture[str]
 NOWHERE = "./no-model-is-looked-for"
 
@@ -63,11 +61,6 @@ READ = {
 }
 """Parameters that name what is read; --data of suites is another."""
 FOREIGN = [b'{"a":1}', b'{"a":1}\n', b"precious\nlines", b"\x89PNG\r\n\x00", b'{"format": "mine"}\n', b"[" * 100_000]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 def _commands(app: typer.Typer) -> Iterator[tuple[str, TyperCommand]]:

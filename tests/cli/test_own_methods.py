@@ -17,8 +17,6 @@ from draftree.engine.speculation import SpeculationParams
 from draftree.errors import UnknownNameError
 from draftree.policies.methods import read_method
 
-from ..tiny import save_tiny
-
 Captured = pytest.CaptureFixture[str]
 MINE = """
 from dataclasses import dataclass
@@ -74,11 +72,6 @@ def with_modules(modules: Mapping[str, str], folder: Path, monkeypatch: pytest.M
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return with_modules(MODULES, tmp_path, monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 def _bench(model: str, out: Path, methods: str, *more: str) -> list[str]:

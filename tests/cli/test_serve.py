@@ -16,14 +16,7 @@ from draftree.cli.main import run
 from draftree.cli.serve import _is_loopback, _listening
 from draftree.installation import install_command
 
-from ..tiny import save_tiny
-
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 def test_it_answers_until_it_is_told_to_end(model: str, tmp_path: Path) -> None:

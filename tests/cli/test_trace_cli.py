@@ -14,14 +14,7 @@ import pytest
 import draftree
 from draftree.cli.main import run
 
-from ..tiny import save_tiny
-
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 def _generate(model: str, trace: Path | str, *more: str) -> int:

@@ -14,16 +14,10 @@ from draftree.train import c2t_samples as sample_store
 from draftree.train.responses import respond
 
 from ..tiny import save_tiny
-
-Captured = pytest.CaptureFixture[str]
+from .messages import Captured, complaint
 
 WORDS = ("the cat", "a hat", "one two", "is it", "where now")
 QUESTIONS = [f"{a} {b}" for a in WORDS for b in WORDS]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 @pytest.fixture
@@ -36,13 +30,6 @@ def prompts(tmp_path: Path) -> Path:
 def asked(model: str, prompts: Path, out: Path, *more: str) -> list[str]:
     given = ["train", "classifier", "--prompts", str(prompts), "--out", str(out), "--target", model, "--max-tokens"]
     return [*given, "6", "--drafter", "self", "--negatives", "0.5", "--epochs", "2", *more]
-
-
-def complaint(capsys: Captured) -> str:
-    printed = capsys.readouterr()
-    assert len(printed.err.strip().splitlines()) == 1, printed.err
-    assert printed.err.startswith("draftree: ")
-    return printed.err
 
 
 def test_it_trains_a_classifier_that_generate_drafts_with(
@@ -135,15 +122,8 @@ def test_nothing_accepted_is_said(model: str, tmp_path: Path, capsys: Captured) 
 
 
 BAD = {
-    "no samples": (["--samples", "0"], "--samples is 0"),
-    "no rows": (["--rows", "0"], "--rows is 0"),
     "one token": (["--max-tokens", "1"], "--max-tokens is 1"),
-    "no negatives": (["--negatives", "0"], "--negatives is 0"),
-    "no units": (["--hidden", "0"], "--hidden is 0"),
-    "no epochs": (["--epochs", "0"], "--epochs is 0"),
-    "no rate": (["--learning-rate", "0"], "--learning-rate is 0"),
     "nothing left to learn from": (["--apart", "1"], "--apart is 1: use at least 2"),
-    "negative seed": (["--seed", "-1"], "seed is -1"),
     "no such feature": (["--feature", "colour"], "no feature 'colour': choose from probability"),
     "a feature twice": (["--feature", "depth", "--feature", "depth"], "each once"),
     "no drafter": (["--drafter", "none"], "drafter none drafts nothing"),
@@ -165,22 +145,3 @@ def test_too_few_prompts_to_keep_one_apart_give_no_figures(
 ) -> None:
     assert run(asked(model, prompts, tmp_path / "net.json", "--apart", "26")) == 0
     assert "no figures; use larger --samples, or a smaller --apart" in capsys.readouterr().out
-
-
-def test_samples_of_another_training_are_refused(model: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
-    out = tmp_path / "net.json"
-    assert run(asked(model, prompts, out)) == 0
-    capsys.readouterr()
-    out.unlink()
-    assert run(asked(model, prompts, out, "--seed", "3")) == 2
-    assert "holds samples of other models, prompts or settings" in complaint(capsys)
-
-
-@pytest.mark.parametrize("content", ["", '{"format": "draftree classifier"', "[]"])
-def test_a_file_that_is_no_classifier_is_refused_before_any_model(
-    content: str, tmp_path: Path, capsys: Captured
-) -> None:
-    (tmp_path / "bad.json").write_text(content)
-    chosen = ["--method", "c2t", "--set", f"classifier={tmp_path / 'bad.json'}"]
-    assert run(["generate", "the cat", "--target", "./nowhere", *chosen]) == 2
-    assert "give a file that 'draftree train classifier' wrote" in complaint(capsys)

@@ -20,16 +20,9 @@ from draftree.train.responses import read_prompts
 
 from .. import tiny_gguf
 from ..published import FLAGS, Recipe
-from ..tiny import save_tiny
-
-Captured = pytest.CaptureFixture[str]
+from .messages import Captured, complaint
 
 QUESTIONS = ["the cat in the hat", "a b a b a b", "is the hat in the cat?", "one two three", "where is the rain"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 @pytest.fixture
@@ -62,15 +55,7 @@ def asked(model: str, prompts: Path, out: Path, *more: str) -> list[str]:
     return [*given, "--steps", "6", "--held-out", "1", "--vocabulary", "40", "--batch", "2", "--no-bf16", *more]
 
 
-def complaint(capsys: Captured) -> str:
-    printed = capsys.readouterr()
-    assert len(printed.err.strip().splitlines()) == 1, printed.err
-    assert printed.err.startswith("draftree: ")
-    return printed.err
-
-
-@pytest.mark.parametrize("engine", ["transformers", "native"])
-@pytest.mark.parametrize("arch", ["eagle", "eagle3"])
+@pytest.mark.parametrize(("arch", "engine"), [("eagle", "native"), ("eagle3", "transformers")])
 def test_it_trains_a_head_that_generate_drafts_with(
     arch: str, engine: str, model: str, prompts: Path, tmp_path: Path, capsys: Captured
 ) -> None:
@@ -129,7 +114,7 @@ def test_a_second_run_has_nothing_left_to_do(model: str, trained: Path, prompts:
     assert {p: p.read_bytes() for p in before} == before
 
 
-@pytest.mark.parametrize(("arch", "stage"), [("eagle", "responses"), ("eagle", "steps"), ("eagle3", "steps")])
+@pytest.mark.parametrize(("arch", "stage"), [("eagle", "responses"), ("eagle3", "steps")])
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     arch: str,
     stage: str,
@@ -233,15 +218,6 @@ def test_a_head_that_was_copied_here_is_not_overwritten(
     assert "has files of something else: name a folder of its own" in complaint(capsys)
 
 
-def test_other_settings_are_refused(model: str, trained: Path, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
-    out = shutil.copytree(trained, tmp_path / "head")
-    capsys.readouterr()
-    assert run(asked(model, prompts, out, "--learning-rate", "1e-4")) == 2
-    assert "of a training with other responses or settings" in complaint(capsys)
-    assert run(asked(model, prompts, out, "--max-tokens", "20")) == 2
-    assert "holds responses of other models, prompts or settings" in complaint(capsys)
-
-
 def test_nothing_to_learn_from_is_said(model: str, prompts: Path, tmp_path: Path, capsys: Captured) -> None:
     capsys.readouterr()
     assert run(asked(model, prompts, tmp_path / "head", "--held-out", "5")) == 1
@@ -249,18 +225,7 @@ def test_nothing_to_learn_from_is_said(model: str, prompts: Path, tmp_path: Path
 
 
 BAD = {
-    "no hours": (["--hours", "0"], "hours is 0"),
-    "no tokens": (["--tokens", "0"], "tokens is 0"),
-    "no steps": (["--steps", "0"], "steps is 0"),
-    "no vocabulary": (["--vocabulary", "0"], "vocabulary is 0"),
-    "no rows": (["--rows", "0"], "rows is 0"),
-    "no responses": (["--responses", "0"], "responses is 0"),
-    "fewer than none": (["--held-out", "-1"], "held-out is -1"),
     "one token": (["--max-tokens", "1"], "max-tokens is 1"),
-    "no batch": (["--batch", "0"], "batch is 0"),
-    "no unrolling": (["--unroll", "0"], "unroll is 0"),
-    "no rate": (["--learning-rate", "0"], "learning-rate is 0"),
-    "negative seed": (["--seed", "-1"], "seed is -1"),
     "no head to start from": (["--init", "nowhere"], "no draft head of this --arch in nowhere"),
     "a licence too many": (["--licence", "MIT", "--licence", "CC0"], "2 --licence for 1 --prompts"),
     "no such kind": (["--arch", "eagle9"], "--arch eagle9: use one of eagle, eagle3"),
@@ -289,9 +254,9 @@ EMPTY_INPUT = '{"instruction": "Sing.", "instances": [{"input": "", "output": "l
         ("mbpp.jsonl", '{"text": "Write add.", "code": "", "task_id": 601}\n', ["Write add."]),
         ("self.jsonl", SELF_INSTRUCT, ["Sort.\n\nb a", "Sing."]),
         ("self.jsonl", EMPTY_INPUT, ["Sing."]),
-        ("plain.jsonl", '{"prompt": "Hello"}\n\n{"text": "Bye"}\n', ["Hello", "Bye"]),
+        ("plain.jsonl", '{"prompt": "a\\nb", "text": "no"}\n\n{"text": "Bye", "id": 3}\n', ["a\nb", "Bye"]),
         ("acts.csv", 'act,prompt,for_devs\n"x","Say ""a""\nand b",FALSE\ny,Go,TRUE\n', ['Say "a"\nand b', "Go"]),
-        ("plain.txt", "one\n\n two \n", ["one", "two"]),
+        ("plain.txt", 'one\r\n\n  {"prompt": "two"} \n', ["one", '{"prompt": "two"}']),
     ],
 )
 def test_prompt_files_are_read_as_they_are(name: str, content: str, expected: list[str], tmp_path: Path) -> None:
@@ -303,13 +268,10 @@ def test_prompt_files_are_read_as_they_are(name: str, content: str, expected: li
     ("name", "content", "named"),
     [
         ("a.csv", "act,answer\nx,y\n", "a.csv line 2 has no text under any of prompt, text"),
-        ("a.csv", "", "a.csv has no prompts"),
         ("a.csv", 'act,prompt\nx,y\nz,""\n', "a.csv line 3 has no text"),
         ("a.csv", "act,prompt\nx\n", "a.csv line 2 has no text"),
         ("a.csv", 'act,prompt\nx,"y\n', "a.csv line 2 is not CSV"),
         ("a.csv", "act,prompt\n", "a.csv has no prompts"),
-        ("a.jsonl", '{"instruction": "x"}\n{"response": "y"}\n', "a.jsonl line 2 has no"),
-        ("a.jsonl", '{"instruction": "x"}\nx\n', "a.jsonl line 2 is not JSON"),
     ],
 )
 def test_a_file_in_another_format_says_which_line(

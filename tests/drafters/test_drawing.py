@@ -146,7 +146,7 @@ def test_a_policy_that_passes_over_candidates_cannot_have_them_drawn() -> None:
         def grow(self, frontier: Frontier) -> list[Child]:
             return [Child(parent, 1, extend=False) for parent in range(len(frontier.requests))]
 
-    with pytest.raises(ConfigError, match="keep the first ones"):
+    with pytest.raises(ConfigError, match="first ones"):
         model_tree(SamplingParams(temperature=1.0, seed=0), WithoutReplacement, Second())
 
 

@@ -272,11 +272,11 @@ def test_a_folder_may_have_a_plus_in_its_name(tmp_path: Path) -> None:
 
 
 BAD = {
-    "lookup+": "a part without a name",
-    "+": "a part without a name",
-    "lookup+lookup": "has a part twice",
-    "lookup+none": "none joins no other",
-    "lookup+auto": "auto joins no other",
+    "lookup+": r"'lookup\+'",
+    "+": r"'\+'",
+    "lookup+lookup": "part twice",
+    "lookup+none": "none joins",
+    "lookup+auto": "auto joins",
 }
 
 
@@ -287,12 +287,12 @@ def test_names_that_do_not_go_together_are_refused_before_a_model_is_loaded(name
 
 
 def test_an_unknown_part_is_named() -> None:
-    with pytest.raises(UnknownNameError, match="no drafter 'nope': not one of auto, lookup, head"):
+    with pytest.raises(UnknownNameError, match="'nope': .*auto, lookup, head"):
         load_drafter("lookup+nope", target(), StaticTree())
 
 
 def test_drawn_children_are_refused_before_a_model_is_loaded() -> None:
-    with pytest.raises(ConfigError, match="verification top1-residual draws children.*use verification match"):
+    with pytest.raises(ConfigError, match="top1-residual .*match"):
         load_engine(
             "./nowhere", SpeculationParams(drafter="lookup+self", method="static", verification="top1-residual")
         )

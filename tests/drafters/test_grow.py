@@ -258,7 +258,7 @@ def test_a_policy_that_keeps_a_node_without_its_parent_is_refused(keep: list[boo
         def prune(self, plan: Plan, pools: Sequence[Pool]) -> Sequence[Sequence[bool] | None]:
             return [keep]
 
-    with pytest.raises(ConfigError, match="without all of their parents"):
+    with pytest.raises(ConfigError, match="parents"):
         trees_of(ScriptedScorer(even([-0.5])), Orphans(1, 3), [Budget(3)])
 
 
@@ -267,5 +267,5 @@ def test_a_policy_that_keeps_more_than_the_budget_is_refused() -> None:
         def pool(self, nodes: int) -> int:
             return 9
 
-    with pytest.raises(ConfigError, match="the policy kept 6 nodes of 3"):
+    with pytest.raises(ConfigError, match="6 nodes of 3"):
         trees_of(ScriptedScorer(even([-0.5, -0.6])), Greedy(2, 2), [Budget(3, 9)])

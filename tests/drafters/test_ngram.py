@@ -256,5 +256,5 @@ def test_a_budget_is_kept() -> None:
 
 @pytest.mark.parametrize("shortest", [0, -1, LONGEST + 1])
 def test_a_match_length_out_of_range_is_refused(shortest: int) -> None:
-    with pytest.raises(ConfigError, match=f"shortest is {shortest}: use at"):
+    with pytest.raises(ConfigError, match=f"shortest is {shortest}:"):
         NgramSource(shortest)

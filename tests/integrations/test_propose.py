@@ -112,7 +112,7 @@ def test_a_bound_below_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="budget is -1"):
         Proposer().propose([1], -1)
     for cost in (-0.1, math.nan, math.inf):
-        with pytest.raises(ConfigError, match=f"cost is {cost}: use a number, 0 or more"):
+        with pytest.raises(ConfigError, match=f"cost is {cost}:"):
             Proposer().propose([1], 1, cost=cost)
 
 

@@ -286,7 +286,7 @@ def test_a_window_of_gemma_4_has_a_rope_of_its_own(files: Mapping[str, Tiny], tm
     damaged.write_bytes(files["gemma4"].path.read_bytes())
     renamed("gemma4.rope.dimension_count_swa")(reader := GGUFReader(damaged, "r+"))
     reader.data.flush()
-    with pytest.raises(ModelFileError, match="gemma4.rope.dimension_count_swa is 64, for heads of 32 numbers"):
+    with pytest.raises(ModelFileError, match="gemma4.rope.dimension_count_swa is 64, .*32"):
         check(damaged)
 
 

@@ -133,14 +133,14 @@ def test_a_model_whose_logits_are_not_its_output_layers_is_refused() -> None:
 
     model = HFModel(weights, self_test=False)
     weights.forward = Capped().forward
-    with pytest.raises(UnsupportedModelError, match=r"are not its output layer's .*: use drafter 'lookup'"):
+    with pytest.raises(UnsupportedModelError, match="output layer's .*'lookup'"):
         model.track_features()
 
 
 def test_a_model_without_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = HFModel(tiny(), self_test=False)
     monkeypatch.setattr(type(model.model), "get_decoder", lambda self: self)
-    with pytest.raises(UnsupportedModelError, match="are not apart"):
+    with pytest.raises(UnsupportedModelError, match="apart"):
         model.track_features()
 
 
@@ -198,7 +198,7 @@ def test_a_row_keeps_what_was_tracked_when_it_began() -> None:
         model.commit(row, [0])
     assert torch.equal(feature_row(old).last_features(6, FINAL_STATE), feature_row(new).last_features(6, FINAL_STATE))
     assert feature_row(new).last_features(6, FeatureSpec((1, FINAL))).shape == (6, 64)
-    with pytest.raises(CacheError, match=r"hidden states \[1\] are missing"):
+    with pytest.raises(CacheError, match=r"hidden states \[1\]"):
         feature_row(old).last_features(6, FeatureSpec((1,)))
 
 
@@ -221,7 +221,7 @@ def test_models_without_tracking_have_no_hooks_on_layers() -> None:
 @pytest.mark.parametrize("layer", [3, -2])
 def test_layers_that_a_model_has_not_are_refused_by_number(layer: int) -> None:
     model = HFModel(tiny(), name="tiny", self_test=False)
-    with pytest.raises(UnsupportedModelError, match=f"tiny has 2 layers and no hidden state {layer}"):
+    with pytest.raises(UnsupportedModelError, match=f"tiny .*2 layers .*{layer}"):
         model.track_features(FeatureSpec((1, layer)))
     assert not model.tracked
     assert not any(layer._forward_pre_hooks for layer in model.model.model.layers)

@@ -172,8 +172,8 @@ def test_a_quantisation_or_a_name_chooses_a_file(wanted: str | None, files: list
 @pytest.mark.parametrize(
     ("wanted", "files", "message"),
     [
-        (None, ["a-Q3_K_M.gguf", "a-Q5_0.gguf"], "may be any of a-Q3_K_M, a-Q5_0: give hf.co/org/a:QUANTISATION"),
-        ("Q4_K_M", ["a-Q5_0.gguf"], "hf.co/org/a:Q4_K_M is not there: the repository has a-Q5_0: give"),
+        (None, ["a-Q3_K_M.gguf", "a-Q5_0.gguf"], "a-Q3_K_M, a-Q5_0: .*hf.co/org/a:"),
+        ("Q4_K_M", ["a-Q5_0.gguf"], "hf.co/org/a:Q4_K_M .*a-Q5_0"),
     ],
 )
 def test_what_chooses_no_file_says_which_there_are(wanted: str | None, files: list[str], message: str) -> None:

@@ -156,8 +156,8 @@ def test_committing_nothing_forgets_the_nodes(kind: str) -> None:
 @pytest.mark.parametrize(
     ("path", "culprit"),
     [
-        ([1, 2], "node 2 is not a child of 1"),
-        ([2], "node 2 is not a child of -1"),
+        ([1, 2], "node 2 .* 1$"),
+        ([2], "node 2 .*-1"),
         ([0, 4], "node 4"),
         ([-1], "node -1"),
     ],
@@ -191,7 +191,7 @@ def test_the_last_position_of_the_context_can_be_used() -> None:
 def test_a_node_beyond_the_longest_sequence_raises_cache_error() -> None:
     model = fresh("llama")
     row = prefill(model, random_ids(Random(17), MAX_LENGTH - 2))
-    with pytest.raises(CacheError, match=f"position {MAX_LENGTH} is beyond the {MAX_LENGTH} tokens of llama"):
+    with pytest.raises(CacheError, match=f"position {MAX_LENGTH} .*{MAX_LENGTH} tokens .*llama"):
         model.extend([row], [Nodes.chain([1, 2, 3])])
 
 
@@ -211,9 +211,9 @@ def test_a_refused_extend_leaves_its_rows_as_they_were() -> None:
     ("prompt", "culprit"),
     [
         ([], "empty"),
-        ([1] * (MAX_LENGTH + 1), f"has {MAX_LENGTH + 1} tokens but llama takes {MAX_LENGTH} .*: shorten the prompt"),
-        ([1, VOCAB, 2], f"token id {VOCAB} but those of llama are 0 to {VOCAB - 1}"),
-        ([1, -3, 2], f"token id -3 but those of llama are 0 to {VOCAB - 1}"),
+        ([1] * (MAX_LENGTH + 1), f"{MAX_LENGTH + 1} tokens .*llama .*{MAX_LENGTH} "),
+        ([1, VOCAB, 2], f"{VOCAB} .*llama .*0 to {VOCAB - 1}"),
+        ([1, -3, 2], f"-3 .*llama .*0 to {VOCAB - 1}"),
     ],
     ids=["empty", "too long", "above", "below"],
 )
@@ -303,5 +303,5 @@ def test_a_model_that_ignores_mask_or_positions_would_be_seen(
     logits, wanted = extended(model, [prefill(model, prompt)], [tree])[0], expected(kind, prompt, tree)
     assert (logits - wanted).abs().max() > 1000 * ATOL
     assert not torch.equal(logits.argmax(-1), wanted.argmax(-1))
-    with pytest.raises(UnsupportedModelError, match=f"{kind} .*fails the tree self-test.*attn_implementation"):
+    with pytest.raises(UnsupportedModelError, match=f"{kind} .*self-test.*attn_implementation"):
         inspection.self_test(model)

@@ -136,7 +136,7 @@ def test_code_beside_a_model_that_transformers_has_is_left_alone(
 
 def test_a_tokenizer_that_needs_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
-    with pytest.raises(ModelFileError, match="tokenizer: it needs Python code of its own"):
+    with pytest.raises(ModelFileError, match="tokenizer: .*Python code"):
         load(str(with_code(tmp_path / "model", tmp_path / "ran", needed="tokenizer")))
     assert not (tmp_path / "ran").exists()
 

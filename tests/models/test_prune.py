@@ -54,13 +54,13 @@ def test_nodes_below_kept_ones_see_their_own_path(kind: str, keep: list[int], tr
 @pytest.mark.parametrize(
     ("keep", "trunk", "said"),
     [
-        ([2], 0, "of 8 nodes: .* with its parent"),
-        ([0, 0], 0, "name each once, in ascending order"),
-        ([2, 0], 0, "name each once, in ascending order"),
+        ([2], 0, "8 nodes: .*parent"),
+        ([0, 0], 0, "ascending order"),
+        ([2, 0], 0, "ascending order"),
         ([9], 0, "of 8 nodes"),
-        ([0, 1], 1, "a path that all the others descend from"),
-        ([0, 2, 3], 2, "a path that all the others descend from"),
-        ([0], 2, "a path that all the others descend from"),
+        ([0, 1], 1, "descend from"),
+        ([0, 2, 3], 2, "descend from"),
+        ([0], 2, "descend from"),
     ],
 )
 def test_what_is_no_part_of_the_tree_is_refused(keep: list[int], trunk: int, said: str) -> None:

@@ -23,7 +23,7 @@ from draftree.models.heads.head_folder import find_head
 from draftree.models.huggingface.hf_model import HFModel
 
 from ..published import KINDS, Recipe, eagle_head, saved
-from ..tiny import save_tiny, tiny
+from ..tiny import tiny
 from ..toy import ToyFeatureModel, ToyModel
 
 Captured = pytest.CaptureFixture[str]
@@ -33,11 +33,6 @@ MIDLAYER = "midlayer"
 @pytest.fixture(scope="module")
 def target() -> HFModel:
     return HFModel(tiny(), name="tiny", self_test=False)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
 
 
 def edit(folder: Path, **changes: Any) -> None:
@@ -119,7 +114,7 @@ def test_one_map_of_the_vocabulary_is_enough(d2t: bool, t2d: bool, target: HFMod
     if d2t or t2d:
         assert eagle_head(folder, target).vocabulary.tolist() == [3, 4, 9, 60]
     else:
-        with pytest.raises(ModelFileError, match="drafts 4 of 61 tokens and lacks d2t"):
+        with pytest.raises(ModelFileError, match="4 of 61 tokens .*d2t"):
             eagle_head(folder, target)
 
 
@@ -136,7 +131,7 @@ def test_names_of_other_writers_are_the_same_tensors(target: HFModel, tmp_path: 
 def test_tensors_that_it_does_not_use_cost_a_warning(target: HFModel, tmp_path: Path) -> None:
     folder = Recipe().save(tmp_path)
     save_file(load_file(folder / "model.safetensors") | {"mask_hidden": torch.ones(1)}, folder / "model.safetensors")
-    with pytest.warns(DraftreeWarning, match=r"has 1 tensor \(mask_hidden\) more than its kind uses"):
+    with pytest.warns(DraftreeWarning, match=r"1 tensor \(mask_hidden\)"):
         eagle_head(folder, target)
 
 
@@ -222,10 +217,10 @@ def _layers(folder: Path, **changes: Any) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
-    "truncated": (_cut, ModelFileError, "cannot read the draft head"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), ModelFileError, "has no weights"),
-    "pickle of code": (_pickled, ModelFileError, "may be code: it is not run"),
-    "pickle of tensors and code": (_saved_with_code, ModelFileError, "may be code: it is not run"),
+    "truncated": (_cut, ModelFileError, "draft head"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), ModelFileError, "no weights"),
+    "pickle of code": (_pickled, ModelFileError, "may be code"),
+    "pickle of tensors and code": (_saved_with_code, ModelFileError, "may be code"),
     "tensors missing": (
         lambda f: _without(f, "norm.weight", "layers.0.self_attn.k_proj.weight"),
         ModelFileError,
@@ -248,21 +243,21 @@ BAD: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
         ModelFileError,
         r"fc.weight is \[32, 64\], not \[32, 96\]",
     ),
-    "token beyond": (lambda f: put(f, "d2t", lambda x: x + 1), ModelFileError, "leads to token 61, beyond 61 tokens"),
+    "token beyond": (lambda f: put(f, "d2t", lambda x: x + 1), ModelFileError, "token 61, .*61 tokens"),
     "token below": (lambda f: put(f, "d2t", lambda x: x - 1), ModelFileError, "beyond 61 tokens"),
-    "token twice": (lambda f: put(f, "d2t", lambda x: x - 2 * (x == 30)), ModelFileError, "leads to a token twice"),
-    "map of other tokens": (_without_distances, ModelFileError, "drafts 31 tokens, and .* has 30"),
+    "token twice": (lambda f: put(f, "d2t", lambda x: x - 2 * (x == 30)), ModelFileError, "token twice"),
+    "map of other tokens": (_without_distances, ModelFileError, "31 tokens, .* 30"),
     "distances that are no numbers": (lambda f: put(f, "d2t", Tensor.float), ModelFileError, "d2t is"),
-    "another vocabulary": (lambda f: edit(f, draft_vocab_size=30), ModelFileError, "drafts 30 tokens, and .* has 31"),
+    "another vocabulary": (lambda f: edit(f, draft_vocab_size=30), ModelFileError, "30 tokens, .* 31"),
     "no number": (
         lambda f: put(f, "norm.weight", lambda x: x * float("nan")),
         ModelFileError,
-        "norm.weight is not all",
+        "norm.weight is",
     ),
     "layer beyond": (
         lambda f: edit(f, eagle_aux_hidden_state_layer_ids=[2, 16, 29]),
         ConfigError,
-        r"reads the hidden states \[2, 16, 29\] of org/tiny, and the target has 2 layers",
+        r"\[2, 16, 29\] of org/tiny, .*2 layers",
     ),
     "layer below": (lambda f: edit(f, eagle_aux_hidden_state_layer_ids=[-1, 0, 1]), ModelFileError, "layer_ids"),
     "default layers of a small target": (
@@ -273,51 +268,51 @@ BAD: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "another hidden size": (
         lambda f: edit(f, target_hidden_size=64),
         ConfigError,
-        "made for org/tiny of hidden size 64 and 61 tokens, and tiny has hidden size 32 and 61 tokens",
+        "org/tiny .*size 64 .*tiny .*size 32 ",
     ),
     "another vocabulary of the target": (
         lambda f: _layers(f, vocab_size=128256),
         ConfigError,
-        "of hidden size 32 and 128256 tokens, and tiny has hidden size 32 and 61 tokens",
+        "128256 tokens, .*tiny .*61 tokens",
     ),
     "another kind of speculators": (
         lambda f: edit(f, speculators_model_type="xpress"),
         ConfigError,
-        "is of kind 'xpress': draftree reads EAGLE-1 to 3, .* and its own",
+        "kind 'xpress': .*EAGLE-1 to 3",
     ),
     "Medusa": (
         lambda f: edit(f, speculators_model_type=None, architectures=None, medusa_num_heads=4),
         ConfigError,
-        "is of kind 'medusa_num_heads'",
+        "kind 'medusa_num_heads'",
     ),
     "DFlash": (
         lambda f: edit(f, speculators_model_type=None, architectures=None, dflash_config={}),
         ConfigError,
-        "is of kind 'dflash_config'",
+        "kind 'dflash_config'",
     ),
     "several positions in one pass": (
         lambda f: edit(f, speculators_model_type="peagle"),
         ConfigError,
-        "is of kind 'peagle'",
+        "kind 'peagle'",
     ),
     "another architecture": (
         lambda f: edit(f, speculators_model_type=None, architectures=["Eagle3DeepseekV2ForCausalLM"]),
         ConfigError,
-        "is of kind 'Eagle3DeepseekV2ForCausalLM': draftree reads EAGLE-1 to 3, .* and its own",
+        "kind 'Eagle3DeepseekV2ForCausalLM': .*EAGLE-1 to 3",
     ),
     "text for a size": (lambda f: _layers(f, num_attention_heads="4"), ModelFileError, "num_attention_heads"),
     "no size": (lambda f: _layers(f, hidden_size=0), ModelFileError, "hidden_size"),
-    "heads that cannot be shared": (lambda f: _layers(f, num_key_value_heads=3), ModelFileError, "share 3 key heads"),
+    "heads that cannot be shared": (lambda f: _layers(f, num_key_value_heads=3), ModelFileError, "3 key heads"),
     "unknown activation": (lambda f: _layers(f, hidden_act="swoosh"), ModelFileError, "'swoosh'"),
     "unknown rotary positions": (
         lambda f: _layers(f, rope_scaling={"rope_type": "longrope"}),
         ModelFileError,
-        "'longrope': draftree knows default, linear, llama3, yarn",
+        "'longrope': .*llama3",
     ),
     "rotary positions that lack a number": (
         lambda f: _layers(f, rope_scaling={"rope_type": "llama3"}),
         ModelFileError,
-        "cannot read the draft head",
+        "draft head",
     ),
     "partly rotated": (
         lambda f: _layers(f, rope_parameters={"partial_rotary_factor": 0.5}),
@@ -355,7 +350,7 @@ def test_a_target_that_gives_only_its_final_state_is_refused(tmp_path: Path) -> 
     folder = Recipe(target_size=61, ids=(0, 0, 0)).save(tmp_path)
     with pytest.raises(AssertionError):
         eagle_head(folder, toy)
-    with pytest.raises(UnsupportedModelError, match="no hidden states that a draft head could read"):
+    with pytest.raises(UnsupportedModelError, match="hidden states"):
         eagle_head(folder, ToyModel(61))
 
 

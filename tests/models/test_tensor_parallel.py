@@ -29,11 +29,6 @@ ROOT = Path(__file__).parents[2]
 TEXT = "a b a b a b the cat in the hat"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
-
-
 COMMANDS = """
 import json, sys
 from draftree.cli import main as command_line
@@ -149,16 +144,16 @@ def test_what_cannot_be_shared_is_one_line_by_rank_0(model: str, made: Made) -> 
     complaints = [line for line in made.err.splitlines() if line.startswith("draftree: ")]
     assert len(complaints) == 1 and "has no tensor-parallel plan" in complaints[0]
     assert "Traceback" not in made.err
-    with pytest.raises(UnsupportedModelError, match="which 3 processes cannot share evenly: use 2"):
+    with pytest.raises(UnsupportedModelError, match="3 processes .*: use 2"):
         read_pretrained(model, "mine", dtype=None, parts=3)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"runner": "graph"}, "runner 'graph' does not go with torchrun"),
-        ({"device": "cuda:7"}, "device 'cuda:7' does not go with torchrun"),
-        ({"backend": "llama.cpp"}, "backend 'llama.cpp' does not go with torchrun"),
+        ({"runner": "graph"}, "runner 'graph' .*torchrun"),
+        ({"device": "cuda:7"}, "device 'cuda:7' .*torchrun"),
+        ({"backend": "llama.cpp"}, "backend 'llama.cpp' .*torchrun"),
     ],
 )
 def test_options_that_need_whole_layers_are_refused(model: str, options: dict[str, str], message: str) -> None:

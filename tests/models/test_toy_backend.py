@@ -150,12 +150,12 @@ def test_a_head_in_a_folder_knows_it_by_its_embeddings(tmp_path: Path) -> None:
     quantized.table = (quantized.table * 4).round() / 4
     for model in (target, quantized):
         assert load_head(tmp_path, model).capabilities.vocab_size == VOCAB
-    with pytest.raises(ConfigError, match="embeddings are others"):
+    with pytest.raises(ConfigError, match="embeddings"):
         load_head(tmp_path, other)
 
 
 def test_without_hidden_states_a_head_in_a_folder_is_refused(tmp_path: Path) -> None:
     save_head(tmp_path, network(), DRAFTED, ToyFeatureModel())
     assert find_head(tmp_path) is not None
-    with pytest.raises(UnsupportedModelError, match="use backend 'native' or 'transformers'"):
+    with pytest.raises(UnsupportedModelError, match="'native' or 'transformers'"):
         load_head(tmp_path, ToyModel(VOCAB))

@@ -210,7 +210,7 @@ def test_output_is_ar_decodings_alone_and_in_a_batch_of_three(name: str, tempera
 @pytest.mark.parametrize("scheme", ["multi-round", "multi-round-replacement", "top1-residual"])
 @pytest.mark.parametrize("width", ["1", "15"])
 def test_schemes_that_draw_children_refuse_a_policy_that_ranks_them(scheme: str, width: str) -> None:
-    with pytest.raises(ConfigError, match=f"verification {scheme} with method c2t"):
+    with pytest.raises(ConfigError, match=f"{scheme} .*c2t"):
         load_engine("./never-loaded", SpeculationParams(method="c2t", settings={"width": width}, verification=scheme))
 
 
@@ -228,7 +228,7 @@ def test_a_classifier_of_another_head_warns(tmp_path_factory: pytest.TempPathFac
     assert isinstance(learned, TreeDrafter)
     policy = ClassifierTree(NET, made_for=provenance(model, learned.source, old))
     load_drafter(old, model, policy)
-    with pytest.warns(DraftreeWarning, match="the classifier learned from target .* and drafter ") as warned:
+    with pytest.warns(DraftreeWarning, match="classifier .*target .*drafter ") as warned:
         load_drafter(new, model, policy)
     weights = [load_head(Path(folder), model).capabilities.fingerprint for folder in (old, new)]
     assert all(each in str(warned[0].message) for each in weights)
@@ -238,7 +238,7 @@ def test_a_classifier_of_another_target_or_drafter_warns() -> None:
     model = target()
     made_for = provenance(model, source("relative", model), "relative")
     check_made_for(made_for, made_for)
-    with pytest.warns(DraftreeWarning, match="not from target .* and drafter lookup .lookup.: drafts may be worse"):
+    with pytest.warns(DraftreeWarning, match="target .*drafter lookup .lookup."):
         check_made_for(made_for, provenance(model, source("lookup", model), "lookup"))
     other = HFModel(tiny(seed=5), self_test=False)
     with pytest.warns(DraftreeWarning):
@@ -273,7 +273,7 @@ def test_a_gguf_file_is_the_same_target_on_every_backend(backend: str) -> None:
 def test_a_target_without_a_head_gets_lookup_and_a_warning() -> None:
     model = target()
     assert str(resolved(DrafterSpec.parse("auto"), model, find_policy("c2t"))) == "lookup"
-    with pytest.warns(DraftreeWarning, match="and drafter head .* not from target .* and drafter lookup"):
+    with pytest.warns(DraftreeWarning, match="drafter head .*target .*drafter lookup"):
         made = load_drafter("auto", model, find_policy("c2t"))
     assert made.name == "lookup"
 
@@ -289,11 +289,11 @@ def test_nothing_is_drafted_where_there_are_no_candidates() -> None:
         ({"beta": -0.1}, "beta is -0.1"),
         ({"beta": 1.1}, "beta is 1.1"),
         ({"beta": math.nan}, "beta is nan"),
-        ({"width": 0}, "width is 0: use at least 1"),
+        ({"width": 0}, "width is 0"),
         ({"width": 65}, "width is 65"),
-        ({"top": -1}, "top is -1: use at least 1"),
-        ({"top": 0}, "top is 0: use at least 1"),
-        ({"top": "all"}, "top is 'all': use a whole number from 1, or 'none'"),
+        ({"top": -1}, "top is -1"),
+        ({"top": 0}, "top is 0"),
+        ({"top": "all"}, "top is 'all': .*'none'"),
         ({"depth": 0}, "depth is 0"),
     ],
 )

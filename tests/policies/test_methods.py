@@ -97,12 +97,12 @@ def test_every_number_changes_the_policy(name: str, key: str, default: float) ->
 
 def test_sequoia_alone_needs_a_setting() -> None:
     assert [m.name for m in METHODS.values() if "" in m.settings.values()] == ["sequoia"]
-    with pytest.raises(ConfigError, match="sequoia needs a tree: .* 'draftree calibrate' .* --set tree=FILE"):
+    with pytest.raises(ConfigError, match="sequoia .*'draftree calibrate' .* --set tree=FILE"):
         find_policy("sequoia")
 
 
 def test_a_threshold_that_is_no_number_is_named() -> None:
-    with pytest.raises(ConfigError, match="delta is 'much': use a gain between 0 and 1, both excluded, or 'auto'"):
+    with pytest.raises(ConfigError, match="delta is 'much': .*0 and 1, .*'auto'"):
         find_policy("opt-tree", {"delta": "much"})
 
 
@@ -126,37 +126,24 @@ def test_a_method_like_no_other_is_answered_with_all_names() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_an_unknown_setting_is_answered_with_those_there_are(name: str) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=f"method {name} has no setting 'breadth': it has {', '.join(METHODS[name].settings) or 'none'}",
-    ):
+    with pytest.raises(ConfigError, match=f"{name} .*'breadth': .*{', '.join(METHODS[name].settings) or 'none'}"):
         find_policy(name, {"breadth": 3})
 
 
 @pytest.mark.parametrize(
     ("name", "key", "text", "said"),
     [
-        ("static", "width", "two", "width is 'two': method static needs a whole number there"),
-        ("static", "depth", "2.5", "depth is '2.5': method static needs a whole number there"),
-        ("early-stop", "stop", "soon", "stop is 'soon': method early-stop needs a number there"),
-        ("early-stop", "stop", "", "stop is '': method early-stop needs a number there"),
-    ],
-)
-def test_a_value_that_is_no_number_is_named(name: str, key: str, text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        find_policy(name, {key: text})
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "text", "said"),
-    [
+        ("static", "width", "two", "width is 'two': .*static"),
+        ("static", "depth", "2.5", "depth is '2.5': .*static"),
+        ("early-stop", "stop", "soon", "stop is 'soon': .*early-stop"),
+        ("early-stop", "stop", "", "stop is '': .*early-stop"),
         ("static", "width", "0", "width is 0"),
         ("chain", "depth", "-1", "depth is -1"),
         ("dynamic-width", "width", "65", "width is 65"),
         ("dynamic-width-depth", "stop", "nan", "stop is nan"),
     ],
 )
-def test_a_value_out_of_range_is_named(name: str, key: str, text: str, said: str) -> None:
+def test_a_value_that_does_not_do_is_named(name: str, key: str, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         find_policy(name, {key: text})
 
@@ -167,7 +154,7 @@ def test_a_ready_policy_is_taken_as_it_is() -> None:
 
 
 def test_settings_beside_a_ready_policy_are_refused() -> None:
-    with pytest.raises(ConfigError, match="{'depth': 3} beside a ready policy"):
+    with pytest.raises(ConfigError, match="{'depth': 3}"):
         find_policy(StaticTree(3, 2), {"depth": 3})
 
 

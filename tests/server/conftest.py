@@ -9,12 +9,19 @@ import pytest
 
 from draftree.engine.engine import Engine
 
-from .running import Running, running, target
+from .running import Running, bytes_target, running, target
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Running]:
     with running() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def spelling() -> Iterator[Running]:
+    """A server of a model that spells every character beyond ASCII in several tokens."""
+    with running(bytes_target()) as found:
         yield found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,16 +11,9 @@ from draftree.models.huggingface.hf_model import HFModel
 from draftree.text.encoding import user
 
 from ..tiny import MAX_LENGTH, bytes_tokenizer, tiny
-from .running import NAME, TEXT, Running, bytes_target, fetched, posted, running, streamed
+from .running import NAME, TEXT, Running, fetched, posted, running, streamed
 
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-
-
-@pytest.fixture(scope="module")
-def spelling() -> Iterator[Running]:
-    """A model that spells every character beyond ASCII in several tokens."""
-    with running(bytes_target()) as found:
-        yield found
 
 
 @pytest.mark.parametrize("left", [1, 5, 16, 17])

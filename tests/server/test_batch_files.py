@@ -67,7 +67,7 @@ def test_a_file_that_is_not_a_batchs_own_is_refused_and_kept(
     foreign += [json.dumps({"id": json.loads(own)["id"], "response": odd}).encode() + b"\n" for odd in odds]
     for whole in foreign:
         out.write_bytes(whole)
-        with pytest.raises(ConfigError, match="answers no line of this batch"):
+        with pytest.raises(ConfigError, match="answers no"):
             BatchOutput(str(out), lines)
         assert out.read_bytes() == whole
 
@@ -76,7 +76,7 @@ def test_the_first_record_is_written_whole_or_not_at_all(
     lines: list[BatchLine], tmp_path: Path, full_disk: None
 ) -> None:
     out = tmp_path / "out.jsonl"
-    with pytest.raises(RunError, match="No space left on device"):
+    with pytest.raises(RunError, match="No space left"):
         write(BatchOutput(str(out), lines), record_of(lines[0].id))
     assert list(tmp_path.iterdir()) == [tmp_path / "in.jsonl"]
 
@@ -110,14 +110,14 @@ def test_a_changed_batch_is_noticed(lines: list[BatchLine], tmp_path: Path) -> N
     out = tmp_path / "out.jsonl"
     write(BatchOutput(str(out), lines), *(record_of(line.id) for line in lines))
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "B"}\n')
-    with pytest.raises(ConfigError, match="line 2 answers no line of this batch"):
+    with pytest.raises(ConfigError, match="line 2 answers"):
         BatchOutput(str(out), batch_lines(tmp_path / "in.jsonl"))
 
 
 def test_a_broken_record_before_the_last_one_is_noticed(lines: list[BatchLine], tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("no record\n" + json.dumps(record_of(lines[0].id)) + "\n")
-    with pytest.raises(ConfigError, match="line 1 answers no line"):
+    with pytest.raises(ConfigError, match="line 1 answers"):
         BatchOutput(str(out), lines)
 
 
@@ -125,21 +125,21 @@ def test_another_model_does_not_go_on(lines: list[BatchLine], tmp_path: Path) ->
     first, second, _ = (line.id for line in lines)
     out = str(tmp_path / "out.jsonl")
     write(BatchOutput(out, lines), record_of(first, "one"))
-    with pytest.raises(ConfigError, match="has answers of one, and this is two"):
+    with pytest.raises(ConfigError, match="one, .*two"):
         write(BatchOutput(out, lines), record_of(second, "two"))
     assert BatchOutput(out, lines).done == {first}
 
 
 def test_files_that_do_not_do_are_named(lines: list[BatchLine], tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n \n")
-    for path, message in ((tmp_path / "empty", "is empty"), (tmp_path / "gone", "cannot be read")):
+    for path, message in ((tmp_path / "empty", "is empty"), (tmp_path / "gone", "be read")):
         with pytest.raises(ConfigError, match=message):
             batch_lines(path)
     for name, message in (
         (str(tmp_path), "is a folder"),
-        (str(tmp_path / "no" / "out"), "is not there or cannot be written"),
-        ("/dev/null", "is no regular file"),
-        (str(tmp_path / "in.jsonl"), "answers no line of this batch"),
+        (str(tmp_path / "no" / "out"), "be written"),
+        ("/dev/null", "regular file"),
+        (str(tmp_path / "in.jsonl"), "answers no"),
     ):
         with pytest.raises(ConfigError, match=message):
             BatchOutput(name, lines)

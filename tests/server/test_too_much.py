@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,15 +17,9 @@ from draftree.openai.responses_api import ResponsesRequest
 from draftree.openai.schema import CompletionRequest, Sampled
 from draftree.sandbox import workers
 
-from .running import NAME, TEXT, Running, bytes_target, posted, running
+from .running import NAME, TEXT, Running, posted
 
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-
-
-@pytest.fixture(scope="module")
-def spelling() -> Iterator[Running]:
-    with running(bytes_target()) as found:
-        yield found
 
 
 @pytest.fixture(autouse=True)

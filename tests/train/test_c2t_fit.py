@@ -92,12 +92,12 @@ def test_an_epoch_that_recalls_less_of_the_prompts_kept_apart_is_not_chosen() ->
 @pytest.mark.parametrize("label", [False, True])
 def test_labels_that_are_all_equal_are_refused(label: bool) -> None:
     samples = synthetic(8)._replace(accepted=torch.full((8,), label))
-    with pytest.raises(RunError, match=f"nothing to learn from 8 drafted nodes, of which {8 * label} were accepted"):
+    with pytest.raises(RunError, match=f"8 drafted nodes, .*{8 * label}"):
         fit(samples, ClassifierRecipe(), 1.0)
 
 
 def test_no_samples_at_all_are_refused() -> None:
-    with pytest.raises(RunError, match="nothing to learn from 0 drafted nodes"):
+    with pytest.raises(RunError, match="0 drafted nodes"):
         fit(Samples.joined([]), ClassifierRecipe(), 1.0)
 
 
@@ -134,14 +134,14 @@ def test_no_prompts_apart_give_no_figures() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"hidden": 0}, "hidden is 0: use at least 1"),
+        ({"hidden": 0}, "hidden is 0"),
         ({"hidden": 1025}, "hidden is 1025"),
-        ({"epochs": 0}, "epochs is 0: use at least 1"),
+        ({"epochs": 0}, "epochs is 0"),
         ({"batch": 0}, "batch is 0"),
         ({"learning_rate": 0.0}, "learning_rate is 0"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
-        ({"features": ("P",)}, "no feature 'P': choose from probability"),
-        ({"features": ()}, "name at least one"),
+        ({"features": ("P",)}, "'P': .*probability"),
+        ({"features": ()}, "at least"),
     ],
 )
 def test_settings_out_of_range_are_refused(change: dict[str, object], named: str) -> None:

@@ -101,7 +101,7 @@ def test_every_response_has_its_turn(target: HFModel, learned: list[Response], m
 
 def test_a_checkpoint_of_another_fit_is_refused(target: HFModel, learned: list[Response], tmp_path: Path) -> None:
     made(target, learned, 7, "other").save(tmp_path / "checkpoint.pt")
-    with pytest.raises(ConfigError, match="with other responses or settings"):
+    with pytest.raises(ConfigError, match="other responses"):
         made(target, learned, 7).resume(tmp_path / "checkpoint.pt")
 
 
@@ -111,7 +111,7 @@ def test_a_truncated_checkpoint_is_refused(target: HFModel, learned: list[Respon
     assert not fit.resume(path)
     fit.save(path)
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ConfigError, match="is damaged, or .* remove the file"):
+    with pytest.raises(ConfigError, match="is damaged"):
         fit.resume(path)
 
 
@@ -124,7 +124,7 @@ def test_a_checkpoint_without_a_part_is_refused(
     fit.save(path)
     state = torch.load(path, weights_only=True)
     torch.save({name: value for name, value in state.items() if name != part}, path)
-    with pytest.raises(ConfigError, match="is damaged, or .* remove the file"):
+    with pytest.raises(ConfigError, match="is damaged"):
         fit.resume(path)
 
 
@@ -134,7 +134,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     fit = made(target, learned, 7)
     fit.save(tmp_path / "checkpoint.pt")
     request.getfixturevalue("full_disk")
-    with pytest.raises(RunError, match="make room there, then give the same command again"):
+    with pytest.raises(RunError, match="room there"):
         fit.save(tmp_path / "checkpoint.pt")
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
 

@@ -103,7 +103,7 @@ def test_hidden_states_of_layers_come_with_a_response(tmp_path: Path) -> None:
         embedded = model.embeddings(response.tokens[:-1]).clamp(-65504, 65504)
         found = feature_part(response.tracked, response.features, FeatureSpec((0,))).float()
         assert bool(response.features.isfinite().all()) and torch.allclose(found, embedded, rtol=1e-2)
-    with pytest.raises(ConfigError, match="of other models, prompts or settings: .*choose another --out"):
+    with pytest.raises(ConfigError, match="other models.*--out"):
         HeadData(tmp_path / "a", RECIPE, PROMPTS)
 
 
@@ -144,15 +144,13 @@ def test_a_truncated_shard_is_named(target: HFModel, tmp_path: Path, monkeypatch
     store(list(respond(target, PROMPTS, [0], rows=1, max_tokens=5, seed=0)), target, tmp_path / "work", monkeypatch)
     shard = tmp_path / "work" / "responses-00000000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-10])
-    with pytest.raises(
-        ModelFileError, match=r"cannot read .*responses-00000000.* remove it; its responses will be drawn"
-    ):
+    with pytest.raises(ModelFileError, match=r"responses-00000000"):
         HeadData(tmp_path / "work", RECIPE, PROMPTS)
 
 
 def test_a_full_disk_is_one_line(target: HFModel, tmp_path: Path, full_disk: None) -> None:
     data = HeadData(tmp_path / "work", RECIPE, PROMPTS)
-    with pytest.raises(RunError, match="make room there, then give the same command again"):
+    with pytest.raises(RunError, match="room there"):
         data.collect(target, tokens=1000, seconds=60, rows=1, progress=lambda done: None)
     assert not list((tmp_path / "work").iterdir())
 
@@ -185,7 +183,7 @@ def test_rows_that_do_not_fit_a_devices_memory_are_one_line(
 
     monkeypatch.setattr(head_data, "respond", full)
     data = HeadData(tmp_path / "a", RECIPE, PROMPTS)
-    with pytest.raises(RunError, match="7 rows do not fit the memory: the same command goes on with fewer --rows"):
+    with pytest.raises(RunError, match="7 rows .*--rows"):
         data.collect(target, tokens=1000, seconds=60, rows=7, progress=lambda done: None)
     assert HeadData(tmp_path / "a", RECIPE, PROMPTS).numbers == {2}
 
@@ -229,7 +227,7 @@ def test_responses_of_another_recipe_are_refused(target: HFModel, tmp_path: Path
     data = HeadData(tmp_path / "a", RECIPE, PROMPTS)
     data.collect(target, tokens=20, seconds=60, rows=1, progress=lambda done: None)
     other = DataRecipe(target="tiny", prompts="p", max_tokens=21, seed=0, dtype="float32")
-    with pytest.raises(ConfigError, match="of other models, prompts or settings: .*choose another --out"):
+    with pytest.raises(ConfigError, match="other models.*--out"):
         HeadData(tmp_path / "a", other, PROMPTS)
 
 
@@ -252,6 +250,6 @@ def test_prompts_of_like_length_are_answered_together(target: HFModel, tmp_path:
 def test_prompts_that_are_too_long_are_left_out(target: HFModel) -> None:
     model = HFModel(tiny(), tiny_tokenizer(), self_test=False)
     assert len(encoded(model, ["the cat", "a" * 200], raw=True)) == 1
-    with pytest.raises(PromptError, match="all prompts are longer than 64 tokens"):
+    with pytest.raises(PromptError, match="64 tokens"):
         encoded(model, ["a" * 200], raw=True)
     assert digest([[1, 2], [3]]) != digest([[1], [2, 3]])

@@ -241,7 +241,7 @@ def test_by_default_a_sure_target_is_not_relaxed(entropy: float, allowed: int) -
 
 @pytest.mark.parametrize("answer", [-1, 1.5, None])
 def test_a_function_that_gives_no_count_is_refused(answer: object) -> None:
-    with pytest.raises(ValueError, match="relaxed: the function of entropy gave"):
+    with pytest.raises(ValueError, match="relaxed: .*entropy"):
         Relaxed(lambda h: answer).decide(place([0.5, 0.5], [1]), Chance([]))  # type: ignore[arg-type, return-value]
 
 

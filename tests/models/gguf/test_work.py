@@ -62,7 +62,7 @@ def test_each_byte_is_one_tensors(tmp_path: Path) -> None:
     reader.tensors[3].field.parts[4][0] = 99
     reader.tensors[4].field.parts[5][0] = 0
     reader.data.flush()
-    with pytest.raises(ModelFileError, match=f"tensor {reader.tensors[4].name} is at byte 0"):
+    with pytest.raises(ModelFileError, match=f"{reader.tensors[4].name} .*byte 0"):
         check(path)
 
 

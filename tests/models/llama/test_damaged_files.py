@@ -55,28 +55,28 @@ _EPSILON = "llama.attention.layer_norm_rms_epsilon"
         (overwritten("llama.block_count", 2**20), "llama.block_count is 1048576"),
         (overwritten("llama.context_length", 2**32 - 1), "llama.context_length is 4294967295"),
         (overwritten("llama.embedding_length", 0), "llama.embedding_length is 0"),
-        (renamed("llama.embedding_length"), "it has no llama.embedding_length"),
+        (renamed("llama.embedding_length"), "llama.embedding_length"),
         (overwritten(_EPSILON, -1e-6), f"{_EPSILON} is -9.99"),
         (overwritten(_EPSILON, np.nan), f"{_EPSILON} is nan"),
         (overwritten(_EPSILON, np.inf), f"{_EPSILON} is inf"),
         (
             overwritten("llama.attention.head_count", 2**32 - 1),
-            "llama.attention.head_count is 4294967295, for 64 numbers",
+            "llama.attention.head_count is 4294967295, .*64",
         ),
-        (overwritten("llama.rope.dimension_count", 0), "llama.rope.dimension_count is 0, for heads of 32 numbers"),
-        (overwritten("llama.rope.dimension_count", 31), "llama.rope.dimension_count is 31, for heads of 32 numbers"),
-        (overwritten("llama.rope.dimension_count", 34), "llama.rope.dimension_count is 34, for heads of 32 numbers"),
-        (of_kind("tokenizer.ggml.merges", 99), "unknown type 99, at tokenizer.ggml.merges"),
-        (of_length("tokenizer.chat_template", 2**62), "inside its header, at tokenizer.chat_template"),
+        (overwritten("llama.rope.dimension_count", 0), "llama.rope.dimension_count is 0, .*32"),
+        (overwritten("llama.rope.dimension_count", 31), "llama.rope.dimension_count is 31, .*32"),
+        (overwritten("llama.rope.dimension_count", 34), "llama.rope.dimension_count is 34, .*32"),
+        (of_kind("tokenizer.ggml.merges", 99), "99, .*tokenizer.ggml.merges"),
+        (of_length("tokenizer.chat_template", 2**62), "header, .*tokenizer.chat_template"),
         (with_item("tokenizer.ggml.tokens", 40, b"!"), "tokenizer.ggml.tokens has '!' twice"),
-        (with_tensor(_NORM, 4, 26), f"tensor {_NORM} is of type I32, not F32"),
+        (with_tensor(_NORM, 4, 26), f"{_NORM} .*I32, not F32"),
         (with_tensor(_NORM, 3, 0), f"at tensor {_NORM}"),
-        (with_tensor(_GATE, 2, 9), f"it has 9 dimensions, at tensor {_GATE}"),
-        (with_tensor(_GATE, 3, 33), rf"its shape is \[33, 128\], in blocks of 32, at tensor {_GATE}"),
-        (with_tensor(_GATE, 3, 2**40), "tensor blk.0.ffn_up.weight is at byte"),
-        (with_tensor(_GATE, 4, 26), f"tensor {_GATE} is of type I32|tensor blk.0.ffn_up.weight is at byte"),
-        (with_tensor(_GATE, 5, 32), f"tensor {_GATE} is at byte 32 of the weights"),
-        (with_tensor("blk.0.attn_q.weight", 1, ord("k"), 11), "tensor blk.0.attn_k.weight is there twice"),
+        (with_tensor(_GATE, 2, 9), f"9 dimensions, .*{_GATE}"),
+        (with_tensor(_GATE, 3, 33), rf"\[33, 128\], .*32, .*{_GATE}"),
+        (with_tensor(_GATE, 3, 2**40), "blk.0.ffn_up.weight .*byte"),
+        (with_tensor(_GATE, 4, 26), f"{_GATE} .*I32|blk.0.ffn_up.weight .*byte"),
+        (with_tensor(_GATE, 5, 32), f"{_GATE} .*byte 32"),
+        (with_tensor("blk.0.attn_q.weight", 1, ord("k"), 11), "blk.0.attn_k.weight .*twice"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, change: Change, named: str) -> None:
@@ -105,7 +105,7 @@ def test_one_weight_that_is_no_number_is_found_in_any_tensor(tmp_path: Path, wei
         before = reader.data[at : at + number.nbytes].copy()
         reader.data[at : at + number.nbytes] = number.view(np.uint8)
         reader.data.flush()
-        with pytest.raises(ModelFileError, match=f"tensor {tensor.name} has weights that are NaN or infinite"):
+        with pytest.raises(ModelFileError, match=f"{tensor.name} .*NaN"):
             check(path)
         reader.data[at : at + number.nbytes] = before
         reader.data.flush()
@@ -145,7 +145,7 @@ def test_scales_that_are_no_numbers_are_found_in_tensors_of_experts(
         assert check(tmp_path / "experts.gguf").tensors[0].shape == (256, 3, 2)
 
     checked(good)
-    with pytest.raises(ModelFileError, match="tensor blk.0.ffn_up_exps.weight has weights that are NaN"):
+    with pytest.raises(ModelFileError, match="blk.0.ffn_up_exps.weight .*NaN"):
         checked(bad)
 
 
@@ -155,7 +155,7 @@ def test_formats_of_activations_are_no_weights(tmp_path: Path, kind: Format) -> 
     path = write(tmp_path / "tiny.gguf", weights="Q8_0", layers=1, hidden=256, heads=8)
     with_tensor("blk.0.attn_output.weight", 4, kind)(reader := gguf.GGUFReader(path, "r+"))
     reader.data.flush()
-    with pytest.raises(ModelFileError, match=f"is of type {kind.name}, not a type of weights|is at byte"):
+    with pytest.raises(ModelFileError, match=f"type {kind.name}|at byte"):
         check(path)
 
 
@@ -170,5 +170,5 @@ def test_matrices_that_are_no_weights_are_floats(
     monkeypatch.setattr(tiny_gguf, "_FLOATS", ())
     path = tmp_path / "tiny.gguf"
     write(path, architecture=architecture, weights=kind, layers=1, hidden=64, heads=2, kv_heads=1)
-    with pytest.raises(ModelFileError, match=rf"{named} is of type {kind}, not F32"):
+    with pytest.raises(ModelFileError, match=rf"{named} .*{kind}, not F32"):
         check(path)

@@ -48,7 +48,7 @@ def test_floats_round_otherwise_in_wider_passes_and_texts_differ_by_near_ties_al
 @pytest.mark.parametrize("weights", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "MXFP4"])
 def test_formats_that_the_native_engine_lacks_are_drafted_for(weights: str, tmp_path: Path) -> None:
     path = tiny_gguf.write(tmp_path / "tiny.gguf", weights=weights, layers=1, hidden=256, heads=8)
-    with pytest.warns(DraftreeWarning, match=f"runs on llama.cpp: .* format {weights} of tensor token_embd"):
+    with pytest.warns(DraftreeWarning, match=f"llama.cpp: .*{weights} .*token_embd"):
         model = draftree.load(str(path))
     assert model.capabilities.weight_format == weights
     params, prompt = SamplingParams(max_tokens=12, ignore_eos=True), encode(model.tokenizer, "the cat, the cat, the")
@@ -72,10 +72,10 @@ def test_a_model_whose_trees_see_other_tokens_decodes_without_drafts(
         return NumpyScores(logits[::-1], [len(logits)])
 
     monkeypatch.setattr(LlamaModel, "extend", blind)
-    with pytest.raises(NoTreesError, match="fails the tree self-test"):
+    with pytest.raises(NoTreesError, match="self-test"):
         LlamaModel(path)
     model = load_llama(str(path))
     assert isinstance(model, LinearModel) and "fails the tree self-test" in model.capabilities.no_trees
-    with pytest.warns(DraftreeWarning, match="decodes without drafts: it fails the tree self-test"):
+    with pytest.warns(DraftreeWarning, match="without drafts: .*self-test"):
         generation = Engine(model, drafted).generate(["the cat the cat"], params)[0]
     assert generation.token_ids == expected and not generation.stats.drafted

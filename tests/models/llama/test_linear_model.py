@@ -66,7 +66,7 @@ def test_it_is_a_model_that_cannot_branch(load: Loader) -> None:
     assert isinstance(model, LanguageModel)
     assert "recurrent state" in can.no_trees and can.row_bytes > 0
     assert (can.slot_bytes > 0) == (can.architecture == "lfm2")
-    with pytest.raises(NoTreesError, match="cannot verify draft trees"):
+    with pytest.raises(NoTreesError, match="draft trees"):
         LlamaModel(model.weights)
 
 
@@ -144,7 +144,7 @@ def test_trees_are_refused_and_change_nothing(load: Loader, reference: LinearMod
     model = load()
     row = prefill(model, [1, 2])
     for parents in ([ROOT, ROOT], [0, 1], [ROOT, 0, 0]):
-        with pytest.raises(CacheError, match="takes no trees"):
+        with pytest.raises(CacheError, match="no trees"):
             model.extend([row], [Nodes.of(range(len(parents)), parents)])
     with pytest.raises(CacheError, match="longest"):
         model.extend([row], [Nodes.chain([5] * model.capabilities.max_length)])
@@ -162,7 +162,7 @@ def test_states_count_as_memory(load: Loader) -> None:
     if model.capabilities.slot_bytes:
         assert not model.holds([300, 500])
         row = prefill(model, text(1, 700))
-        with pytest.raises(CacheError, match="bytes of cache"):
+        with pytest.raises(CacheError, match=f" {model.cache_bytes} "):
             model.extend([row], [Nodes.chain(text(2, 700))])
 
 

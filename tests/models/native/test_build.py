@@ -39,7 +39,7 @@ def test_a_library_that_needs_what_not_every_linux_has_is_not_packed(tmp_path: P
     subprocess.run(["cc", "-shared", "-fPIC", source, "-o", library, "-lm"], check=True)  # noqa: S603, S607 - the compiler
     assert re.fullmatch(r"manylinux_2_\d\d_\w+", build.wheel_platform(library))
     library.write_bytes(library.read_bytes().replace(b"libm.so.6\0", b"libx.so.6\0"))
-    with pytest.raises(build.BuildError, match=r"needs libx\.so\.6: leave them out of CFLAGS, or set CC=zig"):
+    with pytest.raises(build.BuildError, match=r"libx\.so\.6: .*CFLAGS, .*CC=zig"):
         build.wheel_platform(library)
 
 

@@ -70,9 +70,9 @@ def test_weights_that_are_no_numbers_are_refused_by_c_and_named(kind: int, tmp_p
         last = tensor.begin + tensor.size - size
         for at, bits in ((last + scale, bits) for scale in SCALES[name] for bits in special):
             with _overwritten(path, at, bits.to_bytes(4 if name == "F32" else 2, "little")):
-                with pytest.raises(ModelFileError, match="has weights that are NaN or infinite"):
+                with pytest.raises(ModelFileError, match="NaN"):
                     LoadedModel(description, 2)
-                with pytest.raises(ModelFileError, match=f"tensor {tensor.name} has weights that are NaN"):
+                with pytest.raises(ModelFileError, match=f"{tensor.name} .*NaN"):
                     NativeModel(path)
     LoadedModel(description, 2)
 
@@ -81,7 +81,7 @@ def test_vectors_that_are_no_numbers_are_refused_and_named(path: Path) -> None:
     for tensor in (each for each in check(path).tensors if len(each.shape) == 1):
         with (
             _overwritten(path, tensor.begin, np.float32(np.nan).tobytes()),
-            pytest.raises(ModelFileError, match=f"tensor {tensor.name} has weights that are NaN"),
+            pytest.raises(ModelFileError, match=f"{tensor.name} .*NaN"),
         ):
             NativeModel(path)
     NativeModel(path)
@@ -109,7 +109,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(threads: int, path: Pat
     def cut(done: float) -> None:
         os.truncate(path, begin)
 
-    with pytest.raises(ModelFileError, match="cannot be read"):
+    with pytest.raises(ModelFileError, match="be read"):
         LoadedModel(description, threads, progress=cut)
 
 
@@ -207,7 +207,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(path: Path) ->
     size = LoadedModel(description, 1).weight_bytes
     enough = -(-size * 9 // 8)
     assert LoadedModel(description, 1, free=enough).weight_bytes == size
-    with pytest.raises(RunError, match=f"{path} needs .* take a smaller quantisation"):
+    with pytest.raises(RunError, match=f"{path} needs .*quantisation"):
         LoadedModel(description, 1, free=enough - 1, progress=read_so_far.append)
     assert not read_so_far
     for free in (0, 1):
@@ -236,7 +236,7 @@ def test_a_model_that_does_not_fit_is_one_line_with_the_numbers(
         else:
             Weights(open_library(), path)
 
-    with pytest.raises(RunError, match=r"model\.gguf needs 0\.000\d+ GB of memory, and 0\.0001 GB are free"):
+    with pytest.raises(RunError, match=r"model\.gguf needs 0\.000\d+ GB .*0\.0001 GB"):
         load()
     free = 10_000_000
     load()
