@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from itertools import accumulate, zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 from ..config import MAX_NODES
 from ..engine.engine import Engine
@@ -226,6 +227,52 @@ def text_offsets(stream: Detokenizer, tokens: Sequence[int], begin: int) -> list
     return list(accumulate(map(len, stream.push(tokens, last=False)), initial=begin))
 
 
+encode_json = json.JSONEncoder(ensure_ascii=False).encode
+encode_text = json.encoder.encode_basestring
+
+
+class AnswerBuilder(Protocol):
+    """The bodies of one answer, whole or as events.
+
+    Attributes:
+        closing: what a stream ends with behind its events.
+    """
+
+    closing: str
+
+    def whole(self) -> dict[str, Any]:
+        """The answer when all its requests have ended."""
+
+    def first(self) -> Iterable[Mapping[str, Any]]:
+        """The events that a stream begins with."""
+
+    def frames(self) -> Mapping[int, tuple[str, str]]:
+        """What is before and behind the text, as JSON, in the line of an event: of choices that are text alone."""
+
+    def events(self, index: int, chunks: Sequence[Chunk]) -> Iterable[Mapping[str, Any]]:
+        """The events of what a choice has gained."""
+
+    def waiting(self) -> Iterable[Mapping[str, Any]]:
+        """The event of a time in which nothing comes; none: a comment does."""
+
+    def ended(self, index: int) -> Iterable[Mapping[str, Any]]:
+        """The events of a choice's end.
+
+        Raises:
+            the exception that ended the request.
+        """
+
+    def last(self) -> Iterable[Mapping[str, Any]]:
+        """The events that a stream ends with."""
+
+    def failed(self, error: Exception) -> Mapping[str, Any]:
+        """The event that a stream ends with in place of the last."""
+
+
+_MARK = "\0"
+"""The text of an event that becomes a frame."""
+
+
 class CompletionBuilder:
     """The bodies of one answer of a chat or a completion.
 
@@ -234,6 +281,8 @@ class CompletionBuilder:
         model: its name in the answer.
         requests: one for each choice.
     """
+
+    closing = "data: [DONE]\n\n"
 
     def __init__(self, key: str, model: str, choices: Choices, requests: Sequence[Request]) -> None:
         body, engine = choices.body, choices.engine
@@ -301,6 +350,23 @@ class CompletionBuilder:
                 yield self._piece(index, {"role": "assistant", "content": None if self._parsers[index] else ""})
             if echoed:
                 yield self._piece(index, echoed)
+
+    def frames(self) -> Mapping[int, tuple[str, str]]:
+        """Of choices without thoughts, calls and log-probabilities."""
+        plain = [at for at, request in enumerate(self._requests) if request.params.logprobs is None]
+        frames = dict[int, tuple[str, str]]()
+        for index in plain:
+            if self._parsers[index] is None:
+                event = self._piece(index, {"content": _MARK} if self._chat else _MARK)
+                before, _, behind = f"data: {encode_json(event)}\n\n".partition(encode_text(_MARK))
+                frames[index] = before, behind
+        return frames
+
+    def waiting(self) -> Iterator[dict[str, Any]]:
+        yield from ()
+
+    def failed(self, error: Exception) -> dict[str, Any]:
+        return failure(error)[1]
 
     def events(self, index: int, chunks: Sequence[Chunk]) -> Iterator[dict[str, Any]]:
         """What a choice has gained, as one event; one for each token where a trace is beside them."""

@@ -1,4 +1,4 @@
-"""``/v1/messages`` in Anthropic's shape: a body, which becomes a chat, and the message that answers it, with its events.
+"""``/v1/messages`` in Anthropic's shape: a body, which becomes a chat, and the message that answers it.
 
 Chats and messages share everything between their bodies and their answers.
 """
@@ -16,7 +16,7 @@ from ..config import Count, Probability, Temperature, TopP, Whole
 from ..errors import FieldError
 from ..request import Chunk, Request
 from .answers import Choices, speculative_decoding, usage_of
-from .bad_bodies import UnsupportedError, left_out
+from .bad_bodies import UnsupportedError, failure, left_out
 from .chat_api import ChatRequest
 from .reasoning import ThoughtParser
 from .schema import Body, Fields, Many, Sent, Texts
@@ -263,6 +263,8 @@ class MessageBuilder:
         requests: the one that makes it.
     """
 
+    closing = ""
+
     def __init__(self, key: str, model: str, choices: Choices, requests: Sequence[Request]) -> None:
         (self._request,) = requests
         self._id, self._model, self._parser = key, model, choices.parser(0)
@@ -294,9 +296,13 @@ class MessageBuilder:
         """The event of a time in which nothing comes."""
         yield {"type": "ping"}
 
-    def failed(self, error: Mapping[str, Any]) -> dict[str, Any]:
+    def frames(self) -> Mapping[int, tuple[str, str]]:
+        return {}  # a block begins with its first text
+
+    def failed(self, error: Exception) -> dict[str, Any]:
         """The event that a stream ends with in place of the last: what went wrong."""
-        return message_error(500 if error["type"] == "server_error" else 400, error)
+        status, body = failure(error)
+        return message_error(status, body["error"])
 
     def ended(self, index: int) -> Iterator[dict[str, Any]]:
         """The events of the end of the last block.
