@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from itertools import accumulate, zip_longest
 from typing import Any, Protocol
@@ -120,9 +121,14 @@ def _log_effort(body: Sampled, engine: Engine) -> None:
         left_out("reasoning_effort", "the model's chat template does not read it")
 
 
+@cache
+def _version() -> str:
+    return version("draftree")
+
+
 def system_fingerprint(engine: Engine) -> str:
     """Of the version and the weights: with the same one a seed gives the same text."""
-    return f"draftree-{version('draftree')}-{engine.target.capabilities.fingerprint}"
+    return f"draftree-{_version()}-{engine.target.capabilities.fingerprint}"
 
 
 def tokenizer_of(engine: Engine) -> Tokenizer:
@@ -290,13 +296,12 @@ class CompletionBuilder:
         self._options = body.stream_options or StreamOptions()
         self._parsers = [choices.parser(number) for number, _ in enumerate(requests)]
         self._chat = not isinstance(body, CompletionRequest)
-        prompts = [request.ids[: request.prompt_length] for request in requests]
         echo = isinstance(body, CompletionRequest) and body.echo
-        self._echoed = [decoded(engine, prompt) if echo else "" for prompt in prompts]
+        prompts = [request.ids[: request.prompt_length] for request in requests] if echo else []
+        self._echoed = [decoded(engine, prompt) for prompt in prompts] or [""] * len(requests)
         self._ends = [len(echoed) for echoed in self._echoed]  # of texts, as far as their tokens have come
         self._tokenizer = tokenizer_of(engine)
-        skips = body.skip_special_tokens
-        self._texts = [Detokenizer(self._tokenizer, prompt, skip_special_tokens=skips) for prompt in prompts]
+        self._texts = dict[int, Detokenizer]()
         self._common = {
             "id": key,
             "created": int(time.time()),
@@ -415,13 +420,21 @@ class CompletionBuilder:
             return {"content": named_logprobs(chunks, self._spell), "refusal": None}
         stream = Detokenizer(self._tokenizer, skip_special_tokens=False)
         *before, _ = text_offsets(stream, [token for token, _ in echoed], 0)
-        *offsets, self._ends[index] = text_offsets(self._texts[index], [token for token, _ in own], self._ends[index])
+        *offsets, self._ends[index] = text_offsets(self._spelt(index), [token for token, _ in own], self._ends[index])
         return {
             "tokens": [self._named(token) for token, _ in scored],
             "token_logprobs": [one and one.token for _, one in scored],
             "top_logprobs": [one and {self._named(token): value for token, value in one.best} for _, one in scored],
             "text_offset": [*before, *offsets],
         }
+
+    def _spelt(self, index: int) -> Detokenizer:
+        """Spells the tokens of a choice."""
+        if index not in self._texts:
+            request, skips = self._requests[index], self._body.skip_special_tokens
+            prompt = request.ids[: request.prompt_length]
+            self._texts[index] = Detokenizer(self._tokenizer, prompt, skip_special_tokens=skips)
+        return self._texts[index]
 
     def _named(self, token: int) -> str:
         """A token's text, or its bytes by OpenAI's spelling of them where it is part of a character."""

@@ -21,7 +21,7 @@ from ..config import MAX_NODES
 from ..engine.speculation import EngineRequest, SpeculationParams
 from ..engine.trace import RequestTrace, plain, run_record
 from ..errors import DraftreeError, FieldError, QueueFullError
-from ..openai.answers import Choices, decoded, tokenizer_of
+from ..openai.answers import AnswerBuilder, Choices, decoded, tokenizer_of
 from ..openai.bad_bodies import UnsupportedError, check_model
 from ..openai.chat_api import ChatRequest, TokenizeRequest
 from ..openai.responses_api import ResponsesRequest, answer_builder
@@ -163,10 +163,8 @@ class Server:
             choices = await self._worked(request, queue, Choices, body, engine, *chosen)
             asked = choices.asked if body.traced else ()
             traces = [RequestTrace(index, tokenizer, () if index else (self._run,)) for index, _ in enumerate(asked)]
-            submission = await self._submitted(key, choices, traces, request)
+            submission, builder = await self._submitted(key, choices, traces, request)
         try:
-            named = (key, self._settings.name, choices, submission.requests)
-            builder = await asyncio.to_thread(answer_builder, *named)
             if not body.stream:
                 await submission.end()
                 return await asyncio.to_thread(lambda: JSONResponse(builder.whole()))
@@ -183,7 +181,7 @@ class Server:
 
     async def _submitted(
         self, key: str, choices: Choices, traces: Sequence[RequestTrace], request: Request
-    ) -> Submission:
+    ) -> tuple[Submission, AnswerBuilder]:
         method = str((choices.speculation or self._settings.speculation).method)
 
         def ended(choice: int, request: EngineRequest) -> None:
@@ -194,8 +192,14 @@ class Server:
         self.loop.check()
         if choices.speculation is not None:
             await asyncio.wrap_future(self._engine.prepared(choices.speculation))
-        requests = await self._worked(request, None, choices.requests, traces)
-        return self.loop.submit(requests, ended, choices.body.priority, timeout)
+        requests, builder = await self._worked(request, None, self._begun, key, choices, traces)
+        return self.loop.submit(requests, ended, choices.body.priority, timeout), builder
+
+    def _begun(
+        self, key: str, choices: Choices, traces: Sequence[RequestTrace]
+    ) -> tuple[list[EngineRequest], AnswerBuilder]:
+        requests = choices.requests(traces)
+        return requests, answer_builder(key, self._settings.name, choices, requests)
 
     # What operators ask.
 
