@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import io
 import json
 import socket
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
@@ -17,6 +19,8 @@ from draftree.server.engine_loop import Submission
 from draftree.server.streams import EventStream
 
 from .running import HEAD, NAME, TEXT, GatedModel, bytes_target, running, slow_target
+
+JSON = {"Content-Type": "application/json"}
 
 
 class _Builder:
@@ -128,6 +132,44 @@ def test_a_stream_makes_no_event_before_the_last_one_was_taken() -> None:
         return found
 
     assert asyncio.run(sent()) == [(step, 1) for step in range(1, 21)]
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_is_whole_by_either_version_of_http(version: str, path: str) -> None:
+    """HTTP/1.0 knows no chunks: what is written past the server's library has to have the frames that it has begun."""
+    asked = {"model": NAME, "max_tokens": 30, "stream": True, "temperature": 0}
+    prompt = {"messages": [{"role": "user", "content": TEXT}]} if "chat" in path else {"prompt": TEXT}
+    body = json.dumps(asked | prompt)
+    head = f"POST {path} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close"
+    with running(bytes_target()) as served:
+        expected = httpx.post(f"{served.url}{path}", content=body, headers=JSON, timeout=None).text
+        host, port = served.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            whole = connection.makefile("rb").read()
+    answer = http.client.HTTPResponse(cast(socket.socket, _Sent(whole)))
+    answer.begin()
+
+    read = answer.read().decode()
+    assert read.endswith("data: [DONE]\n\n")
+    assert _streamed_text(read) == _streamed_text(expected) != ""
+
+
+def _streamed_text(lines: str) -> str:
+    events = [json.loads(line[6:]) for line in lines.split("\n") if line.startswith("data: {")]
+    choices = [choice for event in events for choice in event["choices"]]
+    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+
+
+class _Sent:
+    """A socket that has been read."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        return io.BytesIO(self._content)
 
 
 def test_what_a_deaf_client_leaves_of_a_stream_is_not_buffered() -> None:

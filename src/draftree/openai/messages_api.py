@@ -15,10 +15,11 @@ from pydantic import Field
 from ..config import Count, Probability, Temperature, TopP, Whole
 from ..errors import FieldError
 from ..request import Chunk, Request
-from .answers import Choices, speculative_decoding, usage_of
+from .answers import AnswerBuilder, Choices, CompletionBuilder, speculative_decoding, usage_of
 from .bad_bodies import UnsupportedError, failure, left_out
 from .chat_api import ChatRequest
 from .reasoning import ThoughtParser
+from .responses_api import ResponseBuilder, ResponsesRequest
 from .schema import Body, Fields, Many, Sent, Texts
 from .tools import Parsed
 
@@ -430,3 +431,11 @@ def message_error(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
     """
     kind = "api_error" if status == 500 else _KINDS.get(status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": error["message"]}}
+
+
+def answer_builder(key: str, model: str, choices: Choices, requests: Sequence[Request]) -> AnswerBuilder:
+    """The builder of an answer's bodies, by its endpoint."""
+    if isinstance(choices.body, MessageChat):
+        return MessageBuilder(key, model, choices, requests)
+    kind = ResponseBuilder if isinstance(choices.body, ResponsesRequest) else CompletionBuilder
+    return kind(key, model, choices, requests)

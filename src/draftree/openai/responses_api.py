@@ -13,7 +13,7 @@ from ..config import Count, LogprobCount
 from ..errors import FieldError
 from ..request import Chunk, Request
 from ..text.encoding import Conversation
-from .answers import AnswerBuilder, Choices, CompletionBuilder, named_logprobs, speculative_decoding, usage_of
+from .answers import Choices, named_logprobs, speculative_decoding, usage_of
 from .bad_bodies import UnsupportedError, failure
 from .reasoning import ThoughtParser
 from .response_items import AdditionalTools, AnyItem, InputItem, turns_of
@@ -312,9 +312,3 @@ class ResponseBuilder:
             "service_tier": "default",
             "metadata": body.metadata or {},
         }
-
-
-def answer_builder(key: str, model: str, choices: Choices, requests: Sequence[Request]) -> AnswerBuilder:
-    """The builder of an answer's bodies, by its endpoint."""
-    kind = ResponseBuilder if isinstance(choices.body, ResponsesRequest) else CompletionBuilder
-    return kind(key, model, choices, requests)

@@ -24,13 +24,14 @@ from ..errors import DraftreeError, FieldError, QueueFullError
 from ..openai.answers import AnswerBuilder, Choices, decoded, tokenizer_of
 from ..openai.bad_bodies import UnsupportedError, check_model
 from ..openai.chat_api import ChatRequest, TokenizeRequest
-from ..openai.responses_api import ResponsesRequest, answer_builder
+from ..openai.messages_api import Counted, MessagesRequest, answer_builder
+from ..openai.responses_api import ResponsesRequest
 from ..openai.schema import CompletionRequest, DetokenizeRequest, Sampled
 from ..text.encoding import Prompt
 from .engine_loop import EngineLoop, Submission
 from .inspector import inspector
 from .metrics import Metrics, log_request
-from .middleware import DOCUMENTED, UNAVAILABLE, Limits, refuse
+from .middleware import DOCUMENTED, MESSAGES, UNAVAILABLE, Limits, refuse
 from .streams import EventStream
 from .work_queue import WorkQueue
 
@@ -99,6 +100,8 @@ class Server:
         app.post("/v1/chat/completions")(self.chat)
         app.post("/v1/completions")(self.completions)
         app.post("/v1/responses")(self.responses)
+        app.post(MESSAGES)(self.messages)
+        app.post(f"{MESSAGES}/count_tokens")(self.count_tokens)
         app.get("/v1/models")(self.models)
         app.get("/v1/models/{name:path}")(self.model)
         app.post("/tokenize")(self.tokenize)
@@ -144,6 +147,19 @@ class Server:
     async def responses(self, body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation (OpenAI's Responses, without stored state)."""
         return await self._answer(body, request)
+
+    async def messages(self, body: MessagesRequest, request: Request) -> Response:
+        """Answer a conversation (Anthropic's Messages)."""
+        return await self._answer(body.chat(), request)
+
+    async def count_tokens(self, body: Counted, request: Request) -> dict[str, int]:
+        """Count the tokens of a conversation, tools included (Anthropic's Messages)."""
+        check_model(body.model, self._settings.name)
+        chat = body.chat()
+        with chat.named():
+            (prompt,) = chat.prompts()
+            ids = await self._worked(request, None, self._engine.inputs.encode, prompt)
+        return {"input_tokens": len(ids)}
 
     async def _answer(self, body: Sampled, request: Request) -> Response:
         if self.draining:
