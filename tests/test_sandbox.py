@@ -26,6 +26,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "CPU_SECONDS", 1)
 
 
+def test_a_job_has_an_end_by_the_clock_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine so busy that its worker gets no processor, nobody waits for ever."""
+    monkeypatch.setattr(workers, "CPU_SECONDS", 1 << 20)
+    monkeypatch.setattr(workers, "SECONDS", 1)
+    with pytest.raises(PromptError):
+        encode(bytes_tokenizer(True, FOREVER), user("a"))
+
+
 @pytest.mark.parametrize(
     "template",
     [

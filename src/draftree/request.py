@@ -227,6 +227,11 @@ class Request:
         return "".join(chunk.text for chunk in self.chunks)
 
     @property
+    def stopped(self) -> str:
+        """The stop string that ended it; empty: none did."""
+        return self._stream.stopped
+
+    @property
     def state(self) -> ConstraintState | None:
         """Of its constraint after what has been generated; None: it has no constraint."""
         return self.draws.state

@@ -127,7 +127,7 @@ def test_a_stream_begins_before_its_first_token() -> None:
 
 
 def test_a_stream_that_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.server.engine_loop.QUIET", 0.004)
+    monkeypatch.setattr("draftree.server.streams.QUIET", 0.004)
     model = GatedModel()
     with running(model) as served:
         connection = http.client.HTTPConnection(served.url.removeprefix("http://"))

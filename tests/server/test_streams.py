@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import io
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, cast
 
 import httpx2 as httpx
@@ -18,8 +20,15 @@ from draftree.server.streams import EventStream
 
 from .running import HEAD, NAME, TEXT, GatedModel, bytes_target, running, slow_target
 
+JSON = {"Content-Type": "application/json"}
+
 
 class _Builder:
+    closing = ""
+
+    def frames(self) -> dict[int, tuple[str, str]]:
+        return {}
+
     def first(self) -> list[dict[str, Any]]:
         return [{"first": True}]
 
@@ -29,21 +38,39 @@ class _Builder:
     def ended(self, index: int) -> Iterator[dict[str, Any]]:
         raise RuntimeError("broken")
 
+    def failed(self, error: Exception) -> dict[str, Any]:
+        return {"error": str(error)}
+
 
 class _Submission:
-    async def steps(self) -> AsyncIterator[list[tuple[int, Sequence[Chunk], bool]]]:
-        yield [(0, [Chunk(1, "a", False, 0), Chunk(2, "b", True, 1)], True)]
+    """One step, with which the request ends."""
+
+    over = False
+    watch: Callable[[], None]
+
+    def take(self) -> list[tuple[int, Sequence[Chunk], bool]]:
+        return [(0, [Chunk(1, "a", False, 0), Chunk(2, "b", True, 1)], True)]
 
     def cancel(self) -> None:
         """Nothing runs."""
 
 
-def test_the_tokens_of_its_last_step_come_before_its_error() -> None:
-    async def sent() -> list[str]:
-        stream = EventStream(cast(Submission, _Submission()), cast(Any, _Builder()), ())
-        return [str(part) async for part in stream.body_iterator]
+async def _left() -> dict[str, Any]:
+    await asyncio.Event().wait()
+    raise AssertionError
 
-    lines = "".join(asyncio.run(sent())).split("\n\n")
+
+def test_the_tokens_of_its_last_step_come_before_its_error() -> None:
+    async def sent() -> str:
+        stream, bodies = EventStream(cast(Submission, _Submission()), cast(Any, _Builder()), ()), list[bytes]()
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            bodies.append(message.get("body", b""))
+
+        await stream({"type": "http"}, _left, send)
+        return b"".join(bodies).decode()
+
+    lines = asyncio.run(sent()).split("\n\n")
     assert lines[:3] == ['data: {"first": true}', 'data: {"token": "a"}', 'data: {"token": "b"}']
     assert "broken" in lines[3]
 
@@ -55,7 +82,7 @@ def events(url: str, **body: Any) -> list[Any]:
 
 def test_a_response_that_waits_has_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codex ends a stream that has no event for five minutes, and a comment is none: long prompts were read in vain."""
-    monkeypatch.setattr("draftree.server.engine_loop.QUIET", 0.004)
+    monkeypatch.setattr("draftree.server.streams.QUIET", 0.004)
     model, found = GatedModel(), list[Any]()
     with running(model) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
         for event in client.responses.create(model=NAME, input=TEXT, stream=True, max_output_tokens=4):
@@ -79,10 +106,9 @@ class _Endless(_Submission):
 
     made = 0
 
-    async def steps(self) -> AsyncIterator[list[tuple[int, Sequence[Chunk], bool]]]:
-        while True:
-            self.made += 1
-            yield [(0, [Chunk(1, "a", False, 0)], False)]
+    def take(self) -> list[tuple[int, Sequence[Chunk], bool]]:
+        self.made += 1
+        return [(0, [Chunk(1, "a", False, 0)], False)]
 
 
 def test_a_stream_makes_no_event_before_the_last_one_was_taken() -> None:
@@ -92,23 +118,58 @@ def test_a_stream_makes_no_event_before_the_last_one_was_taken() -> None:
         submission, found = _Endless(), list[tuple[int, int]]()
         stream = EventStream(cast(Submission, submission), cast(Any, _Builder()), ())
 
-        async def receive() -> dict[str, Any]:
-            await asyncio.Event().wait()
-            raise AssertionError
-
         async def send(message: MutableMapping[str, Any]) -> None:
             for _ in range(50):
+                submission.watch()
                 await asyncio.sleep(0)  # others get their turn while the client takes it
             if message["type"] == "http.response.body":
-                found.append((submission.made, message["body"].count(b"data: ")))
+                found.append((submission.made, message["body"].count(b"token")))
             if len(found) == 20:
                 raise OSError("the client has left")
 
-        with pytest.raises(BaseException):  # noqa: B017 - in a group, or as it is
-            await stream({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
+        with pytest.raises(OSError):
+            await stream({"type": "http"}, _left, send)
         return found
 
-    assert asyncio.run(sent()) == [(step, 1) for step in range(20)]
+    assert asyncio.run(sent()) == [(step, 1) for step in range(1, 21)]
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_is_whole_by_either_version_of_http(version: str, path: str) -> None:
+    """HTTP/1.0 knows no chunks: what is written past the server's library has to have the frames that it has begun."""
+    asked = {"model": NAME, "max_tokens": 30, "stream": True, "temperature": 0}
+    prompt = {"messages": [{"role": "user", "content": TEXT}]} if "chat" in path else {"prompt": TEXT}
+    body = json.dumps(asked | prompt)
+    head = f"POST {path} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close"
+    with running(bytes_target()) as served:
+        expected = httpx.post(f"{served.url}{path}", content=body, headers=JSON, timeout=None).text
+        host, port = served.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            whole = connection.makefile("rb").read()
+    answer = http.client.HTTPResponse(cast(socket.socket, _Sent(whole)))
+    answer.begin()
+
+    read = answer.read().decode()
+    assert read.endswith("data: [DONE]\n\n")
+    assert _streamed_text(read) == _streamed_text(expected) != ""
+
+
+def _streamed_text(lines: str) -> str:
+    events = [json.loads(line[6:]) for line in lines.split("\n") if line.startswith("data: {")]
+    choices = [choice for event in events for choice in event["choices"]]
+    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+
+
+class _Sent:
+    """A socket that has been read."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        return io.BytesIO(self._content)
 
 
 def test_what_a_deaf_client_leaves_of_a_stream_is_not_buffered() -> None:

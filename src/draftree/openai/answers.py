@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from itertools import accumulate, zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 from ..config import MAX_NODES
 from ..engine.engine import Engine
@@ -119,9 +121,14 @@ def _log_effort(body: Sampled, engine: Engine) -> None:
         left_out("reasoning_effort", "the model's chat template does not read it")
 
 
+@cache
+def _version() -> str:
+    return version("draftree")
+
+
 def system_fingerprint(engine: Engine) -> str:
     """Identify version and weights: with equal fingerprints a seed gives the same text."""
-    return f"draftree-{version('draftree')}-{engine.target.capabilities.fingerprint}"
+    return f"draftree-{_version()}-{engine.target.capabilities.fingerprint}"
 
 
 def tokenizer_of(engine: Engine) -> Tokenizer:
@@ -226,6 +233,52 @@ def text_offsets(stream: Detokenizer, tokens: Sequence[int], begin: int) -> list
     return list(accumulate(map(len, stream.push(tokens, last=False)), initial=begin))
 
 
+encode_json = json.JSONEncoder(ensure_ascii=False).encode
+encode_text = json.encoder.encode_basestring
+
+
+class AnswerBuilder(Protocol):
+    """The bodies of one answer, whole or as events.
+
+    Attributes:
+        closing: what a stream ends with behind its events.
+    """
+
+    closing: str
+
+    def whole(self) -> dict[str, Any]:
+        """The answer when all its requests have ended."""
+
+    def first(self) -> Iterable[Mapping[str, Any]]:
+        """The events that a stream begins with."""
+
+    def frames(self) -> Mapping[int, tuple[str, str]]:
+        """What is before and behind the text, as JSON, in the line of an event: of choices that are text alone."""
+
+    def events(self, index: int, chunks: Sequence[Chunk]) -> Iterable[Mapping[str, Any]]:
+        """The events of what a choice has gained."""
+
+    def waiting(self) -> Iterable[Mapping[str, Any]]:
+        """The event of a time in which nothing comes; none: a comment does."""
+
+    def ended(self, index: int) -> Iterable[Mapping[str, Any]]:
+        """The events of a choice's end.
+
+        Raises:
+            the exception that ended the request.
+        """
+
+    def last(self) -> Iterable[Mapping[str, Any]]:
+        """The events that a stream ends with."""
+
+    def failed(self, error: Exception) -> Mapping[str, Any]:
+        """The event that a stream ends with in place of the last."""
+
+
+_MARK = "\0"
+"""The text of an event that becomes a frame."""
+
+
 class CompletionBuilder:
     """Builds the bodies of one answer of a chat or a completion.
 
@@ -235,19 +288,20 @@ class CompletionBuilder:
         requests: one for each choice.
     """
 
+    closing = "data: [DONE]\n\n"
+
     def __init__(self, key: str, model: str, choices: Choices, requests: Sequence[Request]) -> None:
         body, engine = choices.body, choices.engine
         self._body, self._requests, self._spell = body, requests, engine.inputs.token_bytes
         self._options = body.stream_options or StreamOptions()
         self._parsers = [choices.parser(number) for number, _ in enumerate(requests)]
         self._chat = not isinstance(body, CompletionRequest)
-        prompts = [request.ids[: request.prompt_length] for request in requests]
         echo = isinstance(body, CompletionRequest) and body.echo
-        self._echoed = [decoded(engine, prompt) if echo else "" for prompt in prompts]
+        prompts = [request.ids[: request.prompt_length] for request in requests] if echo else []
+        self._echoed = [decoded(engine, prompt) for prompt in prompts] or [""] * len(requests)
         self._ends = [len(echoed) for echoed in self._echoed]  # of texts, as far as their tokens have come
         self._tokenizer = tokenizer_of(engine)
-        skips = body.skip_special_tokens
-        self._texts = [Detokenizer(self._tokenizer, prompt, skip_special_tokens=skips) for prompt in prompts]
+        self._texts = dict[int, Detokenizer]()
         self._common = {
             "id": key,
             "created": int(time.time()),
@@ -302,6 +356,23 @@ class CompletionBuilder:
             if echoed:
                 yield self._piece(index, echoed)
 
+    def frames(self) -> Mapping[int, tuple[str, str]]:
+        """Of choices without thoughts, calls and log-probabilities."""
+        plain = [at for at, request in enumerate(self._requests) if request.params.logprobs is None]
+        frames = dict[int, tuple[str, str]]()
+        for index in plain:
+            if self._parsers[index] is None:
+                event = self._piece(index, {"content": _MARK} if self._chat else _MARK)
+                before, _, behind = f"data: {encode_json(event)}\n\n".partition(encode_text(_MARK))
+                frames[index] = before, behind
+        return frames
+
+    def waiting(self) -> Iterator[dict[str, Any]]:
+        yield from ()
+
+    def failed(self, error: Exception) -> dict[str, Any]:
+        return failure(error)[1]
+
     def events(self, index: int, chunks: Sequence[Chunk]) -> Iterator[dict[str, Any]]:
         """Yield new tokens of a choice as one event, or as one each if the stream has a trace."""
         parser = self._parsers[index]
@@ -349,13 +420,21 @@ class CompletionBuilder:
             return {"content": named_logprobs(chunks, self._spell), "refusal": None}
         stream = Detokenizer(self._tokenizer, skip_special_tokens=False)
         *before, _ = text_offsets(stream, [token for token, _ in echoed], 0)
-        *offsets, self._ends[index] = text_offsets(self._texts[index], [t for t, _ in chosen], self._ends[index])
+        *offsets, self._ends[index] = text_offsets(self._spelt(index), [t for t, _ in chosen], self._ends[index])
         return {
             "tokens": [self._named(token) for token, _ in scored],
             "token_logprobs": [one and one.token for _, one in scored],
             "top_logprobs": [one and {self._named(token): value for token, value in one.best} for _, one in scored],
             "text_offset": [*before, *offsets],
         }
+
+    def _spelt(self, index: int) -> Detokenizer:
+        """Spells the tokens of a choice."""
+        if index not in self._texts:
+            request, skips = self._requests[index], self._body.skip_special_tokens
+            prompt = request.ids[: request.prompt_length]
+            self._texts[index] = Detokenizer(self._tokenizer, prompt, skip_special_tokens=skips)
+        return self._texts[index]
 
     def _named(self, token: int) -> str:
         """Return a token's text, or for a part of a character its bytes in OpenAI's spelling."""

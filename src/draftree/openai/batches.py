@@ -28,7 +28,8 @@ from ..text.encoding import user
 from .answers import Choices
 from .bad_bodies import body_error, check_model, failure
 from .chat_api import ChatRequest
-from .responses_api import ResponsesRequest, answer_builder
+from .messages_api import answer_builder
+from .responses_api import ResponsesRequest
 from .schema import CompletionRequest, Fields, Sampled
 
 Record = Mapping[str, Any]

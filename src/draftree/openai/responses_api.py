@@ -13,8 +13,8 @@ from ..config import Count, LogprobCount
 from ..errors import FieldError
 from ..request import Chunk, Request
 from ..text.encoding import Conversation
-from .answers import Choices, CompletionBuilder, named_logprobs, speculative_decoding, usage_of
-from .bad_bodies import UnsupportedError
+from .answers import Choices, named_logprobs, speculative_decoding, usage_of
+from .bad_bodies import UnsupportedError, failure
 from .reasoning import ThoughtParser
 from .response_items import AdditionalTools, AnyItem, InputItem, turns_of
 from .schema import Body, Few, Fields, Many, ResponseFormat
@@ -112,6 +112,8 @@ class ResponseBuilder:
         requests: the one that makes it.
     """
 
+    closing = ""
+
     def __init__(self, key: str, model: str, choices: Choices, requests: Sequence[Request]) -> None:
         assert isinstance(choices.body, ResponsesRequest)  # noqa: S101 - what it is the builder of
         (self._request,) = requests
@@ -153,9 +155,13 @@ class ResponseBuilder:
         """Yield an event while no token comes: clients with a time limit do not count comments."""
         yield self._event("response.in_progress", response={**self._begun("in_progress"), "output": self._items})
 
-    def failed(self, error: Mapping[str, Any]) -> dict[str, Any]:
-        """Build the event that ends a failed stream."""
-        why = {"code": error["code"] or error["type"], "message": error["message"]}
+    def frames(self) -> Mapping[int, tuple[str, str]]:
+        return {}  # events are numbered
+
+    def failed(self, error: Exception) -> dict[str, Any]:
+        """The event that a stream ends with in place of the last: what went wrong."""
+        body = failure(error)[1]["error"]
+        why = {"code": body["code"] or body["type"], "message": body["message"]}
         response = {**self._begun("failed"), "output": self._items, "error": why}
         return self._event("response.failed", response=response)
 
@@ -306,11 +312,3 @@ class ResponseBuilder:
             "service_tier": "default",
             "metadata": body.metadata or {},
         }
-
-
-def answer_builder(
-    key: str, model: str, choices: Choices, requests: Sequence[Request]
-) -> CompletionBuilder | ResponseBuilder:
-    """Return the builder of an answer's bodies."""
-    kind = ResponseBuilder if isinstance(choices.body, ResponsesRequest) else CompletionBuilder
-    return kind(key, model, choices, requests)

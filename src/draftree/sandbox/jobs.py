@@ -1,13 +1,14 @@
 """What a worker process does: chat templates and grammars of strangers are run and read here (``workers.run``).
 
 The process imports nothing of the package, so that it starts in a tenth of a second. A line of standard input is a job:
-[most seconds of the processor, most bytes of memory to keep, name, arguments]; a line of standard output is what it
-gives: {"result": ...} or {"error": "..."}, and "last": the worker takes no more jobs.
+[most seconds of the processor, and of the clock, most bytes of memory to keep, name, arguments]; a line of standard
+output is what it gives: {"result": ...} or {"error": "..."}, and "last": the worker takes no more jobs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import json
 import os
@@ -25,7 +26,12 @@ _STACK = 1 << 20
 
 def render(template: str, variables: dict[str, Any]) -> str:
     """Render a chat template."""
-    return str(_environment().from_string(template).render(**variables))
+    return str(_compiled(template).render(**variables))
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    return _environment().from_string(template)
 
 
 def variables(template: str) -> list[str]:
@@ -110,13 +116,15 @@ def main() -> None:
     _limit("RLIMIT_STACK", _STACK)
     _limit("RLIMIT_AS", _MEMORY)
     for line in sys.stdin.buffer:
-        seconds, most_kept, name, arguments = json.loads(line)
+        cpu_seconds, seconds, most_kept, name, arguments = json.loads(line)
         # The process ends, even where nobody waits for it any more, when a job takes longer.
-        _limit("RLIMIT_CPU", int(time.process_time()) + 1 + seconds)
+        _limit("RLIMIT_CPU", int(time.process_time()) + 1 + cpu_seconds)
+        faulthandler.dump_traceback_later(seconds, exit=True)
         try:
             answer: dict[str, Any] = {"result": _JOBS[name](*arguments)}
         except BaseException as error:  # noqa: BLE001 - a library's panics are no Exceptions
             answer = {"error": f"{type(error).__name__}: {error}"[: 1 << 12]}
+        faulthandler.cancel_dump_traceback_later()
         answer["last"] = _resident() > most_kept
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()

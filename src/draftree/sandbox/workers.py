@@ -10,14 +10,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 from ..errors import DraftreeError
 from . import jobs
 
-CPU_SECONDS, _SECONDS = 5, 20
+CPU_SECONDS, SECONDS = 5, 20
 """Of the processor for one job, which takes milliseconds mostly, and of the clock, for busy machines."""
 _LARGEST = 1 << 25
 """Bytes of what a job gives."""
@@ -42,7 +41,7 @@ def run(name: str, *arguments: Any) -> Any:
     Raises:
         JobError: it failed, or took too much.
     """
-    job = json.dumps([CPU_SECONDS, _KEPT, name, arguments], default=str).encode() + b"\n"
+    job = json.dumps([CPU_SECONDS, SECONDS, _KEPT, name, arguments], default=str).encode() + b"\n"
     command, pipe = [sys.executable, "-P", str(Path(jobs.__file__))], subprocess.PIPE
     try:
         started = _idle.pop() if _idle else None
@@ -50,8 +49,7 @@ def run(name: str, *arguments: Any) -> Any:
     except OSError as error:
         raise JobError(f"no process for it can be started ({error.strerror})") from None
     assert worker.stdin is not None and worker.stdout is not None  # noqa: S101 - both are pipes
-    timer, line = threading.Timer(_SECONDS, worker.kill), b""
-    timer.start()
+    line = b""
     try:
         worker.stdin.write(job)
         worker.stdin.flush()
@@ -59,7 +57,6 @@ def run(name: str, *arguments: Any) -> Any:
     except OSError:
         pass  # it has ended
     finally:
-        timer.cancel()
         answer = json.loads(line) if line.endswith(b"\n") else {}
         if answer and not answer.pop("last") and len(_idle) < _IDLE:
             _idle.append(worker)

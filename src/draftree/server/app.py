@@ -21,16 +21,17 @@ from ..config import MAX_NODES
 from ..engine.speculation import EngineRequest, SpeculationParams
 from ..engine.trace import RequestTrace, plain, run_record
 from ..errors import DraftreeError, FieldError, QueueFullError
-from ..openai.answers import Choices, decoded, tokenizer_of
+from ..openai.answers import AnswerBuilder, Choices, decoded, tokenizer_of
 from ..openai.bad_bodies import UnsupportedError, check_model
 from ..openai.chat_api import ChatRequest, TokenizeRequest
-from ..openai.responses_api import ResponsesRequest, answer_builder
+from ..openai.messages_api import Counted, MessagesRequest, answer_builder
+from ..openai.responses_api import ResponsesRequest
 from ..openai.schema import CompletionRequest, DetokenizeRequest, Sampled
 from ..text.encoding import Prompt
 from .engine_loop import EngineLoop, Submission
 from .inspector import inspector
 from .metrics import Metrics, log_request
-from .middleware import DOCUMENTED, UNAVAILABLE, Limits, refuse
+from .middleware import DOCUMENTED, MESSAGES, UNAVAILABLE, Limits, refuse
 from .streams import EventStream
 from .work_queue import WorkQueue
 
@@ -99,6 +100,8 @@ class Server:
         app.post("/v1/chat/completions")(self.chat)
         app.post("/v1/completions")(self.completions)
         app.post("/v1/responses")(self.responses)
+        app.post(MESSAGES)(self.messages)
+        app.post(f"{MESSAGES}/count_tokens")(self.count_tokens)
         app.get("/v1/models")(self.models)
         app.get("/v1/models/{name:path}")(self.model)
         app.post("/tokenize")(self.tokenize)
@@ -145,6 +148,19 @@ class Server:
         """Answer a conversation (OpenAI's Responses, without stored state)."""
         return await self._answer(body, request)
 
+    async def messages(self, body: MessagesRequest, request: Request) -> Response:
+        """Answer a conversation (Anthropic's Messages)."""
+        return await self._answer(body.chat(), request)
+
+    async def count_tokens(self, body: Counted, request: Request) -> dict[str, int]:
+        """Count the tokens of a conversation, tools included (Anthropic's Messages)."""
+        check_model(body.model, self._settings.name)
+        chat = body.chat()
+        with chat.named():
+            (prompt,) = chat.prompts()
+            ids = await self._worked(request, None, self._engine.inputs.encode, prompt)
+        return {"input_tokens": len(ids)}
+
     async def _answer(self, body: Sampled, request: Request) -> Response:
         if self.draining:
             raise HTTPException(503, "this server is ending: ask another", UNAVAILABLE)
@@ -163,10 +179,8 @@ class Server:
             choices = await self._worked(request, queue, Choices, body, engine, *chosen)
             asked = choices.asked if body.traced else ()
             traces = [RequestTrace(index, tokenizer, () if index else (self._run,)) for index, _ in enumerate(asked)]
-            submission = await self._submitted(key, choices, traces, request)
+            submission, builder = await self._submitted(key, choices, traces, request)
         try:
-            named = (key, self._settings.name, choices, submission.requests)
-            builder = await asyncio.to_thread(answer_builder, *named)
             if not body.stream:
                 await submission.end()
                 return await asyncio.to_thread(lambda: JSONResponse(builder.whole()))
@@ -183,7 +197,7 @@ class Server:
 
     async def _submitted(
         self, key: str, choices: Choices, traces: Sequence[RequestTrace], request: Request
-    ) -> Submission:
+    ) -> tuple[Submission, AnswerBuilder]:
         method = str((choices.speculation or self._settings.speculation).method)
 
         def ended(choice: int, request: EngineRequest) -> None:
@@ -194,8 +208,14 @@ class Server:
         self.loop.check()
         if choices.speculation is not None:
             await asyncio.wrap_future(self._engine.prepared(choices.speculation))
-        requests = await self._worked(request, None, choices.requests, traces)
-        return self.loop.submit(requests, ended, choices.body.priority, timeout)
+        requests, builder = await self._worked(request, None, self._begun, key, choices, traces)
+        return self.loop.submit(requests, ended, choices.body.priority, timeout), builder
+
+    def _begun(
+        self, key: str, choices: Choices, traces: Sequence[RequestTrace]
+    ) -> tuple[list[EngineRequest], AnswerBuilder]:
+        requests = choices.requests(traces)
+        return requests, answer_builder(key, self._settings.name, choices, requests)
 
     # For operators.
 

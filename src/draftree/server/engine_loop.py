@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
 from functools import partial
 
 from ..drafters.grow import TreeDrafter
@@ -17,12 +16,12 @@ from ..models.base import LanguageModel
 from ..models.cost_profile import measure_missing
 from ..request import Chunk
 
-QUIET = 15.0
-"""Seconds without a token after which a stream says that it is not dead."""
-
 
 class Submission:
     """The requests of one body under way, for one task of the event loop.
+
+    Attributes:
+        watch: called in the event loop where tokens may have come, or the engine has ended.
 
     Args:
         ended: called in the event loop with the number of each that has ended, for whatever reason.
@@ -33,51 +32,43 @@ class Submission:
     ) -> None:
         self._owner, self._handles, self._ended = owner, handles, ended
         self._under = [*range(len(handles))]
-        self._changed = asyncio.Event()
+        self._taken = dict.fromkeys(range(len(handles)), 0)  # chunks of those whose end has not been taken
+        self.watch: Callable[[], None] = lambda: None
 
     @property
     def requests(self) -> list[EngineRequest]:
         return [handle.request for handle in self._handles]
 
+    @property
+    def over(self) -> bool:
+        """The ends of all requests have been taken."""
+        return not self._taken
+
     def wake(self) -> bool:
-        """Wake the task; return whether all requests have ended."""
-        self._changed.set()
+        """Notify the watch; whether all requests have ended."""
         for index in [index for index in self._under if self._handles[index].done]:
             self._under.remove(index)
             self._ended(index, self._handles[index].request)
+        self.watch()
         return not self._under
 
-    async def steps(self) -> AsyncGenerator[list[tuple[int, Sequence[Chunk], bool]]]:
-        """Yield (number, new tokens, whether it ended) of each request that has gained tokens or ended.
-
-        After ``QUIET`` seconds without any it yields an empty list. Leaving early cancels all requests.
+    def take(self) -> list[tuple[int, Sequence[Chunk], bool]]:
+        """Of each request that has gained tokens or ended since the last call: its number, these, and whether it ended.
 
         Raises:
-            RunError: the engine has ended.
+            RunError: nothing came, and the engine has ended.
         """
-        given = dict.fromkeys(range(len(self._handles)), 0)  # chunks of those that have not ended
-        try:
-            while given:
-                self._changed.clear()
-                gained = list[tuple[int, Sequence[Chunk], bool]]()
-                for index, count in list(given.items()):
-                    done, new = self._handles[index].done, self._handles[index].request.chunks[count:]
-                    if new or done:
-                        given[index] += len(new)
-                        gained.append((index, new, done))
-                    if done:
-                        del given[index]
-                if gained:
-                    yield gained
-                else:
-                    self._owner.check()
-                    try:
-                        async with asyncio.timeout(QUIET):
-                            await self._changed.wait()
-                    except TimeoutError:
-                        yield []
-        finally:
-            self.cancel()
+        gains = list[tuple[int, Sequence[Chunk], bool]]()
+        for index, count in list(self._taken.items()):
+            done, chunks = self._handles[index].done, self._handles[index].request.chunks[count:]
+            if chunks or done:
+                self._taken[index] += len(chunks)
+                gains.append((index, chunks, done))
+            if done:
+                del self._taken[index]
+        if not gains:
+            self._owner.check()
+        return gains
 
     async def end(self) -> None:
         """Wait for the end of all; a task that is cancelled meanwhile cancels them.
@@ -85,11 +76,19 @@ class Submission:
         Raises:
             the exception that ended one of them.
         """
-        async with aclosing(self.steps()) as steps:
-            async for gained in steps:
-                for index, _, done in gained:
+        changed = asyncio.Event()
+        self.watch = changed.set
+        try:
+            while True:
+                changed.clear()
+                for index, _, done in self.take():
                     if done and (error := self._handles[index].request.error) is not None:
                         raise error
+                if self.over:
+                    return
+                await changed.wait()
+        finally:
+            self.cancel()
 
     def cancel(self) -> None:
         for handle in self._handles:

@@ -19,11 +19,12 @@ import h11
 import uvicorn
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from ..openai import bad_bodies
 from .app import Server
 from .middleware import UNAVAILABLE
+from .streams import CONNECTION
 
 _GRACE = 5
 """Seconds in which clients of requests that were cancelled at the end read that."""
@@ -31,6 +32,23 @@ _GRACE = 5
 
 PATIENCE = 60.0
 """Seconds, as of ``patient``."""
+
+
+class DirectConnection:
+    """Writes pieces of an answer of unknown length as uvicorn does, without its tasks and h11's state (``Connection``).
+
+    Pieces of such an answer change no state of h11: only its begin and its end do.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle, self._chunked = cycle, cycle.scope["http_version"] == "1.1"
+
+    def write(self, piece: bytes) -> bool:
+        """Write a piece, unless the client has not taken the one before it; whether it is written."""
+        if self._cycle.flow.write_paused or self._cycle.disconnected:
+            return False
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self._chunked else piece)
+        return True
 
 
 class PatientProtocol(H11Protocol):
@@ -43,6 +61,16 @@ class PatientProtocol(H11Protocol):
     patience: float
     _coming: asyncio.TimerHandle | None = None
     _taken: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        served = self.app
+
+        async def connected(scope: Scope, receive: Receive, send: Send) -> None:
+            extensions = {**scope.get("extensions", {}), CONNECTION: DirectConnection(self.cycle)}
+            await served({**scope, "extensions": extensions}, receive, send)
+
+        self.app = connected
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -17,10 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import QueueFullError, shortened
 from ..openai.bad_bodies import INVALID, MISSING, NOT_JSON, body_error, error, failure
+from ..openai.messages_api import message_error
 
 log = logging.getLogger("draftree.server")
 OPEN = ("/", "/health", "/ready", "/metrics", "/version")
 """Paths that need no key; so do the files of the page, whose answers and traces come by the others."""
+MESSAGES = "/v1/messages"
+"""Path below which errors have Anthropic's shape."""
 UNAVAILABLE = {"Retry-After": "1", "Connection": "close"}
 """Headers for who comes while no request is taken: the next connection may lead to another replica."""
 
@@ -72,12 +75,13 @@ class Limits:
         path: str = scope["path"]
         if path in OPEN or path.startswith("/page/") or scope["method"] == "OPTIONS":
             return None
-        sent = [_BEARER.fullmatch(value) for value in _values(scope, b"authorization")]
-        if len(sent) == 1 and sent[0] and any([hmac.compare_digest(sent[0][1], key) for key in self._keys]):
+        bearers = [_BEARER.fullmatch(value) for value in _values(scope, b"authorization")]
+        sent = [bearer and bearer[1] for bearer in bearers] or _values(scope, b"x-api-key")
+        if len(sent) == 1 and sent[0] and any([hmac.compare_digest(sent[0], key) for key in self._keys]):
             return None
-        said = "no valid key: send 'Authorization: Bearer KEY', once"
+        said = "no valid key: send 'Authorization: Bearer KEY' or 'x-api-key: KEY', once"
         body = error(said, "authentication_error", code="invalid_api_key")
-        return JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})
+        return refusal(path, 401, body, {"WWW-Authenticate": "Bearer"})
 
     def _called(self, scope: Scope) -> Response | None:
         """The refusal of a request to another host; None: it is to this one. Browsers send a host in any case."""
@@ -86,7 +90,7 @@ class Limits:
             if not (name in self._hosts or "*" in self._hosts or _is_address(name)):
                 way_out = f"start it with --allowed-host {name or 'NAME'}, or with a key"
                 said = shortened(f"the server is not called {sent!r}: {way_out}")
-                return JSONResponse(error(said, INVALID, code="host_not_allowed"), 403)
+                return refusal(scope["path"], 403, error(said, INVALID, code="host_not_allowed"))
         return None
 
 
@@ -109,6 +113,11 @@ def _is_address(name: str) -> bool:
     return True
 
 
+def refusal(path: str, status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    """Return an error in the shape of the endpoint's API; ``body`` is in OpenAI's."""
+    return JSONResponse(message_error(status, body["error"]) if path.startswith(MESSAGES) else body, status, headers)
+
+
 async def refuse(request: Request, raised: Exception) -> Response:
     """Convert an exception to an error response."""
     headers: Mapping[str, str] | None = None
@@ -128,4 +137,4 @@ async def refuse(request: Request, raised: Exception) -> Response:
         status, body = failure(raised)
     if status == 500:
         log.exception("a request failed", exc_info=raised)
-    return JSONResponse(body, status, headers)
+    return refusal(request.url.path, status, body, headers)

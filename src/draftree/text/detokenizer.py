@@ -152,7 +152,7 @@ class StopString:
 class NoText:
     """The text stream of a model without a tokenizer: no text at all."""
 
-    stopped = False
+    stopped = ""
 
     def push(self, tokens: Sequence[int | None], last: bool) -> list[str]:
         return [""] * len(tokens)
@@ -165,7 +165,7 @@ class Detokenizer:
     could be the beginning of a stop string.
 
     Attributes:
-        stopped: a stop string has appeared; the text given out ends before it, or with it.
+        stopped: the stop string that has appeared; the text given out ends before it, or with it.
 
     Args:
         context: the tokens before the first one.
@@ -185,7 +185,7 @@ class Detokenizer:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
     ) -> None:
-        self.stopped = False
+        self.stopped = ""
         # Cleaning up would change text that has been given out.
         decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         self._decode = cast(Callable[[list[int]], str], decode)
@@ -249,15 +249,15 @@ class Detokenizer:
                 if len(self._window) > _WINDOW:
                     self._shorten(cut)
             self._incomplete = cut > 0
-            found, kept, new = list[tuple[int, int]](), 0, self._held[before:]
+            found, kept, new = list[tuple[int, int, str]](), 0, self._held[before:]
             for each in self._stop if self._passed > self._min_tokens else ():
                 if end := each.find(new):
-                    found.append((before + end - len(each.text), len(each.text)))
+                    found.append((before + end - len(each.text), len(each.text), each.text))
                 kept = max(kept, each.begun)
             cut = len(self._held) - (0 if count == final else kept)
             if found:
-                at, length = min(found)
-                self.stopped, cut = True, at + length if self._include_stop else at
+                at, length, self.stopped = min(found)
+                cut = at + length if self._include_stop else at
             given.append(self._held[:cut])
             self._held = self._held[cut:]
             if self.stopped:

@@ -223,20 +223,36 @@ def _writes_calls(tokenizer: Tokenizer, arguments: dict[str, int] | str) -> bool
     A template that does neither gets all of it as text, and so does one that has a format of its own: an answer's calls
     are parsed in Hermes' format alone. Arguments that are text may be written as they are, or as JSON.
     """
-    call = {"name": "probe", "arguments": arguments}
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
-        {"role": "tool", "content": "b"},
-    ]
+    special = json.dumps(dict(tokenizer.special_tokens_map), default=str)
     try:
-        text = _rendered(tokenizer, messages, [{"type": "function", "function": _PROBED}], {}, continued=False)
+        text = _probed(template_of(tokenizer, tools=True), special, json.dumps(arguments))
     except JobError:
         return False
     found, forms = "".join(text.split()), [call_text("probe", arguments)]
     if isinstance(arguments, str):
         forms.append(forms[0].replace(json.dumps(arguments), arguments))
     return "what_it_does" in found and any("".join(form.split()) in found for form in forms)
+
+
+@lru_cache(maxsize=16)
+def _probed(template: str, special: str, arguments: str) -> str:
+    """A call of the past and its result, as a template writes them below the description of a tool.
+
+    Args:
+        special: special tokens by their names, as JSON.
+        arguments: of the call, as JSON.
+
+    Raises:
+        JobError: the template fails.
+    """
+    call = {"name": "probe", "arguments": json.loads(arguments)}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "content": "b"},
+    ]
+    given = {"messages": messages, "tools": [{"type": "function", "function": _PROBED}], "add_generation_prompt": True}
+    return str(run("render", template, {**json.loads(special), "documents": None, **given}))
 
 
 def _with_calls_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,0 +1,136 @@
+"""A client that costs little: HTTP/1.1 over plain sockets in a process of its own, for loads of ``server_load``.
+
+It reads answers as bytes and parses none of them while they come; ``poll`` waits for all of its sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import select
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+from urllib.parse import urlsplit
+
+_END = b"\r\n0\r\n\r\n"
+_PIECE = 1 << 16
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of a request.
+
+    Attributes:
+        began: when it was sent, by ``time.perf_counter()``.
+        times: when its pieces came, the headers' left out.
+        body: the answer as it came, with the frames of chunks.
+    """
+
+    began: float
+    times: list[float] = field(default_factory=list)
+    body: bytes = b""
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The events of a stream, the last one ("[DONE]") left out."""
+        lines = [line for line in self.body.split(b"\n") if line.startswith(b"data: {")]
+        return [json.loads(line.removeprefix(b"data: ")) for line in lines]
+
+    @property
+    def text(self) -> str:
+        """The text of a chat's stream."""
+        return "".join(c["delta"].get("content") or "" for event in self.events for c in event.get("choices", ()))
+
+
+def _request(host: str, path: str, body: Mapping[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    return head.encode() + b"\r\n\r\n" + content
+
+
+def _send(url: str, path: str, queues: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[Answer]]:
+    """The answers of closed loops: each queue's requests one after the other over a connection of its own."""
+    parts = urlsplit(url)
+    assert parts.hostname and parts.port  # noqa: S101 - a server's own address
+    answers = [list[Answer]() for _ in queues]
+    left = [iter(queue) for queue in queues]
+    connections = [socket.create_connection((parts.hostname, parts.port)) for _ in queues]
+    poll, by_number = select.poll(), {c.fileno(): at for at, c in enumerate(connections)}
+    buffers = [bytearray() for _ in queues]
+
+    def go_on(at: int) -> bool:
+        if (body := next(left[at], None)) is None:
+            return False
+        buffers[at].clear()
+        answers[at].append(Answer(time.perf_counter()))
+        connections[at].sendall(_request(parts.netloc, path, body))
+        return True
+
+    for at, connection in enumerate(connections):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if go_on(at):
+            poll.register(connection, select.POLLIN)
+    running = sum(map(bool, answers))
+    while running:
+        for number, _ in poll.poll():
+            at = by_number[number]
+            if not (piece := connections[at].recv(_PIECE)):
+                raise ConnectionError(f"the server closed a connection: {bytes(buffers[at][:200])!r}")
+            buffers[at] += piece
+            head = buffers[at].find(b"\r\n\r\n") + 4
+            if head >= 4 and len(buffers[at]) > head:
+                answers[at][-1].times.append(time.perf_counter())
+            if buffers[at].endswith(_END):
+                if not buffers[at].startswith(b"HTTP/1.1 200"):
+                    raise ConnectionError(f"the server answered {bytes(buffers[at][:400])!r}")
+                answers[at][-1].body = bytes(buffers[at][head:])
+                if not go_on(at):
+                    poll.unregister(number)
+                    running -= 1
+    for connection in connections:
+        connection.close()
+    return answers
+
+
+def _serve(pipe: Connection) -> None:
+    while (work := pipe.recv()) is not None:
+        began = time.process_time()
+        answers = _send(*work)
+        pipe.send((answers, time.process_time() - began))
+
+
+class RawClient:
+    """The client's process.
+
+    Attributes:
+        busy: CPU seconds of all sends.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self.busy = pipe, 0.0
+
+    def send(self, url: str, queues: Sequence[Sequence[Mapping[str, Any]]], path: str) -> list[list[Answer]]:
+        """Send each queue's requests, one after the other over a connection of its own, all queues at once."""
+        self._pipe.send((url, path, queues))
+        answers, busy = self._pipe.recv()
+        self.busy += busy
+        return list(answers)
+
+
+@contextmanager
+def raw_client() -> Iterator[RawClient]:
+    """A client in a process of its own, which ends with the context."""
+    processes = multiprocessing.get_context("spawn")
+    ours, theirs = processes.Pipe()
+    process = processes.Process(target=_serve, args=(theirs,), daemon=True)
+    process.start()
+    try:
+        yield RawClient(ours)
+    finally:
+        ours.send(None)
+        process.join()
