@@ -11,8 +11,9 @@ predictions, priorities, several answers, whole answers and streams, of which a 
 read slowly; then each request once more alone and without drafts. A stream that was left has to be the beginning of its
 text. ``soak``: the same requests again and again for some minutes, in random order; the server's resident memory,
 tokens a second, and the time to a stream's first token and between two of its events; the exit code is 1 too where
-memory grows. ``overhead``: streams, and the same by the Python API in this process, in turn: tokens a second of the one
-over those of the other, prompts included.
+memory grows. ``overhead``: streams by a raw client in a process of its own, and the same by the Python API in this
+process, in turn, both without rows that are kept: tokens a second of the one over those of the other, prompts included,
+in all rounds, and the CPU time of the server's event loop.
 ``llama``: the same streams by llama.cpp's own server (``xllamacpp``) of the same file on as many threads, in turn, both
 without rows that are kept: tokens a second, prompts included, and the time to the first token.
 """
@@ -52,6 +53,7 @@ from draftree.models.model_files import DEFAULT_MODEL, gguf_path
 from draftree.text.encoding import user
 
 from .load_requests import Asked, made
+from .raw_client import raw_client
 
 _WARM = 120.0
 _LEAK = 2.0
@@ -63,8 +65,10 @@ def served(args: argparse.Namespace) -> Iterator[tuple[str, psutil.Process]]:
     """A server's address, and its process."""
     command = [sys.executable, "-m", "draftree", "serve", args.target, "--port", "0", "--name", "model"]
     command += ["--drafter", args.drafter, "--rows", str(args.concurrency)]
-    if args.what == "llama":  # prompts come again: each time they are to be read
-        command += ["--threads", str(args.threads), "--prefixes", "0"]
+    if args.what in ("llama", "overhead"):  # prompts come again: each time they are to be read
+        command += ["--prefixes", "0"]
+    if args.what == "llama":
+        command += ["--threads", str(args.threads)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
             said = list[str]()
@@ -221,35 +225,49 @@ async def figure(client: httpx.AsyncClient, name: str) -> float:
 
 async def overhead(args: argparse.Namespace, url: str, process: psutil.Process) -> bool:
     """Print what the server takes of the rate of the Python API; whether the texts are the same."""
-    scheduling = SchedulerParams(rows=args.concurrency, prefixes=64)  # as a server has by default
+    scheduling = SchedulerParams(rows=args.concurrency, prefixes=0)  # every way reads every prompt
     engine = Engine(load(args.target), SpeculationParams(drafter=args.drafter), scheduling=scheduling)
     groups, params = in_groups("spec-bench", args), SamplingParams(max_tokens=args.tokens)
     kinds = {args.drafter: (None, {}), "none": (SpeculationParams(drafter="none"), {"drafter": "none"})}
-    seconds: dict[tuple[str, bool], float] = defaultdict(float)
-    tokens, differ, busy = Counter[str](), 0, 0.0
-    async with httpx.AsyncClient(base_url=url, timeout=None) as client:  # noqa: S113
+    ratios, seconds = defaultdict[str, list[float]](list), Counter[tuple[str, bool]]()
+    tokens, loop_seconds, differ = Counter[str](), Counter[str](), 0
+    with raw_client() as client:
         for number, group in enumerate([groups[0], *groups]):  # once to warm up
             for kind, (speculation, asked) in kinds.items():
-                streams, handles = [stream(question, args.tokens, asked) for question in group], list[Handle]()
+                bodies = [[stream(question, args.tokens, asked).body] for question in group]
+                taken, handles = dict[bool, float](), list[Handle]()
                 for served in (False, True) if number % 2 else (True, False):
-                    began, own = time.perf_counter(), time.process_time()
+                    (process.resume if served else process.suspend)()  # an idle server may measure what passes cost
+                    began, busy = time.perf_counter(), _loop_seconds(process)
                     if served:
-                        await asyncio.gather(*(one.send(client) for one in streams))
-                        busy += (time.process_time() - own) * bool(number)
+                        answers = client.send(url, bodies, "/v1/chat/completions")
+                        loop_seconds[kind] += (_loop_seconds(process) - busy) * bool(number)  # type: ignore[assignment]
                     else:
-                        handles += [engine.submit(user(question), params, speculation) for question in group]
+                        handles = [engine.submit(user(question), params, speculation) for question in group]
                         engine.wait(lambda handles=handles: all(one.done for one in handles))  # type: ignore[misc]
-                    seconds[kind, served] += (time.perf_counter() - began) * bool(number)
-                differ += sum(one.text != own.request.text for one, own in zip(streams, handles, strict=True))
-                tokens[kind] += sum(len(one.request.output_ids) for one in handles) * bool(number)
+                    taken[served] = time.perf_counter() - began
+                process.resume()
+                texts = [handle.request.text for handle in handles]
+                differ += sum(answer.text != text for (answer,), text in zip(answers, texts, strict=True))
+                if number:
+                    ratios[kind].append(taken[False] / taken[True])
+                    tokens[kind] += sum(len(one.request.output_ids) for one in handles)
+                    for served, duration in taken.items():
+                        seconds[kind, served] += duration  # type: ignore[assignment]
     for kind, count in tokens.items():
-        own, through = (count / seconds[kind, served] for served in (False, True))
-        print(f"drafter {kind}: {own:.1f} tokens/s by the API, {through:.1f} by the server, {through / own:.3f}")
-    whole = sum(taken for (_, served), taken in seconds.items() if served)
-    print(
-        f"{args.concurrency} streams at once; the clients took {busy / whole:.2f} of a processor; {differ} texts differ"
-    )
+        by_api, by_server = (count / seconds[kind, served] for served in (False, True))
+        print(f"drafter {kind}: {by_api:.1f} tokens/s by the API, {by_server:.1f} by the server, ", end="")
+        print(f"{by_server / by_api:.3f}; the event loop took {1e6 * loop_seconds[kind] / count:.0f} us of CPU a token")
+        print("  rounds:", " ".join(f"{one:.2f}" for one in ratios[kind]))
+    whole = sum(duration for (_, served), duration in seconds.items() if served)
+    print(f"{args.concurrency} streams at once; the client took {client.busy / whole:.2f} of a processor; ", end="")
+    print(f"{differ} texts differ")
     return not differ
+
+
+def _loop_seconds(process: psutil.Process) -> float:
+    """CPU seconds of the thread that runs a server's event loop: its first one."""
+    return next(t.user_time + t.system_time for t in process.threads() if t.id == process.pid)
 
 
 def in_groups(suite: str, args: argparse.Namespace) -> list[list[str]]:
