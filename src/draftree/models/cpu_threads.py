@@ -22,7 +22,7 @@ def default_threads(system: Path = _SYSTEM) -> int:
     cpus = os.sched_getaffinity(0)
     cores = _cores(cpus, system)
     allowed = len(cpus) if cores == 1 else cores
-    return max(1, int(min(allowed, _quota(system))))
+    return max(1, int(min([allowed, *map(_quota, control_groups(system))])))
 
 
 def _cores(cpus: Iterable[int], system: Path) -> int:
@@ -47,13 +47,8 @@ def control_groups(system: Path = _SYSTEM) -> list[Path]:
     return [folder, *folder.parents]
 
 
-def _quota(system: Path) -> float:
-    """CPUs whose time the control groups of this process allow it."""
-    return min(map(_quota_of, control_groups(system)), default=float("inf"))
-
-
-def _quota_of(folder: Path) -> float:
-    """Of one control group; infinite: no limit."""
+def _quota(folder: Path) -> float:
+    """CPUs whose time a control group allows this process; infinite: no limit."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return float(quota) / float(period)

@@ -21,12 +21,12 @@ class PrefixCache:
 
     def __init__(self, model: LanguageModel, most: int) -> None:
         self._model, self._most = model, most
-        self._kept: list[tuple[Sequence[int], Row]] = []  # rows, and the texts that they begin with
+        self._rows: list[tuple[Sequence[int], Row]] = []  # rows, and the texts that they begin with
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of each row."""
-        return [row.length for _, row in self._kept]
+        return [row.length for _, row in self._rows]
 
     def find(self, ids: Sequence[int], live: Sequence[tuple[Sequence[int], Row]] = ()) -> Row:
         """A row with as much of a text as there is of it, but for its last token; an empty one where there is nothing.
@@ -36,21 +36,21 @@ class PrefixCache:
         Args:
             live: texts that other rows hold the beginnings of, which somebody works on.
         """
-        shared = [self._shared(ids, *text_row) for text_row in self._kept]
+        shared = [self._shared(ids, *text_row) for text_row in self._rows]
         live_shared = [self._shared(ids, *text_row) for text_row in live]
         length = max([*shared, *live_shared], default=0)
         if length < WORTHWHILE:
             return self._model.open()
         if length not in shared:
             return self._model.fork(live[live_shared.index(length)][1], length)
-        text, row = self._kept.pop(shared.index(length))
+        text, row = self._rows.pop(shared.index(length))
         if length == row.length:
             return row
         forked = self._model.fork(row, length)
         if length == len(text):
             self._model.close(row)
         else:
-            self._kept.append((text, row))
+            self._rows.append((text, row))
         return forked
 
     def _shared(self, ids: Sequence[int], text: Sequence[int], row: Row) -> int:
@@ -71,16 +71,16 @@ class PrefixCache:
         and the request's tokens.
         """
         self._model.commit(row, [])
-        self._kept.append((ids[: row.length], row))
-        while len(self._kept) > self._most or not self._model.holds([2 * length for length in self.lengths]):
+        self._rows.append((ids[: row.length], row))
+        while len(self._rows) > self._most or not self._model.holds([2 * length for length in self.lengths]):
             self.evict()
 
     def evict(self) -> None:
         """Close the row that was used least recently."""
-        self._model.close(self._kept.pop(0)[1])
+        self._model.close(self._rows.pop(0)[1])
 
     def clear(self) -> None:
-        while self._kept:
+        while self._rows:
             self.evict()
 
 

@@ -142,7 +142,7 @@ class HeadModel(LanguageModel):
         ]
         return self.advance([*map(self.checked, rows)], texts, features)
 
-    def _kept(self, scores: HeadScores, began: float) -> HeadScores:
+    def _timed(self, scores: HeadScores, began: float) -> HeadScores:
         self.pass_seconds += time.perf_counter() - began
         return self._scores.keep(scores)
 
@@ -179,7 +179,7 @@ class HeadModel(LanguageModel):
         if out is None or len(fresh) < len(rows):
             every = np.arange(len(rows))
             out = self._scored(rows, torch.cat([row.scored for row in rows]), every, every)
-        return self._kept(_scores(out, [1] * len(rows)), began)
+        return self._timed(_scores(out, [1] * len(rows)), began)
 
     @torch.inference_mode()
     def _scored(self, rows: Sequence[HeadRow], states: Tensor, places: Longs, which: Longs) -> PassOutput:
@@ -202,7 +202,7 @@ class HeadModel(LanguageModel):
         else:
             zeros = self._zeros(sum(len(new.tokens) for new in nodes), self.network.sizes[0])
             out = self._append(own_rows, nodes, zeros)
-        return self._kept(_scores(out, [new.scored for new in nodes]), began)
+        return self._timed(_scores(out, [new.scored for new in nodes]), began)
 
     def _append_below(self, rows: Sequence[HeadRow], nodes: Sequence[Nodes]) -> PassOutput:
         """Append nodes to each row, whose parents' states are predicted."""

@@ -102,13 +102,13 @@ class BytePairs:
             if unknown := tokens - ids.keys():
                 raise ValueError(f"{min(unknown)!r} is merged but no token")
         self._ranks, self._whole = ranks, whole
-        self._kept = lru_cache(_KEPT)(self._merged)
+        self._cached = lru_cache(_KEPT)(self._merged)
 
     def tokens(self, word: str) -> Sequence[str]:
         """The parts of a word; a letter that no token has is a part of its own."""
         if word in self._whole:
             return (word,)
-        return self._kept(word) if len(word) <= _WORD else self._merged(word)
+        return self._cached(word) if len(word) <= _WORD else self._merged(word)
 
     def _merged(self, word: str) -> Sequence[str]:
         """Merge the first pair by (rank, place) until there is none; parts are a list linked by places."""
