@@ -208,13 +208,15 @@ def test_a_versioned_file_that_is_wrong_names_the_key(change: dict[str, object],
 def test_what_is_no_versioned_file_is_refused(content: bytes | None, named: str, tmp_path: Path) -> None:
     """Whatever it has, or where it is a folder, to which nothing is written either."""
     path = tmp_path / "x"
-    path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(ConfigError, match=f"{named}.*draw another$"):
-        DRAWINGS.read(path)
     if content is None:
+        path.mkdir()
         with pytest.raises(RunError):
             DRAWINGS.write(path, DRAWING)
         assert [*tmp_path.iterdir()] == [path]
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{named}.*draw another$"):
+        DRAWINGS.read(path)
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "-1e999"])

@@ -58,7 +58,7 @@ command_line.main()
 """
 """Several commands in processes that torchrun starts once, and what one of them holds of a model."""
 PLAIN = SpeculationParams(drafter="none")
-REQUESTS = [("auto", 0), ("auto", 1), ("static", 1), ("opt-tree", 0)] * 2
+REQUESTS = [("auto", 0), ("auto", 1), ("static", 1), ("opt-tree", 0)]
 
 
 class Made(NamedTuple):
