@@ -2,17 +2,9 @@
 #ifndef DRAFTREE_GROWTH_H
 #define DRAFTREE_GROWTH_H
 
+#include "buffer.h"
 #include "draft.h"
 #include "translation.h"
-
-/* Memory that grows: zeroed where it is new, and kept from step to step. */
-typedef struct {
-    void *data;
-    int64_t capacity; /* bytes */
-} Buffer;
-
-/* Make room for `count` entries of `size` bytes: 0 or an error code. */
-int reserve(Buffer *buffer, int64_t count, size_t size);
 
 /* A node that was drafted, or a root. */
 typedef struct {
