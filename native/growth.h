@@ -120,10 +120,6 @@ static inline Fed *fed_of(const Draft *draft, int32_t part, int32_t request) {
     return (Fed *)draft->fed.data + (int64_t)part * draft->requests + request;
 }
 
-static inline const DraftSource *source_of(const DraftStep *step, int32_t request, int32_t part) {
-    return step->sources + (int64_t)request * step->part_count + part;
-}
-
 /* The parts of kind BY_TRANSLATION (draft_translated.c), as begin_models, score_by_models and commit_accepted; and the
  * end of what they keep. */
 int begin_translation(Draft *draft, const DraftStep *step, int32_t part);

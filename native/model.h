@@ -12,7 +12,6 @@
 enum {
     CHUNK = 128, /* nodes of a pass that are computed together: their activations fit the second cache */
     ROPE_TABLES = 2,
-    LARGEST_PATH = 1 << 16,
     MOST_TRACKED = 64,
 };
 

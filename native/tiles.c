@@ -120,20 +120,9 @@ ALWAYS_INLINE int pack_floats(size_t bytes, uint32_t exponent, int64_t columns, 
 int pack_tile(int format, int64_t columns, const uint8_t *source, size_t row_bytes, int rows, uint8_t *tile) {
     memset(tile, 0, packed_tile_bytes(format, columns));
 #define PACK(FORMAT)                                                                                                   \
-    case FORMAT: return pack_quantized(FORMAT, columns, source, row_bytes, rows, tile);
+    case FORMAT_##FORMAT: return pack_quantized(FORMAT_##FORMAT, columns, source, row_bytes, rows, tile);
     switch (format) {
-        PACK(FORMAT_Q4_0)
-        PACK(FORMAT_Q4_1)
-        PACK(FORMAT_Q5_0)
-        PACK(FORMAT_Q5_1)
-        PACK(FORMAT_Q8_0)
-        PACK(FORMAT_Q2_K)
-        PACK(FORMAT_Q3_K)
-        PACK(FORMAT_Q4_K)
-        PACK(FORMAT_Q5_K)
-        PACK(FORMAT_Q6_K)
-        PACK(FORMAT_IQ4_NL)
-        PACK(FORMAT_IQ4_XS)
+        FOR_QUANTIZED_FORMATS(PACK)
     case FORMAT_F32: return pack_floats(4, 0x7f800000, columns, source, row_bytes, rows, tile);
     case FORMAT_BF16: return pack_floats(2, 0x7f80, columns, source, row_bytes, rows, tile);
     default: return pack_floats(2, FP16_EXPONENT, columns, source, row_bytes, rows, tile);
