@@ -44,7 +44,7 @@ TIERS: dict[str, dict[str, tuple[str, ...]]] = {
     "aarch64": {"neon": _NEON},
 }
 """Machine -> instruction set -> its flags, for files whose names end so, such as linear_avx2.c."""
-KERNELS = ("formats.c", "cpu.c", "linear_*.c", "vector_*.c")
+KERNELS = ("formats.c", "tiles.c", "cpu.c", "linear_*.c", "vector_*.c")
 """Files that work without a model."""
 CHECK = (*KERNELS, "check/check_linear.c")
 AGAIN = {"linear_avx2.c": (*_AVX2, "-mavxvnni", "-DAVX_VNNI")}

@@ -21,6 +21,11 @@ typedef struct {
     int32_t *cells;  /* node of the pool -> number among the row's uncommitted nodes; -1: it has not read it */
 } Fed;
 
+/* What a part has of a request. */
+static inline const DraftSource *source_of(const DraftStep *step, int32_t request, int32_t part) {
+    return step->sources + (int64_t)request * step->part_count + part;
+}
+
 /* Nodes of one depth that a part scores, in the order of their requests. */
 typedef struct {
     int32_t part;

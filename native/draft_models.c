@@ -76,10 +76,6 @@ static int start_pass(LayerPass *pass, PassMemory *memory, int64_t nodes, int64_
     return DRAFTREE_OK;
 }
 
-static const DraftSource *source_of(const DraftStep *step, int32_t part, int32_t request) {
-    return &step->sources[(int64_t)request * step->part_count + part];
-}
-
 /* ---- what is fed */
 
 /* The number that a node has in the row; -1: it has not been read. */
@@ -99,7 +95,7 @@ static void set_number(Fed *fed, int32_t node, int32_t number) {
  * read them all; below 0: an error code. The first token of a text is none of a draft head's: no hidden state comes
  * before it. */
 static int32_t unread_tokens(const LayerPass *pass, int32_t request) {
-    const DraftSource *source = source_of(pass->step, pass->layer->part, request);
+    const DraftSource *source = source_of(pass->step, request, pass->layer->part);
     const Row *row = find_row(&pass->model->cache, source->row);
     if (!row)
         return DRAFTREE_BAD_ROW;
@@ -134,14 +130,14 @@ static void feed(LayerPass *pass, int32_t token, int32_t parent, int32_t source,
 
 static void add_row(LayerPass *pass, int32_t request) {
     const int32_t at = pass->row_count++;
-    pass->rows[at] = source_of(pass->step, pass->layer->part, request)->row;
+    pass->rows[at] = source_of(pass->step, request, pass->layer->part)->row;
     pass->target_rows[at] = pass->step->requests[request].target_row;
     pass->counts[at] = 0;
 }
 
 /* A root behind the tokens that the model has not read. */
 static int feed_text(LayerPass *pass, int32_t request) {
-    const DraftSource *source = source_of(pass->step, pass->layer->part, request);
+    const DraftSource *source = source_of(pass->step, request, pass->layer->part);
     const int32_t count = unread_tokens(pass, request), *text = source->unread + source->unread_count - count;
     pass->fed[request].waiting = count;
     for (int32_t i = 0; i < count; i++)
@@ -152,7 +148,7 @@ static int feed_text(LayerPass *pass, int32_t request) {
 /* The same for a draft head: each token with the target's hidden states before it. Behind a text of one token there are
  * none, and any node serves to draft from. */
 static int feed_draft_head_text(LayerPass *pass, int32_t request) {
-    const DraftSource *source = source_of(pass->step, pass->layer->part, request);
+    const DraftSource *source = source_of(pass->step, request, pass->layer->part);
     const int32_t count = unread_tokens(pass, request), *text = source->unread + source->unread_count - count;
     const int32_t first = pass->step->requests[request].position - 1 - count;
     if (first < 0) {
@@ -306,7 +302,7 @@ int score_by_models(const DraftStep *step, const DraftLayer *layer, Fed *fed, Pa
 int begin_models(const DraftStep *step, int32_t part, Fed *fed) {
     int error = DRAFTREE_OK;
     for (int32_t request = 0; request < step->request_count; request++) {
-        const DraftSource *source = source_of(step, part, request);
+        const DraftSource *source = source_of(step, request, part);
         fed[request].waiting = fed[request].count = 0;
         if (source->limit && !error)
             error = draftree_commit(step->parts[part].model, source->row, NULL, 0);
@@ -316,7 +312,7 @@ int begin_models(const DraftStep *step, int32_t part, Fed *fed) {
 
 int commit_accepted(const DraftStep *step, int32_t part, int32_t request, const Fed *fed, const int32_t *path,
                     int32_t count, PassMemory *memory) {
-    const DraftSource *source = source_of(step, part, request);
+    const DraftSource *source = source_of(step, request, part);
     Model *model = step->parts[part].model;
     if (!source->limit)
         return DRAFTREE_OK;

@@ -84,7 +84,7 @@ static int score_by_caller(const Draft *draft, const DraftStep *step, int32_t pa
     return code;
 }
 
-/* Let a part score what is batch. */
+/* Let a part score the batch. */
 static int score_batch(Draft *draft, const DraftStep *step, int32_t part, int32_t width, DraftWork *work) {
     if (reserve_candidates(&draft->batch_candidates, draft->batch_count, width))
         return DRAFTREE_NO_MEMORY;
@@ -112,7 +112,7 @@ static void add_to_batch(Draft *draft, int32_t at) {
     ((int32_t *)draft->batch_at.data)[draft->batch_count++] = at;
 }
 
-/* Copy the candidates of the i-th batch node to the layer's. */
+/* Copy the candidates of the i-th node of the batch to the layer's. */
 static void copy_candidates(Draft *draft, int32_t i) {
     const Candidates *from = &draft->batch_candidates.view, *to = &draft->candidates.view;
     const int32_t at = ((int32_t *)draft->batch_at.data)[i], width = to->width, count = from->counts[i];
@@ -184,7 +184,7 @@ static int find_states(Draft *draft, const DraftStep *step) {
         return DRAFTREE_OK;
     if (reserve(&draft->numbers, draft->batch_count, sizeof(int32_t)))
         return DRAFTREE_NO_MEMORY;
-    int32_t *next = draft->numbers.data; /* of what is batch */
+    int32_t *next = draft->numbers.data; /* of the batch */
     const int code = step->find_states(draft->batch_count, draft->batch.data, found, next);
     for (int32_t i = 0; i < draft->batch_count && !code; i++) {
         masks[((int32_t *)draft->batch_at.data)[i]] = found[i];

@@ -2,17 +2,9 @@
 #ifndef DRAFTREE_GROWTH_H
 #define DRAFTREE_GROWTH_H
 
+#include "buffer.h"
 #include "draft.h"
 #include "translation.h"
-
-/* Memory that grows: zeroed where it is new, and kept from step to step. */
-typedef struct {
-    void *data;
-    int64_t capacity; /* bytes */
-} Buffer;
-
-/* Make room for `count` entries of `size` bytes: 0 or an error code. */
-int reserve(Buffer *buffer, int64_t count, size_t size);
 
 /* A node that was drafted, or a root. */
 typedef struct {
@@ -126,10 +118,6 @@ static inline int by_pass(const DraftPart *part) { return part->kind == BY_MODEL
 
 static inline Fed *fed_of(const Draft *draft, int32_t part, int32_t request) {
     return (Fed *)draft->fed.data + (int64_t)part * draft->requests + request;
-}
-
-static inline const DraftSource *source_of(const DraftStep *step, int32_t request, int32_t part) {
-    return step->sources + (int64_t)request * step->part_count + part;
 }
 
 /* The parts of kind BY_TRANSLATION (draft_translated.c), as begin_models, score_by_models and commit_accepted; and the

@@ -52,6 +52,10 @@ typedef struct {
     int record_groups; /* 0: not a quantized format */
 } Layout;
 
+/* X(the name of each quantized format): what is compiled for each of them. */
+#define FOR_QUANTIZED_FORMATS(X)                                                                                       \
+    X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS)
+
 /* With a constant format the result is a constant, and a kernel that takes it is specialized. */
 ALWAYS_INLINE Layout layout_of(int format) {
     switch (format) {

@@ -235,8 +235,6 @@ ALWAYS_INLINE void multiply_floats(const int format, const int columns, const Ti
 }
 
 /* A kernel for each format and number of columns: KERNELS[format][columns]. */
-#define FOR_QUANTIZED_FORMATS(X)                                                                                       \
-    X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS)
 #define FOR_FLOAT_FORMATS(X) X(F32) X(F16) X(BF16)
 #define KERNEL_NAME(FORMAT, COLUMNS) multiply_##FORMAT##_##COLUMNS
 #define KERNEL_ENTRY(FORMAT, COLUMNS) [COLUMNS] = KERNEL_NAME(FORMAT, COLUMNS),

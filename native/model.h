@@ -12,7 +12,6 @@
 enum {
     CHUNK = 128, /* nodes of a pass that are computed together: their activations fit the second cache */
     ROPE_TABLES = 2,
-    LARGEST_PATH = 1 << 16,
     MOST_TRACKED = 64,
 };
 
@@ -143,6 +142,10 @@ void free_workspace(Model *model);
 /* The outputs in whole tiles, before those that rows have learned. */
 static inline int64_t output_stride(const Model *model) { return tiles_of(model->architecture.vocabulary) * TILE_ROWS; }
 
+/* Numbers of a token's queries, and of its keys, over all heads. */
+static inline int64_t query_size(const Architecture *a) { return (int64_t)a->query_heads * a->head_size; }
+static inline int64_t key_size(const Architecture *a) { return (int64_t)a->key_heads * a->head_size; }
+
 /* What extend is called with (draftree.h). */
 typedef struct {
     int32_t row_count;
@@ -159,6 +162,7 @@ void find_state(const Model *model, const Pass *pass, int32_t b, int32_t at, Pas
 
 /* One chunk of a pass: work.nodes are filled in and their cells reserved. */
 void run_chunk(Model *model);
+/* Before that: where its nodes are, and which queries share a reading of the cache; 0 or an error code. */
 int prepare_attention(Model *model);
 
 #endif

@@ -80,8 +80,8 @@ static int check_threads(int threads) {
     return errors;
 }
 
-/* Tell the pool of `tasks` tasks of `duration` nanoseconds, `late` of them lost to a wait. Returns how many threads the
- * next task will have. */
+/* Report to the pool `tasks` tasks of `duration` nanoseconds, `late` of them lost to a wait. Returns how many threads
+ * the next task will have. */
 static int report(Pool *pool, int64_t *clock, int tasks, int64_t duration, int64_t late) {
     for (int i = 0; i < tasks; i++) {
         pool->workers[0]->late = late;
@@ -90,7 +90,7 @@ static int report(Pool *pool, int64_t *clock, int tasks, int64_t duration, int64
     return pool->active;
 }
 
-/* Which waits make the pool leave a thread out, and for how long: told, not measured. Returns the wrong choices. */
+/* Which waits make the pool leave a thread out, and for how long: reported, not measured. Returns the wrong choices. */
 static int check_choice(void) {
     enum { MS = 1000000 };
     Pool *pool = new_pool(2);

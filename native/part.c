@@ -1,0 +1,30 @@
+/* What the files of a pass share (part.h). */
+#include "part.h"
+
+Activations columns(const Part *part, const float *values, int64_t stride, int count, int quantized) {
+    if (quantized)
+        part->linear->quantize(values, stride, stride, count, 0, stride / GROUP_SIZE, part->groups);
+    return (Activations){count, values, stride, part->groups};
+}
+
+void multiply_share(const Part *part, const Activations *x, const Product *products, int count) {
+    int64_t tiles = 0, before = 0;
+    for (int i = 0; i < count; i++)
+        tiles += tiles_of(products[i].matrix->rows);
+    const Share own = share(tiles, part->thread, part->threads);
+    for (int i = 0; i < count; i++) {
+        const PackedMatrix *matrix = products[i].matrix;
+        const int64_t size = tiles_of(matrix->rows);
+        const int64_t first = own.first > before ? own.first - before : 0;
+        const int64_t last = own.last - before < size ? own.last - before : size;
+        if (first < last)
+            part->linear->multiply(matrix, first, last, x, products[i].y, matrix->rows);
+        before += size;
+    }
+}
+
+void embed_node(const Part *part, int i, float *embedding) {
+    packed_decode_row(&part->model->embeddings, part->work->nodes[i].token, embedding);
+    if (part->a->embedding_scale != 1.0f)
+        part->vector->scale(embedding, part->a->embedding_scale, part->a->hidden);
+}

@@ -1,0 +1,75 @@
+/* The memory that passes and scores work in. */
+#include <stdlib.h>
+
+#include "model.h"
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Numbers of a token before the first layer of a draft head. */
+static int64_t input_size(const Model *model) {
+    return model->draft_head ? larger(2 * model->architecture.hidden, model->draft_head->input.columns) : 0;
+}
+
+/* Hand out `floats` of the arena; a round without memory adds them up. */
+static float *take_floats(Workspace *work, int64_t floats) {
+    float *place = work->arena ? (float *)(void *)(work->arena + work->arena_bytes) : NULL;
+    work->arena_bytes += ((size_t)floats * sizeof(float) + 127) / 64 * 64;
+    return place;
+}
+
+static void lay_out(Model *model) {
+    Workspace *work = &model->work;
+    const Architecture *a = &model->architecture;
+    const int threads = pool_threads(model->pool);
+    const int64_t widest = larger(larger(a->hidden, a->feed_forward), larger(query_size(a), input_size(model)));
+    const int64_t groups = (int64_t)activation_bytes(CHUNK, widest) / (int64_t)sizeof(float) + 16;
+    work->arena_bytes = 0;
+    for (int thread = 0; thread < threads; thread++) {
+        ThreadSpace *own = &work->own[thread];
+        own->residual = take_floats(work, (int64_t)CHUNK * a->hidden);
+        own->normed = take_floats(work, (int64_t)CHUNK * a->hidden);
+        own->groups = (uint8_t *)take_floats(work, groups);
+        own->inputs = take_floats(work, CHUNK * input_size(model));
+        own->edited = take_floats(work, model->most_logits);
+        own->scratch = take_floats(work, 2 * model->most_logits);
+    }
+    work->rotation = take_floats(work, (int64_t)ROPE_TABLES * CHUNK * (a->rope_size ? a->rope_size : 1));
+    work->query = take_floats(work, CHUNK * query_size(a));
+    work->key = take_floats(work, CHUNK * key_size(a));
+    work->value = take_floats(work, CHUNK * key_size(a));
+    work->attended = take_floats(work, CHUNK * query_size(a));
+    work->projected = take_floats(work, (int64_t)CHUNK * a->hidden);
+    work->gate = take_floats(work, (int64_t)CHUNK * a->feed_forward);
+    work->up = take_floats(work, (int64_t)CHUNK * a->feed_forward);
+    work->activated = take_floats(work, (int64_t)CHUNK * a->feed_forward);
+    work->activated_groups = (uint8_t *)take_floats(work, groups);
+    work->contracted = take_floats(work, (int64_t)CHUNK * a->hidden);
+}
+
+int start_workspace(Model *model) {
+    Workspace *work = &model->work;
+    model->logit_stride = output_stride(model);
+    model->most_logits = output_stride(model) + (model->draft_head ? model->tokens + TILE_ROWS : 0);
+    work->own = calloc((size_t)pool_threads(model->pool), sizeof *work->own);
+    work->items = calloc((size_t)CHUNK * (size_t)model->architecture.query_heads, sizeof *work->items);
+    if (!work->own || !work->items)
+        return DRAFTREE_NO_MEMORY;
+    lay_out(model);
+    work->arena = allocate(work->arena_bytes);
+    if (!work->arena)
+        return DRAFTREE_NO_MEMORY;
+    lay_out(model);
+    return DRAFTREE_OK;
+}
+
+void free_workspace(Model *model) {
+    Workspace *work = &model->work;
+    release(work->scores, (size_t)work->score_capacity * sizeof *work->scores);
+    release(work->arena, work->arena_bytes);
+    release(model->logits, (size_t)model->logit_capacity * sizeof *model->logits);
+    free(work->own);
+    free(work->items);
+    release(work->path_cells, (size_t)work->path_capacity * sizeof *work->path_cells);
+    release(model->slots, (size_t)model->slot_capacity * sizeof *model->slots);
+    release(model->learned_tokens, (size_t)model->learned_capacity * sizeof *model->learned_tokens);
+}
