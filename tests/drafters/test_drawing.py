@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from draftree.drafters.ngram import NgramSource
 from draftree.engine.input_processor import text_stream
 from draftree.errors import ConfigError
 from draftree.models.huggingface.torch_scores import warp
-from draftree.policies.base import Candidates, Child, DraftDistribution, Frontier, GrowthPolicy
+from draftree.policies.base import NO_CANDIDATES, Child, DraftDistribution, Frontier, GrowthPolicy, Plan
 from draftree.policies.fixed import StaticTree
 from draftree.request import Request
 from draftree.sampling.warping import softmax
@@ -76,17 +77,20 @@ def test_each_part_of_the_key_changes_the_draws(sampler: type[RandomChildren], o
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_children_do_not_depend_on_who_else_is_drawn(sampler: type[RandomChildren]) -> None:
     made = request(SamplingParams(temperature=1.0, seed=9), [1, 2])
-    nodes = [(0, f) for f in range(5)]
     rows = [DraftDistribution(row) for row in np.random.default_rng(0).normal(size=(5, 20)).astype(np.float32)]
-    every = [Candidates((), (), 0.0)] * 5
     counts = [3, 1, 0, 4, 2]
     drawn_from = lambda nodes: [rows[f] for _, f in nodes]  # noqa: E731
-    together = sampler([made]).draw(nodes, every, counts, drawn_from)
+    together = sampler([made]).draw(frontier(range(5)), counts, drawn_from)
     for f, count in enumerate(counts):
         assert len(together[f].tokens) == count
         if count:
-            alone = sampler([made]).draw(nodes[f : f + 1], every[:1], counts[f : f + 1], drawn_from)
+            alone = sampler([made]).draw(frontier([f]), [count], drawn_from)
             assert alone[0].tokens == together[f].tokens
+
+
+def frontier(nodes: Sequence[int]) -> Frontier:
+    n = len(nodes)
+    return Frontier(Plan([]), 1, [0] * n, nodes, [0.0] * n, [0] * n, [NO_CANDIDATES] * n, [], [], [])
 
 
 def request(params: SamplingParams, ids: list[int]) -> Request:

@@ -17,7 +17,6 @@ trees stand on.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -217,7 +216,8 @@ def grow(
         frontier = Frontier(plan, depth, requests, numbers, paths, tags, candidates, nodes, limits, pools)
         children = _fitting(frontier, _grown(policy, frontier), most)
         if sampler and children:
-            frontier = frontier._replace(candidates=_sampled(sampler, scorer, frontier, children))
+            drawn = sampler.draw(frontier, _counts(frontier, children), scorer.distributions)
+            frontier = frontier._replace(candidates=drawn)
         added = _add(trees, frontier, children)
         depth += 1
         unscored = [n for n in added if limits[n.request] > depth and most[n.request] > len(pools[n.request].tokens)]
@@ -320,15 +320,16 @@ def _fitting(frontier: Frontier, children: list[Child], most: Sequence[int]) -> 
     return [*compress(children, best_per_request(paths, requests, left))]
 
 
-def _sampled(
-    sampler: ChildSampler, scorer: Scorer, frontier: Frontier, children: Sequence[Child]
-) -> Sequence[Candidates]:
-    """The children that are drawn in place of these candidates."""
-    counts = Counter(child.parent for child in children)
-    if any(child.rank >= counts[child.parent] for child in children):
-        raise ConfigError("the policy passes over probable candidates: where children are drawn, keep the first ones")
-    nodes = [*zip(frontier.requests, frontier.nodes, strict=True)]
-    return sampler.draw(nodes, frontier.candidates, [counts[f] for f in range(len(nodes))], scorer.distributions)
+def _counts(frontier: Frontier, children: Sequence[Child]) -> list[int]:
+    """[F] how many children are drawn; ConfigError unless they take the places of as many first candidates."""
+    counts = [0] * len(frontier.nodes)
+    for parent, rank, *_ in children:
+        if rank != counts[parent]:
+            raise ConfigError(
+                "the policy passes over probable candidates: where children are drawn, keep the first ones"
+            )
+        counts[parent] += 1
+    return counts
 
 
 def _add(trees: Sequence[_Draft], frontier: Frontier, children: Sequence[Child]) -> list[UnscoredNode]:

@@ -63,42 +63,6 @@ class DraftDistribution:
         return full
 
 
-Distributions = Callable[[Sequence[tuple[int, int]]], Sequence[DraftDistribution]]
-"""Nodes of the layer that was scored last, by request and number -> the draft distributions after them."""
-
-
-class ChildSampler(ABC):
-    """Draws the children of one proposal's nodes at random, once the policy has settled how many each of them gets.
-
-    Args:
-        requests: [B] that the proposal is for.
-    """
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self.requests = requests
-
-    @abstractmethod
-    def draw(
-        self,
-        nodes: Sequence[tuple[int, int]],
-        candidates: Sequence[Candidates],
-        counts: Sequence[int],
-        distributions: Distributions,
-    ) -> Sequence[Candidates]:
-        """The children of a frontier, in draw order.
-
-        Args:
-            nodes: [F] by request and number in its pool, ROOT for roots.
-            candidates: [F] what may follow them.
-            counts: [F] how many children each of them gets.
-            distributions: computes the draft distributions of some of the nodes.
-        """
-
-    @abstractmethod
-    def finished(self, request: int, tree: DraftTree, numbers: Sequence[int]) -> DraftTree:
-        """A request's tree with what its verification needs; ``numbers``: [N] of its nodes in the pool."""
-
-
 class Child(NamedTuple):
     """A candidate that becomes a node.
 
@@ -233,6 +197,29 @@ class Frontier(NamedTuple):
             for parent, (found, count, more) in enumerate(zip(self.candidates, counts, extend, strict=True))
             for rank in range(min(count, len(found.tokens)))
         ]
+
+
+Distributions = Callable[[Sequence[tuple[int, int]]], Sequence[DraftDistribution]]
+"""Nodes of the layer that was scored last, by request and number -> the draft distributions after them."""
+
+
+class ChildSampler(ABC):
+    """Draws the children of one proposal's nodes at random, once the policy has settled how many each of them gets.
+
+    Args:
+        requests: [B] that the proposal is for.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+
+    @abstractmethod
+    def draw(self, frontier: Frontier, counts: Sequence[int], distributions: Distributions) -> list[Candidates]:
+        """[F] the children of a frontier's nodes, ``counts[f]`` of each, in draw order."""
+
+    @abstractmethod
+    def finished(self, request: int, tree: DraftTree, numbers: Sequence[int]) -> DraftTree:
+        """A request's tree with what its verification needs; ``numbers``: [N] of its nodes in the pool."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from ..policies.base import Candidates, ChildSampler, Distributions, DraftDistribution, Numbers
+from ..policies.base import Candidates, ChildSampler, Distributions, DraftDistribution, Frontier, Numbers
 from ..request import Request
 from ..sampling.warping import DRAFT_NOISE, derive_seed, gumbel_noise, largest, softmax, stream_key
 from ..sampling.warping import draw as draw_one
@@ -81,21 +81,15 @@ class RandomChildren(ChildSampler):
     def choose(self, logits: NDArray[np.floating], count: int, streams: Streams) -> Numbers:
         """[count] entries of [K] logits in draw order, at most as many as have positive probability."""
 
-    def draw(
-        self,
-        nodes: Sequence[tuple[int, int]],
-        candidates: Sequence[Candidates],
-        counts: Sequence[int],
-        distributions: Distributions,
-    ) -> list[Candidates]:
-        children = [*candidates]
+    def draw(self, frontier: Frontier, counts: Sequence[int], distributions: Distributions) -> list[Candidates]:
+        children, nodes = [*frontier.candidates], [*zip(frontier.requests, frontier.nodes, strict=True)]
         drawn = [f for f, (b, _) in enumerate(nodes) if counts[f] and self.requests[b].params.temperature]
         for f, q in zip(drawn, distributions([nodes[f] for f in drawn]) if drawn else (), strict=True):
             b, node = nodes[f]
             request = self.requests[b]
             entries = self.choose(q.logits, counts[f], streams_of(request.seed, len(request.ids), node))
             tokens = entries if q.tokens is None else q.tokens[entries]
-            children[f] = candidates[f]._replace(tokens=tokens.tolist(), logprobs=q.logits[entries].tolist())
+            children[f] = children[f]._replace(tokens=tokens.tolist(), logprobs=q.logits[entries].tolist())
             self._distributions[b][node] = q
         return children
 
