@@ -39,13 +39,13 @@ class Imported(Generic[T]):
         text: MODULE:NAME.
         what: it is, in messages.
         kind: of the value.
-        found: what the module has by that name.
+        value: what the module has by that name.
     """
 
     text: str
     what: str
     kind: type[T]
-    found: Any
+    value: Any
 
     def __str__(self) -> str:
         return self.text
@@ -54,9 +54,9 @@ class Imported(Generic[T]):
     def settings(self) -> Mapping[str, int | float | str]:
         """The arguments of the call that have a number or a text as default."""
         settings = dict[str, int | float | str]()
-        if not isinstance(self.found, self.kind):
+        if not isinstance(self.value, self.kind):
             with suppress(TypeError, ValueError):  # of what cannot be called, or is built in
-                defaults = {p.name: p.default for p in inspect.signature(self.found).parameters.values()}
+                defaults = {p.name: p.default for p in inspect.signature(self.value).parameters.values()}
                 settings = {key: value for key, value in defaults.items() if type(value) in (int, float, str)}
         return settings
 
@@ -67,13 +67,13 @@ class Imported(Generic[T]):
             ConfigError: it returned something else.
             RunError: it raised.
         """
-        name, found = f"{self.what} {self.text!r}", self.found
-        if isinstance(found, self.kind):
-            return call_named(name, deepcopy, found)
-        made: Any = call_named(name, found, *args, **settings)
-        if not isinstance(made, self.kind):
-            raise ConfigError(f"{name} returned {made!r}: return a {self.kind.__name__}")
-        return made
+        name, value = f"{self.what} {self.text!r}", self.value
+        if isinstance(value, self.kind):
+            return call_named(name, deepcopy, value)
+        result: Any = call_named(name, value, *args, **settings)
+        if not isinstance(result, self.kind):
+            raise ConfigError(f"{name} returned {result!r}: return a {self.kind.__name__}")
+        return result
 
 
 def import_named(what: str, text: str, kind: type[T]) -> Imported[T]:
@@ -99,6 +99,6 @@ def import_named(what: str, text: str, kind: type[T]) -> Imported[T]:
         raised = f"{type(error).__name__}: {first_line(error)}"
         way_out = f"write MODULE:NAME of a module in {folder} or an installed one"
         raise ConfigError(f"{what} {text!r}: importing {name} raised {raised}: {way_out}") from error
-    if (found := getattr(module, attribute, None)) is None:
+    if (value := getattr(module, attribute, None)) is None:
         raise UnknownNameError(f"{what} {text!r}: {module_file(text) or name} has no {attribute!r}")
-    return Imported(text, what, kind, found)
+    return Imported(text, what, kind, value)
