@@ -70,10 +70,10 @@ class Imported(Generic[T]):
         name, value = f"{self.what} {self.text!r}", self.value
         if isinstance(value, self.kind):
             return call_named(name, deepcopy, value)
-        built: Any = call_named(name, value, *args, **settings)
-        if not isinstance(built, self.kind):
-            raise ConfigError(f"{name} returned {built!r}: return a {self.kind.__name__}")
-        return built
+        result: Any = call_named(name, value, *args, **settings)
+        if not isinstance(result, self.kind):
+            raise ConfigError(f"{name} returned {result!r}: return a {self.kind.__name__}")
+        return result
 
 
 def import_named(what: str, text: str, kind: type[T]) -> Imported[T]:

@@ -38,13 +38,14 @@ def target_distributions(
     """
     rows = rows if params.temperature else np.stack([_log_softmax(row) for row in rows])
     if draws:
-        rows = np.stack([own.processed(edited(row, own.edit(())), ()) for row, own in zip(rows, draws, strict=True)])
+        pairs = zip(rows, draws, strict=True)
+        rows = np.stack([beam_draws.processed(edited(row, beam_draws.edit(())), ()) for row, beam_draws in pairs])
     return np.stack([_log_softmax(row.astype(np.float64)) for row in rows]) if params.temperature else rows
 
 
 def _log_softmax(row: NDArray[F]) -> NDArray[F]:
-    found: NDArray[F] = row - row.dtype.type(log_sum_exp(row))
-    return found
+    logprobs: NDArray[F] = row - row.dtype.type(log_sum_exp(row))
+    return logprobs
 
 
 _ACCEPTANCE, _DRAFTS, _BEAMS, _DRAWS = 3, 4, 5, 6
@@ -101,8 +102,8 @@ def _picked(weights: NDArray[np.float64], uniforms: Sequence[float]) -> list[int
     sums = weights.cumsum()
     at = np.array(uniforms) * sums[-1]
     last = int(np.flatnonzero(weights > 0)[-1])  # rounding may carry a draw to the end
-    found: list[int] = np.minimum(np.searchsorted(sums, at, side="right"), last).tolist()
-    return found
+    cells: list[int] = np.minimum(np.searchsorted(sums, at, side="right"), last).tolist()
+    return cells
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,12 +79,12 @@ def advice(target: LanguageModel) -> str:
     """
     if target.tokenizer is None or target.capabilities.no_trees or shipped_for(target):
         return ""
-    found = list[str]()
+    ways = list[str]()
     if _lacks_default() and target.capabilities.device == "cpu":
-        found.append(f"'{install_data(DEFAULT_MODEL)}' lets a small model draft where that pays")
+        ways.append(f"'{install_data(DEFAULT_MODEL)}' lets a small model draft where that pays")
     if head := published_for(target):
-        found.append(f"{head.name} is a published head for {head.target}: {head.use}")
-    return "; ".join(found)
+        ways.append(f"{head.name} is a published head for {head.target}: {head.use}")
+    return "; ".join(ways)
 
 
 def _lacks_default() -> bool:

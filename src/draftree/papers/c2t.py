@@ -64,10 +64,11 @@ def features(columns: Columns | DraftTree, names: Sequence[str]) -> Floats:
 
 def of_frontier(frontier: Frontier) -> Columns:
     """The candidates of a frontier, those of one node behind those of another."""
-    scores, counts = [*chain.from_iterable(frontier.scores)], [len(found.tokens) for found in frontier.candidates]
+    scores = [*chain.from_iterable(frontier.scores)]
+    counts = [len(candidates.tokens) for candidates in frontier.candidates]
     return Columns(
         path_logprobs=np.array(scores, np.float32),
-        entropies=np.array([found.entropy for found in frontier.candidates], np.float32).repeat(counts),
+        entropies=np.array([candidates.entropy for candidates in frontier.candidates], np.float32).repeat(counts),
         depths=np.full(len(scores), frontier.depth + 1),
     )
 
@@ -122,8 +123,8 @@ class Classifier:
 
     def __call__(self, frontier: Frontier) -> list[list[float]]:
         """[F][K] C of the candidates of a frontier."""
-        found = iter(self.scores(features(of_frontier(frontier), self.features)).tolist())
-        return [[*islice(found, len(own.tokens))] for own in frontier.candidates]
+        scores = iter(self.scores(features(of_frontier(frontier), self.features)).tolist())
+        return [[*islice(scores, len(candidates.tokens))] for candidates in frontier.candidates]
 
     def scores(self, given: Floats) -> Floats:
         """[...] probabilities for features [..., n]."""
@@ -240,9 +241,9 @@ class ClassifierTree(Checked, GrowthPolicy):
     def grow(self, frontier: Frontier) -> list[Child]:
         """The layer's nodes with C >= ``beta``, of these the ``top`` highest, of these what the budget can take."""
         extend, layer, scores = frontier.depth + 1 < self.depth, list[Child](), list[float]()
-        for parent, own in enumerate(self.score(frontier)):
+        for parent, node_scores in enumerate(self.score(frontier)):
             above = frontier.tags[parent] if frontier.depth else 1.0
-            for rank, score in enumerate(own):
+            for rank, score in enumerate(node_scores):
                 if score >= self.beta:
                     layer.append(Child(parent, rank, extend, min(score, above)))
                     scores.append(score)

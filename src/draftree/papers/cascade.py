@@ -142,22 +142,22 @@ class _Stage:
     """Scores nodes of the tries by one source, each of them once.
 
     Attributes:
-        found: for each request, node -> what follows it.
+        candidates: for each request, node -> what follows it.
     """
 
     def __init__(self, source: DraftSource, requests: Sequence[Request], tries: Sequence[TokenTrie], coupled: bool):
         self._tries, self._scorer = tries, source.scorer(requests, coupled)
-        self.found: list[dict[int, Candidates]] = [{} for _ in requests]
+        self.candidates: list[dict[int, Candidates]] = [{} for _ in requests]
 
     def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
         """What follows these nodes; those above them that the source has not read are scored with them."""
         paths = [(b, n) for b, node in nodes for n in (ROOT, *self._tries[b].path(node))]
-        if unread := [*dict.fromkeys((b, n) for b, n in paths if n not in self.found[b])]:
+        if unread := [*dict.fromkeys((b, n) for b, n in paths if n not in self.candidates[b])]:
             new = [UnscoredNode(b, node, *self._tries[b].above[node]) for b, node in unread]
             scored = self._scorer.score(new, width)
             for (b, node), candidates in zip(unread, scored, strict=True):
-                self.found[b][node] = candidates
-        return [self.found[b][node] for b, node in nodes]
+                self.candidates[b][node] = candidates
+        return [self.candidates[b][node] for b, node in nodes]
 
 
 class _TrieScorer(Scorer):
@@ -175,11 +175,11 @@ class _TrieScorer(Scorer):
     def score(self, nodes: Sequence[UnscoredNode], width: int) -> list[Candidates]:
         places = []
         for tree, node, parent, token in nodes:
-            b, own = self._anchors[tree]
+            b, trie_node = self._anchors[tree]
             if node != ROOT:
-                own = self._tries[b].child(self._nodes[tree, parent], token)
-            self._nodes[tree, node] = own
-            places.append((b, own))
+                trie_node = self._tries[b].child(self._nodes[tree, parent], token)
+            self._nodes[tree, node] = trie_node
+            places.append((b, trie_node))
         return self._predict(places, width)
 
 
@@ -200,20 +200,20 @@ class _Rounds:
 
     def predict(self, nodes: Sequence[TrieNode], width: int) -> list[Candidates]:
         """What follows nodes of one depth; nothing where the run ends."""
-        found = self._upper.found
+        candidates = self._upper.candidates
         wanted: dict[int, list[int]] = defaultdict(list)
         for b, node in nodes:
-            if node not in found[b] and (node == ROOT or self._goes_on(b, node)):
+            if node not in candidates[b] and (node == ROOT or self._goes_on(b, node)):
                 wanted[b].append(node)
         if wanted:
             self._round(wanted, width)
-        return [found[b].get(node, NO_CANDIDATES) for b, node in nodes]
+        return [candidates[b].get(node, NO_CANDIDATES) for b, node in nodes]
 
     def _goes_on(self, b: int, node: int) -> bool:
         """Whether the run is drafted further below a token that B has chosen and not scored."""
         trie, cascade = self.tries[b], self._cascade
         parent, _ = trie.above[node]
-        if (above := self._upper.found[b].get(parent)) is None:
+        if (above := self._upper.candidates[b].get(parent)) is None:
             return False
         if cascade.settings.rejected == "end" and any(trie.above[n][0] == parent for n in self.proposed[b]):
             return False
@@ -230,17 +230,17 @@ class _Rounds:
         trees = [grown.tree for grown in grow(_TrieScorer(self._lower.predict, self.tries, anchors), policy, plan)]
         proposals = [self.tries[b].nodes_of(tree, anchor) for (b, anchor), tree in zip(anchors, trees, strict=True)]
         unscored = list[TrieNode]()
-        for (b, nodes), own in zip(wanted.items(), proposals, strict=True):
-            self.proposed[b].update(own)
-            unscored += [(b, node) for node in (*nodes, *own)]
+        for (b, nodes), proposal in zip(wanted.items(), proposals, strict=True):
+            self.proposed[b].update(proposal)
+            unscored += [(b, node) for node in (*nodes, *proposal)]
         proposed = time.perf_counter()
         self._upper.predict(unscored, width)
         verify = time.perf_counter() - proposed
         cost = StepCost(len(trees), proposed - began, verify, 0.0, lower.passes - passes[0])
         outcomes = []
-        for (b, anchor), tree, own in zip(anchors, trees, proposals, strict=True):
-            found = [self._upper.found[b][node].tokens for node in (anchor, *own)]
-            path, tokens = tree.follow([best[0] if best else -1 for best in found])  # B's most probable tokens
+        for (b, anchor), tree, proposal in zip(anchors, trees, proposals, strict=True):
+            predicted = [self._upper.candidates[b][node].tokens for node in (anchor, *proposal)]
+            path, tokens = tree.follow([best[0] if best else -1 for best in predicted])  # B's most probable tokens
             outcomes.append(Outcome(self._requests[b], tree, path, tokens, len(tokens), cost))
         policy.observe(plan, outcomes)
         for outcome in outcomes:

@@ -94,8 +94,8 @@ def acceptance_distribution(alphas: Sequence[float]) -> NDArray[np.float64]:
         accepted = chances[:, :-1] @ accepts
         chances[:, 1:] = chances[:, :-1] * (1 - accepts)
         chances[:, 0] = np.append(0.0, accepted[:-1])
-    found: NDArray[np.float64] = chances.sum(1)
-    return found
+    probabilities: NDArray[np.float64] = chances.sum(1)
+    return probabilities
 
 
 def width_for(alphas: Sequence[float], threshold: float, least: int, most: int) -> int:

@@ -76,7 +76,7 @@ class EntropyTree(Checked, GrowthPolicy):
 
     def children(self, frontier: Frontier) -> list[int]:
         """[F] numbers of children: ``width_of(H)``, none below level ``depth_of(H)``."""
-        entropies = [found.entropy for found in frontier.candidates]
+        entropies = [candidates.entropy for candidates in frontier.candidates]
         counts = [_evaluate(self.width_of, "width", entropy) for entropy in entropies]
         if self.depth_of is not None:
             deepest = [_evaluate(self.depth_of, "depth", entropy) for entropy in entropies]
@@ -106,14 +106,14 @@ class BudgetTree(EntropyTree):
     def children(self, frontier: Frontier) -> list[int]:
         """[F] numbers of children, within each request's share of this level."""
         pairs = zip(EntropyTree.children(self, frontier), frontier.candidates, strict=True)
-        counts = [max(0, min(count, self.width, len(found.tokens))) for count, found in pairs]
+        counts = [max(0, min(count, self.width, len(candidates.tokens))) for count, candidates in pairs]
         order = descending(frontier.path_logprobs)
         for request in {*frontier.requests}:
             left = frontier.budgets[request] - len(frontier.pools[request].tokens)
             below = max(0, min(frontier.limits[request], self.depth) - (frontier.depth + 1))
-            own = [node for node in order if frontier.requests[node] == request]
+            nodes = [node for node in order if frontier.requests[node] == request]
             for node, count in zip(
-                own, fit([counts[node] for node in own], min(max(1, left - below), left)), strict=True
+                nodes, fit([counts[node] for node in nodes], min(max(1, left - below), left)), strict=True
             ):
                 counts[node] = count
         return counts
@@ -150,7 +150,7 @@ class EntropyStop(Checked, GrowthPolicy):
 
     def grow(self, frontier: Frontier) -> list[Child]:
         """One child below ``stop``; ``width`` leaves above."""
-        sure = [found.entropy <= self.stop for found in frontier.candidates]
+        sure = [candidates.entropy <= self.stop for candidates in frontier.candidates]
         return frontier.likeliest([1 if each else self.width for each in sure], sure)
 
 

@@ -92,10 +92,10 @@ class DynamicWindow(Checked, GrowthPolicy):
     def grow(self, frontier: Frontier) -> list[Child]:
         """The most probable token, which gets a child in turn unless tau is crossed."""
         extend = list[bool]()
-        for request, found in zip(frontier.requests, frontier.candidates, strict=True):
+        for request, candidates in zip(frontier.requests, frontier.candidates, strict=True):
             # a mean of a tree's entropies, which are float32
             tau = np.float32(self.threshold(frontier.plan.requests[request]).value)
-            extend.append(frontier.depth + 1 < self.cap and bool(np.float32(found.entropy) <= tau))
+            extend.append(frontier.depth + 1 < self.cap and bool(np.float32(candidates.entropy) <= tau))
         return frontier.likeliest([1] * len(extend), extend)
 
     def observe(self, plan: Plan, outcomes: Sequence[Outcome]) -> None:

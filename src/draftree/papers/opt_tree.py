@@ -68,9 +68,9 @@ class OptTree(Checked, BestPaths):
         """Keep the nodes that are among the best n so far; go on where E(A) has gained more than the threshold."""
         plan, requests = cast(_BestSoFar, frontier.plan), frontier.requests
         scores, gain = list[tuple[float, int, int]](), [0.0] * len(plan.best)
-        for parent, found in enumerate(frontier.candidates):
+        for parent, candidates in enumerate(frontier.candidates):
             path, least = frontier.path_logprobs[parent], plan.least(requests[parent])
-            for rank, logprob in enumerate(found.logprobs):
+            for rank, logprob in enumerate(candidates.logprobs):
                 if path + logprob <= least:
                     break
                 scores.append((-path - logprob, parent, rank))
@@ -114,16 +114,16 @@ class _BestSoFar(Plan):
 
     def least(self, request: int) -> float:
         """Only paths above it come in."""
-        own = self.best[request]
-        return own[0] if len(own) == self.budgets[request].nodes else -math.inf
+        best = self.best[request]
+        return best[0] if len(best) == self.budgets[request].nodes else -math.inf
 
     def enter(self, request: int, score: float) -> float:
         """Take a path in; returns what E(A) gains."""
-        own = self.best[request]
-        if len(own) < self.budgets[request].nodes:
-            heappush(own, score)
+        best = self.best[request]
+        if len(best) < self.budgets[request].nodes:
+            heappush(best, score)
             return math.exp(score)
-        return math.exp(score) - math.exp(heapreplace(own, score))
+        return math.exp(score) - math.exp(heapreplace(best, score))
 
 
 def opt_tree(delta: str = "auto", depth: int = MAX_NODES) -> GrowthPolicy:

@@ -74,10 +74,10 @@ class AutoPlan(Plan):
         node: int | None = ROOT
         for token, frontier in zip(tokens, self.proposed, strict=False):
             numbered = zip(frontier.requests, frontier.nodes, frontier.candidates, strict=True)
-            found = next((candidates for r, n, candidates in numbered if (r, n) == (request, node)), NO_CANDIDATES)
-            if not found.tokens:
+            candidates = next((candidates for r, n, candidates in numbered if (r, n) == (request, node)), NO_CANDIDATES)
+            if not candidates.tokens:
                 return
-            yield found.part, found.tokens[0] == token, found.logprobs[0]
+            yield candidates.part, candidates.tokens[0] == token, candidates.logprobs[0]
             children = enumerate(zip(frontier.pools[request].parents, frontier.pools[request].tokens, strict=True))
             node = next((number for number, child in children if child == (node, token)), None)
 
@@ -167,9 +167,9 @@ class AutoTree(GrowthPolicy):
         plan.proposed.append(frontier)
         plan.layers += 1
         children, least = list[Child](), max(_SPARE * plan.least, _LEAST)
-        for at, found in enumerate(frontier.candidates):
+        for at, candidates in enumerate(frontier.candidates):
             above = frontier.tags[at] if frontier.depth else 1.0
-            for rank, edge in enumerate(self._trust[found.part].acceptance(found)):
+            for rank, edge in enumerate(self._trust[candidates.part].acceptance(candidates)):
                 if (path := above * edge) > least:
                     children.append(Child(at, rank, False, path))
                     plan.add(path)

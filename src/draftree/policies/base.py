@@ -188,14 +188,14 @@ class Frontier(NamedTuple):
     def scores(self) -> list[list[float]]:
         """[F][K] path log-probabilities of the candidates."""
         pairs = zip(self.path_logprobs, self.candidates, strict=True)
-        return [[path + logprob for logprob in found.logprobs] for path, found in pairs]
+        return [[path + logprob for logprob in candidates.logprobs] for path, candidates in pairs]
 
     def likeliest(self, counts: Sequence[int], extend: Sequence[bool]) -> list[Child]:
         """Of each node the first ``counts[f]`` candidates, or all that there are; ``extend``: of their node."""
         return [
             Child(parent, rank, more)
-            for parent, (found, count, more) in enumerate(zip(self.candidates, counts, extend, strict=True))
-            for rank in range(min(count, len(found.tokens)))
+            for parent, (candidates, count, more) in enumerate(zip(self.candidates, counts, extend, strict=True))
+            for rank in range(min(count, len(candidates.tokens)))
         ]
 
 
@@ -362,8 +362,8 @@ def descending(scores: Sequence[float]) -> list[int]:
 def highest_in_budget(scores: Sequence[Sequence[float]], budgets: Sequence[Budget]) -> list[list[bool] | None]:
     """What ``GrowthPolicy.prune`` returns where the nodes of highest scores are verified; [P] scores a pool."""
     return [
-        None if len(own) <= budget.nodes else best_per_request(own, [0] * len(own), [budget.nodes])
-        for own, budget in zip(scores, budgets, strict=True)
+        None if len(pool) <= budget.nodes else best_per_request(pool, [0] * len(pool), [budget.nodes])
+        for pool, budget in zip(scores, budgets, strict=True)
     ]
 
 

@@ -42,9 +42,9 @@ class Eagle2Tree(Checked, BestPaths):
     def grow(self, frontier: Frontier) -> list[Child]:
         scores = frontier.scores
         paths, requests = list[float](), list[int]()
-        for request, own in zip(frontier.requests, scores, strict=True):
-            paths += own
-            requests += [request] * len(own)
+        for request, row in zip(frontier.requests, scores, strict=True):
+            paths += row
+            requests += [request] * len(row)
         width = self.width if frontier.depth + 1 < self.depth else 0
         beam = iter(best_per_request(paths, requests, [width] * len(frontier.budgets)))
-        return [Child(parent, rank, next(beam)) for parent, own in enumerate(scores) for rank in range(len(own))]
+        return [Child(parent, rank, next(beam)) for parent, row in enumerate(scores) for rank in range(len(row))]

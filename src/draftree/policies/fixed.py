@@ -95,11 +95,11 @@ class RankTree(GrowthPolicy):
     def grow(self, frontier: Frontier) -> list[Child]:
         """The tree's children of each node; its tag is its number."""
         grown = []
-        for parent, (request, tag, found) in enumerate(
+        for parent, (request, tag, candidates) in enumerate(
             zip(frontier.requests, frontier.tags, frontier.candidates, strict=True)
         ):
             budget = frontier.budgets[request]
-            for rank, number in enumerate(self._children[tag][: len(found.tokens)]):
+            for rank, number in enumerate(self._children[tag][: len(candidates.tokens)]):
                 if number <= budget:
                     extend = any(below <= budget for below in self._children[number][:1])
                     grown.append(Child(parent, rank, extend, number))
@@ -156,9 +156,9 @@ def _solve(acceptance: Acceptance, nodes: int) -> Numbers:
     for d in reversed(range(depths)):
         siblings = np.zeros_like(below)
         for r in reversed(range(ranks)):
-            own = acceptance[d, r] * (1 + below[-2::-1])  # of m = nodes, ..., 1
+            child = acceptance[d, r] * (1 + below[-2::-1])  # of m = nodes, ..., 1
             left = sliding_window_view(np.concatenate([too_many, siblings]), nodes)  # [n, m] of the siblings' n - m
-            every = own + left[: nodes + 1]
+            every = child + left[: nodes + 1]
             gains = every.max(1)
             siblings = gains.clip(min=0)
             choices[d, r] = np.where(gains > 0, nodes - every.argmax(1), 0)

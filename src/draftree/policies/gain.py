@@ -230,14 +230,14 @@ class Selection:
             gained[part] += len(outcome.path[: outcome.taken - 1])
             taken += outcome.taken
         # what a drafter took: its own seconds, and its part of those of growing and learning
-        own = cost.drafters or [cost.draft / drafters] * drafters
-        busy = [on and seconds > 0 for on, seconds in zip(price.enabled, own, strict=True)]
-        scale, rest = verify / max(cost.verify, 1e-9), max(0.0, cost.draft - sum(own)) / max(1, sum(busy))
+        part_seconds = cost.drafters or [cost.draft / drafters] * drafters
+        busy = [on and seconds > 0 for on, seconds in zip(price.enabled, part_seconds, strict=True)]
+        scale, rest = verify / max(cost.verify, 1e-9), max(0.0, cost.draft - sum(part_seconds)) / max(1, sum(busy))
         read = any(map(attrgetter("reading"), compress(self.records, price.enabled)))
         for number, record in enumerate(self.records):
             took = 0.0
             if busy[number]:
-                took = layers * record.layer if read else record.measure((own[number] + rest) * scale, layers)
+                took = layers * record.layer if read else record.measure((part_seconds[number] + rest) * scale, layers)
                 total += took
             if not price.enabled[number] or not (alone or drafted[number]):
                 record.rest()
@@ -275,14 +275,14 @@ class Trust:
         self._keep, self._trials, self.onward, self.scale = settings.keep, settings.prior, settings.onward, 1.0
         self._right = self._said = settings.onward * self._trials
 
-    def acceptance(self, found: Candidates) -> list[float]:
+    def acceptance(self, candidates: Candidates) -> list[float]:
         """[K] how probable it is that each of a node's candidates is accepted if the node is.
 
         If first ones are right more often than they say, the others share what that leaves.
         """
-        if not found.tokens:
+        if not candidates.tokens:
             return []
-        scale, (said, *others) = self.scale, map(math.exp, found.logprobs)
+        scale, (said, *others) = self.scale, map(math.exp, candidates.logprobs)
         first = min(1.0, scale * said)
         rest = min(scale, (1.0 - first) / (1.0 - said)) if said < 1.0 else 0.0
         return [first, *[rest * other for other in others]]

@@ -62,11 +62,11 @@ def convex_below(curve: list[float]) -> list[float]:
                 break
             corners.pop()  # it is on or above the line from the corner before it
         corners.append(at)
-    found = curve[:1]
+    filled = curve[:1]
     for left, right in zip(corners, corners[1:], strict=False):
         slope = (curve[right] - curve[left]) / (right - left)
-        found += [curve[left] + slope * step for step in range(1, right - left + 1)]
-    return found
+        filled += [curve[left] + slope * step for step in range(1, right - left + 1)]
+    return filled
 
 
 @dataclass(slots=True)
@@ -114,11 +114,11 @@ class CostModel:
         if not (known := min(ar.weight, drafted.weight)):
             return (0,) * (last - first + 1)
         scale, common = known / (known + _PROFILE) / _DRIFT_STEP, _OWN * drafted.total / drafted.weight
-        level, found = ar.total / ar.weight, list[int]()
+        level, shifts = ar.total / ar.weight, list[int]()
         for size in range(first, last + 1):
-            own = self._sizes.get(size, _UNKNOWN)
-            found.append(round(scale * ((own.total + common) / (own.weight + _OWN) - level)))
-        return tuple(found)
+            drift = self._sizes.get(size, _UNKNOWN)
+            shifts.append(round(scale * ((drift.total + common) / (drift.weight + _OWN) - level)))
+        return tuple(shifts)
 
     def _profile_of(self, nodes: int, ar: ARPass) -> list[float]:
         sizes = range(ar.tokens, ar.tokens + nodes + 1)
