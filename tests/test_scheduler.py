@@ -22,7 +22,7 @@ from .toy import ToyModel
 
 
 def job(slots: int = 10, *, priority: int = 0, arrival: float = 0.0, timeout: float | None = None) -> Job:
-    request = EngineRequest([1, 2, 3], SamplingParams(), 100, frozenset(), NoText())
+    request = EngineRequest([1, 2, 3], SamplingParams(), 100, frozenset(), NoText(), speculation=Speculation())
     request.speculation = Speculation()
     return Job(request, slots, priority, timeout, arrival)
 

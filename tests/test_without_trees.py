@@ -84,7 +84,7 @@ def test_a_cancelled_request_leaves_a_row_that_goes_on(model: LanguageModel) -> 
     for _ in range(20):
         next(stream)
     stream.close()  # type: ignore[attr-defined]
-    ids = engine.inputs.request(PROMPTS[0], params, "").ids
+    ids = engine.inputs.encode(PROMPTS[0])
     (found,) = engine.generate([[*ids, *alone.token_ids[:22]]], SamplingParams(max_tokens=8, ignore_eos=True))
     assert found.stats.reused >= len(ids) + 18
     assert found.token_ids == alone.token_ids[22:]

@@ -51,9 +51,9 @@ class Penalties:
         if not drawn or (self._params.repetition_penalty == 1 and not self._counted):
             return base
         counts = {token: self._generated[token] + times for token, times in Counter(drawn).items()}
-        own = self._changes(counts, counts, counts)
-        others = np.isin(base.tokens, own.tokens, invert=True)
-        columns = [(getattr(base, each.name)[others], getattr(own, each.name)) for each in fields(Changes)]
+        later = self._changes(counts, counts, counts)
+        unchanged = np.isin(base.tokens, later.tokens, invert=True)
+        columns = [(getattr(base, f.name)[unchanged], getattr(later, f.name)) for f in fields(Changes)]
         return Changes(*map(np.concatenate, columns))
 
 
@@ -141,20 +141,20 @@ def draw_at(scores: Scores, slots: Sequence[int], draws: Sequence[Draws], paths:
         paths: [w] tokens of this step above them.
     """
     edited = sampled = False
-    for own in set(draws):
-        if own.params.processors:
+    for distinct in set(draws):
+        if distinct.params.processors:
             if len(slots) == 1:
-                return [own.draw(own.warped(scores, slots[0], paths[0]), len(paths[0]))]
+                return [distinct.draw(distinct.warped(scores, slots[0], paths[0]), len(paths[0]))]
             return [draw_at(scores, [s], [d], [p])[0] for s, d, p in zip(slots, draws, paths, strict=True)]
-        edited |= own.edits
-        sampled |= own.warping.temperature > 0
-    edits = [own.edit(path) for own, path in zip(draws, paths, strict=True)] if edited else None
+        edited |= distinct.edits
+        sampled |= distinct.warping.temperature > 0
+    edits = [d.edit(path) for d, path in zip(draws, paths, strict=True)] if edited else None
     if not sampled:
         return [*scores.argmax(slots, edits).tolist()]
     seeds, positions, warpings = list[int](), list[int](), list[Warping]()
-    for own, path in zip(draws, paths, strict=True):
-        seeds.append(own.seed)
-        positions.append(len(own.history) + len(path))
-        warpings.append(own.warping)
+    for d, path in zip(draws, paths, strict=True):
+        seeds.append(d.seed)
+        positions.append(len(d.history) + len(path))
+        warpings.append(d.warping)
     keys = stream_key(np.array(seeds, np.uint64), np.array(positions, np.uint64))
     return [*scores.draw(slots, keys.tolist(), warpings, edits).tolist()]

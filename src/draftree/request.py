@@ -115,13 +115,13 @@ class Logprobs:
 
     @classmethod
     def of(cls, scores: Scores, slots: Sequence[int], tokens: Sequence[int], count: int) -> list[Logprobs]:
-        """Those of tokens, one after each slot, and of ``count`` most probable ones beside each."""
-        own = scores.log_probabilities(slots, tokens).tolist()
+        """Score ``tokens[i]`` after ``slots[i]``, and the ``count`` most probable tokens there."""
+        logprobs = scores.log_probabilities(slots, tokens).tolist()
         if not count:
-            return [cls(logprob, []) for logprob in own]
+            return [cls(logprob, []) for logprob in logprobs]
         best = scores.top(slots, count)
         pairs = zip(best.tokens.tolist(), best.logprobs.tolist(), strict=True)
-        return [cls(logprob, list(zip(*row, strict=True))) for logprob, row in zip(own, pairs, strict=True)]
+        return [cls(logprob, list(zip(*row, strict=True))) for logprob, row in zip(logprobs, pairs, strict=True)]
 
 
 class Chunk(NamedTuple):
@@ -142,7 +142,7 @@ class Chunk(NamedTuple):
 
 
 _chunk: Callable[[tuple[Any, ...]], Chunk] = partial(tuple.__new__, Chunk)
-"""As ``Chunk._make``, without a call of Python for each token."""
+"""``Chunk._make`` without a Python call for each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,12 +233,12 @@ class Request:
 
     @property
     def state(self) -> ConstraintState | None:
-        """Of its constraint after what has been generated; None: it has no constraint."""
+        """State of its constraint after the generated tokens; None: it has no constraint."""
         return self.draws.state
 
     @property
     def unread(self) -> int:
-        """Tokens that its row has not: the last one, while it decodes; what is left of the prompt before that."""
+        """How many tokens its row lacks: 1 while it decodes; before that, the rest of the prompt."""
         return len(self.ids) - (self.row.length if self.row else 0)
 
     def fail(self, error: Exception) -> None:
@@ -256,7 +256,7 @@ class Request:
         return self.limit - (len(self.ids) - self.prompt_length)
 
     def append(self, tokens: Sequence[int], accepted: int, logprobs: Sequence[Logprobs] = ()) -> None:
-        """Take one step's tokens, of which the first ``accepted`` were drafted, up to whatever ends the request."""
+        """Append a step's tokens, of which the first ``accepted`` were drafted, up to the one that ends the request."""
         self.decodes, first, params = True, len(self.chunks), self.params
         depths = [*range(1, accepted + 1), *[0] * (len(tokens) - accepted)]
         scored: Sequence[Logprobs | None] = logprobs or [None] * len(tokens)

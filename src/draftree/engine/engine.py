@@ -2,8 +2,8 @@
 
     submit -> [ end, admit, step ] * -> result
 
-Any thread may submit and wait. Of the threads that wait one works on the models for all of them, until what it waits
-for has come; then another one does.
+Any thread may submit and wait. One of the waiting threads runs the models for all of them until its own wait is over;
+then another takes over.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..sampling.grammar import Grammars
 
 _IDLE_SECONDS = 2.0
-"""Without work for so long, the engine is idle."""
+"""Time without work after which the engine is idle."""
 
 
 class Handle:
@@ -47,7 +47,7 @@ class Handle:
 
     @property
     def done(self) -> bool:
-        """It has ended, and holds nothing."""
+        """It has ended and its row is freed."""
         return self.request.finish_reason is not None and self.request.row is None
 
     def cancel(self) -> None:
@@ -103,10 +103,10 @@ class Engine:
     """Runs requests of one target.
 
     Args:
-        speculation: how requests are drafted for and verified that choose nothing else; by default AR decoding.
-        observers: are notified in this order.
+        speculation: how requests that choose nothing else are drafted for and verified; by default AR decoding.
+        observers: notified in this order.
         scheduling: what runs at once.
-        template_variables: what chat templates read, such as {"enable_thinking": False}; a conversation's own go first.
+        template_variables: what chat templates read, such as {"enable_thinking": False}; a conversation's own win.
 
     Raises:
         InputError: the drafter cannot be loaded for the target.
@@ -165,17 +165,15 @@ class Engine:
             speculation: how it is drafted for and verified; None: as the engine does by default.
             prediction: a text that the answer probably repeats, such as the file to edit; drafter "lookup" drafts from
                 it. The output is the same with any prediction.
-            observers: are notified of this request alone.
+            observers: notified of this request alone.
 
         Raises:
             InputError: the prompt or a setting does not fit the model, or the drafter cannot be loaded for it.
         """
         if speculation is not None and not isinstance(speculation, (SpeculationParams, Speculation)):
             raise ConfigError(f"speculation is {speculation!r}: give SpeculationParams, a Speculation or None")
-        request = self.inputs.request(prompt, params, prediction)
-        request.speculation = self.speculation if speculation is None else self._prepared(speculation)
-        request.observers = tuple(observers)
-        return request
+        prepared = self.speculation if speculation is None else self._prepared(speculation)
+        return self.inputs.request(prompt, params, prediction, prepared, observers)
 
     def submit(
         self,
@@ -269,17 +267,19 @@ class Engine:
             InputError: a prompt or its settings do not fit the model; found before anything is decoded.
             the exception that ended one of them.
         """
-        each = each_params(prompts, params)
+        all_params = each_params(prompts, params)
         first = [run_record(self.target, self.speculation, {})] if trace else []
-        traces = [RequestTrace(number, self.inputs.tokenizer, first) for number, _ in enumerate(each)]
-        every = zip(prompts, each, traces, strict=True)
-        requests = [self.request(p, one, speculation, observers=[kept] if trace else ()) for p, one, kept in every]
+        traces = [RequestTrace(number, self.inputs.tokenizer, first) for number, _ in enumerate(all_params)]
+        requests = [
+            self.request(prompt, prompt_params, speculation, observers=[records] if trace else ())
+            for prompt, prompt_params, records in zip(prompts, all_params, traces, strict=True)
+        ]
         handles = self.enqueue(requests, bounded=False)
         try:
             self.wait(lambda: all(h.done for h in handles) or any(h.request.error for h in handles))
             if error := next((h.request.error for h in handles if h.request.error), None):
                 raise error
-            return [replace(h.generation, trace=kept.take()) for h, kept in zip(handles, traces, strict=True)]
+            return [replace(h.generation, trace=records.take()) for h, records in zip(handles, traces, strict=True)]
         finally:
             for handle in handles:
                 handle.cancel()
@@ -308,12 +308,12 @@ class Engine:
         ready: Callable[[], bool],
         idle: Callable[[Callable[[], bool]], object] = lambda is_wanted: None,
     ) -> None:
-        """Wait until something is so; make the steps for all meanwhile, unless another thread makes them.
+        """Wait until ``ready()``; meanwhile make steps for all requests, unless another thread makes them.
 
         Args:
-            ready: returns whether it is; called after each step, after ``wake``, and when requests come.
-            idle: called by this thread where there was no work for ``_IDLE_SECONDS``, once until there is again; its
-                argument returns whether there is: then it should end.
+            ready: called after each step, after ``wake``, and when requests arrive.
+            idle: called by this thread after ``_IDLE_SECONDS`` without work, once until there is work again; should
+                return when its argument returns true, for then there is.
 
         Raises:
             RunError: this thread is inside a step: a callback cannot wait for another request of its engine.
@@ -330,7 +330,7 @@ class Engine:
 
     @contextmanager
     def _at_work(self) -> Iterator[bool]:
-        """Become the thread that works on the models; yields false where another one is."""
+        """Become the thread that runs the models; yields false if another thread does."""
         if not self._models.acquire(blocking=False):
             yield False
             return
@@ -357,7 +357,7 @@ class Engine:
             seconds = _IDLE_SECONDS if woken else None
 
     def wake(self) -> None:
-        """Let threads that wait look whether what they wait for has come."""
+        """Let waiting threads check their conditions."""
         with self._changed:
             self._changed.notify_all()
 
@@ -404,14 +404,14 @@ class Engine:
             admitted, jobs = self.scheduler.admit(), self.scheduler.running
         for job in admitted:
             try:  # the cache grows once for all
-                kept = len(self.stepper.prefixes.lengths)
-                self.target.reserve(len(jobs) + kept, max(self.stepper.row_length(each.request) for each in jobs))
+                rows = len(jobs) + len(self.stepper.prefixes.lengths)
+                self.target.reserve(rows, max(self.stepper.row_length(running.request) for running in jobs))
                 self.stepper.open_row(job.request)
             except Exception as error:  # noqa: BLE001
                 job.request.fail(error)
 
     def _step(self, requests: list[EngineRequest], prompt_tokens: int, nodes: int | None) -> list[Outcome]:
-        """Step requests; the outcomes of those that decode. Where that fails each steps alone; then there are none."""
+        """Step requests and return the outcomes of those that decode; if it fails, step each alone and return none."""
         try:
             return self.stepper.step(requests, prompt_tokens, nodes)
         except Exception as error:  # noqa: BLE001 - whatever ends a request, the others go on
@@ -425,7 +425,7 @@ class Engine:
         return []
 
     def _end(self) -> bool:
-        """Close what has ended or has to; whether there was anything."""
+        """Close requests that have ended or must end; return whether there were any."""
         with self._guard:
             ended = self.scheduler.ended()
         for job in ended:

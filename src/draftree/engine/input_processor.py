@@ -14,14 +14,14 @@ from ..models.base import Capabilities, LanguageModel, check_text
 from ..sampling.constraint import TokenRules
 from ..text.detokenizer import Detokenizer, NoText, TextStream, token_speller
 from ..text.encoding import THINK_TAGS, Conversation, Prompt, Tokenizer, encode
-from .speculation import EngineRequest
+from .speculation import EngineRequest, Observer, Speculation
 
 if TYPE_CHECKING:
     from ..sampling.grammar import Grammars
 
 
 _MOST_LISTS = 8
-"""Of ``bad_words`` whose tokens are kept: those of a body are the same for all its choices."""
+"""Most lists of ``bad_words`` whose tokens are kept: all choices of a body share one list."""
 
 
 class InputProcessor:
@@ -50,7 +50,7 @@ class InputProcessor:
         return encode(self.tokenizer, prompt, field, self._variables)
 
     def check_size(self, prompt: Prompt, field: str = "prompt") -> None:
-        """Refuse what cannot fit the context, before it is read: each message and each longest token takes a token.
+        """Reject what cannot fit the context before reading it: each message and each longest token takes a token.
 
         Raises:
             ContextError: it has too many messages, characters or tokens.
@@ -109,7 +109,14 @@ class InputProcessor:
         can = self._target.capabilities
         return Grammars(self.tokenizer, can.vocab_size, can.eos_ids)
 
-    def request(self, prompt: Prompt, params: SamplingParams | None, prediction: str | Sequence[int]) -> EngineRequest:
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        prediction: str | Sequence[int],
+        speculation: Speculation,
+        observers: Sequence[Observer] = (),
+    ) -> EngineRequest:
         """A request that fits the model (``Engine.request``)."""
         params, can = SamplingParams() if params is None else params, self._target.capabilities
         check_params(params)
@@ -117,7 +124,10 @@ class InputProcessor:
         limit = limit_of(self._target, ids, params)
         stream = text_stream(self.tokenizer, params, ids)
         params = with_token_rules(params, can, self._spell)
-        return EngineRequest(ids, params, limit, can.eos_ids, stream, self._predicted(prediction))
+        predicted = self._predicted(prediction)
+        return EngineRequest(
+            ids, params, limit, can.eos_ids, stream, predicted, speculation=speculation, observers=observers
+        )
 
     def _spelled_words(self, words: tuple[str, ...]) -> list[tuple[int, ...]]:
         """Token ids of ``bad_words``, with a space before them and without.
@@ -125,13 +135,13 @@ class InputProcessor:
         Raises:
             FieldError: one is no text.
         """
-        found = list[tuple[int, ...]]()
+        spellings = list[tuple[int, ...]]()
         for word in words:
             try:
-                found += [tuple(self.spelled(word.strip())), tuple(self.spelled(f" {word.strip()}"))]
+                spellings += [tuple(self.spelled(word.strip())), tuple(self.spelled(f" {word.strip()}"))]
             except PromptError as error:
                 raise FieldError("bad_words", f"bad_words has {word!r}: {error}") from None
-        return found
+        return spellings
 
     def _predicted(self, prediction: str | Sequence[int]) -> list[int]:
         if not len(prediction):

@@ -42,7 +42,7 @@ class Replay(AbstractContextManager["Replay"]):
         params: SamplingParams,
         features: Tensor | None = None,
         target: LanguageModel | None = None,
-        kept: FeatureSpec = FINAL_STATE,
+        spec: FeatureSpec = FINAL_STATE,
     ) -> None:
         """
         Args:
@@ -50,7 +50,7 @@ class Replay(AbstractContextManager["Replay"]):
             params: how it decoded; the draft distribution follows its temperature.
             features: [n, F] its hidden states at all tokens but the last, for a drafter that reads them.
             target: makes its passes all the same, instead of features.
-            kept: which hidden states ``features`` are.
+            spec: which hidden states ``features`` are.
         """
         self.left = list(output[1:])
         self._drafter, self._features, self._target = drafter, features, target
@@ -61,7 +61,7 @@ class Replay(AbstractContextManager["Replay"]):
         elif features is not None:
             from ..models.huggingface.cache import FeatureRow
 
-            self._row = FeatureRow(tracked=kept)
+            self._row = FeatureRow(tracked=spec)
         self.request.row = self._row
         drafter.open(self.request)
         self._gain(list(output[:1]))
@@ -133,23 +133,23 @@ class Difference:
 
 
 def first_difference(
-    target: LanguageModel, prompt_ids: Sequence[int], one: Sequence[int], other: Sequence[int], params: SamplingParams
+    target: LanguageModel, prompt_ids: Sequence[int], a: Sequence[int], b: Sequence[int], params: SamplingParams
 ) -> Difference | None:
-    """The first difference between two decodings of one prompt under one seed; None when they are equal."""
-    shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    if shared == len(one) == len(other):
+    """The first difference between two decodings of a prompt under a seed; None when they are equal."""
+    shared = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    if shared == len(a) == len(b):
         return None
-    if shared in (len(one), len(other)):
+    if shared in (len(a), len(b)):
         return Difference(shared, None, near_tie=False)
-    seed, ids = params.seed or 0, [*prompt_ids, *one[:shared]]
+    seed, ids = params.seed or 0, [*prompt_ids, *a[:shared]]
     row, scores = prefill_scored(target, ids)
-    state = None if params.constraint is None else followed(params.constraint.start(), one[:shared])
+    state = None if params.constraint is None else followed(params.constraint.start(), a[:shared])
     draws = Draws(params, seed, ids, len(prompt_ids), state)
     logits = draws.warped(scores, 0, ()).astype(np.float64)
     target.close(row)
     if params.temperature > 0:
         logits += gumbel_noise(draws.key(0), len(logits))
-    gap = abs(float(logits[one[shared]] - logits[other[shared]]))
+    gap = abs(float(logits[a[shared]] - logits[b[shared]]))
     rounding = target.capabilities.rounding
     allowed = LARGEST_GAP if rounding is None else rounding
     return Difference(shared, gap, gap <= allowed)

@@ -1,4 +1,4 @@
-"""Which requests run: a queue, and admission by cache room; how much a step reads of prompts, and how much it drafts.
+"""Which requests run: a queue, and admission by free cache; how much a step reads of prompts, and how much it drafts.
 
 Makes no step.
 """
@@ -216,8 +216,8 @@ class Scheduler:
             insort(self.waiting, job, key=attrgetter("turn"))
 
     def ended(self) -> list[Job]:
-        """Requests that have to end, or have ended; they are not scheduled any more."""
-        now, found = time.monotonic(), list[Job]()
+        """Requests that must end, or have ended; they are not scheduled any more."""
+        now, ended = time.monotonic(), list[Job]()
         for job in (*self.running, *self.waiting):
             if job.request.finish_reason is None:
                 if job.cancelled:
@@ -225,21 +225,21 @@ class Scheduler:
                 elif job.timeout is not None and now - job.arrival > job.timeout:
                     job.request.finish_reason = "deadline"
             if job.request.finish_reason is not None:
-                found.append(job)
-        if found:
+                ended.append(job)
+        if ended:
             self.running = [job for job in self.running if job.request.finish_reason is None]
             self.waiting = [job for job in self.waiting if job.request.finish_reason is None]
-        return found
+        return ended
 
     def admit(self) -> list[Job]:
-        """Requests whose turn it is, while there are rows and room for them; they run from now on.
+        """Requests whose turn it is, while there are rows and free cache for them; they run from now on.
 
-        Nobody overtakes: a large request that waits for room is not passed by small ones for ever. Where all rows are
-        of one group there is one more for whoever else comes.
+        None overtakes another: a large request that waits for cache is not passed by small ones for ever. Where one
+        group has all rows there is one more for a request of another group.
         """
         admitted = list[Job]()
         while self.waiting and self._has_row(job := self.waiting[0]):
-            lengths = [*(other.length for other in self.running), job.length]
+            lengths = [*(running.length for running in self.running), job.length]
             while not self._holds([*lengths, *self._kept.lengths]) and self._kept.lengths:
                 self._kept.evict()
             if not self._holds([*lengths, *self._kept.lengths]):
@@ -253,7 +253,7 @@ class Scheduler:
         running, rows = len(self.running), self._params.rows
         if running != rows:
             return running < rows
-        groups = {other.group for other in self.running}
+        groups = {running.group for running in self.running}
         return rows > 1 == len(groups) and job.group not in groups
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from weakref import WeakSet
 
-from ..config import DEFAULT_NODES, MAX_NODES, check_fields, key_values, option, typed
+from ..config import DEFAULT_NODES, MAX_NODES, SamplingParams, check_fields, key_values, option, typed
 from ..drafters.base import Drafter
 from ..drafters.registry import load_drafter
 from ..drafters.spec import DEFAULT_DRAFTER, NONE, DrafterSpec, learns, read_drafter
@@ -19,11 +19,12 @@ from ..models.base import LanguageModel
 from ..policies.base import GrowthPolicy, node_budget
 from ..policies.methods import DEFAULT_METHOD, Method, find_policy, read_method
 from ..request import Outcome, Request
+from ..text.detokenizer import TextStream
 from ..verify.base import Scheme
 from ..verify.schemes import DEFAULT_SCHEME, SCHEMES, find_scheme, read_scheme
 
 _KEPT = 32
-"""Speculations by name that an engine keeps made; of more, those that were last used."""
+"""Most speculations by name that an engine keeps; the least recently used one goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +126,11 @@ class Speculation:
 
 
 _WARNED: WeakSet[LanguageModel] = WeakSet()
-"""Targets without trees that drafts were wanted for."""
+"""Targets without trees for which the warning was given."""
 
 
 class Speculations:
-    """What requests choose, made for one target; equal params share one drafter, and what it has learned.
+    """The prepared speculations of one target; equal params share a drafter and what it has learned.
 
     Whatever drafter they choose, a target without trees (``Capabilities.no_trees``) decodes without drafts; a
     DraftreeWarning says so once.
@@ -153,7 +154,7 @@ class Speculations:
         return id(choice.drafter) in self._prepared
 
     def find(self, choice: SpeculationParams | Speculation) -> Speculation:
-        """Load what is named, unless it is there, and prepare it.
+        """The prepared speculation of a choice; its drafter is loaded once.
 
         Raises:
             InputError: the drafter cannot be loaded for the target, or does not fit.
@@ -167,18 +168,18 @@ class Speculations:
             if choice.key in self._made:
                 self._made.move_to_end(choice.key)
                 return self._made[choice.key][1]
-        made = self._prepared_for_target(choice.made_for(self._target))  # meanwhile others are found
+        speculation = self._prepared_for_target(choice.made_for(self._target))  # without the lock: others may be first
         with self._lock:
-            _, found = self._made.setdefault(choice.key, (choice, made))
-            if found is not made:  # another thread was sooner
-                del self._prepared[id(made.drafter)]
+            _, first = self._made.setdefault(choice.key, (choice, speculation))
+            if first is not speculation:  # another thread was sooner
+                del self._prepared[id(speculation.drafter)]
             elif len(self._made) > _KEPT:
                 _, (_, old) = self._made.popitem(last=False)
                 del self._prepared[id(old.drafter)]
-        return found
+        return first
 
     def _warn(self, choice: SpeculationParams | Speculation) -> None:
-        """Warn once where a target without trees would be drafted for."""
+        """Warn once per target without trees that drafts were wanted for."""
         can = self._target.capabilities
         policy = choice.drafter.policy if isinstance(choice, Speculation) else str(choice.spec) != NONE
         if policy and self._target not in _WARNED:
@@ -186,10 +187,10 @@ class Speculations:
             warnings.warn(f"{can.name} decodes without drafts: {can.no_trees}", DraftreeWarning, stacklevel=4)
 
     def resolve(self, future: Future[Speculation], choice: SpeculationParams | Speculation) -> None:
-        """Give what ``find`` returns or raises to whoever waits."""
+        """Set a future to what ``find`` returns or raises."""
         try:
             future.set_result(self.find(choice))
-        except Exception as error:  # noqa: BLE001 - it is theirs
+        except Exception as error:  # noqa: BLE001 - raised again where the future is read
             future.set_exception(error)
 
     def _prepared_for_target(self, speculation: Speculation) -> Speculation:
@@ -229,7 +230,19 @@ class Observer:
 
 
 class EngineRequest(Request):
-    """A request with its speculation, which the engine adds, and with observers of its own."""
+    """A request with its speculation, and with observers that are notified of it alone."""
 
-    speculation: Speculation
-    observers: tuple[Observer, ...] = ()
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        limit: int,
+        eos_ids: frozenset[int],
+        stream: TextStream,
+        prediction: Sequence[int] = (),
+        *,
+        speculation: Speculation,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        super().__init__(prompt_ids, params, limit, eos_ids, stream, prediction)
+        self.speculation, self.observers = speculation, tuple(observers)

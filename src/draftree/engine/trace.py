@@ -194,8 +194,8 @@ def trace_version(line: bytes | str) -> int | None:
         run = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    found = isinstance(run, dict) and (run.get("kind"), run.get("format")) == ("run", FORMAT)
-    return int(run["version"]) if found and isinstance(run.get("version"), int) else None
+    is_trace = isinstance(run, dict) and (run.get("kind"), run.get("format")) == ("run", FORMAT)
+    return int(run["version"]) if is_trace and isinstance(run.get("version"), int) else None
 
 
 def run_record(target: LanguageModel, speculation: Speculation, labels: Mapping[str, str]) -> Record:

@@ -43,8 +43,8 @@ class ConstraintState(ABC):
         at, mask = np.asarray(tokens), self.mask
         if mask is None:
             return np.ones(at.shape, np.bool_)
-        found: NDArray[np.bool_] = (mask[at >> 5] >> (at & 31).astype(np.uint32) & 1).astype(np.bool_)
-        return found
+        allowed: NDArray[np.bool_] = (mask[at >> 5] >> (at & 31).astype(np.uint32) & 1).astype(np.bool_)
+        return allowed
 
 
 @runtime_checkable

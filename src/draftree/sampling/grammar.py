@@ -83,10 +83,10 @@ class JsonKeys(NamedTuple):
                     string, escaped = string + byte if is_key else b"", byte == b"\\" and not escaped
                     continue
                 if is_key:
-                    key, others = _text_of(string), objects[-1] or frozenset()
-                    if key in others:
+                    key, earlier = _text_of(string), objects[-1] or frozenset()
+                    if key in earlier:
                         return None
-                    objects[-1], is_key = others | {key}, False
+                    objects[-1], is_key = earlier | {key}, False
                 string = None
             elif byte == b'"':
                 string = b""
@@ -112,29 +112,29 @@ class _KeyTokens:
     def __init__(self, tokens: LLTokenizer) -> None:
         self._tokens = tokens
         self._ending: dict[bytes, list[int]] = {}  # by what they have of the key: those with one quotation mark
-        others = []
+        irregular = []
         for token in range(tokens.vocab_size):
             before, mark, behind = self.spelled(token).partition(b'"')
             if mark and (b'"' in behind or b"\\" in before):
-                others.append(token)
+                irregular.append(token)
             elif mark:
                 self._ending.setdefault(before, []).append(token)
-        self._others = np.array(others, dtype=np.int64)
+        self._irregular = np.array(irregular, dtype=np.int64)
 
     def spelled(self, token: int) -> bytes:
         return self._tokens.decode_bytes([token])
 
     def repeating(self, keys: JsonKeys, mask: NDArray[np.uint32]) -> list[int]:
         """Tokens that a mask allows and that would end a key for the second time."""
-        found: list[int] = []
+        ending: list[int] = []
         if keys.string is not None and keys.is_key:
             if b"\\" in keys.string:
-                found += (token for tokens in self._ending.values() for token in tokens)
+                ending += (token for tokens in self._ending.values() for token in tokens)
             else:
                 written = [key.encode(errors="replace") for key in keys.objects[-1] or ()]
                 rests = [key[len(keys.string) :] for key in written if key.startswith(keys.string)]
-                found += (token for rest in rests for token in self._ending.get(rest, ()))
-        ids = np.concatenate([self._others, np.array(found, dtype=np.int64)])
+                ending += (token for rest in rests for token in self._ending.get(rest, ()))
+        ids = np.concatenate([self._irregular, np.array(ending, dtype=np.int64)])
         allowed = ids[(mask[ids >> 5] >> (ids & 31).astype(np.uint32)) & 1 == 1].tolist()
         return [token for token in allowed if keys.after(self.spelled(token)) is None]
 
@@ -244,12 +244,12 @@ class Grammars:
         """
         if not isinstance(schema, Mapping):
             raise ConfigError(f"the json_schema is {shortened(repr(schema))}: give an object")
-        kept = _enforced(schema)
-        source = json.dumps(kept)
+        enforced = _enforced(schema)
+        source = json.dumps(enforced)
         try:
             return self._compiled("json_schema", "json_schema", source, JsonKeys())
         except ConfigError as error:
-            if len(source) > _LONGEST or not (places := weakened(kept).left_out):
+            if len(source) > _LONGEST or not (places := weakened(enforced).left_out):
                 raise
             raise ConfigError(f"{error}: leave out {_shown(places)}") from None
 

@@ -36,7 +36,7 @@ def byte_level(token: str) -> bytes | None:
 
 def fallback(token: str) -> bytes | None:
     """The byte of a token of byte fallback, such as "<0xE2>"; None: it is none."""
-    return None if (found := _FALLBACK.fullmatch(token)) is None else bytes.fromhex(found[1])
+    return None if (match := _FALLBACK.fullmatch(token)) is None else bytes.fromhex(match[1])
 
 
 class Piece(NamedTuple):
@@ -249,14 +249,14 @@ class Detokenizer:
                 if len(self._window) > _WINDOW:
                     self._shorten(cut)
             self._incomplete = cut > 0
-            found, kept, new = list[tuple[int, int, str]](), 0, self._held[before:]
-            for each in self._stop if self._passed > self._min_tokens else ():
-                if end := each.find(new):
-                    found.append((before + end - len(each.text), len(each.text), each.text))
-                kept = max(kept, each.begun)
-            cut = len(self._held) - (0 if count == final else kept)
-            if found:
-                at, length, self.stopped = min(found)
+            ends, begun, new = list[tuple[int, int, str]](), 0, self._held[before:]
+            for stop in self._stop if self._passed > self._min_tokens else ():
+                if end := stop.find(new):
+                    ends.append((before + end - len(stop.text), len(stop.text), stop.text))
+                begun = max(begun, stop.begun)
+            cut = len(self._held) - (0 if count == final else begun)
+            if ends:
+                at, length, self.stopped = min(ends)
                 cut = at + length if self._include_stop else at
             given.append(self._held[:cut])
             self._held = self._held[cut:]

@@ -201,10 +201,10 @@ def _rendered(
     )
     if not continued:
         return str(text)
-    found, mark, behind = str(text).rpartition(_GOES_ON.rstrip())
+    beginning, mark, behind = str(text).rpartition(_GOES_ON.rstrip())
     if not mark:
         raise JobError("it leaves the last message's content out")
-    return found if behind.startswith(" ") else found.rstrip()
+    return beginning if behind.startswith(" ") else beginning.rstrip()
 
 
 def call_text(name: str, arguments: object) -> str:
@@ -228,10 +228,10 @@ def _writes_calls(tokenizer: Tokenizer, arguments: dict[str, int] | str) -> bool
         text = _probed(template_of(tokenizer, tools=True), special, json.dumps(arguments))
     except JobError:
         return False
-    found, forms = "".join(text.split()), [call_text("probe", arguments)]
+    written, forms = "".join(text.split()), [call_text("probe", arguments)]
     if isinstance(arguments, str):
         forms.append(forms[0].replace(json.dumps(arguments), arguments))
-    return "what_it_does" in found and any("".join(form.split()) in found for form in forms)
+    return "what_it_does" in written and any("".join(form.split()) in written for form in forms)
 
 
 @lru_cache(maxsize=16)
@@ -257,25 +257,25 @@ def _probed(template: str, special: str, arguments: str) -> str:
 
 def _with_calls_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Tools, calls and their results in Hermes' format: in messages of the system, the assistant and the user."""
-    found: list[dict[str, Any]] = []
+    rendered: list[dict[str, Any]] = []
     for role, turns in groupby(messages, itemgetter("role")):
         if role == "tool":
             results = [f"<tool_response>\n{turn['content']}\n</tool_response>" for turn in turns]
-            found.append({"role": "user", "content": "\n".join(results)})
+            rendered.append({"role": "user", "content": "\n".join(results)})
         else:
             for turn in turns:
                 calls = [call["function"] for call in turn.get("tool_calls") or ()]
                 written = [call_text(call["name"], call["arguments"]) for call in calls]
                 content = "\n".join(filter(None, [turn["content"], *written]))
                 thought = {name: turn[name] for name in ("reasoning_content",) if name in turn}
-                found.append({"role": role, "content": content, **thought})
+                rendered.append({"role": role, "content": content, **thought})
     if tools:
         instructions = _INSTRUCTIONS.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-        if found[0]["role"] == "system":
-            found[0]["content"] += f"\n\n{instructions}"
+        if rendered[0]["role"] == "system":
+            rendered[0]["content"] += f"\n\n{instructions}"
         else:
-            found.insert(0, {"role": "system", "content": instructions})
-    return found
+            rendered.insert(0, {"role": "system", "content": instructions})
+    return rendered
 
 
 _INSTRUCTIONS = """# Tools

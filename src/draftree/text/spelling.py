@@ -50,18 +50,18 @@ class Spelling:
         """
         if text in self._ids:
             return [(self._ids[text], len(text))]
-        found, at = list[tuple[int | None, int]](), 0
+        tokens, at = list[tuple[int | None, int]](), 0
         while at < len(text):
             try:
-                found += self._encoded(text[at:].decode(), text[at:], at)
+                tokens += self._encoded(text[at:].decode(), text[at:], at)
                 break
             except UnicodeDecodeError as error:
                 start, end = at + error.start, at + error.end
                 if error.start:
-                    found += self._encoded(text[at:start].decode(), text[at:start], at)
-                found += self._by_longest(text[start:end], start)
+                    tokens += self._encoded(text[at:start].decode(), text[at:start], at)
+                tokens += self._by_longest(text[start:end], start)
                 at = end
-        return found
+        return tokens
 
     def _encoded(self, text: str, data: bytes, start: int) -> list[tuple[int | None, int]]:
         """Tokens of whole characters, which begin at ``start``."""
@@ -69,11 +69,11 @@ class Spelling:
         begun, ids = ids[:lead], ids[lead:]
         if begun != self._begun or self.joined(ids) != data:
             return [*self._by_longest(data, start)]
-        found = list[tuple[int | None, int]]()
+        tokens = list[tuple[int | None, int]]()
         for token in ids:
             start += len(self.texts[token])
-            found.append((token, start))
-        return found
+            tokens.append((token, start))
+        return tokens
 
     def _by_longest(self, data: bytes, start: int) -> Iterator[tuple[int | None, int]]:
         at = 0

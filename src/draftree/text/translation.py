@@ -57,7 +57,7 @@ class TextReader:
         """
         for place in ("user>", "assistant>user", *theirs):
             text = theirs.get(place, "").encode()
-            distinct = len(text.strip()) >= _DISTINCT or any(each in text for each in self.special if each)
+            distinct = len(text.strip()) >= _DISTINCT or any(special in text for special in self.special if special)
             if place in ours and text not in self._marks and distinct:
                 ids = own.encode(ours[place], add_special_tokens=False)
                 self._marks[text] = [token for token in ids if token < len(self.own.texts)]
@@ -139,27 +139,27 @@ class FirstTokens:
 
     def __init__(self, text: TextReader, size: int, own_ends: Iterable[int], ends: frozenset[int]) -> None:
         self._own, self._target = text.own, text.target
-        self._found = np.full(size, _NONE, np.int64)
-        self._found[: len(text.own.texts)] = _UNKNOWN
+        self._firsts = np.full(size, _NONE, np.int64)
+        self._firsts[: len(text.own.texts)] = _UNKNOWN
         self._behind = dict[int, bytes]()
         for token in text.own.special:
-            self._found[token] = text.special.get(text.own.texts[token], _NONE)
+            self._firsts[token] = text.special.get(text.own.texts[token], _NONE)
         end = text.end if text.end in ends else min(ends, default=_NONE)
         for token in own_ends:
-            if token < size and self._found[token] not in ends:
-                self._found[token] = end
+            if token < size and self._firsts[token] not in ends:
+                self._firsts[token] = end
 
     def of(self, tokens: NDArray[np.integer]) -> NDArray[np.int64]:
         """[n] the target's tokens that some of the model's stand for; negative: none."""
-        found: NDArray[np.int64] = self._found[tokens]
-        if _UNKNOWN in found:
-            for token in tokens[found == _UNKNOWN].tolist():
+        firsts: NDArray[np.int64] = self._firsts[tokens]
+        if _UNKNOWN in firsts:
+            for token in tokens[firsts == _UNKNOWN].tolist():
                 first = self.of_text(self._own.texts[token])
-                self._found[token] = _NONE if first is None else first[0]
+                self._firsts[token] = _NONE if first is None else first[0]
                 if first is not None and first[1]:
                     self._behind[token] = first[1]
-            found = self._found[tokens]
-        return found
+            firsts = self._firsts[tokens]
+        return firsts
 
     def of_token(self, token: int) -> int:
         """The target's token that one of the model's stands for; negative: none."""
@@ -176,8 +176,8 @@ class FirstTokens:
 
     def add_up(self, probabilities: NDArray[np.float64], size: int) -> NDArray[np.float64]:
         """[size] the probability of each of the target's tokens by those of the model's."""
-        found = self.of(np.arange(len(self._found)))
-        return np.bincount(found[found >= 0], probabilities[found >= 0], size).astype(np.float64)
+        firsts = self.of(np.arange(len(self._firsts)))
+        return np.bincount(firsts[firsts >= 0], probabilities[firsts >= 0], size).astype(np.float64)
 
 
 _TURNS = (("system", "sysprobe"), ("user", "askprobe"), ("assistant", "ansprobe"), ("user", "askagain"))
@@ -188,19 +188,19 @@ def marks(tokenizer: Tokenizer) -> dict[str, str]:
 
     Without those of conversations that the template does not take, or whose contents it changes or moves.
     """
-    found = dict[str, str]()
+    all_marks = dict[str, str]()
     for turns in (_TURNS, _TURNS[1:]):
         try:
             text = render(tokenizer, Conversation([{"role": role, "content": content} for role, content in turns]))
         except DraftreeError:
             continue
-        own, before = dict[str, str](), ""
+        turn_marks, before = dict[str, str](), ""
         for role, content in turns:
             mark, said, text = text.partition(content)
             if not said:
                 break
-            own[f"{before}>{role}"] = mark
+            turn_marks[f"{before}>{role}"] = mark
             before = role
         else:
-            found = own | {f"{before}>": text} | found
-    return found
+            all_marks = turn_marks | {f"{before}>": text} | all_marks
+    return all_marks
