@@ -137,7 +137,8 @@ def _objects(value: object) -> int:
     while left and count <= _MOST_OBJECTS:
         if isinstance(inner := left.pop(), _NESTED):
             count += 1
-            left += [each for each in (inner.values() if isinstance(inner, dict) else inner) if type(each) in _NESTED]
+            values = inner.values() if isinstance(inner, dict) else inner
+            left += [nested for nested in values if type(nested) in _NESTED]
     return count
 
 
@@ -181,10 +182,10 @@ def body_error(errors: Sequence[Any], sent: object, prefix: str = "") -> dict[st
         sent: the body.
     """
     first = errors[0]["loc"][:1]
-    placed = [(tuple(_place(each, sent)), each) for each in errors if each["loc"][:1] == first]
+    placed = [(tuple(_place(problem, sent)), problem) for problem in errors if problem["loc"][:1] == first]
     place = max((at for at, _ in placed), key=len)
-    here = [each for at, each in placed if at == place]
-    wrong = next((each for each in here if each["type"] == "value_error"), here[0])
+    here = [problem for at, problem in placed if at == place]
+    wrong = next((problem for problem in here if problem["type"] == "value_error"), here[0])
     name = re.sub(r"\.(?=\[)", "", ".".join(place))
     if isinstance(inner := wrong.get("ctx", {}).get("error"), FieldError):
         inner.rename(f"{name}.{inner.field}".lstrip("."))
@@ -194,7 +195,7 @@ def body_error(errors: Sequence[Any], sent: object, prefix: str = "") -> dict[st
     if wrong["type"] == "missing":
         return error(f"{prefix}{name} is missing: add it", INVALID, name, "missing_required_parameter")
     value = json.dumps(wrong["input"]) if isinstance(wrong["input"], (str, int, float)) else "wrong"
-    what = ", or ".join(dict.fromkeys(way_out(each) for each in here))
+    what = ", or ".join(dict.fromkeys(way_out(problem) for problem in here))
     code = "invalid_type" if wrong["type"].endswith("_type") else "invalid_value"
     return error(prefix + shortened(f"{name} is {value}: {what}"), INVALID, name, code)
 

@@ -136,7 +136,7 @@ class Metrics(Observer):
             by_label("draftree:auto_step_mean", about, "of", gains)
             about = "Drafted tokens a step of method auto, by requests that it decodes."
             by_label("draftree:auto_step_nodes", about, "requests", report.nodes_by_requests())
-            on = {each.source.name: each.on for each in report.selection.records if each.source is not None}
+            on = {record.source.name: record.on for record in report.selection.records if record.source is not None}
             by_label("draftree:auto_drafter_on", "Whether method auto drafts by it now.", "drafter", on)
         return generate_latest(self._registry) + generate_latest(now)
 
