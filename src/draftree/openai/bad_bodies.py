@@ -21,41 +21,26 @@ log = logging.getLogger("draftree.openai")
 
 NOT_JSON = "the body is no JSON object: send one, as application/json"
 
-_OTHER_TOOLS = "use tools and tool_choice"
-_OTHER_CONSTRAINT = "use structured_outputs"
-_OTHER_LIMIT = "use max_tokens, or max_output_tokens of a response"
-_OF_CHATS = "send it to /v1/chat/completions"
-_OF_RESPONSES = "send it to /v1/responses"
-_ALONE = "leave it out"
 _REFUSED: Mapping[str, tuple[str, Sequence[object]]] = {
-    "add_special_tokens": (_ALONE, (True,)),
-    "audio": (_ALONE, ()),
-    "best_of": (_ALONE, (1,)),
-    "chat_template": ("start the server with --chat-template", ("",)),
-    "function_call": (_OTHER_TOOLS, ("none", "auto")),
-    "functions": (_OTHER_TOOLS, ([],)),
-    "grammar": (_OTHER_CONSTRAINT, ("",)),
-    "guided_choice": (_OTHER_CONSTRAINT, ()),
-    "guided_grammar": (_OTHER_CONSTRAINT, ()),
-    "guided_json": (_OTHER_CONSTRAINT, ()),
-    "guided_regex": (_OTHER_CONSTRAINT, ()),
-    "input": (_OF_RESPONSES, ()),
-    "instructions": (_OF_RESPONSES, ()),
-    "json_schema": (_OTHER_CONSTRAINT, ()),
-    "max_completion_tokens": (_OTHER_LIMIT, ()),
-    "max_output_tokens": (_OTHER_LIMIT, ()),
-    "messages": (_OF_CHATS, ()),
-    "modalities": (_ALONE, (["text"],)),
-    "moderation": (_ALONE, ()),
-    "prompt": ("send a text to /v1/completions", ()),
-    "repeat_penalty": ("use repetition_penalty", (1,)),
-    "response_format": ("use text.format of a response", ({"type": "text"},)),
-    "suffix": (_ALONE, ("",)),
-    "tool_choice": (_OF_CHATS, ("none", "auto")),
-    "tools": (_OF_CHATS, ([],)),
-    "truncate_prompt_tokens": ("shorten the prompt", ()),
-    "use_beam_search": (_ALONE, (False,)),
-    "web_search_options": (_ALONE, ()),
+    name: (way_out, neutral)
+    for names, way_out, neutral in (
+        ("audio moderation web_search_options", "leave it out", ()),
+        ("add_special_tokens best_of", "leave it out", (1,)),  # 1 is True, 0 is False
+        ("modalities", "leave it out", (["text"],)),
+        ("suffix use_beam_search", "leave it out", ("", 0)),
+        ("chat_template", "start the server with --chat-template", ("",)),
+        ("function_call functions", "use tools and tool_choice", ("none", "auto", [])),
+        ("grammar guided_choice guided_grammar guided_json guided_regex json_schema", "use structured_outputs", ("",)),
+        ("input instructions", "send it to /v1/responses", ()),
+        ("max_completion_tokens max_output_tokens", "use max_tokens, or max_output_tokens of a response", ()),
+        ("messages", "send it to /v1/chat/completions", ()),
+        ("prompt", "send a text to /v1/completions", ()),
+        ("repeat_penalty", "use repetition_penalty", (1,)),
+        ("response_format", "use text.format of a response", ({"type": "text"},)),
+        ("tool_choice tools", "send it to /v1/chat/completions", ("none", "auto", [])),
+        ("truncate_prompt_tokens", "shorten the prompt", ()),
+    )
+    for name in names.split()
 }
 """Fields that clients send and that would change the answer -> the way out, and the values that change nothing."""
 
